@@ -1,4 +1,4 @@
-"""Starting the real program, and waiting for what it does."""
+"""Runs seatrial as a process, and waits for conditions."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HOST_ONLY = "checks: {host.inventory: }\n"
 
 
 def until(condition: Callable[[], Any], seconds: float = 120) -> Any:
-    """The first truthy answer of ``condition``; an AssertionError when the time is up."""
+    """Return the first truthy result of ``condition``. Raises AssertionError after ``seconds``."""
     deadline = time.monotonic() + seconds
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "waited too long"
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.02)
-    return answer
+    return result
 
 
 def alive(pid: int) -> bool:
@@ -40,7 +40,7 @@ def alive(pid: int) -> bool:
 
 
 class Program:
-    """``seatrial`` as a user runs it: a process of its own, its output captured. It may run other code ``first``."""
+    """A ``seatrial`` process with captured output; ``first`` is Python code that runs before it."""
 
     def __init__(
         self, *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, first: str = ""
@@ -57,7 +57,7 @@ class Program:
         )
 
     def finish(self, seconds: float = 180) -> tuple[int, str, str]:
-        """Exit code, standard output, standard error."""
+        """Wait for the end; return exit code, standard output and standard error."""
         try:
             out, err = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -66,10 +66,10 @@ class Program:
         return self.process.returncode, out, err
 
     def left_behind(self) -> list[int]:
-        """Processes of this program that still run."""
-        return [process.pid for process in psutil.process_iter() if self._is_ours(process)]
+        """Return the pids of its processes that still run."""
+        return [process.pid for process in psutil.process_iter() if self._has_tag(process)]
 
-    def _is_ours(self, process: psutil.Process) -> bool:
+    def _has_tag(self, process: psutil.Process) -> bool:
         try:
             return process.environ().get(TAG) == self.tag and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
@@ -77,15 +77,15 @@ class Program:
 
 
 def run(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error of a process of its own."""
+    """Run seatrial in a new process; return exit code, standard output and standard error."""
     return Program(*arguments, env=env, cwd=cwd).finish()
 
 
 def call(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[int, str, str]:
-    """What ``run`` gives, by seatrial's main in this process: without what a new one takes to start.
+    """Run seatrial's main in this process, which saves the start of a new one; return the same as ``run``.
 
-    Its workers are real processes. A trial that is killed, whose encoding or time of the start counts, or that must
-    leave no process behind, needs a process of its own.
+    Its workers are real processes. Use ``Program`` for trials that are killed, that test the encoding or start time, or
+    that must not leave processes.
     """
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with ExitStack() as stack:
@@ -96,29 +96,29 @@ def call(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | 
         stack.enter_context(contextlib.chdir(cwd or Path.cwd()))
         stack.enter_context(redirect_stdout(out))
         stack.enter_context(redirect_stderr(err))
-        ended = stack.enter_context(pytest.raises(SystemExit))
+        exit_ = stack.enter_context(pytest.raises(SystemExit))
         app.main()
-    said = (stream.buffer.getvalue().decode() for stream in (out, err))
-    return (ended.value.code or 0, *said)  # type: ignore[return-value]
+    outputs = (stream.buffer.getvalue().decode() for stream in (out, err))
+    return (exit_.value.code or 0, *outputs)  # type: ignore[return-value]
 
 
-def pulses(run_dir: Path, job: str, attempt: int = 1) -> Iterator[dict[str, Any]]:
-    """What the ranks of a job say they are doing, by rank."""
+def heartbeats(run_dir: Path, job: str, attempt: int = 1) -> Iterator[dict[str, Any]]:
+    """Yield the heartbeat of each rank of a job, by rank."""
     for path in sorted((run_dir / "jobs" / job / f"attempt{attempt}").glob("rank*.heartbeat.json")):
         try:
             yield json.loads(path.read_text())
-        except (OSError, ValueError):  # between two versions of it
+        except (OSError, ValueError):  # removed or truncated meanwhile
             continue
 
 
-def all_doing(run_dir: Path, job: str, check: str, ranks: int) -> list[dict[str, Any]]:
-    """The ranks' pulses once all of them are at ``check``."""
-    found = list(pulses(run_dir, job))
-    return found if len(found) == ranks and all(pulse["doing"] == check for pulse in found) else []
+def ranks_in_check(run_dir: Path, job: str, check: str, ranks: int) -> list[dict[str, Any]]:
+    """Return the heartbeats of all ranks if all are in ``check``, else an empty list."""
+    current = list(heartbeats(run_dir, job))
+    return current if len(current) == ranks and all(rank["status"] == check for rank in current) else []
 
 
 def run_host_only(folder: Path) -> tuple[Path, str]:
-    """The directory of a run in which nothing was wrong, and what it printed."""
+    """Run a passing trial of host.inventory; return its run directory and output."""
     (folder / "host.yaml").write_text(HOST_ONLY)
     code, out, err = run("run", folder / "host.yaml", "--out", folder / "run")
     assert code == 0, err

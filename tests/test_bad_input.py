@@ -1,4 +1,4 @@
-"""Bad input, for real: one clear message, the right exit code, never ACCEPTED, nothing measured is lost."""
+"""Bad input to the real program: one message, the exit code, never ACCEPTED, no measurement lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trial(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real filesystem with 64 KiB, and a way to make it read-only."""
+    """A real file system of 64 KiB that can be made read-only."""
     mount = tmp_path / "disk"
     mount.mkdir()
     if os.geteuid() != 0:
@@ -44,18 +44,18 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run in which nothing was wrong."""
+    """The run directory of a passing trial."""
     return run_host_only(tmp_path_factory.mktemp("accepted"))[0]
 
 
 @pytest.fixture
 def out(accepted: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """A copy of the passing run directory."""
     return shutil.copytree(accepted, tmp_path / "out")
 
 
 def refused(*arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    """The message of a call that must end with a usage error, in one line."""
+    """Run a command that must end with a usage error; return its message as one line."""
     return told_to_a_user(call(*arguments, env=env, cwd=cwd))
 
 
@@ -72,18 +72,18 @@ def records(journal: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("start", [run, call])
-def test_a_missing_trial_file(start: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_missing_trial_file(start: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     assert "cannot read" in told_to_a_user(start("run", tmp_path / "nosuch.yaml"))
 
 
-def test_a_malformed_trial_file(tmp_path: Path) -> None:
+def test_malformed_trial_file(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("checks: {host.inventory: [}")
     assert f"{path}: not valid YAML" in refused("run", path)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
         ("checks: &a [*a]", "anchors and aliases are not read here"),
         ("checks: " + "[" * 10_000, "nested deeper than"),
@@ -91,13 +91,13 @@ def test_a_malformed_trial_file(tmp_path: Path) -> None:
         ("limits: {heartbeat_timeout_s: .inf}\n" + HOST_ONLY, "limits.heartbeat_timeout_s"),
     ],
 )
-def test_a_hostile_trial_file_leaves_no_trace(tmp_path: Path, text: str, words: str) -> None:
-    """The rest of them stand in test_config.py."""
+def test_hostile_trial_file_leaves_no_run_directory(tmp_path: Path, text: str, expected: str) -> None:
+    """Other malformed files are in tests/config."""
     path = tmp_path / "hostile.yaml"
     path.write_text(text)
     err = refused("run", path, cwd=tmp_path)
     assert err.startswith(f"seatrial: {path}: ")
-    assert words in err
+    assert expected in err
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -105,12 +105,12 @@ def test_an_unknown_check(tmp_path: Path) -> None:
     assert "did you mean 'host.inventory'" in refused("run", "quick", "--only", "host.inventori")
 
 
-def test_an_unknown_option_and_an_unknown_word() -> None:
+def test_unknown_option_and_command() -> None:
     assert "--nodse" in refused("run", "--nodse", "2")
     assert "explode" in refused("explode")
 
 
-def test_an_out_folder_that_holds_something(trial: Path, tmp_path: Path) -> None:
+def test_out_folder_not_empty(trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.tex").write_text("ten years of work")
@@ -120,23 +120,23 @@ def test_an_out_folder_that_holds_something(trial: Path, tmp_path: Path) -> None
     assert [path.name for path in out.iterdir()] == ["thesis.tex"]
 
 
-def test_an_out_folder_that_is_a_file(trial: Path) -> None:
+def test_out_is_a_file(trial: Path) -> None:
     assert "cannot write to --out" in refused("run", trial, "--out", trial)
 
 
-def test_a_read_only_out_folder(trial: Path, tiny_disk: Path) -> None:
+def test_read_only_out_folder(trial: Path, tiny_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", tiny_disk], check=True)
     assert "Read-only file system" in refused("run", trial, "--out", tiny_disk / "out")
 
 
-def test_a_disk_that_is_full_from_the_start(trial: Path, tiny_disk: Path) -> None:
+def test_disk_full_at_start(trial: Path, tiny_disk: Path) -> None:
     _fill(tiny_disk, leave=0)
     assert "No space left on device" in refused("run", trial, "--out", tiny_disk / "out")
 
 
 @pytest.mark.parametrize("leave", [8 << 10, 16 << 10, 40 << 10])
-def test_a_disk_that_fills_up_on_the_way(trial: Path, tiny_disk: Path, leave: int) -> None:
-    """Too little for the job, for the measurement or for the reports: each ends INCOMPLETE and says why."""
+def test_disk_fills_up_during_the_run(trial: Path, tiny_disk: Path, leave: int) -> None:
+    """No space for the job, the measurements or the reports: INCOMPLETE with the reason."""
     _fill(tiny_disk, leave=leave)
     out = tiny_disk / "out"
     code, output, err = call("run", trial, "--out", out)
@@ -152,7 +152,7 @@ def test_a_disk_that_fills_up_on_the_way(trial: Path, tiny_disk: Path, leave: in
     assert load(out).decision.value is DecisionValue.ACCEPTED
 
 
-def test_a_corrupt_trial_json_is_refused_with_the_way_out(out: Path) -> None:
+def test_corrupt_trial_json_names_the_next_step(out: Path) -> None:
     whole = (out / "trial.json").read_text()
     (out / "trial.json").write_text(whole[: len(whole) // 2])
     err = refused("judge", out)
@@ -164,20 +164,20 @@ def test_a_corrupt_trial_json_is_refused_with_the_way_out(out: Path) -> None:
     assert call("judge", out)[0] == 0
 
 
-def test_judge_of_something_else(tmp_path: Path) -> None:
+def test_judge_of_another_file(tmp_path: Path) -> None:
     assert "cannot read" in refused("judge", tmp_path)
     (tmp_path / "trial.json").write_bytes(b"\xff\xfe\x00")
     assert "is damaged" in refused("judge", tmp_path)
 
 
-def test_resume_of_something_else(tmp_path: Path) -> None:
+def test_resume_of_another_directory(tmp_path: Path) -> None:
     assert "--resume" in refused("run", "--resume", tmp_path)
     (tmp_path / "run.json").write_text("{}")
     assert "run.json is damaged" in refused("run", "--resume", tmp_path)
     assert "no other option goes with it" in refused("run", "--resume", tmp_path, "--nodes", "2")
 
 
-def test_measurements_cut_off_by_a_crash_lose_only_the_last_line(out: Path) -> None:
+def test_truncated_journal_loses_only_the_last_line(out: Path) -> None:
     journal = out / "measurements.jsonl"
     lines = journal.read_text().splitlines()
     journal.write_text("\n".join(lines) + '\n{"measurement": {"chec')
@@ -191,7 +191,7 @@ def test_measurements_cut_off_by_a_crash_lose_only_the_last_line(out: Path) -> N
     assert "start   job" not in err, "nothing was measured twice"
 
 
-def test_what_another_machine_measured_is_measured_again(out: Path) -> None:
+def test_measurements_of_another_machine_are_repeated(out: Path) -> None:
     journal = out / "measurements.jsonl"
     text = journal.read_text()
     here = socket.gethostname()
@@ -206,14 +206,14 @@ def test_what_another_machine_measured_is_measured_again(out: Path) -> None:
     assert (kept.started, kept.started > first["started"]) == (second["started"], True)
 
 
-def test_a_request_changed_after_the_start_is_refused(out: Path) -> None:
+def test_changed_request_is_refused(out: Path) -> None:
     request = json.loads((out / "run.json").read_text())
     request["config"]["cluster"]["nodes"] = 4
     (out / "run.json").write_text(json.dumps(request))
     assert "run.json was changed since the trial began" in refused("run", "--resume", out)
 
 
-def test_a_record_that_lost_a_measurement_or_gained_a_promise_accepts_nothing(out: Path) -> None:
+def test_record_with_missing_measurement_or_larger_cluster_is_not_accepted(out: Path) -> None:
     whole = json.loads((out / "trial.json").read_text())
     (out / "trial.json").write_text(json.dumps({**whole, "measurements": []}))
     assert call("judge", out)[0] == 3
@@ -224,13 +224,13 @@ def test_a_record_that_lost_a_measurement_or_gained_a_promise_accepts_nothing(ou
     assert "planned for 1 nodes, and 4 were promised" in output.replace("\n", " ")
 
 
-def test_gpus_promised_to_a_trial_that_looks_at_none_are_not_accepted(trial: Path, tmp_path: Path) -> None:
+def test_expected_gpus_without_a_gpu_check_are_not_accepted(trial: Path, tmp_path: Path) -> None:
     code, output, _ = call("run", trial, "--gpus-per-node", "64", "--out", tmp_path / "out")
     assert code == 3
-    assert "64 GPUs promised" in output
+    assert "64 GPUs expected" in output
 
 
-def test_a_damaged_record_is_told_and_what_it_held_is_measured_again(out: Path) -> None:
+def test_damaged_record_is_reported_and_measured_again(out: Path) -> None:
     journal = out / "measurements.jsonl"
     lines = [line for line in journal.read_text().splitlines() if '"measurement"' not in line]
     damaged = [
@@ -250,7 +250,7 @@ def test_a_damaged_record_is_told_and_what_it_held_is_measured_again(out: Path) 
 
 
 @pytest.mark.parametrize("flags", [["--skip", "gpu.inventory"], ["--only", "host.*"]])
-def test_a_check_left_out_is_never_accepted(tmp_path: Path, flags: list[str]) -> None:
+def test_excluded_check_is_never_accepted(tmp_path: Path, flags: list[str]) -> None:
     path = tmp_path / "two.yaml"
     path.write_text("checks: {host.inventory: , gpu.inventory: }")
     code, output, _ = call("run", path, *flags, "--dry-run")
@@ -266,7 +266,7 @@ def test_a_check_left_out_is_never_accepted(tmp_path: Path, flags: list[str]) ->
     assert [verdict.outcome for verdict in record.verdicts if verdict.check == "gpu.inventory"] == [Outcome.SKIP]
 
 
-def test_a_promise_that_the_machine_cannot_keep(tmp_path: Path) -> None:
+def test_more_expected_gpus_than_installed(tmp_path: Path) -> None:
     path = tmp_path / "gpu.yaml"
     path.write_text("checks: {gpu.inventory: , nodes.reachable: }")
     out = tmp_path / "out"
@@ -275,23 +275,23 @@ def test_a_promise_that_the_machine_cannot_keep(tmp_path: Path) -> None:
     record = load(out)
     outcomes = {verdict.check: verdict.outcome for verdict in record.verdicts}
     assert outcomes["nodes.reachable"] is Outcome.ERROR, "never replaced by a run on the CPU"
-    assert any("64 GPUs promised" in verdict.message for verdict in record.verdicts)
+    assert any("64 GPUs expected" in verdict.message for verdict in record.verdicts)
 
 
-def test_cuda_visible_devices_naming_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+def test_cuda_visible_devices_with_unknown_gpu(tmp_path: Path) -> None:
     err = refused("run", "quick", "--out", tmp_path / "out", env={"CUDA_VISIBLE_DEVICES": "77"})
     assert "CUDA_VISIBLE_DEVICES" in err
     assert "77" in err
     assert not (tmp_path / "out").exists()
 
 
-def test_more_nodes_than_one_machine_is(tmp_path: Path) -> None:
+def test_several_nodes_with_the_local_launcher(tmp_path: Path) -> None:
     err = refused("run", "quick", "--launcher", "local", "--nodes", "2", "--out", tmp_path / "out")
-    assert "it has one node, this one, and 2 were promised" in err
+    assert "cluster.nodes is 2" in err
     assert not (tmp_path / "out").exists()
 
 
-def test_bytes_that_are_not_utf8_in_a_path_lose_no_report(tmp_path: Path) -> None:
+def test_path_with_non_utf8_bytes(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"Universit\xe9") / "host.yaml"
     path.parent.mkdir()
     path.write_text(HOST_ONLY)
@@ -307,13 +307,13 @@ def test_bytes_that_are_not_utf8_in_a_path_lose_no_report(tmp_path: Path) -> Non
     assert r"Universit\udce9/out/report.html" in out
 
 
-def test_a_terminal_that_knows_only_ascii(trial: Path, tmp_path: Path) -> None:
+def test_ascii_terminal(trial: Path, tmp_path: Path) -> None:
     code, out, err = run("run", trial, "--out", tmp_path / "out", env={"PYTHONIOENCODING": "ascii"})
     assert code == 0, (out, err)
     assert "ACCEPTED" in out
 
 
-def test_an_output_that_cannot_be_written_is_no_rejection(trial: Path, tmp_path: Path) -> None:
+def test_unwritable_output_is_not_rejected(trial: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "seatrial", "run", str(trial), "--out", str(tmp_path / "out")]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -323,7 +323,7 @@ def test_an_output_that_cannot_be_written_is_no_rejection(trial: Path, tmp_path:
 
 
 @pytest.mark.parametrize("gone", ["/dev/full", "a pipe without a reader"])
-def test_nobody_looking_at_the_progress_ends_no_trial(trial: Path, tmp_path: Path, gone: str) -> None:
+def test_closed_stderr_does_not_end_the_trial(trial: Path, tmp_path: Path, gone: str) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "seatrial", "run", str(trial), "--out", str(out)]
     with _unwritable(gone) as stream:
@@ -333,7 +333,7 @@ def test_nobody_looking_at_the_progress_ends_no_trial(trial: Path, tmp_path: Pat
     assert load(out).decision.value is DecisionValue.ACCEPTED
 
 
-def test_a_reader_who_has_gone_is_no_rejection(trial: Path, tmp_path: Path) -> None:
+def test_closed_stdout_is_not_rejected(trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "seatrial", "run", str(trial), "--out", str(out)]
     with _unwritable("a pipe without a reader") as stream:
@@ -345,7 +345,7 @@ def test_a_reader_who_has_gone_is_no_rejection(trial: Path, tmp_path: Path) -> N
 
 @contextmanager
 def _unwritable(what: str) -> Iterator[int]:
-    """A descriptor to which nothing can be written."""
+    """A file descriptor that cannot be written."""
     if what.startswith("/"):
         descriptor = os.open(what, os.O_WRONLY)
     else:
@@ -355,7 +355,7 @@ def _unwritable(what: str) -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_variables_of_another_job_in_our_environment(tmp_path: Path) -> None:
+def test_environment_variables_of_another_job(tmp_path: Path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text("checks: {host.inventory: , nodes.reachable: }")
     strangers = {"RANK": "3", "WORLD_SIZE": "9", "LOCAL_RANK": "2", "MASTER_ADDR": "10.255.0.1", "MASTER_PORT": "1"}
@@ -363,8 +363,8 @@ def test_variables_of_another_job_in_our_environment(tmp_path: Path) -> None:
     assert code == 0, (output, err)
 
 
-def test_a_worker_side_without_torch(tmp_path: Path) -> None:
-    """A python that cannot import torch: what needs none is measured, the rest is an ERROR with that reason."""
+def test_worker_without_torch(tmp_path: Path) -> None:
+    """A Python without torch: checks that need torch are an ERROR, the others are measured."""
     blocker = tmp_path / "site" / "torch"
     blocker.mkdir(parents=True)
     (blocker / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
@@ -385,24 +385,24 @@ BASE_INSTALL = """
 import contextlib, io, json, sys
 sys.modules |= dict.fromkeys(("torch", "numpy", "sklearn"))
 from seatrial.cli import main
-said = []
-for words in json.loads(sys.argv[1]):
-    sys.argv = ["seatrial", *words]
+output = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["seatrial", *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as out:
         try:
             main()
         except SystemExit as end:
-            said.append((end.code or 0, out.getvalue()))
-print(json.dumps(said))
+            output.append((end.code or 0, out.getvalue()))
+print(json.dumps(output))
 """
 
 
-def test_the_base_install_plans_judges_and_renders_without_torch(tmp_path: Path) -> None:
+def test_base_install_without_torch(tmp_path: Path) -> None:
     record = tmp_path / "trial.json"
     record.write_text(report.render(samples.rejected(), "json"))
     log = tmp_path / "x.log"
     log.write_text("CUDA out of memory")
-    words = {
+    commands = {
         "checks": "host.inventory",
         "schema": '"properties"',
         "render local": "torch.distributed.run",
@@ -411,12 +411,12 @@ def test_the_base_install_plans_judges_and_renders_without_torch(tmp_path: Path)
         f"explain {log}": "GPU out of memory",
         **{f"report {record} --format {format}": "" for format in FORMATS},
     }
-    lines = [line.split() for line in (*words, f"judge {record} --json")]
+    lines = [line.split() for line in (*commands, f"judge {record} --json")]
     command = [sys.executable, "-c", BASE_INSTALL, json.dumps(lines)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     *others, (judged, verdicts) = json.loads(done.stdout)
-    for (line, expected), (code, said) in zip(words.items(), others, strict=True):
-        assert (code, expected in said, bool(said)) == (0, True, True), (line, done.stderr)
+    for (line, expected), (code, output) in zip(commands.items(), others, strict=True):
+        assert (code, expected in output, bool(output)) == (0, True, True), (line, done.stderr)
     assert judged in (1, 3), done.stderr
     assert Trial.model_validate_json(verdicts).verdicts
 

@@ -1,4 +1,4 @@
-"""A worker, as a process of its own, on a GPU that is not there: ``worker_driver.py RUN/jobs/JOB/job.json ATTEMPT``.
+"""A worker process on a fake GPU: ``worker_driver.py RUN/jobs/JOB/job.json ATTEMPT``.
 
 NVML is a fake whose second GPU counts an uncorrectable error during the check; torch is not asked for a device.
 """
@@ -19,10 +19,10 @@ from tests.fakes.nvml_under_load import BeforeAfter, gpu_under_load, nvml_with_e
 ERRORS = BeforeAfter(0, 1)
 
 
-def measure(place: Any, _options: Any) -> Iterator[Observation]:
+def measure(context: Any, _options: Any) -> Iterator[Observation]:
     ERRORS.now = ERRORS.after
-    yield Metric(name="gb_s", value=1, unit="GB/s", subject=place.subject)
-    if place.run_dir.name == "broken":
+    yield Metric(name="gb_s", value=1, unit="GB/s", subject=context.subject)
+    if context.run_dir.name == "broken":
         raise RuntimeError("on purpose")
 
 
@@ -30,9 +30,9 @@ def main() -> None:
     path, attempt = Path(sys.argv[1]), sys.argv[2]
     job = Job.model_validate_json(path.read_text(encoding="utf-8"))
     sys.modules["pynvml"] = nvml_with_events(gpu_under_load(nvmlDeviceGetTotalEccErrors=ERRORS))  # type: ignore[assignment]
-    known = catalog()
+    checks = catalog()
     for name in job.checks:
-        known[name] = replace(known[name], measure=measure)  # the catalog is cached: this is the worker's own
+        checks[name] = replace(checks[name], measure=measure)  # the catalog is cached, so the worker uses this
     worker._open_device = lambda *_: (job.device, 1 if job.device == "cuda" else None)
     worker._close_device = lambda job: None
     worker.work(job, path.parents[2], path.parent / f"attempt{attempt}")

@@ -1,8 +1,8 @@
-"""The one program that runs on nodes: ``python -m seatrial.worker RUN/jobs/JOB/job.json ATTEMPT``.
+"""The program that runs on nodes: ``python -m seatrial.worker RUN/jobs/JOB/job.json ATTEMPT``.
 
-Each rank keeps a journal (``rank3.jsonl``: what it started and measured, on disk before the next step) and a pulse
-(``rank3.heartbeat.json``: rewritten every second by a thread of its own, so that a process that is stuck in a collective still
-has a pulse, and one that is stopped, or gone, has none).
+Each rank writes a journal (``rank3.jsonl``: started checks and measurements, each on disk before the next step) and a
+heartbeat (``rank3.heartbeat.json``, rewritten every second by a separate thread: a process that waits in a collective
+has a heartbeat, a stopped or dead process has none).
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from seatrial.util.journal import Journal
 from seatrial.util.signals import EXIT_TERMINATED, SigtermWatch
 
 HEARTBEAT_INTERVAL_S = 1.0
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-CLEANUP_S = 4.0  # less than what ends us waits before SIGKILL: shell.stop
-TERMINATING = "ending on SIGTERM"  # said by a rank from which no pulse is to be expected any more
+_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+CLEANUP_S = 4.0  # from SIGTERM to exit; less than the grace period of processes.stop before SIGKILL
+TERMINATING = "terminating on SIGTERM"  # the last status: no further heartbeat follows
 Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Which process of the job this is, by the variables that torchrun sets; alone without them."""
+    """Rank of this process in the job, from torchrun's environment variables; a single process without them."""
 
     rank: int
     world_size: int
@@ -68,30 +68,30 @@ class Identity:
 
 
 class Heartbeat(Frozen):
-    """What a pulse file holds: the sign of life of one rank. ``time`` is by the clock of its node."""
+    """Content of a heartbeat file. ``status``: the current check or phase; ``time``: by the clock of the node."""
 
     pid: int
     node: str
-    doing: str
-    note: str
+    status: str
+    progress: str
     time: float
 
 
 class HeartbeatWriter:
-    """The sign of life of one rank, with what it is doing.
+    """Writes the heartbeat of one rank every ``HEARTBEAT_INTERVAL_S``, with its status.
 
-    It also ends the process on SIGTERM, and says so first: a rank that torchrun ends because another one failed must
-    not look as if it had gone silent. ``tidy_s`` seconds are left to a check that has to tidy up first.
+    On SIGTERM it writes the status ``TERMINATING`` and ends the process, so that a rank that torchrun ends because of a
+    peer does not count as hung. A check that needs cleanup has ``cleanup_s`` seconds for it.
     """
 
-    def __init__(self, path: Path, tidy_s: float = 0.0) -> None:
+    def __init__(self, path: Path, cleanup_s: float = 0.0) -> None:
         self._path = path
-        self._tidy_s = tidy_s
+        self._cleanup_s = cleanup_s
         self._state: dict[str, Any] = {"pid": os.getpid(), "node": socket.gethostname()}
-        self.say("starting")
+        self.set_status("starting")
         self._stopping = threading.Event()
-        self._sigterm = SigtermWatch(_leave if tidy_s else lambda *_: None)
-        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._sigterm = SigtermWatch(_exit if cleanup_s else lambda *_: None)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> HeartbeatWriter:
         self._write()
@@ -102,70 +102,70 @@ class HeartbeatWriter:
         self._stopping.set()
         self._thread.join()
 
-    def say(self, doing: str) -> None:
-        self._state = {**self._state, "doing": doing, "note": ""}
+    def set_status(self, status: str) -> None:
+        self._state = {**self._state, "status": status, "progress": ""}
 
-    def note(self, text: str) -> None:
-        self._state = {**self._state, "note": text}
+    def set_progress(self, progress: str) -> None:
+        self._state = {**self._state, "progress": progress}
 
-    def _beat(self) -> None:
+    def _run(self) -> None:
         while not self._stopping.is_set():
-            ending = self._sigterm.wait(HEARTBEAT_INTERVAL_S)
-            if ending:
-                self.say(TERMINATING)
-            with contextlib.suppress(OSError):  # a full disk is told by the journal; no pulse would read as a hang
+            terminating = self._sigterm.wait(HEARTBEAT_INTERVAL_S)
+            if terminating:
+                self.set_status(TERMINATING)
+            with contextlib.suppress(OSError):  # the journal reports a full disk
                 self._write()
-            if ending:
-                self._stopping.wait(self._tidy_s)
+            if terminating:
+                self._stopping.wait(self._cleanup_s)
                 os._exit(EXIT_TERMINATED)
 
     def _write(self) -> None:
-        # not synced: a pulse is rewritten every second, and a slow disk must not look like silence
+        # without fsync: a slow disk must not delay heartbeats
         atomic_write(self._path, json.dumps({**self._state, "time": time.time()}).encode(), sync=False)
 
 
-def _leave(_number: int, _frame: object) -> None:
+def _exit(_number: int, _frame: object) -> None:
     raise SystemExit(EXIT_TERMINATED)
 
 
 def work(job: Job, run_dir: Path, folder: Path) -> None:
-    """Run the job's checks in this process. Raises SeatrialError after a check of all ranks together has failed here.
+    """Run the job's checks in this process. Raises SeatrialError if a CLUSTER check fails on this rank.
 
-    Its peers may then wait for us inside a collective: leaving makes the launcher end them and run the rest anew.
+    Peers may then wait in a collective: after the exit of this rank the launcher ends them and starts a new attempt.
     """
     me = Identity.from_environment()
     journal = Journal(folder / f"rank{me.rank}.jsonl")
-    # checks of the control job hand in jobs of their own to Slurm, which must not outlive them
-    tidy_s = CLEANUP_S if job.placement == "control" else 0.0
-    with HeartbeatWriter(folder / f"rank{me.rank}.heartbeat.json", tidy_s) as pulse:
-        device, gpu_index = _open_device(job, me, folder)
+    # checks of the control job submit Slurm jobs, which they must cancel before the exit
+    cleanup_s = CLEANUP_S if job.placement == "control" else 0.0
+    with HeartbeatWriter(folder / f"rank{me.rank}.heartbeat.json", cleanup_s) as heartbeat:
+        device, nvml_index = _open_device(job, me, folder)
         for name in job.checks:
             check = catalog()[name]
-            pulse.say(name)
-            context = _place(check, job, me, run_dir, device, gpu_index, pulse.note)
+            heartbeat.set_status(name)
+            context = _context(check, job, me, run_dir, device, nvml_index, heartbeat.set_progress)
             journal.append({"start": name, "time": time.time(), "subject": context.subject})
-            with _counted(check, context) as window:
+            with _error_counts(check, context) as counts:
                 measurement = measure(check, context, job.options.get(name, {}))
-            if window and not measurement.skipped:
-                measurement = _with_counters(measurement, window, context)
+            if counts and not measurement.skipped:
+                measurement = _with_error_counts(measurement, counts, context)
             if job.retry:
-                measurement = _marked(measurement, check, job)
+                measurement = _as_retry(measurement, check, job)
             journal.append({"measurement": measurement.model_dump(mode="json")})
             if measurement.error and check.scope is Scope.CLUSTER:
                 raise SeatrialError(f"{name}: {measurement.error}")
-        pulse.say("closing")
+        heartbeat.set_status("closing")
         _close_device(job)
-        journal.append({"done": time.time()})  # the pulse ends here, and that is no silence
+        journal.append({"done": time.time()})  # no heartbeat is expected from here on
 
 
 def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurement:
-    """Run one check to its end or its error; what it yielded before the error is kept."""
+    """Run one check and return its measurement; observations before an error are kept."""
     started, clock = time.time(), time.monotonic()
-    seen: list[Observation] = []
+    observations: list[Observation] = []
     error = skipped = None
     try:
         for observation in check.measure(context, check.options.model_validate(options)):
-            seen.append(observation)  # noqa: PERF402 - list() would lose what came before an error
+            observations.append(observation)  # noqa: PERF402 - list() would lose the observations before an error
     except NotApplicable as reason:
         skipped = str(reason)
     except Exception as failure:
@@ -175,10 +175,10 @@ def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurem
         check=check.name,
         subject=context.node if check.scope in (Scope.CONTROL, Scope.NODE) else context.subject,
         rank=context.rank,
-        metrics=tuple(_only(seen, Metric)),
-        facts={fact.name: fact.value for fact in _only(seen, Fact)},
-        series=tuple(_only(seen, Series)),
-        artifacts=tuple(_only(seen, Artifact)),
+        metrics=tuple(_of_type(observations, Metric)),
+        facts={fact.name: fact.value for fact in _of_type(observations, Fact)},
+        series=tuple(_of_type(observations, Series)),
+        artifacts=tuple(_of_type(observations, Artifact)),
         error=error,
         skipped=skipped,
         started=started,
@@ -186,37 +186,40 @@ def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurem
     )
 
 
-def _counted(check: Check, context: Context) -> AbstractContextManager[ErrorCounts | None]:
-    """Error counters before and after, outside the check's own time: of our GPU, and once a node of its RDMA ports."""
+def _error_counts(check: Check, context: Context) -> AbstractContextManager[ErrorCounts | None]:
+    """Return a context that reads the error counters before and after a check, outside its measured time.
+
+    Each rank reads those of its GPU; local rank 0 also those of the node's RDMA ports.
+    """
     if context.nvml_index is None or not check.reads_error_counters:
         return contextlib.nullcontext()
     return count_errors(context.nvml_index, context.local_rank == 0, context.root)
 
 
-def _with_counters(measurement: Measurement, window: ErrorCounts, context: Context) -> Measurement:
-    grew = window.metrics(context.subject, context.node)
-    facts = {**measurement.facts, ERROR_COUNTERS: window.fact()}
-    return measurement.model_copy(update={"metrics": (*measurement.metrics, *grew), "facts": facts})
+def _with_error_counts(measurement: Measurement, counts: ErrorCounts, context: Context) -> Measurement:
+    metrics = (*measurement.metrics, *counts.metrics(context.subject, context.node))
+    facts = {**measurement.facts, ERROR_COUNTERS: counts.fact()}
+    return measurement.model_copy(update={"metrics": metrics, "facts": facts})
 
 
-def _marked(measurement: Measurement, check: Check, job: Job) -> Measurement:
-    """As the second of two, with the fact that says what was different."""
-    changed = "the same place, in a new process"
+def _as_retry(measurement: Measurement, check: Check, job: Job) -> Measurement:
+    """Return the measurement as a retry, with a fact that states the difference from the first one."""
+    difference = "same device, new process"
     if job.placement == "ranks" and job.device == "cuda" and job.ranks_per_node > 1:
-        changed = "the same GPU, in the process of another rank"
+        difference = "same GPU, process of another rank"
         if check.scope is Scope.CLUSTER:
-            changed = "the ranks in the reverse order of each node's GPUs; NCCL chooses its rings by itself"
+            difference = "ranks in reverse order of each node's GPUs; NCCL chooses its own rings"
     elif check.scope is Scope.CLUSTER:
-        changed = "the same processes at the same places, started anew"
-    return measurement.model_copy(update={"retry": True, "facts": {**measurement.facts, "retry": changed}})
+        difference = "same ranks on the same devices, new processes"
+    return measurement.model_copy(update={"retry": True, "facts": {**measurement.facts, "retry": difference}})
 
 
-def _only(observations: Iterable[Observation], kind: type[Kind]) -> list[Kind]:
+def _of_type(observations: Iterable[Observation], kind: type[Kind]) -> list[Kind]:
     return [observation for observation in observations if isinstance(observation, kind)]
 
 
 def _open_device(job: Job, me: Identity, folder: Path) -> tuple[str, int | None]:
-    """Our device, and its NVML index; on a ``ranks`` job the process group is open afterwards."""
+    """Return this rank's device and its NVML index; for a ``ranks`` job, also open the process group."""
     if job.placement != "ranks":
         return "cpu", None
     from seatrial.bench import group, rank
@@ -234,44 +237,44 @@ def _close_device(job: Job) -> None:
         group.close_group()
 
 
-def _place(
+def _context(
     check: Check,
     job: Job,
     me: Identity,
     run_dir: Path,
     device: str,
-    gpu_index: int | None,
-    note: Callable[[str], None],
+    nvml_index: int | None,
+    progress: Callable[[str], None],
 ) -> Context:
-    out = run_dir / "artifacts" / (f"{check.name}-retry" if job.retry else check.name)
-    out.mkdir(parents=True, exist_ok=True)
+    artifacts_dir = run_dir / "artifacts" / (f"{check.name}-retry" if job.retry else check.name)
+    artifacts_dir.mkdir(parents=True, exist_ok=True)
     return Context(
         node=socket.gethostname(),
         rank=me.rank,
         world_size=me.world_size,
         local_rank=me.local_rank,
         device=device,
-        nvml_index=gpu_index,
+        nvml_index=nvml_index,
         expected_gpus=job.expected_gpus,
         expected_nodes=job.expected_nodes,
         options_by_check=job.options,
-        artifacts_dir=out,
+        artifacts_dir=artifacts_dir,
         run_dir=run_dir,
-        progress=note,
+        progress=progress,
     )
 
 
 def reversed_order(visible: str | None, count: int) -> str:
-    """CUDA_VISIBLE_DEVICES for the first ``count`` of the GPUs that it shows (None: all), the last of them first."""
+    """Return CUDA_VISIBLE_DEVICES with its first ``count`` GPUs in reverse order; ``visible`` None means all GPUs."""
     devices = [str(index) for index in range(count)] if visible is None else visible.split(",")[:count]
     return ",".join(reversed(devices))
 
 
 @contextlib.contextmanager
-def _sampled(job: Job, me: Identity, folder: Path) -> Iterator[None]:
-    """With a sampler of this node beside its first rank. The kernel ends it with us, however we end.
+def _sampler(job: Job, me: Identity, folder: Path) -> Iterator[None]:
+    """Run the node's telemetry sampler inside the context, on local rank 0; the kernel ends it with this process.
 
-    That it could not be started, or has ended, shows in the samples that are missing: it costs no check.
+    A sampler that fails leads to missing samples, not to an error of a check.
     """
     if not job.telemetry_hz or me.local_rank:
         yield
@@ -283,7 +286,7 @@ def _sampled(job: Job, me: Identity, folder: Path) -> Iterator[None]:
         child = processes.start(argv, env={}, stdout=log, stderr=log)
     yield
     if child:
-        processes.end(child)
+        processes.terminate(child)
 
 
 def main(arguments: list[str]) -> None:
@@ -291,13 +294,11 @@ def main(arguments: list[str]) -> None:
     path, attempt = Path(arguments[0]), arguments[1]
     job = Job.model_validate_json(path.read_text(encoding="utf-8"))
     run_dir, folder = path.parents[2], path.parent / f"attempt{attempt}"
-    if (
-        job.placement == "ranks" and processes.is_orphan()
-    ):  # torchrun was killed before the kernel was to end us with it
-        raise SystemExit("seatrial.worker: what started this rank is gone: leaving")
-    if job.retry and job.device == "cuda":  # before anything asks for a GPU
-        os.environ[_VISIBLE] = reversed_order(os.environ.get(_VISIBLE), job.ranks_per_node)
-    with _sampled(job, Identity.from_environment(), folder):  # before torch is imported, which starts threads
+    if job.placement == "ranks" and processes.is_orphan():  # torchrun ended before die_with_parent took effect
+        raise SystemExit("seatrial.worker: torchrun exited before this rank started; exiting")
+    if job.retry and job.device == "cuda":  # before CUDA is initialised
+        os.environ[_VISIBLE_DEVICES] = reversed_order(os.environ.get(_VISIBLE_DEVICES), job.ranks_per_node)
+    with _sampler(job, Identity.from_environment(), folder):  # before the import of torch, which starts threads
         if job.placement != "ranks":
             work(job, run_dir, folder)
             return

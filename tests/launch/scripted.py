@@ -1,4 +1,4 @@
-"""A job whose ranks write what a script says, in a real process: for what a real worker does too seldom to wait for."""
+"""A job whose ranks are played by a script in a real process, for events that are rare in a real worker."""
 
 from __future__ import annotations
 
@@ -21,42 +21,46 @@ folder, begun = sys.argv[1], time.time()
 def raw(rank, line):
     with open(f"{folder}/rank{rank}.jsonl", "ab") as journal: journal.write(line + b"\\n")
 def write(rank, **record): raw(rank, json.dumps(record).encode())
-def start(rank, check): pulse(rank, check); write(rank, start=check, subject=f"n0/rank{rank}", time=time.time())
+def start(rank, check): heartbeat(rank, check); write(rank, start=check, subject=f"n0/rank{rank}", time=time.time())
 def measured(rank, check, error=None, at=None):
     fields = {"check": check, "subject": f"n0/rank{rank}", "rank": rank, "error": error, "started": at or time.time()}
     write(rank, measurement=fields)
 def done(rank): write(rank, done=time.time())
-def pulse(rank, doing, note=""):
-    sign = {"pid": os.getpid(), "node": "n0", "doing": doing, "note": note, "time": time.time()}
-    open(f"{folder}/rank{rank}.tmp", "w").write(json.dumps(sign))
+def heartbeat(rank, status, progress=""):
+    record = {"pid": os.getpid(), "node": "n0", "status": status, "progress": progress, "time": time.time()}
+    open(f"{folder}/rank{rank}.tmp", "w").write(json.dumps(record))
     os.replace(f"{folder}/rank{rank}.tmp", f"{folder}/rank{rank}.heartbeat.json")
-def beat(seconds, *ranks, doing="train.cnn"):
+def beat(seconds, *ranks, status="train.cnn"):
     end = time.time() + seconds
     while time.time() < end:
-        for rank in ranks: pulse(rank, doing)
+        for rank in ranks: heartbeat(rank, status)
         time.sleep(0.1)
 ALONE, TOGETHER = "train.cnn", "nodes.reachable"
 """
 
 
 @dataclass
-class Heard:
-    """A listener that remembers."""
+class RecordingListener:
+    """A listener that records all events."""
 
     measurements: list[Measurement] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
+    statuses: list[str] = field(default_factory=list)
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def current_check(self, words: str) -> None:
-        self.words.append(words)
+    def current_check(self, text: str) -> None:
+        self.statuses.append(text)
 
     def measured(self, measurement: Measurement) -> None:
         self.measurements.append(measurement)
 
     @property
     def errors(self) -> list[tuple[str, str, str]]:
-        return [(one.check, one.subject, one.error) for one in self.measurements if one.error]
+        return [
+            (measurement.check, measurement.subject, measurement.error)
+            for measurement in self.measurements
+            if measurement.error
+        ]
 
 
 class Scripted:
@@ -79,8 +83,8 @@ class Scripted:
         return LocalLauncher().start(rendered, folder)
 
 
-class UnderTorchrun(LocalLauncher):
-    """The real torchrun, with a script in place of the worker; it knows its ``rank``."""
+class TorchrunScript(LocalLauncher):
+    """The real torchrun with a script as worker; the script has the variable ``rank``."""
 
     def __init__(self, script: str) -> None:
         self._script = script
@@ -118,9 +122,9 @@ def job(
 
 
 def played(
-    launcher: Scripted | UnderTorchrun, job: Job, run_dir: Path, heartbeat_timeout_s: float = 30
-) -> tuple[list[JobResult], Heard]:
-    """The result of each attempt, and what was heard meanwhile."""
-    heard = Heard()
+    launcher: Scripted | TorchrunScript, job: Job, run_dir: Path, heartbeat_timeout_s: float = 30
+) -> tuple[list[JobResult], RecordingListener]:
+    """Run the job; return the result of each attempt and the recorded events."""
+    listener = RecordingListener()
     limits = Limits(heartbeat_timeout_s=heartbeat_timeout_s, startup_s=30)
-    return list(run_job(launcher, job, run_dir, limits, catalog(), heard)), heard
+    return list(run_job(launcher, job, run_dir, limits, catalog(), listener)), listener

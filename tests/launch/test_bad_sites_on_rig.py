@@ -1,4 +1,4 @@
-"""Sites in which no trial can go well: each ends with a message that names what is wrong, and with an empty queue."""
+"""Misconfigured sites: each trial ends with a message that names the error, and with an empty queue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.test_slurm_on_rig import CHECK, SOON, TRIAL, errors, nothing_is_left, started
-from tests.processes import all_doing, load, until
+from tests.processes import load, ranks_in_check, until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
@@ -25,33 +25,33 @@ def trial(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of 4 MiB, which the login node and all nodes of a cluster that is made later share."""
+    """A file system of 4 MiB that the login node and all nodes share."""
     (tmp_path / "small").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path / "small")], check=True)
     yield tmp_path / "small"
     subprocess.run(["umount", "--lazy", str(tmp_path / "small")], check=True)
 
 
-def test_a_node_with_another_munge_key(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
+def test_node_with_different_munge_key(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     two = make_cluster(2)
     two.wrong_munge_key("node1")
-    words = ("--only", "host.inventory", "--set", "slurm.queue_s=20")
-    code, _, err = started(two, trial, tmp_path / "run", *words).finish()
+    options = ("--only", "host.inventory", "--set", "slurm.queue_s=20")
+    code, _, err = started(two, trial, tmp_path / "run", *options).finish()
     assert code == 3, err
     (reason,) = set(errors(load(tmp_path / "run")).values())
-    # either srun comes to it first, or the controller, which hears nothing of that node
+    # depends on whether srun or the controller detects the node first
     first = reason.rpartition("Run first: ")[2]
     if "node1 is DOWN+NOT_RESPONDING" in reason:
-        assert "1 of 2 nodes can take jobs" in reason
+        assert "1 of 2 nodes are usable" in reason
         assert first == "scontrol show job 1; sinfo -R"
     else:
-        assert reason.startswith("node1: srun cannot start anything there: Zero Bytes")
+        assert reason.startswith("node1: srun cannot start a task on this node: Zero Bytes")
         assert first.startswith("sinfo -R; munge -n | ssh node1 unmunge")
     assert nothing_is_left(two)
 
 
-def test_an_interface_that_no_node_has(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
-    """It is needed where the first node's name does not resolve on another."""
+def test_unknown_interface_fails_preflight(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
+    """slurm.interface is used if a node cannot resolve the first node's name."""
     two = make_cluster(2)
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
     two.run_on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
@@ -59,12 +59,12 @@ def test_an_interface_that_no_node_has(make_cluster: Callable[..., Cluster], tri
     code, _, err = started(two, trial, out, "--only", "nodes.reachable", "--set", "slurm.interface=ib7").finish()
     assert code == 3, err
     reason = errors(load(out))["nodes.reachable"]
-    assert "node0, node1: slurm.interface: ib7 is not there, or has no IPv4 address" in reason
+    assert "node0, node1: slurm.interface: ib7 does not exist or has no IPv4 address" in reason
     assert "Run first: srun --nodelist=node0 ip -br address" in reason
     assert nothing_is_left(two)
 
 
-def test_an_interface_in_place_of_a_name(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
+def test_rendezvous_by_interface_address(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     two = make_cluster(2)
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
     two.run_on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
@@ -73,12 +73,12 @@ def test_an_interface_in_place_of_a_name(make_cluster: Callable[..., Cluster], t
     assert code == 0, err
 
 
-def test_a_run_directory_that_fills_up(
+def test_run_directory_fills_up_during_the_run(
     small: Path, make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path
 ) -> None:
     two = make_cluster(2)
     program = started(two, trial, small / "run", *SOON)
-    until(lambda: all_doing(small / "run", "ranks", CHECK, 4))
+    until(lambda: ranks_in_check(small / "run", "ranks", CHECK, 4))
     subprocess.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k"], capture_output=True, check=False)
     code, _, err = program.finish()
     assert code == 3, err
@@ -87,9 +87,7 @@ def test_a_run_directory_that_fills_up(
     assert nothing_is_left(two)
 
 
-def test_a_run_directory_that_is_full_from_the_start(
-    small: Path, make_cluster: Callable[..., Cluster], trial: Path
-) -> None:
+def test_run_directory_full_at_start(small: Path, make_cluster: Callable[..., Cluster], trial: Path) -> None:
     two = make_cluster(2)
     subprocess.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k"], capture_output=True, check=False)
     code, _, err = started(two, trial, small / "run").finish()
@@ -99,7 +97,7 @@ def test_a_run_directory_that_is_full_from_the_start(
     assert nothing_is_left(two)
 
 
-def test_a_run_directory_that_is_read_only(small: Path, make_cluster: Callable[..., Cluster], trial: Path) -> None:
+def test_read_only_run_directory(small: Path, make_cluster: Callable[..., Cluster], trial: Path) -> None:
     two = make_cluster(2)
     subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
     code, _, err = started(two, trial, small / "run").finish()
@@ -109,9 +107,7 @@ def test_a_run_directory_that_is_read_only(small: Path, make_cluster: Callable[.
     assert nothing_is_left(two)
 
 
-def test_a_run_directory_that_one_node_may_only_read(
-    make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path
-) -> None:
+def test_run_directory_read_only_on_one_node(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     two = make_cluster(2)
     (tmp_path / "runs").mkdir()
     (tmp_path / "scratch").mkdir()

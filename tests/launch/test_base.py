@@ -1,4 +1,4 @@
-"""Every launcher is one by the protocol."""
+"""Launchers implement the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The collector against a stand-in for srun that runs the step here: one node, whose folder is ours."""
+"""The collector with a fake srun that runs steps on this host, as one node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ exec "$@"
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A node's own run directory, with one attempt at a job in it."""
+    """The run directory on a node, with one attempt."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "srun").write_text(SRUN)
     (tmp_path / "bin" / "srun").chmod(0o755)
@@ -65,7 +65,7 @@ def finish(collector: Collector, node: Path) -> None:
     look_until(collector, lambda: collector.finished)
 
 
-def test_what_changes_comes_while_the_job_runs_and_the_rest_at_its_end(collector: Collector, node: Path) -> None:
+def test_changed_files_arrive_during_the_job_and_all_at_its_end(collector: Collector, node: Path) -> None:
     there, here = node / "jobs" / "ranks" / "attempt1", collector.folder
     (there / "rank0.heartbeat.json").write_text("1")
     (there / "logs" / "big.log").write_bytes(os.urandom(300_000))
@@ -82,7 +82,7 @@ def test_what_changes_comes_while_the_job_runs_and_the_rest_at_its_end(collector
     assert sorted(path.name for path in here.iterdir()) == ["logs", "rank0.heartbeat.json"]
 
 
-def test_what_is_too_much_is_cut_after_the_journals_and_said(
+def test_files_over_the_limit_are_dropped_after_journals_and_logged(
     collector: Collector, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collect, "LIMIT_BYTES", 100_000)
@@ -92,10 +92,10 @@ def test_what_is_too_much_is_cut_after_the_journals_and_said(
     finish(collector, node)
     assert (collector.folder / "rank0.jsonl").read_text() == "{}\n"
     assert not (collector.folder / "a.log").exists()
-    assert "more than 100000 bytes" in (collector.folder / "launcher.err").read_text()
+    assert "limit of 100000 bytes" in (collector.folder / "launcher.err").read_text()
 
 
-def test_a_job_that_is_ended_early_gives_what_it_has_and_ends(collector: Collector, node: Path) -> None:
+def test_stopping_early_fetches_files_and_kills_ranks(collector: Collector, node: Path) -> None:
     command = [sys.executable, "-c", "import time; time.sleep(1000)"]
     rank = subprocess.Popen([*command, f"{node}/jobs/ranks/job.json"])
     other = subprocess.Popen([*command, f"{node}2/jobs/ranks/job.json"])
@@ -113,38 +113,36 @@ def test_a_job_that_is_ended_early_gives_what_it_has_and_ends(collector: Collect
     other.wait()
 
 
-def test_a_step_that_broke_is_replaced(collector: Collector, node: Path, tmp_path: Path) -> None:
+def test_failed_step_is_restarted(collector: Collector, node: Path, tmp_path: Path) -> None:
     alive = node / "jobs" / "ranks" / "attempt1" / "rank0.heartbeat.json"
     alive.write_text("1")
     wait_for(collector, collector.folder / "rank0.heartbeat.json", "1")
-    assert collector._stream
-    collector._stream.process.kill()
+    assert collector._step
+    collector._step.process.kill()
     alive.write_text("2")
     wait_for(collector, collector.folder / "rank0.heartbeat.json", "2")
     finish(collector, node)
 
 
-def test_srun_that_does_not_work_is_told_with_its_words(
+def test_failed_srun_is_reported_with_its_error(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "SILENCE_S", 3.0)
+    monkeypatch.setattr(collect, "NO_DATA_TIMEOUT_S", 3.0)
     (tmp_path / "bin" / "broken").touch()
     look_until(collector, collector.problem)
-    assert "srun: error: no route" in collector.lost()
-    assert "Run first" in collector.lost()
+    assert "srun: error: no route" in collector.missing_files()
+    assert "Run first" in collector.missing_files()
 
 
-def test_the_time_that_a_job_waited_in_the_queue_does_not_count(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pending_time_does_not_count_as_missing_data(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(collect, "time", SimpleNamespace(monotonic=lambda: now))
-    now += 2 * collect.SILENCE_S
+    now += 2 * collect.NO_DATA_TIMEOUT_S
     assert collector.problem() == ""
     collector.fetch("node0")
     assert collector.problem() == ""
-    now += collect.SILENCE_S
-    assert "no node has sent anything" in collector.problem()
+    now += collect.NO_DATA_TIMEOUT_S
+    assert "no data from any node" in collector.problem()
     collector.close()
 
 
@@ -153,14 +151,14 @@ def test_a_shared_directory_needs_no_step(collector: Collector, tmp_path: Path) 
     (tmp_path / "bin" / "broken").touch()
     collector.fetch("node0")
     assert collector.finished
-    assert collector.lost() == ""
+    assert collector.missing_files() == ""
 
 
-def test_a_job_that_wrote_nothing_says_where_to_look(collector: Collector, node: Path) -> None:
-    assert f"{node}.log" in collector.lost()
+def test_job_without_output_names_its_log(collector: Collector, node: Path) -> None:
+    assert f"{node}.log" in collector.missing_files()
 
 
-def test_no_name_leads_out_of_the_run_directory(tmp_path: Path) -> None:
+def test_unpack_stays_inside_the_run_directory(tmp_path: Path) -> None:
     package = io.BytesIO()
     with tarfile.open(fileobj=package, mode="w:gz") as archive:
         for name in ("../outside", "jobs/../../outside", "jobs/inside"):
@@ -179,7 +177,7 @@ def packed(files: dict[str, bytes]) -> bytes:
     return package.getvalue()
 
 
-def test_a_package_that_is_cut_off_or_damaged_says_what_is_missing(tmp_path: Path) -> None:
+def test_truncated_and_damaged_packages(tmp_path: Path) -> None:
     names = ["jobs/a", "jobs/b", "jobs/c"]
     manifest = "".join(f"{name}\n" for name in names).encode()
     contents = {"manifest": manifest, names[0]: b"1", names[1]: os.urandom(99_999)}
@@ -193,16 +191,16 @@ def test_a_package_that_is_cut_off_or_damaged_says_what_is_missing(tmp_path: Pat
     assert [path.name for path in (tmp_path / "cut").iterdir()] == ["jobs"]
 
 
-def test_a_package_that_arrives_damaged_is_sent_again(collector: Collector) -> None:
+def test_damaged_package_is_sent_again(collector: Collector) -> None:
     package = base64.b64encode(packed({"manifest": b"jobs/a\n", "jobs/a": os.urandom(9_999)})).decode()
     for lines, complete in ((f"0 {package[:5_000]}\n0 .all 1", False), (f"0 {package}\n0 .all 1", True)):
         for line in lines.splitlines():
-            collector._take(line.encode())
+            collector._add_line(line.encode())
         assert (collector._complete == {"0"}) is complete
     assert len((collector.folder.parents[1] / "a").read_bytes()) == 9_999
 
 
-def test_srun_starts_one_task_on_every_node_of_the_job() -> None:
+def test_srun_runs_one_task_per_node() -> None:
     argv = SrunTransport("7", nodes="n[0-3]").command("hostname")
     assert argv[:4] == ["srun", "--jobid=7", "--nodelist=n[0-3]", "--ntasks-per-node=1"]
     assert argv[-1] == "hostname"

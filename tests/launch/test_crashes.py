@@ -1,4 +1,4 @@
-"""Ranks that are killed, stopped or broken, for real: the right one is blamed, the rest is run again, nothing stays."""
+"""Killed, stopped and failing ranks in real runs: root cause, remaining checks, no processes left."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from seatrial.launch.local import LocalLauncher
 from seatrial.launch.watch import run_job
 from seatrial.model import DecisionValue, JobState, Outcome
 from seatrial.worker import TERMINATING
-from tests.launch.scripted import Heard, job
-from tests.processes import Program, alive, all_doing, call, load, pulses, until
+from tests.launch.scripted import RecordingListener, job
+from tests.processes import Program, alive, call, heartbeats, load, ranks_in_check, until
 
 CHECK = "collectives.all_reduce"
-# heartbeat_timeout_s: torchrun has taken seconds to end after its ranks, where other tests had both cores; see SOON
+# heartbeat_timeout_s: on a busy host torchrun takes seconds to end after its ranks; see SOON
 TRIAL = """
 limits: {heartbeat_timeout_s: 20}
 checks:
@@ -29,7 +29,7 @@ checks:
   collectives.all_reduce: {options: {sizes: [10MiB], min_seconds_per_size: 3}}
   nodes.reachable:
 """
-SOON = ("--set", "limits.heartbeat_timeout_s=6")  # for those that wait for silence
+SOON = ("--set", "limits.heartbeat_timeout_s=6")  # for tests that wait for a missing heartbeat
 
 
 @pytest.fixture
@@ -41,21 +41,21 @@ def trial(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def alone(trial: Path) -> Path:
-    """Of the same check, with no other before or after it."""
+    """The trial with CHECK only."""
     trial.write_text("\n".join(line for line in TRIAL.splitlines() if line[:2] != "  " or CHECK in line))
     return trial
 
 
 def broken_by(number: int, trial: Path, out: Path, *more: str, check: str = CHECK) -> tuple[int, str, list[int]]:
-    """Run the trial, send a signal to rank 1 in the middle of a check, and let the trial end."""
+    """Run the trial and send a signal to rank 1 during ``check``; return exit code, output and remaining pids."""
     program = Program("run", trial, "--out", out, *more)
-    victim = until(lambda: all_doing(out, "ranks", check, 2))[1]["pid"]
-    os.kill(victim, number)
+    pid = until(lambda: ranks_in_check(out, "ranks", check, 2))[1]["pid"]
+    os.kill(pid, number)
     code, output, _ = program.finish()
     return code, output, program.left_behind()
 
 
-def test_a_killed_rank_is_blamed_and_the_rest_is_run_again(trial: Path, tmp_path: Path) -> None:
+def test_killed_rank_is_the_cause_and_other_checks_run_again(trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     code, output, left = broken_by(signal.SIGKILL, trial, out)
     assert (code, left) == (3, [])
@@ -67,7 +67,7 @@ def test_a_killed_rank_is_blamed_and_the_rest_is_run_again(trial: Path, tmp_path
     assert "rank 1 (" in error.message
     assert "killed by SIGKILL" in error.message
     assert "killed by SIGKILL" in output
-    assert [(one.job, one.state) for one in record.results] == [
+    assert [(result.job, result.state) for result in record.results] == [
         ("nodes", JobState.COMPLETED),
         ("ranks", JobState.FAILED),
         ("ranks", JobState.COMPLETED),
@@ -78,84 +78,92 @@ def test_a_killed_rank_is_blamed_and_the_rest_is_run_again(trial: Path, tmp_path
     assert code == 0, err
     again = load(out)
     assert again.decision.value is DecisionValue.ACCEPTED
-    before = {one.started for one in record.measurements if not one.error}
-    kept = [one.check for one in again.measurements if one.started in before]
-    assert sorted(kept) == ["host.inventory", "nodes.reachable", "nodes.reachable"], "measured once, kept"
+    before = {measurement.started for measurement in record.measurements if not measurement.error}
+    kept = [measurement.check for measurement in again.measurements if measurement.started in before]
+    assert sorted(kept) == ["host.inventory", "nodes.reachable", "nodes.reachable"], "measured once"
     assert [session.command[1] for session in again.sessions] == ["run", "run"]
     assert again.seconds > record.seconds, "the time of both sessions counts"
     assert [job.name for job in again.jobs] == [job.name for job in record.jobs]
 
 
-def test_a_rank_that_somebody_else_ends_is_named(alone: Path, tmp_path: Path) -> None:
-    """SIGTERM, which a worker handles; signals that it cannot are those of test_root_cause.py, under torchrun too."""
+def test_rank_ended_by_sigterm_is_the_cause(alone: Path, tmp_path: Path) -> None:
+    """SIGTERM, which a worker handles; other signals are in test_root_cause.py."""
     out = tmp_path / "run"
     code, output, left = broken_by(signal.SIGTERM, alone, out)
     assert (code, left) == (3, [])
     (result,) = load(out).results
     assert (result.state, result.failed_subject[:8]) == (JobState.FAILED, "rank 1 (")
-    assert f"ended by SIGTERM from outside in {CHECK}" in result.cause
-    assert "ended by SIGTERM from outside" in output
+    assert f"terminated by SIGTERM from outside; last status: {CHECK}" in result.cause
+    assert "terminated by SIGTERM from outside" in output
 
 
-def test_a_rank_killed_in_a_check_of_its_own_costs_each_rank_its_measurement(trial: Path, tmp_path: Path) -> None:
+def test_rank_killed_in_a_gpu_check_fails_the_check_on_all_ranks(trial: Path, tmp_path: Path) -> None:
     trial.write_text("checks: {train.cnn: {options: {epochs: 500}}, nodes.reachable: }")
     out = tmp_path / "run"
     code, _, left = broken_by(signal.SIGKILL, trial, out, check="train.cnn")
     assert (code, left) == (3, [])
     record = load(out)
-    errors = {one.subject.partition("/")[2]: one.error or "" for one in record.measurements if one.error}
+    errors = {
+        measurement.subject.partition("/")[2]: measurement.error or ""
+        for measurement in record.measurements
+        if measurement.error
+    }
     assert set(errors) == {"rank0", "rank1"}
-    assert all("rank 1 (" in error and "killed by SIGKILL in train.cnn" in error for error in errors.values())
-    assert [one.check for one in record.measurements if not one.error] == ["nodes.reachable"] * 2
+    assert all(
+        "rank 1 (" in error and "killed by SIGKILL; last status: train.cnn" in error for error in errors.values()
+    )
+    assert [measurement.check for measurement in record.measurements if not measurement.error] == [
+        "nodes.reachable"
+    ] * 2
 
 
-def test_a_stopped_rank_is_named_not_its_waiting_peer(alone: Path, tmp_path: Path) -> None:
+def test_stopped_rank_is_the_cause_not_its_peer(alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     code, _, left = broken_by(signal.SIGSTOP, alone, out, *SOON)
     assert (code, left) == (3, [])
     record = load(out)
-    hung = next(one for one in record.results if one.state is JobState.HUNG)
+    hung = next(result for result in record.results if result.state is JobState.HUNG)
     assert "rank 1 (" in hung.failed_subject
-    assert "no sign of life" in hung.cause
+    assert "no heartbeat" in hung.cause
     assert CHECK in hung.cause
     assert "stopped by a signal" in hung.cause
 
 
-def test_a_stopped_agent_is_told_when_its_ranks_have_long_ended(alone: Path, tmp_path: Path) -> None:
+def test_stopped_torchrun_is_detected_after_its_ranks_end(alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = Program("run", alone, "--out", out, *SOON)
-    rank = until(lambda: all_doing(out, "ranks", CHECK, 2))[0]["pid"]
+    rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 2))[0]["pid"]
     os.kill(psutil.Process(rank).ppid(), signal.SIGSTOP)
     code, _, _ = program.finish()
     assert (code, program.left_behind()) == (3, [])
     record = load(out)
     assert record.results[-1].state is JobState.HUNG
     assert "all ranks ended" in record.results[-1].cause
-    assert record.decision.value is DecisionValue.INCOMPLETE, "all was measured, and yet something is wrong"
+    assert record.decision.value is DecisionValue.INCOMPLETE, "although all checks were measured"
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("setting", "expected"),
     [
         ("limits.startup_s=0.5", "2 of 2 ranks did not start within 0.5 s"),
-        ("checks.collectives.all_reduce.limit_s=0.3", f"{CHECK} did not end within its limit of 0.3 s"),
+        ("checks.collectives.all_reduce.limit_s=0.3", f"{CHECK} exceeded its time limit of 0.3 s"),
     ],
 )
-def test_what_takes_too_long_is_given_up(trial: Path, tmp_path: Path, setting: str, words: str) -> None:
+def test_time_limits_end_the_job(trial: Path, tmp_path: Path, setting: str, expected: str) -> None:
     out = tmp_path / "run"
     program = Program("run", trial, "--only", CHECK, "--set", setting, "--out", out)
     code, _, _ = program.finish()
     assert (code, program.left_behind()) == (3, [])
     record = load(out)
-    assert [one.state for one in record.results] == [JobState.TIMEOUT]
-    assert words in record.results[0].cause
-    assert [one.outcome for one in record.verdicts if one.check == CHECK] == [Outcome.ERROR]
+    assert [result.state for result in record.results] == [JobState.TIMEOUT]
+    assert expected in record.results[0].cause
+    assert [verdict.outcome for verdict in record.verdicts if verdict.check == CHECK] == [Outcome.ERROR]
 
 
-def test_ctrl_c_ends_every_process_and_writes_what_is_known(trial: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_processes_and_writes_reports(trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = Program("run", trial, "--out", out)
-    until(lambda: all_doing(out, "ranks", CHECK, 2))
+    until(lambda: ranks_in_check(out, "ranks", CHECK, 2))
     program.process.send_signal(signal.SIGINT)
     code, output, _ = program.finish()
     assert code == 130
@@ -164,52 +172,52 @@ def test_ctrl_c_ends_every_process_and_writes_what_is_known(trial: Path, tmp_pat
     assert record.decision.value is DecisionValue.INCOMPLETE
     assert "interrupted" in record.decision.reason
     assert "interrupted" in output
-    assert [one.check for one in record.measurements] == ["host.inventory"]
+    assert [measurement.check for measurement in record.measurements] == ["host.inventory"]
 
 
-def test_ranks_end_with_what_started_them(alone: Path, tmp_path: Path) -> None:
-    """torchrun is killed while the trial itself is stopped and cannot tidy up behind it."""
+def test_ranks_end_with_torchrun(alone: Path, tmp_path: Path) -> None:
+    """torchrun is killed while seatrial is stopped and cannot end the ranks."""
     out = tmp_path / "run"
     program = Program("run", alone, "--out", out)
-    ranks = [pulse["pid"] for pulse in until(lambda: all_doing(out, "ranks", CHECK, 2))]
+    ranks = [heartbeat["pid"] for heartbeat in until(lambda: ranks_in_check(out, "ranks", CHECK, 2))]
     agent = psutil.Process(ranks[0]).ppid()
     program.process.send_signal(signal.SIGSTOP)
     os.kill(agent, signal.SIGKILL)
     until(lambda: not any(alive(pid) for pid in ranks))
-    assert {pulse["doing"] for pulse in pulses(out, "ranks")} == {TERMINATING}
+    assert {heartbeat["status"] for heartbeat in heartbeats(out, "ranks")} == {TERMINATING}
     program.process.send_signal(signal.SIGCONT)
     assert program.finish()[0] == 3
     assert program.left_behind() == []
 
 
-def test_a_rank_that_was_orphaned_before_it_began_leaves(tmp_path: Path) -> None:
+def test_rank_orphaned_before_its_start_exits(tmp_path: Path) -> None:
     (tmp_path / "jobs" / "ranks" / "attempt1").mkdir(parents=True)
     (tmp_path / "jobs" / "ranks" / "job.json").write_text(job(CHECK).model_dump_json())
     command = [sys.executable, "-m", "seatrial.worker", str(tmp_path / "jobs" / "ranks" / "job.json"), "1"]
     environment = {**os.environ, "SEATRIAL_JOB_TAG": "of a torchrun that is gone"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "what started this rank is gone" in done.stderr) == (1, True), done.stderr
+    assert (done.returncode, "torchrun exited before this rank started" in done.stderr) == (1, True), done.stderr
     assert not list(tmp_path.rglob("rank0*"))
 
 
-def test_what_belongs_to_other_jobs_does_not_reach_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options of another torchrun in our environment, and a folder called seatrial where we were started."""
+def test_environment_of_other_jobs_is_not_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PET_* variables and a folder named seatrial in the current directory."""
     (tmp_path / "cwd" / "seatrial").mkdir(parents=True)
     (tmp_path / "cwd" / "seatrial" / "__init__.py").write_text("raise SystemExit('not the package')")
     monkeypatch.chdir(tmp_path / "cwd")
     for name, value in {"PET_NNODES": "2", "PET_NO_PYTHON": "1", "PET_RUN_PATH": "1"}.items():
         monkeypatch.setenv(name, value)
-    heard = Heard()
-    for one in (job("nodes.reachable"), job("host.inventory", ranks=1, placement="nodes")):
-        (result,) = run_job(LocalLauncher(), one, tmp_path / "run", Limits(startup_s=60), catalog(), heard)
+    listener = RecordingListener()
+    for spec in (job("nodes.reachable"), job("host.inventory", ranks=1, placement="nodes")):
+        (result,) = run_job(LocalLauncher(), spec, tmp_path / "run", Limits(startup_s=60), catalog(), listener)
         assert (result.state, result.cause) == (JobState.COMPLETED, "")
-    assert [one.error for one in heard.measurements] == [None] * 3
+    assert [measurement.error for measurement in listener.measurements] == [None] * 3
 
 
-def test_a_trial_that_is_killed_leaves_no_process_and_can_be_resumed(alone: Path, tmp_path: Path) -> None:
+def test_killed_trial_leaves_no_process_and_can_be_resumed(alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = Program("run", alone, "--out", out)
-    until(lambda: all_doing(out, "ranks", CHECK, 2))
+    until(lambda: ranks_in_check(out, "ranks", CHECK, 2))
     program.process.kill()
     program.finish()
     until(lambda: not program.left_behind())
@@ -218,5 +226,5 @@ def test_a_trial_that_is_killed_leaves_no_process_and_can_be_resumed(alone: Path
     journal.write_text(journal.read_text() + '{"measurement": {"check": "nodes.rea')
     code, _, err = call("run", "--resume", out)
     assert code == 0, err
-    assert f"{journal}:" in err, "the cut-off line is named"
+    assert f"{journal}:" in err, "the truncated line is named"
     assert load(out).decision.value is DecisionValue.ACCEPTED

@@ -1,4 +1,4 @@
-"""A job that outlives the seatrial that submitted it: the next one in its directory ends it, and nothing is mixed."""
+"""A Slurm job that outlives a killed run: the next run in its directory cancels it, and results are not mixed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from seatrial.model import DecisionValue
 from tests.launch.test_slurm_on_rig import CHECK, nothing_is_left
-from tests.processes import Program, all_doing, load, until
+from tests.processes import Program, load, ranks_in_check, until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
@@ -25,27 +25,27 @@ checks:
 """
 
 
-def test_a_job_of_a_killed_run_is_ended_by_the_next(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+def test_next_run_cancels_the_job_of_a_killed_run(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     two, out = make_cluster(2), tmp_path / "it's a run"
     (tmp_path / "two.yaml").write_text(TRIAL)
     program = Program("run", tmp_path / "two.yaml", "--launcher", "slurm", "--nodes", "2", "--out", out, env=two.env)
-    victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[3]
-    two.run_on("node1", ["kill", "-STOP", str(victim["pid"])])  # so that the job does not end by itself
+    rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[3]
+    two.run_on("node1", ["kill", "-STOP", str(rank["pid"])])  # keeps the job running
     program.process.kill()
     program.finish()
     job_id = (out / "jobs/ranks/attempt1/slurm_job_id").read_text()
     assert two.run(["squeue", "--noheader", "--format=%A"]).stdout.split() == [job_id]
-    held = ["sbatch", "--parsable", "--job-name=seatrial-ranks", "--hold", "--wrap", "sleep 300"]
-    stranger = two.run(held).stdout.strip()
+    held_job = ["sbatch", "--parsable", "--job-name=seatrial-ranks", "--hold", "--wrap", "sleep 300"]
+    other_job = two.run(held_job).stdout.strip()
 
     code, _, err = Program("run", "--resume", out, env=two.env).finish()
     assert code == 0, err
-    assert f"job {job_id} of an earlier run here is still in Slurm's queue: it is cancelled" in err
+    assert f"job {job_id} of an earlier run in" in err
     assert "JobState=CANCELLED" in two.run(["scontrol", "show", "job", job_id]).stdout
-    assert two.run(["squeue", "--noheader", "--format=%A"]).stdout.split() == [stranger]
+    assert two.run(["squeue", "--noheader", "--format=%A"]).stdout.split() == [other_job]
     record = load(out)
     assert record.decision.value is DecisionValue.ACCEPTED
-    assert [one.attempt for one in record.results if one.job == "ranks"] == [2]
+    assert [result.attempt for result in record.results if result.job == "ranks"] == [2]
     old = (out / "jobs/ranks/attempt1/rank0.jsonl").read_text()
     assert "measurement" not in [key for line in old.splitlines() for key in json.loads(line)]
 
@@ -59,8 +59,8 @@ def test_ctrl_c_before_the_first_fetch_leaves_nothing_on_the_nodes(
         for node in two.nodes:
             two.private_dir(folder, node)
     (tmp_path / "two.yaml").write_text(TRIAL.replace("host.inventory:", ""))
-    words = ("--launcher", "slurm", "--nodes", "2", "--set", f"slurm.scratch={scratch}", "--out", runs / "run")
-    program = Program("run", tmp_path / "two.yaml", *words, env=two.env)
+    options = ("--launcher", "slurm", "--nodes", "2", "--set", f"slurm.scratch={scratch}", "--out", runs / "run")
+    program = Program("run", tmp_path / "two.yaml", *options, env=two.env)
     until(lambda: two.run_on("node1", ["find", str(scratch), "-name", "job.json"]).stdout)
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130
@@ -69,13 +69,13 @@ def test_ctrl_c_before_the_first_fetch_leaves_nothing_on_the_nodes(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_check_that_is_ended_leaves_no_job_of_its_own(
+def test_ended_check_leaves_no_probe_job(
     make_cluster: Callable[..., Cluster], tmp_path: Path, number: signal.Signals
 ) -> None:
-    one = make_cluster(1)
+    cluster = make_cluster(1)
     (tmp_path / "one.yaml").write_text("checks: {slurm.binding: }")
-    program = Program("run", tmp_path / "one.yaml", "--out", tmp_path / "run", env=one.env)
-    until(lambda: not nothing_is_left(one))
+    program = Program("run", tmp_path / "one.yaml", "--out", tmp_path / "run", env=cluster.env)
+    until(lambda: not nothing_is_left(cluster))
     program.process.send_signal(number)
     program.finish()
-    until(lambda: nothing_is_left(one), 30)
+    until(lambda: nothing_is_left(cluster), 30)

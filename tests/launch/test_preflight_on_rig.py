@@ -1,4 +1,4 @@
-"""What a node lacks before anything can run on it: the culprit is that node, and the cause says what is missing."""
+"""Preflight errors on a real cluster: the failed subject is the node, the cause is the missing requirement."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ def two(shared_cluster: Cluster) -> Cluster:
     return shared_cluster
 
 
-def culprit(cluster: Cluster, folder: Path, environment: str = "{}", container: str = "{}") -> tuple[str, str]:
-    """Who is blamed, and for what, after a trial in such a site; it has to end as INCOMPLETE, and leave no job."""
+def failed_subject_and_cause(
+    cluster: Cluster, folder: Path, environment: str = "{}", container: str = "{}"
+) -> tuple[str, str]:
+    """Run a trial that ends INCOMPLETE and leaves no job; return the failed subject and the cause."""
     (folder / "site.yaml").write_text(SITE.format(environment=environment, container=container))
     out = folder / "run"
-    words = ("--launcher", "slurm", "--nodes", "2", "--out", out)
-    code, _, err = Program("run", folder / "site.yaml", *words, env=cluster.env).finish()
+    options = ("--launcher", "slurm", "--nodes", "2", "--out", out)
+    code, _, err = Program("run", folder / "site.yaml", *options, env=cluster.env).finish()
     assert code == 3, err
     assert nothing_is_left(cluster)
     record = load(out)
@@ -44,7 +46,7 @@ def culprit(cluster: Cluster, folder: Path, environment: str = "{}", container: 
 
 
 def venv(folder: Path) -> Path:
-    """A virtual environment with our own python and packages."""
+    """Make a virtual environment with the Python and packages of this process."""
     (folder / "venv" / "bin").mkdir(parents=True)
     (folder / "venv" / "bin" / "activate").write_text(f"PATH={folder}/venv/bin:$PATH\n")
     (folder / "venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
@@ -53,39 +55,43 @@ def venv(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("without", ["node0", "node1"])
-def test_a_venv_that_one_node_lacks(two: Cluster, tmp_path: Path, without: str) -> None:
+def test_venv_missing_on_one_node(two: Cluster, tmp_path: Path, without: str) -> None:
     path = venv(tmp_path)
     two.private_dir(path, without)
-    who, why = culprit(two, tmp_path, environment=f"{{venv: {path}}}")
-    assert who == without
-    assert f"environment.venv: there is no {path}/bin/python" in why
-    assert f"Run first: srun --nodelist={without} ls -l {path}/bin/python" in why
+    subject, cause = failed_subject_and_cause(two, tmp_path, environment=f"{{venv: {path}}}")
+    assert subject == without
+    assert f"environment.venv: {path}/bin/python" in cause
+    assert f"Run first: srun --nodelist={without} ls -l {path}/bin/python" in cause
 
 
-def test_a_python_that_cannot_import_seatrial_on_one_node(two: Cluster, tmp_path: Path) -> None:
+def test_seatrial_not_importable_on_one_node(two: Cluster, tmp_path: Path) -> None:
     path = venv(tmp_path)
     (path / "bin" / "python").write_text(
         f'#!/bin/sh\n[ "$(hostname)" = node0 ] || set -- -S "$@"\nexec {sys.executable} "$@"\n'
     )
-    who, why = culprit(two, tmp_path, environment=f"{{venv: {path}}}")
-    assert (who, "cannot import seatrial with python" in why) == ("node1", True)
+    subject, cause = failed_subject_and_cause(two, tmp_path, environment=f"{{venv: {path}}}")
+    assert (subject, "cannot import seatrial with python" in cause) == ("node1", True)
 
 
-def test_an_environment_that_no_node_has(two: Cluster, tmp_path: Path) -> None:
-    who, why = culprit(two, tmp_path, environment="{source: /nowhere/env.sh, modules: [cuda/99]}")
-    assert who == "node0, node1"
-    assert "node0, node1: environment.source /nowhere/env.sh cannot be read" in why
-    assert "environment.modules: no cuda/99" in why
+def test_environment_missing_on_all_nodes(two: Cluster, tmp_path: Path) -> None:
+    subject, cause = failed_subject_and_cause(
+        two, tmp_path, environment="{source: /nowhere/env.sh, modules: [cuda/99]}"
+    )
+    assert subject == "node0, node1"
+    assert "node0, node1: environment.source /nowhere/env.sh" in cause
+    assert "environment.modules: cannot load cuda/99" in cause
 
 
-def test_a_container_without_runtime_and_image(two: Cluster, tmp_path: Path) -> None:
-    who, why = culprit(two, tmp_path, container="{runtime: apptainer, image: /nowhere/torch.sif}")
-    assert who == "node0, node1"
-    assert "container.runtime: apptainer is not installed" in why
-    assert "container.image /nowhere/torch.sif is not there" in why
+def test_container_runtime_and_image_missing(two: Cluster, tmp_path: Path) -> None:
+    subject, cause = failed_subject_and_cause(
+        two, tmp_path, container="{runtime: apptainer, image: /nowhere/torch.sif}"
+    )
+    assert subject == "node0, node1"
+    assert "container.runtime: apptainer is not installed" in cause
+    assert "container.image /nowhere/torch.sif does not exist" in cause
 
 
-def test_an_image_that_one_node_lacks(two: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_missing_on_one_node(two: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "apptainer").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "bin" / "apptainer").chmod(0o755)
@@ -94,10 +100,12 @@ def test_an_image_that_one_node_lacks(two: Cluster, tmp_path: Path, monkeypatch:
     two.private_dir(tmp_path / "images", "node1")
     monkeypatch.setitem(two.env, "PATH", f"{tmp_path / 'bin'}:{two.env['PATH']}")
     image = tmp_path / "images" / "torch.sif"
-    who, why = culprit(two, tmp_path, container=f"{{runtime: apptainer, image: {image}}}")
-    assert (who, f"container.image {image} is not there" in why) == ("node1", True)
+    subject, cause = failed_subject_and_cause(two, tmp_path, container=f"{{runtime: apptainer, image: {image}}}")
+    assert (subject, f"container.image {image} does not exist" in cause) == ("node1", True)
 
 
-def test_a_slurm_without_pyxis(two: Cluster, tmp_path: Path) -> None:
-    who, why = culprit(two, tmp_path, container="{runtime: pyxis, image: nvcr.io#nvidia/pytorch}")
-    assert (who, "container.runtime: Slurm has no pyxis" in why) == ("node0, node1", True)
+def test_pyxis_missing(two: Cluster, tmp_path: Path) -> None:
+    subject, cause = failed_subject_and_cause(
+        two, tmp_path, container="{runtime: pyxis, image: nvcr.io#nvidia/pytorch}"
+    )
+    assert (subject, "container.runtime: Slurm has no pyxis" in cause) == ("node0, node1", True)

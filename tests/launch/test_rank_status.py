@@ -1,4 +1,4 @@
-"""The state of a rank, by its journal and its heartbeat."""
+"""The state of a rank from its journal and heartbeat."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Written:
     def measured(self, check: str, rank: int = 1, error: str | None = None) -> None:
         self.write(measurement={"check": check, "subject": "n0/gpu1", "rank": rank, "error": error})
 
-    def pulse(self, doing: str, note: str = "") -> None:
-        sign = {"pid": 4711, "node": "n0", "doing": doing, "note": note, "time": 1.0}
-        (self.folder / "rank1.heartbeat.json").write_text(json.dumps(sign))
+    def heartbeat(self, status: str, progress: str = "") -> None:
+        heartbeat = {"pid": 4711, "node": "n0", "status": status, "progress": progress, "time": 1.0}
+        (self.folder / "rank1.heartbeat.json").write_text(json.dumps(heartbeat))
 
 
 @pytest.fixture
@@ -43,37 +43,37 @@ def written(tmp_path: Path) -> Written:
     return Written(tmp_path)
 
 
-def test_there_is_a_rank_for_every_process_of_the_job(tmp_path: Path) -> None:
+def test_one_rank_per_process_of_the_job(tmp_path: Path) -> None:
     two = job(ALONE).model_copy(update={"nodes": 2, "ranks_per_node": 3})
     assert [rank.number for rank in ranks_in(tmp_path, two)] == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_rank_that_has_written_nothing_was_not_seen(written: Written) -> None:
+def test_rank_without_output_has_no_last_seen(written: Written) -> None:
     rank = written.rank
     assert rank.read() == []
-    assert (rank.seen, rank.current, rank.done, rank.damage) == (None, None, False, "")
+    assert (rank.last_seen, rank.current, rank.done, rank.damage) == (None, None, False, "")
     assert (rank.is_working, rank.failed, rank.is_exiting) == (True, False, False)
     assert rank.name == "rank 1"
 
 
-def test_a_rank_goes_from_one_check_to_the_next_to_its_end(written: Written) -> None:
+def test_rank_state_from_start_to_done(written: Written) -> None:
     rank = written.rank
     written.start(ALONE)
     assert rank.read() == []
-    assert (rank.current, rank.subject, rank.seen is not None) == (ALONE, "n0/gpu1", True)
+    assert (rank.current, rank.subject, rank.last_seen is not None) == (ALONE, "n0/gpu1", True)
     written.measured(ALONE)
-    assert [one.check for one in rank.read()] == [ALONE]
+    assert [item.check for item in rank.read()] == [ALONE]
     assert rank.current is None
     assert rank.read() == [], "a measurement is returned once"
     written.start(TOGETHER)
     written.measured(TOGETHER)
     written.write(done=2.0)
-    assert [one.check for one in rank.read()] == [TOGETHER]
+    assert [item.check for item in rank.read()] == [TOGETHER]
     assert (rank.done, rank.is_working, rank.damage) == (True, False, "")
 
 
-def test_a_name_is_as_precise_as_what_is_known(written: Written) -> None:
-    written.pulse("starting")
+def test_name_has_the_known_details(written: Written) -> None:
+    written.heartbeat("starting")
     written.rank.read()
     assert written.rank.name == "rank 1 (n0, pid 4711)"
     written.start(ALONE)
@@ -81,26 +81,26 @@ def test_a_name_is_as_precise_as_what_is_known(written: Written) -> None:
     assert written.rank.name == "rank 1 (n0/gpu1, pid 4711)"
 
 
-def test_an_error_before_the_end_means_that_the_rank_leaves(written: Written) -> None:
+def test_rank_is_exiting_after_an_error(written: Written) -> None:
     written.start(ALONE)
     written.measured(ALONE, error="CUDA error")
     written.rank.read()
     assert (written.rank.failed, written.rank.is_exiting) == (True, True)
     written.start(TOGETHER)
     written.rank.read()
-    assert (written.rank.failed, written.rank.is_exiting) == (True, False), "it went on"
+    assert (written.rank.failed, written.rank.is_exiting) == (True, False), "it started another check"
 
 
-def test_the_end_on_sigterm_is_read_from_the_heartbeat(written: Written) -> None:
+def test_termination_is_read_from_the_heartbeat(written: Written) -> None:
     written.start(ALONE)
-    written.pulse(TERMINATING)
+    written.heartbeat(TERMINATING)
     written.rank.read()
     assert (written.rank.is_terminating, written.rank.is_working) == (True, False)
 
 
-def test_the_last_status_has_the_note_only_of_the_same_check(written: Written) -> None:
+def test_last_status_has_progress_only_of_the_same_check(written: Written) -> None:
     written.start(ALONE)
-    written.pulse(ALONE, "step 3 of 4")
+    written.heartbeat(ALONE, "step 3 of 4")
     written.rank.read()
     assert written.rank.last_status == f"{ALONE}: step 3 of 4"
     written.measured(ALONE)
@@ -122,7 +122,7 @@ def test_the_last_status_has_the_note_only_of_the_same_check(written: Written) -
         b"no JSON",
     ],
 )
-def test_a_line_that_no_rank_of_this_job_writes_is_damage(line: bytes, written: Written) -> None:
+def test_invalid_record_is_damage(line: bytes, written: Written) -> None:
     written.start(ALONE)
     written.raw(line)
     assert written.rank.read() == []
@@ -131,22 +131,22 @@ def test_a_line_that_no_rank_of_this_job_writes_is_damage(line: bytes, written: 
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"pid": "x"}'])
-def test_a_heartbeat_that_cannot_be_read_changes_nothing(text: str, written: Written) -> None:
-    written.pulse(ALONE)
+def test_unreadable_heartbeat_is_ignored(text: str, written: Written) -> None:
+    written.heartbeat(ALONE)
     written.rank.read()
-    before = written.rank.pulse
+    before = written.rank.heartbeat
     (written.folder / "rank1.heartbeat.json").write_text(text)
     written.rank.read()
     assert before is not None
-    assert (written.rank.pulse, written.rank.damage) == (before, "")
+    assert (written.rank.heartbeat, written.rank.damage) == (before, "")
 
 
-def test_only_a_new_heartbeat_counts_as_seen(written: Written) -> None:
-    written.pulse(ALONE)
+def test_unchanged_heartbeat_does_not_update_last_seen(written: Written) -> None:
+    written.heartbeat(ALONE)
     written.rank.read()
-    written.rank.seen = -1.0
+    written.rank.last_seen = -1.0
     written.rank.read()
-    assert written.rank.seen == -1.0
-    written.pulse(ALONE, "step 1")
+    assert written.rank.last_seen == -1.0
+    written.heartbeat(ALONE, "step 1")
     written.rank.read()
-    assert written.rank.seen > 0
+    assert written.rank.last_seen > 0

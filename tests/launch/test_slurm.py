@@ -1,4 +1,4 @@
-"""Rendering is pure: what ``render slurm`` prints is what ``run`` submits, held by golden files and by shellcheck."""
+"""Rendered sbatch scripts, tested by golden files and shellcheck."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RANKS = Job(
     env={"NCCL_DEBUG": "INFO", "NOTE": 'it\'s "quoted" $HOME'},
 )
 NODES = RANKS.model_copy(update={"name": "nodes", "placement": "nodes", "ranks_per_node": 1, "env": {}})
-REHEARSAL = RANKS.model_copy(update={"device": "cpu", "expected_gpus": None, "ranks_per_node": 2, "env": {}})
+CPU_ONLY = RANKS.model_copy(update={"device": "cpu", "expected_gpus": None, "ranks_per_node": 2, "env": {}})
 FULL = Slurm(
     partition="gpu",
     account="ops",
@@ -50,7 +50,7 @@ IMAGE = "nvcr.io#nvidia/pytorch:25.12-py3"
 CASES = {
     "ranks": (RANKS, Config(name="t", checks={}, environment=SITE)),
     "nodes": (NODES, Config(name="t", checks={})),
-    "rehearsal": (REHEARSAL, Config(name="t", checks={}, slurm=Slurm(mem=None, exclusive=False))),
+    "cpu-only": (CPU_ONLY, Config(name="t", checks={}, slurm=Slurm(mem=None, exclusive=False))),
     "every-option": (RANKS, Config(name="t", checks={}, slurm=FULL, cluster=Cluster(nodes=2))),
     "apptainer": (
         RANKS,
@@ -74,7 +74,7 @@ def rendered(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_script_is_the_one_that_was_read_and_approved(name: str) -> None:
+def test_script_matches_golden_file(name: str) -> None:
     golden = GOLDEN / f"{name}.sbatch"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(rendered(name))
@@ -90,23 +90,23 @@ def test_shellcheck_finds_nothing(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_values_that_a_shell_would_read_stay_words(tmp_path: Path) -> None:
-    """The export lines of a hostile environment, run by a real shell, give back what was set."""
+def test_values_are_quoted_for_the_shell(tmp_path: Path) -> None:
+    """A real shell reads the exported values unchanged."""
     hostile = {"A": "$(touch pwned)", "B": "`touch pwned`; touch pwned", "C": 'it\'s "both"', "D": "a\nb"}
     text = SlurmLauncher(Config(name="t", checks={})).render(RANKS.model_copy(update={"env": hostile}), tmp_path).text
     start = text.index("export A=")
-    exports = text[start : text.index("# The ranks meet")]
+    exports = text[start : text.index("# Rendezvous")]
     code = exports + '\nprintf \'%s|\' "$A" "$B" "$C" "$D"'
     out = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert out.split("|")[:4] == list(hostile.values())
     assert not (tmp_path / "pwned").exists()
 
 
-WHOLE = {
+VALID = {
     "prints": "echo hello; echo trouble >&2; printf whole",
     "reads what is not set": "echo $NOT_SET; true",
     "is strict itself, and changes the directory": "set -euo pipefail; cd /",
-    "has names that we might have had": "export RUN_DIR=/x JOB_DIR=/x ATTEMPT_DIR=/x TOKEN=x node=x words=x",
+    "has names like the script's own": "export RUN_DIR=/x JOB_DIR=/x ATTEMPT_DIR=/x TOKEN=x node=x output=x",
 }
 BROKEN = {
     "fails": "false",
@@ -116,18 +116,20 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("text", [*WHOLE.values(), *BROKEN.values()], ids=[*WHOLE, *BROKEN])
-def test_an_environment_file_is_tried_before_it_is_relied_on(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [*VALID.values(), *BROKEN.values()], ids=[*VALID, *BROKEN])
+def test_preflight_checks_the_environment_file(text: str, tmp_path: Path) -> None:
     source = tmp_path / "it's our env.sh"
     source.write_text(f"export FOUND=yes; {text}\n")
     settings = Config(name="t", checks={}, environment=Environment(source=str(source)))
     script = SlurmLauncher(settings).render(NODES, tmp_path).text
-    preflight = script[script.index("missing() {") : script.index("if ! found=")]
+    preflight = script[script.index("report_error() {") : script.index("functions=")]
     environment = script[script.index("here=$PWD") : script.index("python=(")]
     begin = f"set -euo pipefail; export SLURMD_NODENAME=n0 SEATRIAL_RUN_DIR={tmp_path} SEATRIAL_TOKEN=\n"
-    tried = _bash(f'{begin}{preflight}\nbash -c "$(declare -f missing shares_run_dir preflight); preflight"', tmp_path)
+    tried = _bash(
+        f'{begin}{preflight}\nbash -c "$(declare -f report_error shares_run_dir preflight); preflight"', tmp_path
+    )
     assert ("environment.source" in tried.stdout) == (text in BROKEN.values())
-    if text in WHOLE.values():
+    if text in VALID.values():
         done = _bash(f'{begin}{environment}\necho "$SEATRIAL_RUN_DIR $PWD ${{FOUND-}}"', tmp_path)
         assert done.stdout.splitlines()[-1].endswith(f"{tmp_path} {tmp_path} yes")
 
@@ -136,11 +138,11 @@ def _bash(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", code], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_a_value_with_blanks_and_quotes_is_one_value_of_the_header(tmp_path: Path) -> None:
+def test_header_values_with_spaces_and_quotes(tmp_path: Path) -> None:
     hostile = Slurm(partition='it\'s $(a) "b" #c', constraint="a&b|c")
     text = SlurmLauncher(Config(name="t", checks={}, slurm=hostile)).render(NODES, tmp_path).text
     header = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
-    words = [word for line in header for word in shlex.split(line)]
-    assert '--partition=it\'s $(a) "b" #c' in words
-    assert "--constraint=a&b|c" in words
-    assert len(words) == len(header)
+    arguments = [argument for line in header for argument in shlex.split(line)]
+    assert '--partition=it\'s $(a) "b" #c' in arguments
+    assert "--constraint=a&b|c" in arguments
+    assert len(arguments) == len(header)

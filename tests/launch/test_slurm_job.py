@@ -1,4 +1,4 @@
-"""What is made of Slurm's answers, and of none, while a job waits, runs and ends. Slurm is a stand-in."""
+"""States of a Slurm job, with a fake Slurm."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def show(state: str, reason: str = "None", nodes: str = "node[0-1]", code: str =
     return success(f"JobId=7 JobName=x\n   JobState={state} Reason={reason}\n   ExitCode={code}\n   NodeList={nodes}\n")
 
 
-class Desk:
-    """Job 7 in the queue of a stand-in, asked anew at every look."""
+class QueuedJob:
+    """Job 7 of a fake Slurm, queried at each call."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, **slurm: object) -> None:
-        monkeypatch.setattr(slurm_job, "_ASK_EVERY_S", -1.0)
+        monkeypatch.setattr(slurm_job, "_POLL_S", -1.0)
         self.fake = FakeSlurm(cluster("troubled")).install(monkeypatch)
         settings = SETTINGS.model_copy(update={"slurm": Slurm.model_validate(slurm)})
         (folder / "shared").touch()
         self.job = SlurmJob("7", settings, job_collector("7", settings, folder))
 
-    def says(self, reply: Reply) -> Desk:
+    def with_state(self, reply: Reply) -> QueuedJob:
         self.fake.replies["scontrol show job 7"] = reply
         return self
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
-    return Desk(monkeypatch, tmp_path)
+def queued(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> QueuedJob:
+    return QueuedJob(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
         ("launch_failed_requeued_held", "scontrol release 7"),
     ],
 )
-def test_what_never_starts_is_given_up_at_once_with_the_first_command(reason: str, first: str, desk: Desk) -> None:
-    waiting = desk.says(show("PENDING", reason, "(null)")).job.waiting()
+def test_permanent_pending_reason_ends_at_once_with_first_command(reason: str, first: str, queued: QueuedJob) -> None:
+    waiting = queued.with_state(show("PENDING", reason, "(null)")).job.waiting()
     assert waiting
-    assert waiting.hopeless
+    assert waiting.permanent
     assert f"Run first: scontrol show job 7; {first}" in waiting.reason
 
 
@@ -72,92 +72,94 @@ def test_what_never_starts_is_given_up_at_once_with_the_first_command(reason: st
         ("QOSMaxJobsPerUserLimit", "sacctmgr show qos"),
     ],
 )
-def test_what_may_start_later_is_given_up_when_its_time_is_over(
+def test_pending_job_ends_after_queue_s(
     reason: str, first: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    desk = Desk(monkeypatch, tmp_path, queue_s=100)
-    waiting = desk.says(show("PENDING", reason, "(null)")).job.waiting()
+    queued = QueuedJob(monkeypatch, tmp_path, queue_s=100)
+    waiting = queued.with_state(show("PENDING", reason, "(null)")).job.waiting()
     assert waiting
-    assert not waiting.hopeless
+    assert not waiting.permanent
     assert "Run first" not in waiting.reason
-    desk.job.submitted -= 101
-    waiting = desk.job.waiting()
+    queued.job.submitted -= 101
+    waiting = queued.job.waiting()
     assert waiting
-    assert waiting.hopeless
+    assert waiting.permanent
     assert first in waiting.reason.partition("Run first: ")[2]
-    assert "2 of 4 nodes can take jobs, 4 are asked for: node1 is DOWN+NOT_RESPONDING" in waiting.reason
+    assert "2 of 4 nodes are usable, the trial needs 4: node1 is DOWN+NOT_RESPONDING" in waiting.reason
     assert "node2 is IDLE+DRAIN: fan broken" in waiting.reason
 
 
-def test_more_time_than_the_partition_gives_is_told_in_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    desk = Desk(monkeypatch, tmp_path, partition="short")
+def test_time_limit_above_the_partitions_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    queued = QueuedJob(monkeypatch, tmp_path, partition="short")
     pending = show("PENDING", "PartitionConfig", "(null)")
-    waiting = desk.says(success(pending.out + "   TimeLimit=01:00:00\n")).job.waiting()
+    waiting = queued.with_state(success(pending.out + "   TimeLimit=01:00:00\n")).job.waiting()
     assert waiting
-    assert "partition short gives a job 5 minutes, 60 are asked for. Run first: scontrol show job 7" in waiting.reason
+    assert "partition short allows 5 minutes, the job requests 60. Run first: scontrol show job 7" in waiting.reason
 
 
-def test_a_script_that_slurmd_could_not_start_is_told_with_where_its_log_would_be(desk: Desk) -> None:
-    desk.says(show("FAILED", "JobLaunchFailure", code="0:0")).job.poll()
-    assert "slurmd could not start its script. Run first: srun ls -ld /tmp" in desk.job.exit_reason()
+def test_job_launch_failure_names_the_log_directory(queued: QueuedJob) -> None:
+    queued.with_state(show("FAILED", "JobLaunchFailure", code="0:0")).job.poll()
+    assert "slurmd could not start the script. Run first: srun ls -ld /tmp" in queued.job.exit_reason()
 
 
-def test_a_job_whose_node_was_lost_is_told_with_the_nodes_and_the_first_command(desk: Desk) -> None:
-    desk.says(show("NODE_FAIL", "NodeDown")).job.poll()
-    exit_reason = desk.job.exit_reason()
-    assert "on node[0-1] is NODE_FAIL: NodeDown" in exit_reason
-    assert "nodes can take jobs, 4 are asked for" in exit_reason
+def test_node_fail_names_nodes_and_first_command(queued: QueuedJob) -> None:
+    queued.with_state(show("NODE_FAIL", "NodeDown")).job.poll()
+    exit_reason = queued.job.exit_reason()
+    assert "on node[0-1] is NODE_FAIL (reason: NodeDown)" in exit_reason
+    assert "nodes are usable, the trial needs 4" in exit_reason
     assert exit_reason.endswith("Run first: scontrol show job 7; sinfo -R")
 
 
-def test_a_controller_that_is_away_ends_nothing_until_it_is_away_for_long(desk: Desk) -> None:
-    assert desk.says(show("RUNNING")).job.poll() is None
-    assert desk.says(DOWN).job.waiting() is None, "a moment is not worth a word"
-    desk.job._answered -= 11
-    waiting = desk.job.waiting()
+def test_controller_outage_is_tolerated_up_to_its_limit(queued: QueuedJob) -> None:
+    assert queued.with_state(show("RUNNING")).job.poll() is None
+    assert queued.with_state(DOWN).job.waiting() is None, "a short outage is not reported"
+    queued.job._last_response -= 11
+    waiting = queued.job.waiting()
     assert waiting
-    assert not waiting.hopeless
-    assert "Slurm no longer says what has become of job 7: the controller does not answer" in waiting.reason
-    assert desk.says(show("RUNNING")).job.waiting() is None
-    desk.says(failure("slurm_load_jobs error: Slurm backup controller in standby mode")).job._answered -= 601
-    waiting = desk.job.waiting()
+    assert not waiting.permanent
+    assert ": the controller does not answer" in waiting.reason
+    assert queued.with_state(show("RUNNING")).job.waiting() is None
+    queued.with_state(
+        failure("slurm_load_jobs error: Slurm backup controller in standby mode")
+    ).job._last_response -= 601
+    waiting = queued.job.waiting()
     assert waiting
-    assert waiting.hopeless
+    assert waiting.permanent
 
 
-def test_a_job_that_is_requeued_is_given_up(desk: Desk) -> None:
-    assert desk.says(show("RUNNING")).job.waiting() is None
-    waiting = desk.says(show("PENDING", "BeginTime", "(null)")).job.waiting()
+def test_requeued_job_is_ended(queued: QueuedJob) -> None:
+    assert queued.with_state(show("RUNNING")).job.waiting() is None
+    waiting = queued.with_state(show("PENDING", "BeginTime", "(null)")).job.waiting()
     assert waiting
-    assert waiting.hopeless
-    assert "job 7 had begun, and was put back into the queue (BeginTime)" in waiting.reason
+    assert waiting.permanent
+    assert "Slurm job 7 was requeued after its start (reason: BeginTime)" in waiting.reason
 
 
-def test_while_nodes_are_cleared_up_silence_is_none_but_that_has_an_end(desk: Desk) -> None:
-    assert desk.says(show("COMPLETING", "NonZeroExitCode", code="3:0")).job.poll() is None
-    waiting = desk.job.waiting()
+def test_completing_state_has_a_time_limit(queued: QueuedJob) -> None:
+    assert queued.with_state(show("COMPLETING", "NonZeroExitCode", code="3:0")).job.poll() is None
+    waiting = queued.job.waiting()
     assert waiting
-    assert (waiting.reason, waiting.hopeless) == ("", False)
-    desk.job._ended -= 10
-    waiting = desk.job.waiting()
+    assert (waiting.reason, waiting.permanent) == ("", False)
+    queued.job._completing_since -= 10
+    waiting = queued.job.waiting()
     assert waiting
-    assert waiting.reason == "job 7 has ended, and Slurm still clears up on node[0-1]"
-    desk.job._ended -= 180
-    assert desk.job.poll() == 3
+    assert waiting.reason == "Slurm job 7 is COMPLETING on node[0-1]"
+    queued.job._completing_since -= 180
+    assert queued.job.poll() == 3
 
 
 @pytest.mark.parametrize(("code", "polled"), [("0:0", 0), ("0:15", 1)])
-def test_a_job_whose_nodes_are_never_cleared_up_ends_by_its_exit_code(desk: Desk, code: str, polled: int) -> None:
-    desk.says(show("COMPLETING", code=code))
-    desk.job.collector.finished = True
-    assert desk.job.poll() is None
-    desk.job._ended -= 200
-    assert desk.job.poll() == polled
+def test_stuck_completing_job_returns_its_exit_code(queued: QueuedJob, code: str, polled: int) -> None:
+    queued.with_state(show("COMPLETING", code=code))
+    queued.job.collector.finished = True
+    assert queued.job.poll() is None
+    queued.job._completing_since -= 200
+    assert queued.job.poll() == polled
 
 
-def test_a_cancelled_job_that_slurm_has_forgotten_is_gone(desk: Desk) -> None:
-    desk.fake.replies["scancel 7"] = success("")
-    assert desk.says(failure("slurm_load_jobs error: Invalid job id specified")).job.cancel() == ""
+def test_unknown_job_counts_as_cancelled(queued: QueuedJob) -> None:
+    queued.fake.replies["scancel 7"] = success("")
+    assert queued.with_state(failure("slurm_load_jobs error: Invalid job id specified")).job.cancel() == ""
 
 
 RENDERED = Rendered(argv=("sbatch", "--parsable"), env={}, text="#!/bin/bash")
@@ -171,11 +173,9 @@ def attempt(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("words", ["7\n", "7;cluster\n", "Welcome! 3 news\n7\n", "note: 12 GPUs\n7;c\n"])
-def test_the_job_id_is_found_in_what_sbatch_prints_and_kept(
-    words: str, monkeypatch: pytest.MonkeyPatch, attempt: Path
-) -> None:
-    FakeSlurm({"sbatch": success(words)}).install(monkeypatch)
+@pytest.mark.parametrize("output", ["7\n", "7;cluster\n", "Welcome! 3 news\n7\n", "note: 12 GPUs\n7;c\n"])
+def test_job_id_is_parsed_and_saved(output: str, monkeypatch: pytest.MonkeyPatch, attempt: Path) -> None:
+    FakeSlurm({"sbatch": success(output)}).install(monkeypatch)
     assert SlurmLauncher(SETTINGS).start(RENDERED, attempt).id == "7"
     assert (attempt / "slurm_job_id").read_text() == "7"
 
@@ -183,7 +183,7 @@ def test_the_job_id_is_found_in_what_sbatch_prints_and_kept(
 @pytest.mark.parametrize(
     "result", [success("thank you\n"), failure("sbatch: error: Socket timed out"), KeyboardInterrupt()]
 )
-def test_a_job_that_slurm_took_without_telling_us_is_cancelled(
+def test_submitted_job_without_known_id_is_cancelled(
     result: CommandResult | BaseException, monkeypatch: pytest.MonkeyPatch, attempt: Path
 ) -> None:
     queue: list[str] = []
@@ -203,28 +203,28 @@ def test_a_job_that_slurm_took_without_telling_us_is_cancelled(
     assert not any("6" in command.split() for command in fake.commands)
 
 
-def test_a_job_that_cannot_be_ended_stops_the_next_run(monkeypatch: pytest.MonkeyPatch, attempt: Path) -> None:
-    monkeypatch.setattr(slurm_job, "_GONE_S", 0.3)
+def test_job_that_cannot_be_cancelled_stops_the_next_run(monkeypatch: pytest.MonkeyPatch, attempt: Path) -> None:
+    monkeypatch.setattr(slurm_job, "_CANCEL_LIMIT_S", 0.3)
     (attempt / "token").write_text("secret")
     (attempt / "shared").touch()
     answers = {SQUEUE: success(f"7 {attempt}/job.sbatch\n"), "scontrol show job 7": show("RUNNING"), "scancel 7": DOWN}
     fake = FakeSlurm(answers).install(monkeypatch)
     with pytest.raises(SeatrialError, match=r"earlier run .*still RUNNING .*Run first: scontrol show job 7"):
         list(cancel_remaining_jobs(attempt.parents[2], SETTINGS))
-    assert fake.commands.count("scancel 7") > 1, "one that fails is tried again"
+    assert fake.commands.count("scancel 7") > 1, "a failed scancel is retried"
 
 
-def test_a_new_run_asks_slurm_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_new_run_does_not_query_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeSlurm({}).install(monkeypatch)
     assert list(cancel_remaining_jobs(tmp_path, SETTINGS)) == []
 
 
-def test_nodes_that_suffice_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sufficient_nodes_give_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeSlurm(cluster("healthy")).install(monkeypatch)
     assert unavailable_nodes(SETTINGS) == ""
 
 
-def test_too_few_nodes_are_counted_by_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_nodes_of_a_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeSlurm(cluster("healthy")).install(monkeypatch)
     settings = SETTINGS.model_copy(update={"slurm": Slurm(partition="short")})
-    assert unavailable_nodes(settings) == "2 of 2 nodes of partition short can take jobs, 4 are asked for"
+    assert unavailable_nodes(settings) == "2 of 2 nodes of partition short are usable, the trial needs 4"

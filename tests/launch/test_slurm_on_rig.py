@@ -1,4 +1,4 @@
-"""The Slurm launcher on a real cluster: trials across nodes, and what can go wrong on the way."""
+"""The Slurm launcher on a real cluster: trials across nodes, and failures."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from seatrial.model import DecisionValue, JobState, Outcome, Trial
-from tests.processes import Program, all_doing, load, until
+from tests.processes import Program, load, ranks_in_check, until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
 pytestmark = pytest.mark.cluster
 
 CHECK = "collectives.all_reduce"
-# The sum is made for ten seconds, however soon its median is known: a test strikes while it is made.
+# all-reduce runs for ten seconds, so that a test can send signals meanwhile
 TRIAL = """
 slurm: {queue_s: 90}
 checks:
@@ -24,9 +24,9 @@ checks:
   collectives.all_reduce: {options: {sizes: [1MiB], min_seconds_per_size: 10}}
   nodes.reachable:
 """
-# Where silence is waited for. Elsewhere torchrun may take seconds to end after its ranks: other tests have both cores.
+# for tests that wait for a missing heartbeat; otherwise torchrun may take seconds to end after its ranks
 SOON = ("--set", "limits.heartbeat_timeout_s=12")
-ONLY = ("--only", CHECK)  # where what comes before and after it shows nothing more
+ONLY = ("--only", CHECK)  # for tests that need no other check
 
 
 @pytest.fixture
@@ -65,13 +65,16 @@ def test_a_trial_across_nodes(sound: Cluster, trial: Path, tmp_path: Path) -> No
     assert code == 0, err
     record = load(out)
     assert record.decision.value is DecisionValue.ACCEPTED
-    assert {one.launcher for one in record.results} == {"slurm"}
-    assert {one.subject for one in record.measurements if one.check == "host.inventory"} == {"node0", "node1"}
-    ranks = {one.subject for one in record.measurements if one.check == CHECK}
+    assert {result.launcher for result in record.results} == {"slurm"}
+    assert {measurement.subject for measurement in record.measurements if measurement.check == "host.inventory"} == {
+        "node0",
+        "node1",
+    }
+    ranks = {measurement.subject for measurement in record.measurements if measurement.check == CHECK}
     assert ranks == {"node0/rank0", "node0/rank1", "node1/rank2", "node1/rank3"}
     assert "2 nodes" in output
-    assert [one.nodelist for one in record.results] == ["node[0-1]", "node[0-1]"]
-    assert len({one.scheduler_id for one in record.results}) == 2
+    assert [result.nodelist for result in record.results] == ["node[0-1]", "node[0-1]"]
+    assert len({result.scheduler_id for result in record.results}) == 2
     assert "#SBATCH --nodelist='node[0-1]'" in (out / "jobs/ranks/attempt1/command.sh").read_text()
     assert nothing_is_left(sound)
     script = (out / "jobs" / "ranks" / "attempt1" / "command.sh").read_text()
@@ -81,9 +84,9 @@ def test_a_trial_across_nodes(sound: Cluster, trial: Path, tmp_path: Path) -> No
 def test_a_rank_killed_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = started(sound, trial, out)
-    victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[3]
-    assert victim["node"] == "node1"
-    sound.run_on("node1", ["kill", "-KILL", str(victim["pid"])])
+    rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[3]
+    assert rank["node"] == "node1"
+    sound.run_on("node1", ["kill", "-KILL", str(rank["pid"])])
     assert program.finish()[0] == 3
     record = load(out)
     assert set(errors(record)) == {CHECK}
@@ -95,11 +98,11 @@ def test_a_rank_killed_on_another_node_is_named(sound: Cluster, trial: Path, tmp
 def test_a_rank_stopped_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = started(sound, trial, out, *SOON, *ONLY)
-    victim = until(lambda: all_doing(out, "ranks", CHECK, 4))[2]
-    sound.run_on("node1", ["kill", "-STOP", str(victim["pid"])])
+    rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[2]
+    sound.run_on("node1", ["kill", "-STOP", str(rank["pid"])])
     assert program.finish()[0] == 3
     record = load(out)
-    assert JobState.HUNG in {one.state for one in record.results}
+    assert JobState.HUNG in {result.state for result in record.results}
     assert "node1/rank2" in errors(record)[CHECK]
     assert nothing_is_left(sound)
 
@@ -107,46 +110,46 @@ def test_a_rank_stopped_on_another_node_is_named(sound: Cluster, trial: Path, tm
 def test_ctrl_c_empties_the_queue(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = started(sound, trial, out)
-    until(lambda: all_doing(out, "ranks", CHECK, 4))
+    until(lambda: ranks_in_check(out, "ranks", CHECK, 4))
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130
     assert nothing_is_left(sound)
-    assert {one.check for one in load(out).measurements} == {"host.inventory"}
+    assert {measurement.check for measurement in load(out).measurements} == {"host.inventory"}
 
 
-def test_a_job_that_cannot_start_ends_with_the_reason(two: Cluster, trial: Path, tmp_path: Path) -> None:
+def test_job_that_cannot_start_reports_the_reason(two: Cluster, trial: Path, tmp_path: Path) -> None:
     two.drain("node1", "fan broken")
     out = tmp_path / "run"
     code, _, err = started(two, trial, out, "--set", "slurm.queue_s=3").finish()
     assert code == 3
     reasons = errors(load(out))
     assert set(reasons) == {"host.inventory", CHECK, "nodes.reachable"}
-    told = ("DOWN, DRAINED or reserved", "ReqNodeNotAvail, UnavailableNodes:node1")  # either, by how far Slurm has come
-    assert all("PENDING" in reason and any(words in reason for words in told) for reason in reasons.values())
-    assert "waiting: job" in err
+    expected = ("DOWN, DRAINED or reserved", "ReqNodeNotAvail, UnavailableNodes:node1")  # depends on the state of Slurm
+    assert all("PENDING" in reason and any(text in reason for text in expected) for reason in reasons.values())
+    assert "waiting: Slurm job" in err
     assert nothing_is_left(two)
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("setting", "expected"),
     [
         ("slurm.partition=nosuch", "no such partition"),
         ("slurm.constraint=moon", "no node has that feature"),
         ("cluster.nodes=64", "PENDING: PartitionConfig; waiting will not help"),
     ],
 )
-def test_what_slurm_refuses_is_told_with_the_next_command(
-    sound: Cluster, trial: Path, tmp_path: Path, setting: str, words: str
+def test_refused_submission_names_the_next_command(
+    sound: Cluster, trial: Path, tmp_path: Path, setting: str, expected: str
 ) -> None:
     out = tmp_path / "run"
     program = Program("run", trial, "--launcher", "slurm", "--set", setting, "--out", out, env=sound.env)
     code, _, err = program.finish()
     assert code == 3, err
-    assert all(words in reason and "Run first:" in reason for reason in errors(load(out)).values())
+    assert all(expected in reason and "Run first:" in reason for reason in errors(load(out)).values())
     assert nothing_is_left(sound)
 
 
-def test_a_controller_that_is_down(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
+def test_controller_down(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     two = make_cluster(2, extra="MessageTimeout=2")
     two.stop_controller()
     code, _, err = started(two, trial, tmp_path / "run").finish()
@@ -156,11 +159,12 @@ def test_a_controller_that_is_down(make_cluster: Callable[..., Cluster], trial: 
 
 
 @pytest.mark.timeout(450)
-def test_a_node_that_dies_while_the_job_runs(two: Cluster, trial: Path, tmp_path: Path) -> None:
+def test_node_failure_during_the_job(two: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = started(two, trial, out, *SOON, *ONLY)
-    ours = until(lambda: all_doing(out, "ranks", CHECK, 4))
+    heartbeats = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))
+    pids = [str(heartbeat["pid"]) for heartbeat in heartbeats if heartbeat["node"] == "node1"]
     two.kill_slurmd("node1")
-    two.run_on("node1", ["kill", "-KILL", *(str(pulse["pid"]) for pulse in ours if pulse["node"] == "node1")])
+    two.run_on("node1", ["kill", "-KILL", *pids])
     assert program.finish(260)[0] == 3
     assert "node1" in errors(load(out))[CHECK]

@@ -1,4 +1,4 @@
-"""The scripts that a person starts on each node."""
+"""Scripts of the torchrun launcher."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rendered(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_script_is_the_one_that_was_read_and_approved(name: str) -> None:
+def test_script_matches_golden_file(name: str) -> None:
     golden = GOLDEN / f"{name}.sh"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)
@@ -48,19 +48,19 @@ def test_pyxis_needs_slurm() -> None:
     assert "Slurm" in (TorchrunLauncher(settings).available(2) or "")
 
 
-def test_without_the_first_nodes_address_it_says_what_to_set(tmp_path: Path) -> None:
+def test_missing_master_addr_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "torchrun.sh"
     script.write_text(rendered("ranks"))
     env = {name: value for name, value in os.environ.items() if name != "MASTER_ADDR"}
     done = subprocess.run(["bash", script, "0"], env=env, capture_output=True, text=True, check=False)
-    assert "MASTER_ADDR: set it to the name or address" in done.stderr
+    assert "MASTER_ADDR: set it to the host name or address" in done.stderr
 
 
-def test_how_many_gpus_a_node_has_must_be_said(tmp_path: Path) -> None:
+def test_torchrun_requires_gpus_per_node(tmp_path: Path) -> None:
     code, _, err = call("render", "torchrun", "--nodes", "2")
     assert (code, "--gpus-per-node" in err) == (2, True)
 
 
-def test_out_is_for_torchrun_only(tmp_path: Path) -> None:
+def test_out_requires_torchrun(tmp_path: Path) -> None:
     code, _, err = call("render", "local", "--out", tmp_path / "run")
     assert (code, "torchrun only" in err) == (2, True)

@@ -1,4 +1,4 @@
-"""A run that a person starts by hand on each node, and that `run --resume` collects afterwards."""
+"""Jobs that the user starts with torchrun on each node; `run --resume` collects their results."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ checks:
 
 
 def prepared(folder: Path) -> Path:
-    """A run directory for two nodes of two processes, as ``render torchrun --out`` makes it."""
+    """Render a run directory for two nodes with two processes each."""
     (folder / "two.yaml").write_text(TRIAL)
-    words = ("--nodes", "2", "--gpus-per-node", "0", "--out", folder / "run")
-    code, out, err = call("render", "torchrun", folder / "two.yaml", *words)
+    options = ("--nodes", "2", "--gpus-per-node", "0", "--out", folder / "run")
+    code, out, err = call("render", "torchrun", folder / "two.yaml", *options)
     assert code == 0, err
     scripts = [(folder / "run" / "jobs" / name / "torchrun.sh").read_text() for name in ("nodes", "ranks")]
     assert out == "".join(f"{text}\n" for text in scripts)
@@ -34,7 +34,7 @@ def prepared(folder: Path) -> Path:
 
 
 def by_hand(cluster: Cluster, run_dir: Path, job: str) -> None:
-    """What a person does: the script on each node, with its number, at the same time."""
+    """Run the script on each node at the same time."""
     command = ["env", "MASTER_ADDR=node0", "bash", str(run_dir / "jobs" / job / "torchrun.sh")]
     with ThreadPoolExecutor() as pool:
         ended = pool.map(lambda node: cluster.run_on(node, [*command, node.removeprefix("node")], 120), cluster.nodes)
@@ -42,20 +42,25 @@ def by_hand(cluster: Cluster, run_dir: Path, job: str) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_what_was_started_by_hand_is_collected_by_resume(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    """What nobody has started is an ERROR that says how to, and can be made up for."""
+def test_resume_collects_ranks_started_by_the_user(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    """A job that was not started is an ERROR with the command; --resume after the start completes it."""
     two, run_dir = make_cluster(2), prepared(tmp_path)
     by_hand(two, run_dir, "nodes")
     assert run("run", "--resume", run_dir)[0] == 3
-    errors = {one.check: one.message for one in load(run_dir).verdicts if one.outcome is Outcome.ERROR}
+    errors = {item.check: item.message for item in load(run_dir).verdicts if item.outcome is Outcome.ERROR}
     assert set(errors) == {"collectives.all_reduce"}
-    assert f"Run first, on each node: bash {run_dir}/jobs/ranks/torchrun.sh NODE" in errors["collectives.all_reduce"]
+    assert f"Run on each node: bash {run_dir}/jobs/ranks/torchrun.sh NODE" in errors["collectives.all_reduce"]
     by_hand(two, run_dir, "ranks")
     code, out, err = run("run", "--resume", run_dir)
     assert code == 0, err
     record = load(run_dir)
     assert record.decision.value is DecisionValue.ACCEPTED
-    ranks = {one.subject for one in record.measurements if one.check == "collectives.all_reduce"}
+    ranks = {
+        measurement.subject for measurement in record.measurements if measurement.check == "collectives.all_reduce"
+    }
     assert ranks == {"node0/rank0", "node0/rank1", "node1/rank2", "node1/rank3"}
-    assert {one.subject for one in record.measurements if one.check == "host.inventory"} == {"node0", "node1"}
+    assert {measurement.subject for measurement in record.measurements if measurement.check == "host.inventory"} == {
+        "node0",
+        "node1",
+    }
     assert "2 nodes × 2 processes · torchrun" in out

@@ -1,4 +1,4 @@
-"""A run directory that only the login node has: what the nodes wrote comes home through srun."""
+"""A run directory on the login node only: results are fetched through srun."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from seatrial.model import DecisionValue, Outcome
 from seatrial.telemetry import files as telemetry
 from tests.launch.test_slurm_on_rig import CHECK, ONLY, SOON, errors, nothing_is_left
-from tests.processes import Program, all_doing, load, until
+from tests.processes import Program, load, ranks_in_check, until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
@@ -44,8 +44,8 @@ class Site:
     def started(self, seconds: float = 1, *more: str, first: str = "") -> Program:
         trial = self.folder / "two.yaml"
         trial.write_text(TRIAL.replace("SECONDS", str(seconds)))
-        words = ("--launcher", "slurm", "--nodes", "2", "--set", f"slurm.scratch={self.scratch}", *more)
-        return Program("run", trial, *words, "--out", self.out, env=self.cluster.env, first=first)
+        options = ("--launcher", "slurm", "--nodes", "2", "--set", f"slurm.scratch={self.scratch}", *more)
+        return Program("run", trial, *options, "--out", self.out, env=self.cluster.env, first=first)
 
     def left_on_nodes(self) -> str:
         return "".join(
@@ -60,14 +60,14 @@ def make_site(make_cluster: Callable[..., Cluster], tmp_path: Path) -> Callable[
 
 
 @pytest.mark.parametrize("without", [("node0", "node1"), ("node1",), ("node0",)])
-def test_a_trial_comes_home(make_site: Callable[..., Site], without: tuple[str, ...]) -> None:
+def test_results_are_fetched_from_unshared_nodes(make_site: Callable[..., Site], without: tuple[str, ...]) -> None:
     site = make_site(*without)
     code, _, err = site.started().finish()
     assert code == 0, err
     record = load(site.out)
     assert record.decision.value is DecisionValue.ACCEPTED
-    assert len([one for one in record.measurements if one.check == CHECK]) == 4
-    assert Outcome.WARN in {one.outcome for one in record.verdicts if one.metric == "paths_not_shared"}
+    assert len([measurement for measurement in record.measurements if measurement.check == CHECK]) == 4
+    assert Outcome.WARN in {verdict.outcome for verdict in record.verdicts if verdict.metric == "paths_not_shared"}
     attempt = site.out / "jobs" / "ranks" / "attempt1"
     assert {path.name for path in attempt.glob("rank?.jsonl")} == {f"rank{number}.jsonl" for number in range(4)}
     assert list(attempt.glob("logs/node1/**/stderr.log"))
@@ -80,12 +80,12 @@ def test_a_trial_comes_home(make_site: Callable[..., Site], without: tuple[str, 
     assert sampled == {"node0", "node1"}
 
 
-def test_a_rank_killed_on_another_node_is_named_and_the_logs_come_home(make_site: Callable[..., Site]) -> None:
+def test_killed_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callable[..., Site]) -> None:
     site = make_site()
     program = site.started(60)
-    victim = until(lambda: all_doing(site.out, "ranks", CHECK, 4))[3]
-    assert victim["node"] == "node1"
-    site.cluster.run_on("node1", ["kill", "-KILL", str(victim["pid"])])
+    rank = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[3]
+    assert rank["node"] == "node1"
+    site.cluster.run_on("node1", ["kill", "-KILL", str(rank["pid"])])
     assert program.finish()[0] == 3
     reasons = errors(load(site.out))
     assert set(reasons) == {CHECK}
@@ -95,11 +95,11 @@ def test_a_rank_killed_on_another_node_is_named_and_the_logs_come_home(make_site
     assert nothing_is_left(site.cluster)
 
 
-def test_a_rank_stopped_on_another_node_is_named_and_the_logs_come_home(make_site: Callable[..., Site]) -> None:
+def test_stopped_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callable[..., Site]) -> None:
     site = make_site()
     program = site.started(60, *SOON, *ONLY)
-    victim = until(lambda: all_doing(site.out, "ranks", CHECK, 4))[2]
-    site.cluster.run_on("node1", ["kill", "-STOP", str(victim["pid"])])
+    rank = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[2]
+    site.cluster.run_on("node1", ["kill", "-STOP", str(rank["pid"])])
     assert program.finish()[0] == 3
     assert "node1/rank2" in errors(load(site.out))[CHECK]
     assert list((site.out / "jobs" / "ranks" / "attempt1").glob("logs/node1/**/stderr.log"))
@@ -107,28 +107,28 @@ def test_a_rank_stopped_on_another_node_is_named_and_the_logs_come_home(make_sit
     assert nothing_is_left(site.cluster)
 
 
-def test_ctrl_c_leaves_nothing_in_the_queue_nor_on_the_nodes(make_site: Callable[..., Site]) -> None:
+def test_ctrl_c_leaves_no_job_and_no_files_on_nodes(make_site: Callable[..., Site]) -> None:
     site = make_site()
     program = site.started(60)
-    until(lambda: all_doing(site.out, "ranks", CHECK, 4))
+    until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130
-    assert {one.check for one in load(site.out).measurements} == {"host.inventory", "filesystem.shared"}
+    assert {measurement.check for measurement in load(site.out).measurements} == {"host.inventory", "filesystem.shared"}
     assert site.left_on_nodes() == ""
     assert nothing_is_left(site.cluster)
 
 
-def test_what_srun_cannot_bring_home_is_an_error(make_site: Callable[..., Site]) -> None:
-    """The nodes may not open connections to the login node: a firewall that is common between the two."""
+def test_failed_fetch_is_an_error(make_site: Callable[..., Site]) -> None:
+    """A firewall rejects connections from the nodes to the login node."""
     site = make_site()
     login = site.cluster.run_on("node0", ["getent", "hosts", "ctl"]).stdout.split()[0]
     closed = ["-p", "tcp", "--syn", "--dport", "32768:60999", "-j", "REJECT"]
     for node in site.cluster.nodes:
         site.cluster.run_on(node, ["iptables", "-A", "OUTPUT", "-d", login, *closed])
-    soon = "from seatrial.launch import collect; collect.SILENCE_S = 12"  # of a minute
+    soon = "from seatrial.launch import collect; collect.NO_DATA_TIMEOUT_S = 12"
     code, _, err = site.started(1, "--only", "host.inventory", first=soon).finish()
     assert code == 3, err
     reason = errors(load(site.out))["host.inventory"]
-    assert "could not be fetched through srun: no node has sent anything for 12 s" in reason
+    assert "through srun failed: no data from any node for 12 s" in reason
     assert f"in {site.scratch}/seatrial-1" in reason
     assert nothing_is_left(site.cluster)

@@ -1,4 +1,4 @@
-"""What a running trial says of a check the moment it has been measured."""
+"""Live outcomes of checks in a running trial."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from seatrial.model import Job, Measurement, Metric, Outcome, Threshold
 from seatrial.pipeline.collect import Collected
 from seatrial.pipeline.run import show_outcome
 from seatrial.pipeline.run_directory import Request, RunDir
-from tests.pipeline.started import Quiet
+from tests.pipeline.fixtures import SilentShow
 
 
-class Heard(Quiet):
-    """Somebody watches."""
+class RecordingShow(SilentShow):
+    """Records the last outcome and the number of outcomes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told, self.times = "", 0
+        self.reason, self.count = "", 0
 
     def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
-        self.told, self.times = reason, self.times + 1
+        self.reason, self.count = reason, self.count + 1
 
 
-def test_a_check_is_announced_once_when_every_place_has_been_measured(tmp_path: Path) -> None:
+def test_outcome_is_shown_once_after_all_ranks(tmp_path: Path) -> None:
     config = Config(name="t", checks={"host.inventory": CheckSettings()})
     request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
-    heard = Heard()
-    collected = Collected(RunDir.create(tmp_path / "run", request), config, heard, show_outcome)
+    show = RecordingShow()
+    collected = Collected(RunDir.create(tmp_path / "run", request), config, show, show_outcome)
     job = Job(
         name="nodes",
         placement="nodes",
@@ -43,49 +43,52 @@ def test_a_check_is_announced_once_when_every_place_has_been_measured(tmp_path: 
     )
     collected.job_started(job, 1)
     for rank in range(3):
-        assert heard.times == 0
+        assert show.count == 0
         collected.measured(Measurement(check="host.inventory", subject=f"n{rank}", rank=rank, skipped="no"))
-    assert heard.times == 1
+    assert show.count == 1
 
 
-@pytest.mark.parametrize(("retry", "words"), [(True, ""), (False, "; not retried")])
-def test_a_figure_that_is_to_be_measured_again_is_not_called_unrepeated(
-    tmp_path: Path, retry: bool, words: str
-) -> None:
+@pytest.mark.parametrize(("retry", "suffix"), [(True, ""), (False, "; not retried")])
+def test_outcome_before_a_retry_does_not_say_not_retried(tmp_path: Path, retry: bool, suffix: str) -> None:
     asked = CheckSettings(expect={"busbw.1GiB": Threshold.parse("> 350 GB/s")})
     config = Config(name="t", retry=retry, checks={"collectives.all_reduce": asked})
     request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
     metrics = {"busbw.1GiB": (300, "GB/s"), "wrong_elements": (0, "count"), "sizes_not_allocated": (0, "sizes")}
     made = tuple(Metric(name=n, value=v, unit=unit, subject="cluster") for n, (v, unit) in metrics.items())
-    heard = Heard()
-    collected = Collected(RunDir.create(tmp_path / "run", request), config, heard, show_outcome)
+    show = RecordingShow()
+    collected = Collected(RunDir.create(tmp_path / "run", request), config, show, show_outcome)
     collected.measured(Measurement(check="collectives.all_reduce", subject="n0/gpu0", rank=0, metrics=made))
-    assert heard.told.startswith(f"busbw.1GiB is 300 GB/s, expected > 350 GB/s{words}: ")
+    assert show.reason.startswith(f"busbw.1GiB is 300 GB/s, expected > 350 GB/s{suffix}: ")
 
 
-def test_a_measurement_is_on_disk_before_it_is_judged(tmp_path: Path) -> None:
+def test_measurement_is_on_disk_before_it_is_judged(tmp_path: Path) -> None:
     config = Config(name="t", checks={"host.inventory": CheckSettings()})
     request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
     run_dir = RunDir.create(tmp_path / "run", request)
     on_disk: list[str] = []
 
     def complete(collected: Collected, check: str) -> None:
-        on_disk.extend(one.check for one in run_dir.recover().measurements)
+        on_disk.extend(item.check for item in run_dir.recover().measurements)
         raise KeyboardInterrupt
 
-    collected = Collected(run_dir, config, Heard(), complete)
+    collected = Collected(run_dir, config, RecordingShow(), complete)
     with pytest.raises(KeyboardInterrupt):
         collected.measured(Measurement(check="host.inventory", subject="n0", rank=0))
     assert on_disk == ["host.inventory"]
 
 
-def test_a_record_does_not_show_whose_file_was_read_first(tmp_path: Path) -> None:
+def test_measurements_are_sorted_by_rank(tmp_path: Path) -> None:
     config = Config(name="t", checks={name: CheckSettings() for name in ("train.parity", "train.checkpoint")})
     request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
-    collected = Collected(RunDir.create(tmp_path / "run", request), config, Heard())
+    collected = Collected(RunDir.create(tmp_path / "run", request), config, RecordingShow())
     come = [("train.parity", 1), ("train.parity", 0), ("train.checkpoint", 1), ("train.checkpoint", 0)]
     collected.measurements = [Measurement(check=check, subject=f"n0/gpu{rank}", rank=rank) for check, rank in come]
-    collected.repeats = [one.model_copy(update={"retry": True}) for one in collected.measurements[2:]]
+    collected.retries = [measurement.model_copy(update={"retry": True}) for measurement in collected.measurements[2:]]
     collected.sort()
-    assert [(one.check, one.rank) for one in collected.measurements] == [come[1], come[0], come[3], come[2]]
-    assert [one.rank for one in collected.repeats] == [0, 1]
+    assert [(measurement.check, measurement.rank) for measurement in collected.measurements] == [
+        come[1],
+        come[0],
+        come[3],
+        come[2],
+    ]
+    assert [measurement.rank for measurement in collected.retries] == [0, 1]

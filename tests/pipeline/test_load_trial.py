@@ -1,4 +1,4 @@
-"""Reading trial.json back: whatever stands there, one clear message or a report."""
+"""Loading trial.json: a trial, or one message for a damaged record."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ DAMAGED: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_record_is_one_message(tmp_path: Path, name: str) -> None:
-    content, words = DAMAGED[name]
+def test_damaged_record_gives_one_message(tmp_path: Path, name: str) -> None:
+    content, expected = DAMAGED[name]
     (tmp_path / "trial.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError) as error:
         load_trial(tmp_path)
-    assert str(tmp_path / "trial.json") in str(caught.value)
-    assert words in str(caught.value)
+    assert str(tmp_path / "trial.json") in str(error.value)
+    assert expected in str(error.value)
 
 
-def test_a_directory_of_that_name(tmp_path: Path) -> None:
+def test_directory_instead_of_a_record(tmp_path: Path) -> None:
     (tmp_path / "trial.json").mkdir()
     for path in (tmp_path, tmp_path / "trial.json"):
         with pytest.raises(UsageError, match="cannot read"):
             load_trial(path)
 
 
-def test_a_whole_record_is_read_from_its_folder_and_by_its_name(tmp_path: Path) -> None:
+def test_record_is_loaded_by_folder_or_file(tmp_path: Path) -> None:
     (tmp_path / "trial.json").write_text(record())
     assert load_trial(tmp_path) == load_trial(tmp_path / "trial.json") == samples.accepted()
     assert isinstance(load_trial(tmp_path), Trial)
@@ -66,22 +66,22 @@ VERSION_1 = [
 ]
 
 
-def test_records_of_schema_version_1_are_at_hand() -> None:
+def test_number_of_version_1_records() -> None:
     assert len(VERSION_1) == 18
 
 
 @pytest.mark.parametrize("path", VERSION_1, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_a_record_of_schema_version_1_is_upgraded(path: Path) -> None:
+def test_version_1_record_is_upgraded(path: Path) -> None:
     old = json.loads(path.read_text(encoding="utf-8"))
     trial = load_trial(path)
     assert (old["schema_version"], trial.schema_version) == ("1", "2")
-    assert [one.fix for one in trial.verdicts] == [one["remedy"] for one in old["verdicts"]]
-    assert [one.detail for one in trial.verdicts] == [one["reason"] for one in old["verdicts"]]
+    assert [verdict.fix for verdict in trial.verdicts] == [verdict["remedy"] for verdict in old["verdicts"]]
+    assert [verdict.detail for verdict in trial.verdicts] == [verdict["reason"] for verdict in old["verdicts"]]
     assert trial.decision.cpu_only is old["decision"]["scope"].startswith("REHEARSAL")
-    assert [one.fix for one in trial.findings] == [one["remedy"] for one in old["findings"]]
+    assert [finding.fix for finding in trial.findings] == [finding["remedy"] for finding in old["findings"]]
 
 
-def test_a_damaged_record_of_schema_version_1_is_one_message(tmp_path: Path) -> None:
+def test_damaged_version_1_record_gives_one_message(tmp_path: Path) -> None:
     damages: tuple[dict[str, Any], ...] = ({"verdicts": ["FAIL"]}, {"verdicts": {}}, {"decision": "ACCEPTED"})
     for changes in damages:
         (tmp_path / "trial.json").write_text(record(schema_version="1", **changes))

@@ -31,7 +31,7 @@ def declared(name: str, scope: Scope, needs: Needs | None = None, limit_s: float
 
 
 class Reserved(Options):
-    """Of a check that looks at nodes as our jobs see them."""
+    """Options with a reservation."""
 
     reservation: str | None = None
 
@@ -69,56 +69,56 @@ def test_checks_that_share_a_placement_share_a_job() -> None:
     assert ranks.options["all.c"] == {"of": "all.c"}
 
 
-def test_what_asks_the_scheduler_runs_once_where_we_are() -> None:
+def test_control_checks_run_once_on_this_host() -> None:
     checks = {"slurm.x": declared("slurm.x", Scope.CONTROL)}
     settings = config(nodes=4).model_copy(update={"checks": {"slurm.x": CheckSettings()}})
     (job,) = make_plan(settings, checks, Devices(0)).jobs
     assert (job.name, job.nodes, job.ranks_per_node, job.expected_nodes) == ("control", 1, 1, 4)
 
 
-def test_a_trial_can_give_a_check_more_time() -> None:
+def test_trial_overrides_limit_s() -> None:
     more = config().model_copy(update={"checks": {"all.c": CheckSettings(limit_s=99)}})
     assert make_plan(more, CHECKS, Devices(2)).jobs[0].limits == {"all.c": 99}
 
 
-def test_without_a_gpu_two_ranks_rehearse_on_the_cpu() -> None:
+def test_without_gpu_two_cpu_ranks_run() -> None:
     plan = make_plan(config(), CHECKS, Devices(0))
     assert (plan.jobs[1].ranks_per_node, plan.jobs[1].device) == (2, "cpu")
-    (skipped,) = plan.settled
-    assert (skipped.check, skipped.skipped) == ("gpu.b", "no GPU on this machine, and none promised")
+    (skipped,) = plan.not_run
+    assert (skipped.check, skipped.skipped) == ("gpu.b", "no GPU on this host, and none expected")
 
 
-def test_gpus_that_should_be_there_are_never_replaced_by_the_cpu() -> None:
-    plan = make_plan(config(gpus=8), CHECKS, Devices(0, "8 GPUs promised, 0 usable"))
+def test_missing_gpus_never_lead_to_a_cpu_run() -> None:
+    plan = make_plan(config(gpus=8), CHECKS, Devices(0, "8 GPUs expected, 0 usable"))
     assert [job.name for job in plan.jobs] == ["nodes"]
-    assert {one.check: one.error for one in plan.settled} == dict.fromkeys(
-        ("gpu.b", "all.c", "all.d"), "8 GPUs promised, 0 usable"
+    assert {measurement.check: measurement.error for measurement in plan.not_run} == dict.fromkeys(
+        ("gpu.b", "all.c", "all.d"), "8 GPUs expected, 0 usable"
     )
 
 
-def test_a_check_for_several_ranks_is_skipped_on_one_gpu() -> None:
+def test_check_for_several_ranks_is_skipped_on_one_gpu() -> None:
     plan = make_plan(config(), CHECKS, Devices(1))
-    (skipped,) = plan.settled
-    assert (skipped.check, skipped.skipped) == ("all.c", "needs 2 ranks, this placement has 1")
+    (skipped,) = plan.not_run
+    assert (skipped.check, skipped.skipped) == ("all.c", "needs 2 ranks, this trial has 1")
 
 
-def test_only_and_skip_take_patterns_and_are_remembered() -> None:
+def test_only_and_skip_patterns() -> None:
     plan = make_plan(config(), CHECKS, Devices(2), only=["all.*", "host.a"], skip=["all.d"])
     assert [job.checks for job in plan.jobs] == [("host.a",), ("all.c",)]
-    assert plan.left_out == {"gpu.b": "--only", "all.d": "--skip"}
+    assert plan.excluded_checks == {"gpu.b": "--only", "all.d": "--skip"}
 
 
-def test_a_pattern_that_matches_nothing_is_an_error() -> None:
+def test_pattern_without_match_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"no check of this trial matches 'host\.b'; did you mean 'host\.a'"):
         make_plan(config(), CHECKS, Devices(2), only=["host.b"])
 
 
-def test_what_is_done_is_not_planned_again() -> None:
+def test_done_checks_are_not_planned() -> None:
     plan = make_plan(config(), CHECKS, Devices(2), done=["host.a", "all.c"])
     assert [job.checks for job in plan.jobs] == [("gpu.b", "all.d")]
 
 
-def test_what_is_measured_again_is_measured_where_it_was() -> None:
+def test_retry_job_has_the_same_placement() -> None:
     first = make_plan(config(nodes=2), CHECKS, Devices(4))
     (job,) = retry_jobs(first.jobs, {"all.c": "slow", "gpu.b": "slow"}, startup_s=180)
     assert (job.name, job.checks, job.retry) == ("ranks-retry", ("gpu.b", "all.c"), True)
@@ -128,15 +128,15 @@ def test_what_is_measured_again_is_measured_where_it_was() -> None:
     assert list(retry_jobs(first.jobs, {}, 180)) == []
 
 
-@pytest.mark.parametrize(("own", "given"), [({}, "week47"), ({"reservation": "other"}, "other")])
-def test_a_check_is_told_the_reservation_of_the_trial(own: dict[str, JsonValue], given: str) -> None:
+@pytest.mark.parametrize(("options", "expected"), [({}, "week47"), ({"reservation": "other"}, "other")])
+def test_reservation_is_the_default_option(options: dict[str, JsonValue], expected: str) -> None:
     asks = replace(declared("host.a", Scope.NODE), options=Reserved)
     trial = config().model_copy(
-        update={"slurm": Slurm(reservation="week47"), "checks": {"host.a": CheckSettings(options=own)}}
+        update={"slurm": Slurm(reservation="week47"), "checks": {"host.a": CheckSettings(options=options)}}
     )
     (job,) = make_plan(trial, {"host.a": asks}, Devices(0)).jobs
-    assert job.options == {"host.a": {"reservation": given}}
+    assert job.options == {"host.a": {"reservation": expected}}
     (job,) = make_plan(
         trial.model_copy(update={"slurm": Slurm()}), {"host.a": declared("host.a", Scope.NODE)}, Devices(0)
     ).jobs
-    assert job.options == {"host.a": own}
+    assert job.options == {"host.a": options}

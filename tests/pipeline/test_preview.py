@@ -1,4 +1,4 @@
-"""What a run would do is shown without starting anything."""
+"""Previews of a run, which start nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from seatrial.model import Threshold, UsageError
 from seatrial.pipeline.preview import prepare, preview
 from seatrial.pipeline.run import run
 from seatrial.pipeline.run_directory import Request, RunDir
-from tests.pipeline.started import Quiet
+from tests.pipeline.fixtures import SilentShow
 from tests.pipeline.test_survey import survey
 
 
 @pytest.mark.parametrize("start", ["run", "preview", "prepare"])
-def test_a_threshold_above_the_hardware_is_refused_before_anything_starts(
+def test_threshold_above_the_hardware_is_refused_before_the_start(
     start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("run", "preview"):
@@ -26,7 +26,7 @@ def test_a_threshold_above_the_hardware_is_refused_before_anything_starts(
     config = Config(name="t", launcher="local", cluster=Cluster(gpus_per_node=1), checks={"device.gemm": gemm})
     asked = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
     ways: dict[str, Callable[[], object]] = {
-        "run": lambda: run(RunDir.create(tmp_path / "run", asked), Quiet()),
+        "run": lambda: run(RunDir.create(tmp_path / "run", asked), SilentShow()),
         "preview": lambda: preview(asked),
         "prepare": lambda: prepare(asked, tmp_path / "run"),
     }

@@ -1,4 +1,4 @@
-"""Records judged again; baselines learned from them are in tests/judge/test_site_baseline.py."""
+"""Rejudged records; learning of baselines is tested in tests/judge/test_site_baseline.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.config.schema import Config
 from seatrial.model import DecisionValue, Outcome, UsageError
-from seatrial.pipeline.rejudge import baseline_of, learn, rejudge
+from seatrial.pipeline.rejudge import learn, load_baseline, rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import RESULTS
 from tests.report import samples
@@ -16,29 +16,29 @@ from tests.report import samples
 RECORD = RESULTS / "2026-11-22-4xh200" / "fabric-1.trial.json"
 
 
-def test_a_record_judged_twice_gives_the_same() -> None:
+def test_rejudge_is_idempotent() -> None:
     trial = rejudge(load_trial(RECORD))
     assert rejudge(trial) == trial
 
 
-def test_a_lost_measurement_is_missed() -> None:
+def test_missing_measurement_is_an_error() -> None:
     trial = load_trial(RECORD)
-    kept = tuple(one for one in trial.measurements if one.check != "device.gemm")
+    kept = tuple(measurement for measurement in trial.measurements if measurement.check != "device.gemm")
     judged = rejudge(trial.model_copy(update={"measurements": kept}))
     assert judged.decision.value is DecisionValue.INCOMPLETE
-    assert Outcome.ERROR in {one.outcome for one in judged.verdicts if one.check == "device.gemm"}
+    assert Outcome.ERROR in {verdict.outcome for verdict in judged.verdicts if verdict.check == "device.gemm"}
 
 
-def test_a_config_of_another_version_is_refused_with_its_key() -> None:
+def test_config_of_another_version_is_refused_with_its_key() -> None:
     trial = samples.accepted()
     with pytest.raises(UsageError, match=r"config\.unheard_of"):
         rejudge(trial.model_copy(update={"config": {**trial.config, "unheard_of": 1}}))
 
 
-def test_nothing_is_learned_from_no_runs(tmp_path: Path) -> None:
+def test_learn_requires_runs(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         learn("site", [tmp_path / "nowhere"])
 
 
-def test_a_trial_without_a_baseline_has_none() -> None:
-    assert baseline_of(Config.model_validate(samples.accepted().config)) is None
+def test_trial_without_baseline() -> None:
+    assert load_baseline(Config.model_validate(samples.accepted().config)) is None

@@ -1,4 +1,4 @@
-"""What an earlier session left, and what is measured again."""
+"""Resuming: measurements of earlier sessions that count, and those that are repeated."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import pytest
 from seatrial.model import Machine, Measurement
 from seatrial.pipeline.collect import Collected
 from seatrial.pipeline.plan import Plan
-from seatrial.pipeline.resume import done, load_earlier_session
+from seatrial.pipeline.resume import completed_checks, load_earlier_session
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.util.journal import Journal, Record
-from tests.pipeline.started import HERE, JOB, Quiet, collected, request
+from tests.pipeline.fixtures import HERE, JOB, SilentShow, collected, request
 
 
-def test_one_rank_measured_twice_does_not_stand_for_two() -> None:
+def test_two_measurements_of_one_rank_do_not_complete_a_check() -> None:
     plan = Plan((JOB,), (), {})
     first, second = (Measurement(check="train.cnn", subject=f"n0/rank{rank}", rank=rank) for rank in (0, 1))
-    assert done(plan, [first, first]) == []
-    assert done(plan, [first, second]) == ["train.cnn"]
+    assert completed_checks(plan, [first, first]) == []
+    assert completed_checks(plan, [first, second]) == ["train.cnn"]
 
 
-def test_what_an_earlier_plan_had_skipped_is_not_measured() -> None:
+def test_check_skipped_by_an_earlier_plan_is_not_complete() -> None:
     skipped = Measurement(check="train.cnn", subject="cluster", skipped="no GPU")
     alone = JOB.model_copy(update={"ranks_per_node": 1})
-    assert done(Plan((alone,), (), {}), [skipped]) == []
-    assert done(Plan((), (skipped,), {}), [skipped]) == ["train.cnn"]
+    assert completed_checks(Plan((alone,), (), {}), [skipped]) == []
+    assert completed_checks(Plan((), (skipped,), {}), [skipped]) == ["train.cnn"]
 
 
 @pytest.mark.parametrize("now", [Machine(host="other", gpus=HERE.gpus), Machine(host="h", gpus=("GPU-1", "GPU-3"))])
-def test_figures_of_another_host_or_gpu_are_forgotten_for_good(tmp_path: Path, now: Machine) -> None:
+def test_measurements_of_another_machine_are_discarded_permanently(tmp_path: Path, now: Machine) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
     run_dir.save_machine(HERE)
     run_dir.save(Measurement(check="host.inventory", subject="h", rank=0))
@@ -45,7 +45,7 @@ def test_figures_of_another_host_or_gpu_are_forgotten_for_good(tmp_path: Path, n
     assert back.measurements == [], "and coming back does not bring them back"
 
 
-def test_a_record_of_another_machine_is_set_aside_before_anything_is_measured(tmp_path: Path) -> None:
+def test_record_of_another_machine_is_set_aside(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
     run_dir.save_machine(HERE)
     run_dir.save(Measurement(check="host.inventory", subject="h", rank=0))
@@ -53,17 +53,15 @@ def test_a_record_of_another_machine_is_set_aside_before_anything_is_measured(tm
     record.write_text("ACCEPTED")
     load_earlier_session(collected(run_dir), HERE)
     assert record.exists()
-    watching = Quiet()
+    watching = SilentShow()
     new_driver = HERE.model_copy(update={"versions": ("driver 590",)})
     load_earlier_session(Collected(run_dir, run_dir.request.config, watching), new_driver)
-    assert watching.complaints == ["measured before on h, now on h; driver 590: everything is measured again"]
+    assert watching.warnings == ["machine changed from h to h; driver 590: measuring all checks again"]
     assert not record.exists()
     assert (tmp_path / "out/trial.json.before").read_text() == "ACCEPTED"
 
 
-def test_killed_while_it_forgets_another_machine_it_still_forgets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_discard_of_another_machine_survives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
     run_dir.save_machine(HERE)
     run_dir.save(Measurement(check="host.inventory", subject="h", rank=0))

@@ -1,4 +1,4 @@
-"""The pipeline in this process: what is done, what is left, what no Ctrl-C may tear apart."""
+"""The pipeline in this process: retries, resume, interruptions and unwritable records."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ from seatrial.pipeline.run import INTERRUPTED, run
 from seatrial.pipeline.run_directory import RunDir, load_trial
 from tests import processes
 from tests.launch.scripted import HEAD, Scripted
-from tests.pipeline.started import Quiet, request
-from tests.processes import Program, pulses, until
+from tests.pipeline.fixtures import SilentShow, request
+from tests.processes import Program, heartbeats, until
 
 
-def test_ctrl_c_while_the_reports_are_written_does_not_tear_them_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_while_writing_reports_is_deferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_all = report.write_all
 
     def interrupted(trial: Trial, run_dir: Path) -> list[Path]:
@@ -36,46 +34,42 @@ def test_ctrl_c_while_the_reports_are_written_does_not_tear_them_apart(
         return write_all(trial, run_dir)
 
     monkeypatch.setattr(report, "write_all", interrupted)
-    trial = run(RunDir.create(tmp_path / "out", request()), Quiet())
+    trial = run(RunDir.create(tmp_path / "out", request()), SilentShow())
     assert (trial.decision.value, trial.stop_reason) == (DecisionValue.ACCEPTED, "")
     assert Trial.model_validate_json((tmp_path / "out/trial.json").read_text()) == trial
     assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
-def test_ctrl_c_while_measuring_is_told_and_keeps_what_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_while_measuring_writes_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(self: Collected, measurement: Measurement) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Collected, "measured", interrupt)
-    trial = run(RunDir.create(tmp_path / "out", request()), Quiet())
+    trial = run(RunDir.create(tmp_path / "out", request()), SilentShow())
     assert (trial.decision.value, trial.stop_reason) == (DecisionValue.INCOMPLETE, INTERRUPTED)
     assert (tmp_path / "out/report.html").exists()
 
 
 @pytest.mark.parametrize(("expect", "verb"), [(0, DecisionValue.INCOMPLETE), (10**9, DecisionValue.REJECTED)])
-def test_a_record_that_cannot_be_written_accepts_nothing_but_still_rejects(
-    tmp_path: Path, expect: int, verb: DecisionValue
-) -> None:
+def test_unwritable_record_is_never_accepted(tmp_path: Path, expect: int, verb: DecisionValue) -> None:
     settings = {"expect": {"nofile_soft": f">= {expect} files"}}
     config = Config(name="t", checks={"host.inventory": CheckSettings.model_validate(settings)})
     run_dir = RunDir.create(tmp_path / "out", request().model_copy(update={"config": config}))
     (tmp_path / "out/report.html").mkdir()
-    trial = run(run_dir, Quiet())
+    trial = run(run_dir, SilentShow())
     assert trial.decision.value is verb
     written = Trial.model_validate_json((tmp_path / "out/trial.json").read_text())
     assert written.decision == trial.decision
 
 
-SPEED, FIGURE = "filesystem.speed", "write_single.run_directory"
+SPEED, METRIC = "filesystem.speed", "write_single.run_directory"
 BROKEN = "sys.exit(3)\n"
 
 
 def speed(gb_s: float, ranks: tuple[int, ...] = (0, 1), again: bool = False, seconds: float = 0) -> str:
-    """A script in which these ranks measure the figure."""
+    """Return a script in which these ranks measure METRIC."""
     metrics = [
-        {"name": FIGURE, "value": gb_s, "unit": "GB/s", "subject": "cluster"},
+        {"name": METRIC, "value": gb_s, "unit": "GB/s", "subject": "cluster"},
         {"name": "paths_failed", "value": 0, "unit": "paths", "subject": "cluster"},
     ]
     return f"""
@@ -88,7 +82,7 @@ for rank in {ranks}:
 
 
 class Played(Scripted):
-    """Plays a script for each job by its name, and ends in Ctrl-C after that of the job ``stopped``."""
+    """Runs a script per job name; raises KeyboardInterrupt after the job ``stopped``."""
 
     def __init__(self, scripts: Mapping[str, str], stopped: str = "") -> None:
         self._by_job, self._stopped = scripts, stopped
@@ -105,128 +99,131 @@ class Played(Scripted):
 
 
 def speed_trial(out: Path, retry: bool = True) -> RunDir:
-    settings = CheckSettings.model_validate({"expect": {FIGURE: "> 1 GB/s"}})
+    settings = CheckSettings.model_validate({"expect": {METRIC: "> 1 GB/s"}})
     config = Config(name="t", retry=retry, cluster=Cluster(gpus_per_node=0), checks={SPEED: settings})
     return RunDir.create(out, request().model_copy(update={"config": config}))
 
 
 def played(
     monkeypatch: pytest.MonkeyPatch, run_dir: RunDir, *, stopped: str = "", **scripts: str
-) -> tuple[Trial, Quiet]:
-    show, launcher = Quiet(), Played({name.replace("_", "-"): text for name, text in scripts.items()}, stopped)
+) -> tuple[Trial, SilentShow]:
+    show, launcher = SilentShow(), Played({name.replace("_", "-"): text for name, text in scripts.items()}, stopped)
     with monkeypatch.context() as patch:
         patch.setattr("seatrial.pipeline.run.launcher_for", lambda settings, placement: launcher)
         trial = run(run_dir, show)
-    os.close(run_dir._journal.fileno())  # as the end of the process would
+    os.close(run_dir._journal.fileno())  # releases the lock
     return trial, show
 
 
-def said_of(trial: Trial) -> tuple[Outcome, str]:
-    (verdict,) = [one for one in trial.verdicts if one.metric == FIGURE]
+def outcome_and_message(trial: Trial) -> tuple[Outcome, str]:
+    (verdict,) = [verdict for verdict in trial.verdicts if verdict.metric == METRIC]
     return verdict.outcome, verdict.message
 
 
-def test_what_is_slow_once_is_measured_again_and_only_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_reproduced_failure_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = speed_trial(tmp_path / "out")
     trial, show = played(monkeypatch, run_dir, ranks=speed(0.5, seconds=1000), ranks_retry=speed(2))
-    outcome, reason = said_of(trial)
+    outcome, reason = outcome_and_message(trial)
     assert (trial.decision.value, outcome) == (DecisionValue.ACCEPTED, Outcome.WARN)
     assert "not reproduced (0.5 GB/s, then 2 GB/s)" in reason
-    assert show.repeated == {"ranks-retry": f"{FIGURE} is 0.5 GB/s, expected > 1 GB/s"}
-    assert [one.job for one in trial.results] == ["ranks", "ranks-retry"]
-    assert [one.name for one in trial.jobs] == ["ranks"]
-    assert [[one.metrics[0].value for one in each if one.metrics] for each in (trial.measurements, trial.retries)] == [
+    assert show.retry_reasons == {"ranks-retry": f"{METRIC} is 0.5 GB/s, expected > 1 GB/s"}
+    assert [result.job for result in trial.results] == ["ranks", "ranks-retry"]
+    assert [job.name for job in trial.jobs] == ["ranks"]
+    assert [
+        [measurement.metrics[0].value for measurement in each if measurement.metrics]
+        for each in (trial.measurements, trial.retries)
+    ] == [
         [0.5],
         [2],
     ]
-    took = {one.name: one.seconds for one in trial.timings}
+    took = {timing.name: timing.seconds for timing in trial.timings}
     assert (took[SPEED], took[f"{SPEED} (retry)"]) == (1000, 0)
     assert took["start and end of job ranks-retry"] > 0
-    recorded = [one for one in load_trial(run_dir.path).verdicts if one.retry]
-    assert [(one.reasons, one.retry) for one in recorded] == [
+    recorded = [item for item in load_trial(run_dir.path).verdicts if item.retry]
+    assert [(item.reasons, item.retry) for item in recorded] == [
         ((Reason.THRESHOLD_VIOLATED, Reason.NOT_REPRODUCED), Retry(0.5, 2))
     ]
     for name in ("report.html", "junit.xml"):
         assert "not reproduced (0.5 GB/s, then 2 GB/s)" in (run_dir.path / name).read_text(), name
-    figures = [line for line in (run_dir.path / "metrics.prom").read_text().splitlines() if FIGURE in line]
+    figures = [line for line in (run_dir.path / "metrics.prom").read_text().splitlines() if METRIC in line]
     assert [line.partition("{")[0] for line in figures] == [
         "seatrial_measured_bytes_per_second",
         "seatrial_remeasured_bytes_per_second",
     ]
 
 
-def test_what_is_slow_twice_is_rejected_and_a_resume_measures_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reproduced_failure_is_rejected_and_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = speed_trial(tmp_path / "out")
     trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_retry=speed(0.4))
     assert trial.decision.value is DecisionValue.REJECTED
-    assert "; reproduced (0.5 GB/s, then 0.4 GB/s)" in said_of(trial)[1]
+    assert "; reproduced (0.5 GB/s, then 0.4 GB/s)" in outcome_and_message(trial)[1]
     assert rejudge(trial).verdicts == trial.verdicts
     resumed, show = played(monkeypatch, RunDir.reopen(run_dir.path))
     assert (resumed.verdicts, resumed.retries) == (trial.verdicts, trial.retries)
-    assert (len(resumed.results), show.repeated) == (2, {})
+    assert (len(resumed.results), show.retry_reasons) == (2, {})
 
 
-def test_a_second_measurement_that_breaks_lifts_nothing_and_is_made_once_more_by_a_resume(
+def test_failed_retry_keeps_the_failure_and_is_repeated_by_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = speed_trial(tmp_path / "out")
     trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_retry=BROKEN)
-    assert (trial.decision.value, said_of(trial)[0]) == (DecisionValue.REJECTED, Outcome.FAIL)
-    assert "; the retry could not be measured" in said_of(trial)[1]
+    assert (trial.decision.value, outcome_and_message(trial)[0]) == (DecisionValue.REJECTED, Outcome.FAIL)
+    assert "; the retry could not be measured" in outcome_and_message(trial)[1]
     assert len(trial.measurements) == 2
     resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2))
-    assert (resumed.measurements, said_of(resumed)[0]) == (trial.measurements, Outcome.WARN)
-    assert not any(one.error for one in resumed.retries)
+    assert (resumed.measurements, outcome_and_message(resumed)[0]) == (trial.measurements, Outcome.WARN)
+    assert not any(measurement.error for measurement in resumed.retries)
 
 
-def test_a_retry_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_can_be_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial, show = played(monkeypatch, speed_trial(tmp_path / "out", retry=False), ranks=speed(0.5))
-    assert (trial.decision.value, show.repeated) == (DecisionValue.REJECTED, {})
-    assert f"{FIGURE} is 0.5 GB/s, expected > 1 GB/s; not retried" in said_of(trial)[1]
+    assert (trial.decision.value, show.retry_reasons) == (DecisionValue.REJECTED, {})
+    assert f"{METRIC} is 0.5 GB/s, expected > 1 GB/s; not retried" in outcome_and_message(trial)[1]
 
 
-def test_interrupted_in_the_second_measurement_the_first_is_kept_and_the_second_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_retry_is_repeated_by_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = speed_trial(tmp_path / "out")
     half = speed(3, ranks=(0,), again=True)  # the other rank had not measured yet
     trial, _ = played(monkeypatch, run_dir, stopped="ranks-retry", ranks=speed(0.5), ranks_retry=half)
     assert (trial.stop_reason, trial.decision.value) == (INTERRUPTED, DecisionValue.REJECTED)
-    assert "; not retried: " in said_of(trial)[1]
+    assert "; not retried: " in outcome_and_message(trial)[1]
     resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2))
     assert resumed.measurements == trial.measurements
-    assert [one.metrics[0].value for one in resumed.retries if one.metrics] == [2]
-    assert "not reproduced (0.5 GB/s, then 2 GB/s)" in said_of(resumed)[1]
+    assert [measurement.metrics[0].value for measurement in resumed.retries if measurement.metrics] == [2]
+    assert "not reproduced (0.5 GB/s, then 2 GB/s)" in outcome_and_message(resumed)[1]
     finished, _ = played(monkeypatch, RunDir.reopen(run_dir.path))
     assert (finished.retries, finished.verdicts) == (resumed.retries, resumed.verdicts)
 
 
-def test_killed_in_the_second_measurement_a_resume_makes_it_anew(tmp_path: Path) -> None:
-    """For real: two processes, SIGKILL for all of seatrial, and no figure of the first measurement lost."""
+def test_killed_retry_is_repeated_by_resume(tmp_path: Path) -> None:
+    """Two real processes and SIGKILL: no first measurement is lost."""
     out, path = tmp_path / "run", tmp_path / "t.yaml"
     check = "collectives.all_reduce"
     path.write_text(
         f"checks: {{{check}: {{expect: {{busbw.64KiB: '> 1e6 GB/s'}}, "
-        "options: {sizes: [64KiB], min_seconds_per_size: 2}}}"  # it is killed meanwhile
+        "options: {sizes: [64KiB], min_seconds_per_size: 2}}}"  # time for the kill
     )
     program = Program("run", path, "--out", out)
-    until(lambda: list(pulses(out, "ranks-retry")), 180)
+    until(lambda: list(heartbeats(out, "ranks-retry")), 180)
     program.process.send_signal(signal.SIGKILL)
-    _, _, said = program.finish()
-    assert f"again   {check} in job ranks-retry, since one measurement alone is no proof: busbw.64KiB is" in said
+    _, _, err = program.finish()
+    assert all(text in err for text in (check, "ranks-retry", "busbw.64KiB"))
     until(lambda: not program.left_behind(), 120)
     code, _, err = processes.call("run", "--resume", out)
     assert code == 1, err
     trial = processes.load(out)
-    assert [(one.job, one.attempt) for one in trial.results] == [("ranks", 1), ("ranks-retry", 2)]
-    assert [(len(each), {one.rank for one in each}) for each in (trial.measurements, trial.retries)] == [
+    assert [(result.job, result.attempt) for result in trial.results] == [("ranks", 1), ("ranks-retry", 2)]
+    assert [
+        (len(each), {measurement.rank for measurement in each}) for each in (trial.measurements, trial.retries)
+    ] == [
         (2, {0, 1}),
         (2, {0, 1}),
     ]
-    assert {one.facts["retry"] for one in trial.retries} == {"the same processes at the same places, started anew"}
-    (bad,) = [one for one in trial.verdicts if one.outcome is Outcome.FAIL]
+    assert {measurement.facts["retry"] for measurement in trial.retries} == {
+        "same ranks on the same devices, new processes"
+    }
+    (bad,) = [verdict for verdict in trial.verdicts if verdict.outcome is Outcome.FAIL]
     assert "; reproduced (" in bad.message
     before = (out / "measurements.jsonl").read_text().count('{"measurement"')
     assert processes.call("run", "--resume", out)[0] == 1

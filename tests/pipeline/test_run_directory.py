@@ -1,4 +1,4 @@
-"""What a run directory keeps, on real files: nothing measured is lost, nothing counts twice, nobody shares it."""
+"""Run directories on real files: no measurement is lost or counted twice; the directory is locked."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def measured(check: str = "a", rank: int = 0, error: str | None = None) -> Measu
 
 
 def closed(run_dir: RunDir) -> Path:
-    """Give the lock back, as the end of the process does."""
+    """Release the lock, as at the end of the process."""
     os.close(run_dir._journal.fileno())
     return run_dir.path
 
 
-def test_what_was_kept_is_recovered_in_order(tmp_path: Path) -> None:
+def test_saved_records_are_recovered_in_order(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path / "out", REQUEST)
     here = Machine(host="h", gpus=("GPU-1",))
     first.save_machine(here)
     first.save(measured("a"))
     first.save(measured("b"))
     first.discard_checks(["a"])
-    kept = RunDir.reopen(closed(first)).recover()
-    assert [one.check for one in kept.measurements] == ["b"]
-    assert (kept.machine, kept.complaints) == (here, [])
+    saved = RunDir.reopen(closed(first)).recover()
+    assert [measurement.check for measurement in saved.measurements] == ["b"]
+    assert (saved.machine, saved.warnings) == (here, [])
 
 
-def test_what_only_a_rank_wrote_is_recovered_once(tmp_path: Path) -> None:
-    """The main process was killed between a rank's measurement and its own note of it."""
+def test_measurement_only_in_a_rank_journal_is_recovered_once(tmp_path: Path) -> None:
+    """The main process was killed before it saved a measurement that a rank had written."""
     first = RunDir.create(tmp_path / "out", REQUEST)
     first.save(measured("a", 0))
     for rank in (0, 1):
@@ -55,18 +55,18 @@ def test_what_only_a_rank_wrote_is_recovered_once(tmp_path: Path) -> None:
         journal.append({"measurement": measured("a", rank).model_dump(mode="json")})
         journal.append({"measurement": measured("c", rank, error="peer lost").model_dump(mode="json")})
     again = RunDir.reopen(closed(first))
-    assert [(one.check, one.rank) for one in again.recover().measurements] == [("a", 0), ("a", 1)]
-    assert [one.rank for one in RunDir.reopen(closed(again)).recover().measurements] == [0, 1]
+    assert [(item.check, item.rank) for item in again.recover().measurements] == [("a", 0), ("a", 1)]
+    assert [item.rank for item in RunDir.reopen(closed(again)).recover().measurements] == [0, 1]
 
 
-def test_two_trials_cannot_share_a_directory(tmp_path: Path) -> None:
+def test_run_directory_is_locked(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path / "out", REQUEST)
-    with pytest.raises(UsageError, match="is in use: another seatrial runs in it"):
+    with pytest.raises(UsageError, match="is in use"):
         RunDir.reopen(tmp_path / "out")
     RunDir.reopen(closed(first))
 
 
-def test_a_directory_in_which_nothing_was_measured_is_taken_back(tmp_path: Path) -> None:
+def test_directory_without_measurements_is_removed(tmp_path: Path) -> None:
     RunDir.create(tmp_path / "out", REQUEST).discard()
     assert not (tmp_path / "out").exists()
     used = RunDir.create(tmp_path / "out", REQUEST)
@@ -75,15 +75,15 @@ def test_a_directory_in_which_nothing_was_measured_is_taken_back(tmp_path: Path)
     assert (tmp_path / "out/run.json").exists()
 
 
-def test_only_the_request_that_was_measured_for_is_gone_on_with(tmp_path: Path) -> None:
+def test_changed_or_damaged_request_is_refused(tmp_path: Path) -> None:
     out = closed(RunDir.create(tmp_path / "out", REQUEST))
     whole = (out / "run.json").read_text()
     (out / "run.json").write_text(json.dumps({**json.loads(whole), "only": ["x"]}))
-    with pytest.raises(UsageError, match="was changed since the trial began"):
+    with pytest.raises(UsageError, match="was changed"):
         RunDir.reopen(out)
     (out / "run.json").write_text(whole)
     (out / "measurements.jsonl").unlink()
-    with pytest.raises(UsageError, match="belongs to no journal"):
+    with pytest.raises(UsageError, match="no matching measurements"):
         RunDir.reopen(out)
     (out / "run.json").write_bytes(b"\xff\xfe{}")
     with pytest.raises(UsageError, match=r"run\.json is damaged: .*utf-8"):
@@ -94,26 +94,26 @@ def again(check: str, rank: int = 0, error: str | None = None, started: float = 
     return measured(check, rank, error).model_copy(update={"retry": True, "started": started})
 
 
-def test_a_second_measurement_is_kept_beside_the_first_and_forgotten_without_it(tmp_path: Path) -> None:
+def test_retries_are_discarded_without_their_first_measurements(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path / "out", REQUEST)
-    for one in (measured("a"), measured("b"), again("a"), again("b")):
-        first.save(one)
+    for measurement in (measured("a"), measured("b"), again("a"), again("b")):
+        first.save(measurement)
     first.discard_retries(["a"])
-    kept = first.recover()
-    assert [one.check for one in kept.measurements] == ["a", "b"]
-    assert kept.repeats == [again("b")]
+    saved = first.recover()
+    assert [measurement.check for measurement in saved.measurements] == ["a", "b"]
+    assert saved.retries == [again("b")]
     first.discard_checks(["b"])
-    kept = first.recover()
-    assert ([one.check for one in kept.measurements], kept.repeats) == (["a"], [])
+    saved = first.recover()
+    assert ([measurement.check for measurement in saved.measurements], saved.retries) == (["a"], [])
 
 
-def test_a_second_measurement_that_only_a_rank_wrote_is_recovered_and_replaces_its_error(tmp_path: Path) -> None:
+def test_retry_only_in_a_rank_journal_replaces_its_error(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path / "out", REQUEST)
     first.save(measured("a", 0))
     first.save(again("a", 0, error="start it by hand"))
     journal = Journal(tmp_path / "out/jobs/ranks-retry/attempt1/rank0.jsonl")
     journal.append({"measurement": again("a", 0, started=7.0).model_dump(mode="json")})
     for _ in range(2):
-        kept = first.recover()
-        assert kept.measurements == [measured("a", 0)], "the first is not lost for a trouble of the second"
-        assert kept.repeats == [again("a", 0, started=7.0)]
+        saved = first.recover()
+        assert saved.measurements == [measured("a", 0)], "the first measurement is not lost"
+        assert saved.retries == [again("a", 0, started=7.0)]

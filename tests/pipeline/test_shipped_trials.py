@@ -1,4 +1,4 @@
-"""What the trials that ship with seatrial promise in words is in their numbers."""
+"""The shipped trials have the durations and thresholds that their comments state."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def burn_in() -> dict[str, CheckSettings]:
     return resolve("burn-in", environ={}, schemas=KNOWN).config.checks
 
 
-def test_a_burn_in_burns_for_as_long_as_it_says_and_within_its_limits(burn_in: dict[str, CheckSettings]) -> None:
+def test_burn_in_duration_is_within_its_limits(burn_in: dict[str, CheckSettings]) -> None:
     reduce, ddp = burn_in["collectives.all_reduce"], burn_in["train.ddp"]
     a_size = CollectiveOptions.model_validate(reduce.options).min_seconds_per_size
     training = DdpOptions.model_validate(ddp.options).min_seconds
     assert a_size >= 60
     assert training >= 1200
     for seconds, limit in ((a_size * len(default_sizes("all_reduce").gpu), reduce.limit_s), (training, ddp.limit_s)):
-        assert 2 * seconds < (limit or 0)  # as much again for set-up, a slow start and the last round
+        assert 2 * seconds < (limit or 0)  # the other half is for set-up, a slow start and the last round
 
 
-def test_a_burn_in_asks_for_all_that_the_acceptance_asks_of_hardware(burn_in: dict[str, CheckSettings]) -> None:
+def test_burn_in_has_the_hardware_thresholds_of_acceptance(burn_in: dict[str, CheckSettings]) -> None:
     acceptance = resolve("acceptance", environ={}, schemas=KNOWN).config.checks
     for name in ("collectives.all_reduce", "train.ddp"):
         assert burn_in[name].expect == acceptance[name].expect

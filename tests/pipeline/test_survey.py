@@ -1,4 +1,4 @@
-"""What follows from what was found on this machine: its devices, whose figures these are, what stands in the way."""
+"""Devices, machine identity and GPU errors derived from the facts of a host."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.nvml import Gpu
 from seatrial.model import Machine
 from seatrial.pipeline.plan import Plan
-from seatrial.pipeline.survey import Survey, scope_of
-from tests.pipeline.started import JOB, request
+from seatrial.pipeline.survey import Survey
+from seatrial.pipeline.survey import tested_hardware as hardware
+from tests.pipeline.fixtures import JOB, request
 
 
 def config(**cluster: int) -> Config:
@@ -22,50 +23,50 @@ def survey(*models: str) -> Survey:
     return Survey({}, GpuFacts(gpus=gpus))
 
 
-def test_where_gpus_cannot_be_looked_for_there_may_be_some() -> None:
+def test_failed_gpu_detection_is_an_error() -> None:
     blind = Survey({}, GpuFacts(nvml_unavailable="no driver", unreadable={"pci_devices": "/sys: hidden"}))
-    assert "could not be detected: no driver; /sys: hidden" in (blind.devices(config()).trouble or "")
-    assert blind.devices(config(gpus_per_node=0)).trouble is None
-    assert Survey({}, GpuFacts(nvml_unavailable="no driver")).devices(config()).trouble is None
+    assert "is not known: no driver; /sys: hidden" in (blind.devices(config()).gpu_error or "")
+    assert blind.devices(config(gpus_per_node=0)).gpu_error is None
+    assert Survey({}, GpuFacts(nvml_unavailable="no driver")).devices(config()).gpu_error is None
 
 
-def test_the_machine_is_what_cuda_may_use_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_has_the_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     settings = config()
     assert survey("H200", "H200").machine(settings).gpus == ("GPU-1",)
 
 
-def test_a_trials_own_variables_choose_gpus_as_well() -> None:
+def test_trial_environment_selects_gpus() -> None:
     hidden = config().model_copy(update={"env": {"CUDA_VISIBLE_DEVICES": ""}})
     two = survey("H200", "H200")
-    assert "CUDA_VISIBLE_DEVICES hides them all" in two.gpu_error(hidden)
+    assert "CUDA_VISIBLE_DEVICES excludes all of them" in two.gpu_error(hidden)
     second = config().model_copy(update={"env": {"CUDA_VISIBLE_DEVICES": "1"}})
     assert (two.machine(second).gpus, two.devices(second).usable_gpus) == (("GPU-1",), 1)
 
 
-def test_a_gpu_that_is_lost_is_an_obstacle_unless_somebody_set_it_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_gpu_is_an_error_unless_excluded_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = GpuFacts(gpus=(Gpu(index=0, uuid="GPU-0"),), lost=("gpu1: GPU is lost",))
     one_left = Survey({}, gpus)
-    assert one_left.gpu_error(config()) == "1 of the 2 GPUs of this machine can be used: gpu1: GPU is lost"
-    assert one_left.devices(config()).trouble is None, "what is left is measured"
+    assert one_left.gpu_error(config()) == "1 of 2 GPUs of this host are usable: gpu1: GPU is lost"
+    assert one_left.devices(config()).gpu_error is None, "the other GPU is tested"
     assert one_left.gpu_error(config(gpus_per_node=1)) == ""
     assert survey("H200").gpu_error(config()) == ""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert one_left.gpu_error(config()) == ""
 
 
-def test_a_gpu_that_is_cut_into_slices_is_named_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mig_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = tuple(Gpu(index=index, uuid=f"GPU-{index}", mig_mode=index == 1) for index in range(3))
     three = Survey({}, GpuFacts(gpus=gpus))
-    trouble = three.devices(config()).trouble or ""
-    assert trouble.startswith("gpu1 in MIG mode")
-    assert "nvidia-smi -i INDEX -mig 0" in trouble
-    assert three.devices(config(gpus_per_node=1)).trouble is None, "gpu1 takes no part"
+    gpu_error = three.devices(config()).gpu_error or ""
+    assert gpu_error.startswith("gpu1: MIG enabled")
+    assert "nvidia-smi -i INDEX -mig 0" in gpu_error
+    assert three.devices(config(gpus_per_node=1)).gpu_error is None, "gpu1 is not used"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
-    assert three.devices(config()).trouble is None
+    assert three.devices(config()).gpu_error is None
 
 
-def test_another_driver_or_kernel_makes_another_machine() -> None:
+def test_driver_and_kernel_identify_the_machine() -> None:
     def of(kernel: str, driver: str) -> Machine:
         facts = {"host": {"os": {"kernel": kernel}, "software": {"torch": "2.13.0"}}}
         return Survey(facts, GpuFacts(driver=driver)).machine(config())
@@ -75,35 +76,33 @@ def test_another_driver_or_kernel_makes_another_machine() -> None:
     assert {"kernel 6.1", "driver 580", "torch 2.13.0"} < set(of("6.1", "580").versions)
 
 
-def test_two_cpu_machines_of_one_name_are_told_apart_by_their_machine_id() -> None:
+def test_machine_id_identifies_a_cpu_host() -> None:
     def of(machine_id: str | None, *gpus: Gpu) -> Machine:
         return Survey({"host": {"os": {"machine_id": machine_id}}}, GpuFacts(gpus=gpus)).machine(config())
 
     assert of("aa") == of("aa") != of("bb")
-    assert not any("machine" in told for told in of(None).versions), "one that cannot be read says nothing"
+    assert not any("machine" in text for text in of(None).versions), "an unreadable machine id is ignored"
     gpu = Gpu(index=0, uuid="GPU-0")
-    assert of("aa", gpu) == of("bb", gpu), "its UUID says whose figures these are"
+    assert of("aa", gpu) == of("bb", gpu), "the GPU UUID identifies the machine"
 
 
-def test_only_what_is_measured_here_counts_as_the_gpus_of_a_trial() -> None:
+def test_gpu_models_of_the_tested_gpus() -> None:
     both = survey("NVIDIA A", "NVIDIA B")
-    assert both.models(config()) == ("NVIDIA A", "NVIDIA B")
-    assert both.models(config(gpus_per_node=1)) == ("NVIDIA A",)
+    assert both.gpu_models(config()) == ("NVIDIA A", "NVIDIA B")
+    assert both.gpu_models(config(gpus_per_node=1)) == ("NVIDIA A",)
     elsewhere = config().model_copy(update={"launcher": "slurm"})
-    assert both.models(elsewhere) == ()
+    assert both.gpu_models(elsewhere) == ()
 
 
-def test_a_rehearsal_on_a_machine_with_gpus_says_so() -> None:
+def test_tested_hardware_of_a_cpu_only_run() -> None:
     plan = Plan((JOB,), (), {})
-    assert "no GPU used, though there are 2" in scope_of(request(gpus_per_node=0).config, plan, survey("H200", "H200"))
-    assert scope_of(request(gpus_per_node=0).config, plan, survey()).startswith("REHEARSAL: 1 node, no GPU;")
+    assert "0 of 2 GPUs used" in hardware(request(gpus_per_node=0).config, plan, survey("H200", "H200"))
+    assert hardware(request(gpus_per_node=0).config, plan, survey()).startswith("CPU ONLY: 1 node, no GPU;")
 
 
-def test_the_scope_speaks_of_the_gpus_that_are_used() -> None:
+def test_tested_hardware_names_the_used_gpus() -> None:
     settings = request(gpus_per_node=2).config
     plan = Plan((JOB.model_copy(update={"device": "cuda"}),), (), {})
-    assert scope_of(settings, plan, survey(*["H200"] * 4)) == "1 node, 2 × H200 of 4"
-    assert scope_of(settings, Plan((), (), {}), survey("H200", "H200")) == (
-        "1 node; no check of this trial computes on a GPU"
-    )
-    assert scope_of(settings, plan, survey("H200")).startswith("1 node; 2 GPUs promised, 1 usable")
+    assert hardware(settings, plan, survey(*["H200"] * 4)) == "1 node, 2 × H200 of 4"
+    assert hardware(settings, Plan((), (), {}), survey("H200", "H200")) == ("1 node; no check of this trial uses a GPU")
+    assert hardware(settings, plan, survey("H200")).startswith("1 node; 2 GPUs expected, 1 usable")

@@ -1,4 +1,4 @@
-"""The training ladder as a user starts it: two processes of this machine rehearse every workload."""
+"""The shipped trial ``training`` as a user starts it, CPU ONLY with two processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ checks:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left, and what it said."""
+    """A finished run with its output."""
 
     folder: Path
     trial: Trial
@@ -30,9 +30,9 @@ class Run:
     err: str
 
     def of(self, check: str) -> list[Measurement]:
-        """What all ranks measured, where nothing was wrong with it."""
-        assert {one.outcome for one in self.trial.verdicts if one.check == check} == {Outcome.PASS}
-        return [one for one in self.trial.measurements if one.check == check]
+        """Return the measurements of a check that passed."""
+        assert {verdict.outcome for verdict in self.trial.verdicts if verdict.check == check} == {Outcome.PASS}
+        return [measurement for measurement in self.trial.measurements if measurement.check == check]
 
 
 def carried_out(trial: str, cwd: Path, seconds: float) -> Run:
@@ -42,31 +42,33 @@ def carried_out(trial: str, cwd: Path, seconds: float) -> Run:
 
 
 @pytest.fixture(scope="module")
-def ladder(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return carried_out("training", tmp_path_factory.mktemp("ladder"), 800)
+def training(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return carried_out("training", tmp_path_factory.mktemp("training"), 800)
 
 
-def test_the_ladder_is_climbed_on_two_cores(ladder: Run) -> None:
-    bad = [one for one in ladder.trial.verdicts if one.outcome not in (Outcome.PASS, Outcome.SKIP)]
-    assert (ladder.code, bad) == (0, []), ladder.err[-2000:]
-    assert "REHEARSAL" in ladder.out
-    told = {metric.name: metric.value for one in ladder.trial.measurements for metric in one.metrics}
-    assert told["generated_tokens"] >= 1
-    assert {"efficiency.native", "efficiency.hf", "native_vs_hf", "efficiency.node_vs_gpu"} <= told.keys()
-    facts = {one.check: one.facts for one in ladder.trial.measurements if one.facts}
+def test_training_trial_passes_on_two_cores(training: Run) -> None:
+    bad = [verdict for verdict in training.trial.verdicts if verdict.outcome not in (Outcome.PASS, Outcome.SKIP)]
+    assert (training.code, bad) == (0, []), training.err[-2000:]
+    assert training.trial.decision.cpu_only
+    values = {
+        metric.name: metric.value for measurement in training.trial.measurements for metric in measurement.metrics
+    }
+    assert values["generated_tokens"] >= 1
+    assert {"efficiency.native", "efficiency.hf", "native_vs_hf", "efficiency.node_vs_gpu"} <= values.keys()
+    facts = {measurement.check: measurement.facts for measurement in training.trial.measurements if measurement.facts}
     assert facts["train.lora"]["trained_parameters"]["expected"] == 17_920  # type: ignore[index,call-overload]
     assert facts["train.fsdp"]["run.hf"]["strategy"] == "fsdp2"  # type: ignore[index,call-overload]
     runs = facts["train.fsdp"]
     assert runs["run.hf"]["flops_per_token"] == runs["run.native"]["flops_per_token"] > 0  # type: ignore[index,call-overload,operator]
-    assert all("cpu_only" in found for name, found in facts.items() if name.startswith("train."))
-    assert re.search(r"train\.\w+: [\w-]+: step \d+ of \d+", ladder.err)  # live, of one of ten trainings at least
+    assert all("cpu_only" in measured for name, measured in facts.items() if name.startswith("train."))
+    assert re.search(r"train\.\w+: [\w-]+: step \d+ of \d+", training.err)  # live progress of at least one training
 
 
-def test_every_speed_comes_with_those_of_its_steps(ladder: Run) -> None:
+def test_throughput_metrics_have_samples_per_step(training: Run) -> None:
     speeds = [
-        (one.check, metric)
-        for one in ladder.trial.measurements
-        for metric in one.metrics
+        (measurement.check, metric)
+        for measurement in training.trial.measurements
+        for metric in measurement.metrics
         if metric.name.startswith("tokens_per_second_per_gpu")
     ]
     assert {"train.sft_smollm", "train.sft_mistral", "train.lora", "train.fsdp", "train.throughput"} <= {
@@ -77,14 +79,16 @@ def test_every_speed_comes_with_those_of_its_steps(ladder: Run) -> None:
         assert min(metric.samples) <= metric.value <= max(metric.samples), (check, metric.name)
 
 
-def test_one_process_ddp_and_fsdp2_agree(ladder: Run) -> None:
-    first, second = ladder.of("train.parity")
-    assert second == Measurement(**{**second.model_dump(), "metrics": (), "facts": {}})  # the first speaks for all
+def test_one_process_ddp_and_fsdp2_agree(training: Run) -> None:
+    first, second = training.of("train.parity")
+    assert second == Measurement(
+        **{**second.model_dump(), "metrics": (), "facts": {}}
+    )  # only the first rank reports metrics
     assert {series.name for series in first.series} == {"loss.single_process", "loss.ddp", "loss.fsdp2"}
 
 
-def test_a_checkpoint_is_gone_on_from_and_damage_is_refused(ladder: Run) -> None:
-    measured, _ = ladder.of("train.checkpoint")
+def test_checkpoint_is_resumed_and_damage_is_refused(training: Run) -> None:
+    measured, _ = training.of("train.checkpoint")
     assert measured.facts["checkpoints_after_kill"] == ["step-00000003", "step-00000006.incomplete"]
     assert "rank 1 (" in str(measured.facts["nan_message"])
     figures = {metric.name: metric for metric in measured.metrics}
@@ -92,22 +96,22 @@ def test_a_checkpoint_is_gone_on_from_and_damage_is_refused(ladder: Run) -> None
     assert all(metric.value > 0 for metric in figures.values() if metric.unit == "GB/s")
 
 
-def test_checkpoints_leave_manifests_and_no_large_file(ladder: Run) -> None:
-    measured, _ = ladder.of("train.checkpoint")
-    out = ladder.folder / "artifacts" / "train.checkpoint" / "attempt1"
+def test_checkpoints_leave_manifests_and_no_large_file(training: Run) -> None:
+    measured, _ = training.of("train.checkpoint")
+    out = training.folder / "artifacts" / "train.checkpoint" / "attempt1"
     assert not [path for path in out.rglob("*") if path.suffix == ".distcp" or path.is_symlink()]
     assert str(measured.facts["removed_files"]).startswith("44 ")
     kept = sorted(str(path.parent.relative_to(out)) for path in out.rglob("manifest.json"))
     steps = {"fewer": (4,), "killed": (3, 4, 6), "uninterrupted": (3, 6)}
     assert kept == [f"{name}/checkpoints/step-{step:08}" for name, saved in steps.items() for step in saved]
-    assert {ladder.folder / artifact.path for artifact in measured.artifacts} == {
+    assert {training.folder / artifact.path for artifact in measured.artifacts} == {
         out / name / "metrics.json" for name in ("uninterrupted", "killed", "fewer", "fsdp2", "ddp")
     }
 
 
-def test_a_training_that_breaks_is_a_verdict_with_its_last_words(tmp_path: Path) -> None:
+def test_failed_training_is_a_verdict_with_the_end_of_its_log(tmp_path: Path) -> None:
     (tmp_path / "crash.yaml").write_text(CRASH)
     run = carried_out("crash.yaml", tmp_path, 180)
-    (failed,) = [one for one in run.trial.verdicts if one.outcome is Outcome.FAIL]
+    (failed,) = [verdict for verdict in run.trial.verdicts if verdict.outcome is Outcome.FAIL]
     assert (run.code, failed.metric, failed.check) == (1, "exit_code", "train.fsdp")
     assert "NonFiniteError: step 2" in failed.evidence

@@ -11,11 +11,11 @@ FILES = sorted(str(path.relative_to(DATA)) for path in DATA.rglob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_says_what_it_says_to_pyyaml_itself(name: str) -> None:
+def test_same_content_as_pyyaml(name: str) -> None:
     assert data_files.read(name) == yaml.safe_load((DATA / name).read_text())
 
 
-def test_a_folder_is_read_whole_and_in_order() -> None:
+def test_all_files_of_a_folder_in_order() -> None:
     names = [name for name in FILES if name.startswith("skus/")]
     assert len(names) > 5
     assert data_files.read_all("skus") == [data_files.read(name) for name in names]

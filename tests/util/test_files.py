@@ -10,7 +10,7 @@ import pytest
 from seatrial.util.files import atomic_folder, atomic_write, stage, write_json
 
 
-def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(b"old")
 
@@ -24,21 +24,21 @@ def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_staged_file_waits_for_its_caller(tmp_path: Path) -> None:
+def test_stage_does_not_replace(tmp_path: Path) -> None:
     path = tmp_path / "trial.json"
     path.write_text("old")
     staged = stage(path, b"new")
     assert (path.read_text(), staged.read_text()) == ("old", "new")
 
 
-def test_a_file_takes_no_folder_s_place(tmp_path: Path) -> None:
+def test_stage_does_not_replace_a_folder(tmp_path: Path) -> None:
     (tmp_path / "trial.json").mkdir()
     with pytest.raises(IsADirectoryError):
         stage(tmp_path / "trial.json", b"new")
     assert [path.name for path in tmp_path.iterdir()] == ["trial.json"]
 
 
-def test_a_folder_appears_complete_and_readable_to_others(tmp_path: Path) -> None:
+def test_atomic_folder_appears_complete_with_mode_755(tmp_path: Path) -> None:
     with atomic_folder(tmp_path / "data") as making:
         (making / "rows").write_text("1")
         assert not (tmp_path / "data").exists()
@@ -47,13 +47,13 @@ def test_a_folder_appears_complete_and_readable_to_others(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_of_a_folder_that_could_not_be_filled_nothing_is_left(tmp_path: Path) -> None:
+def test_failed_atomic_folder_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="row 3"), atomic_folder(tmp_path / "data"):
         raise ValueError("row 3")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_folder_that_was_there_first_stays(tmp_path: Path) -> None:
+def test_existing_folder_is_kept(tmp_path: Path) -> None:
     with atomic_folder(tmp_path / "data") as making:
         (making / "rows").write_text("second")
         (tmp_path / "data").mkdir()
@@ -61,7 +61,7 @@ def test_the_folder_that_was_there_first_stays(tmp_path: Path) -> None:
     assert (tmp_path / "data" / "rows").read_text() == "first"
 
 
-def test_a_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_write_json_replaces_the_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.json"
     path.write_text("old")
     write_json(path, {"accuracy": 97.5})
@@ -69,7 +69,7 @@ def test_a_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_json_knows_no_nan(tmp_path: Path) -> None:
+def test_write_json_refuses_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "metrics.json", {"loss": math.nan})
     assert not list(tmp_path.iterdir())

@@ -5,7 +5,7 @@ import gc
 from seatrial.util.gc_pause import gc_paused
 
 
-def test_the_collector_is_off_within_and_as_it_was_afterwards() -> None:
+def test_gc_state_is_restored() -> None:
     for on in (True, False):
         (gc.enable if on else gc.disable)()
         with gc_paused():

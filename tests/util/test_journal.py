@@ -12,62 +12,62 @@ from seatrial.util.journal import Follower, Journal, lock, read
 PATH = Path("runs/today")
 
 
-def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
+def test_appended_records_are_read_back(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "deep" / "j.jsonl")
     journal.append({"a": 1})
     journal.append({"b": "ü"})
     assert read(journal.path) == ([{"a": 1}, {"b": "ü"}], [])
 
 
-def test_a_line_cut_off_by_a_crash_is_named_and_loses_nothing_else(tmp_path: Path) -> None:
+def test_truncated_line_is_reported_and_ignored(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     path.write_text('{"a": 1}\n{"b": 2}\n{"c": [1, 2')
-    records, complaints = read(path)
+    records, warnings = read(path)
     assert records == [{"a": 1}, {"b": 2}]
-    assert len(complaints) == 1
-    assert f"{path}:3" in complaints[0]
+    assert len(warnings) == 1
+    assert f"{path}:3" in warnings[0]
 
 
-def test_writing_goes_on_behind_a_cut_off_line(tmp_path: Path) -> None:
+def test_append_after_a_truncated_line(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     path.write_text('{"a": 1}\n{"cut')
     Journal(path).append({"d": 4})
     assert read(path)[0] == [{"a": 1}, {"d": 4}]
 
 
-def test_hostile_bytes_are_a_complaint(tmp_path: Path) -> None:
+def test_invalid_bytes_give_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     path.write_bytes(b'\xff\xfe\x00\n[1]\n{"a": 1}\n')
-    records, complaints = read(path)
+    records, warnings = read(path)
     assert records == [{"a": 1}]
-    assert len(complaints) == 2
+    assert len(warnings) == 2
 
 
-def test_a_line_too_deep_to_read_is_a_complaint(tmp_path: Path) -> None:
+def test_deeply_nested_line_gives_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     path.write_bytes(b"[" * 100_000 + b'\n{"a": 1}\n')
-    records, complaints = read(path)
-    assert (records, len(complaints)) == ([{"a": 1}], 1)
-    assert len(complaints[0]) < 300
+    records, warnings = read(path)
+    assert (records, len(warnings)) == ([{"a": 1}], 1)
+    assert len(warnings[0]) < 300
 
 
-def test_a_follower_complains_once_and_goes_on(tmp_path: Path) -> None:
+def test_follower_warns_once_and_continues(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     path.write_bytes(b'[1]\n{"bytes": "\xff"}\n' + b"[" * 100_000 + b'\n{"a": 1}\n')
     follower = Follower(path)
     assert follower.poll() == [{"a": 1}]
     assert follower.poll() == []
-    assert len(follower.complaints) == 3
+    assert len(follower.warnings) == 3
 
 
-def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
+def test_directory_and_pipe_do_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
         assert Follower(path).poll() == []
         assert read(path) == ([], [])
 
 
-def test_a_follower_waits_for_the_end_of_the_line(tmp_path: Path) -> None:
+def test_follower_waits_for_complete_lines(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     follower = Follower(path)
     assert follower.poll() == []
@@ -79,23 +79,23 @@ def test_a_follower_waits_for_the_end_of_the_line(tmp_path: Path) -> None:
     assert follower.poll() == []
 
 
-def test_one_alone_has_a_file_that_is_locked_until_it_closes_it(tmp_path: Path) -> None:
-    with (tmp_path / "j").open("a") as one, (tmp_path / "j").open("a") as other:
-        assert (lock(one.fileno(), PATH), lock(other.fileno(), PATH)) == (True, False)
-        one.close()
-        assert lock(other.fileno(), PATH)
+def test_lock_is_exclusive_until_close(tmp_path: Path) -> None:
+    with (tmp_path / "j").open("a") as first, (tmp_path / "j").open("a") as second:
+        assert (lock(first.fileno(), PATH), lock(second.fileno(), PATH)) == (True, False)
+        first.close()
+        assert lock(second.fileno(), PATH)
 
 
-def test_a_filesystem_that_knows_no_locks_keeps_nobody_out_and_that_is_said(
+def test_file_system_without_locks_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("seatrial.util.journal.fcntl.flock", Mock(side_effect=OSError(errno.ENOSYS, "")))
     with (tmp_path / "j").open("a") as file:
         assert lock(file.fileno(), PATH)
-    assert "runs/today: no locks here" in capsys.readouterr().err
+    assert "runs/today: the file system has no locks" in capsys.readouterr().err
 
 
-def test_a_lock_that_fails_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_lock_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seatrial.util.journal.fcntl.flock", Mock(side_effect=OSError(errno.EIO, "")))
     with (tmp_path / "j").open("a") as file, pytest.raises(OSError, match="Errno 5"):
         lock(file.fileno(), PATH)

@@ -1,4 +1,4 @@
-"""Real processes: what was started must be gone after stop(), however it behaves."""
+"""Real processes: none remains after stop()."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from seatrial.util import processes
 from tests.processes import alive, until
 
-# A child whose own child lives in another session and ignores SIGTERM, as the worst of training scripts do.
-STUBBORN_FAMILY = """
+# A child and a grandchild in another session, both ignoring SIGTERM.
+IGNORING_SIGTERM = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -28,14 +28,14 @@ def start(tmp_path: Path, *argv: str) -> processes.Child:
     return processes.start([sys.executable, *argv], env={}, stdout=tmp_path / "out", stderr=tmp_path / "err")
 
 
-def family(tmp_path: Path) -> tuple[processes.Child, list[int]]:
+def child_and_grandchild(tmp_path: Path) -> tuple[processes.Child, list[int]]:
     pids = tmp_path / "pids"
-    child = start(tmp_path, "-c", STUBBORN_FAMILY, str(pids))
+    child = start(tmp_path, "-c", IGNORING_SIGTERM, str(pids))
     until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     return child, [int(pid) for pid in pids.read_text().split()]
 
 
-def test_output_and_exit_code_come_back(tmp_path: Path) -> None:
+def test_output_and_exit_code(tmp_path: Path) -> None:
     child = start(tmp_path, "-c", "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)")
     until(lambda: child.poll() is not None)
     assert child.poll() == 7
@@ -43,41 +43,41 @@ def test_output_and_exit_code_come_back(tmp_path: Path) -> None:
     assert (tmp_path / "err").read_text() == "err\n"
 
 
-def test_stop_ends_a_family_that_ignores_sigterm_in_other_sessions(tmp_path: Path) -> None:
-    child, pids = family(tmp_path)
+def test_stop_ends_descendants_in_other_sessions(tmp_path: Path) -> None:
+    child, pids = child_and_grandchild(tmp_path)
     processes.stop(child, grace_s=0.3)
     assert not any(alive(pid) for pid in pids)
 
 
-def test_stop_ends_orphans_and_the_stopped(tmp_path: Path) -> None:
-    child, (pid, grandchild) = family(tmp_path)
+def test_stop_ends_orphans_and_stopped_processes(tmp_path: Path) -> None:
+    child, (pid, grandchild) = child_and_grandchild(tmp_path)
     os.kill(grandchild, signal.SIGSTOP)
     os.kill(pid, signal.SIGKILL)
     processes.stop(child, grace_s=0.3)
     assert not alive(grandchild)
 
 
-def test_stop_wakes_the_stopped_so_that_they_can_tidy_up(tmp_path: Path) -> None:
+def test_stop_continues_stopped_processes_for_cleanup(tmp_path: Path) -> None:
     code = (
         "import pathlib, signal, sys, time; here = pathlib.Path(sys.argv[1])\n"
-        "def tidy(*_): (here / 'tidy').touch(); sys.exit()\n"
-        "signal.signal(signal.SIGTERM, tidy); (here / 'up').touch(); time.sleep(600)"
+        "def cleanup(*_): (here / 'cleanup').touch(); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, cleanup); (here / 'up').touch(); time.sleep(600)"
     )
     child = start(tmp_path, "-c", code, str(tmp_path))
     until(lambda: (tmp_path / "up").exists())
     os.kill(child.process.pid, signal.SIGSTOP)
     assert processes.stop(child, grace_s=20) == ""
-    assert (tmp_path / "tidy").exists()
+    assert (tmp_path / "cleanup").exists()
 
 
-def test_stop_of_what_has_ended_is_harmless(tmp_path: Path) -> None:
+def test_stop_of_an_ended_child(tmp_path: Path) -> None:
     child = start(tmp_path, "-c", "pass")
     until(lambda: child.poll() is not None)
     processes.stop(child)
     assert child.poll() == 0
 
 
-def test_a_child_ends_when_we_are_killed(tmp_path: Path) -> None:
+def test_child_ends_with_its_killed_parent(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from seatrial.util import processes; p = Path(sys.argv[1]);"
         "argv = [sys.executable, '-c', 'import time; time.sleep(600)'];"
@@ -94,27 +94,27 @@ def test_a_child_ends_when_we_are_killed(tmp_path: Path) -> None:
     until(lambda: not alive(pid))
 
 
-def test_a_short_command_answers_or_is_ended(tmp_path: Path) -> None:
-    answer = processes.run_command(
+def test_run_command_result_and_timeout(tmp_path: Path) -> None:
+    result = processes.run_command(
         [sys.executable, "-c", "import sys; print('yes'); print('no', file=sys.stderr); sys.exit(3)"], 30
     )
-    assert answer == processes.CommandResult(3, "yes\n", "no\n")
+    assert result == processes.CommandResult(3, "yes\n", "no\n")
     pid_file = tmp_path / "pid"
     script = 'echo $$ >"$0"; echo on; exec sleep 600'
-    answer = processes.run_command(["sh", "-c", script, str(pid_file)], 2)
-    assert (answer.code, answer.out) == (None, "on\n")
+    result = processes.run_command(["sh", "-c", script, str(pid_file)], 2)
+    assert (result.code, result.out) == (None, "on\n")
     assert not alive(int(pid_file.read_text()))
 
 
-def test_what_a_short_command_leaves_to_live_on_lives_on(tmp_path: Path) -> None:
-    """sbatch hands its environment to the job, our tag with it; the job may run on this machine."""
+def test_run_command_keeps_background_processes(tmp_path: Path) -> None:
+    """A job started by sbatch inherits the tag and may run on this host."""
     code = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
     pid = int(processes.run_command([sys.executable, "-c", code], 30).out)
     assert alive(pid)
     os.kill(pid, signal.SIGKILL)
 
 
-def test_variables_can_be_kept_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_by_prefix_are_not_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NNODES", "7")
     code = "import os; print(os.environ.get('PET_NNODES'), os.environ.get('PET_OURS'))"
     argv, out, err = [sys.executable, "-c", code], tmp_path / "out", tmp_path / "err"
@@ -123,7 +123,7 @@ def test_variables_can_be_kept_back(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert out.read_text() == "None 1\n"
 
 
-def test_a_child_whose_parent_died_before_it_could_ask_leaves() -> None:
+def test_child_with_dead_parent_exits() -> None:
     code = (
         "import os; from seatrial.util import processes; processes.die_with_parent(os.getppid() + 1); print('stayed')"
     )
@@ -131,21 +131,21 @@ def test_a_child_whose_parent_died_before_it_could_ask_leaves() -> None:
     assert (done.returncode, done.stdout) == (143, "")
 
 
-def test_what_cannot_start_says_so(tmp_path: Path) -> None:
+def test_missing_program_raises(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nosuchprogram"):
         processes.start(["nosuchprogram"], env={}, stdout=tmp_path / "out", stderr=tmp_path / "err")
 
 
-def test_a_child_that_starts_no_others_is_ended_soon(tmp_path: Path) -> None:
+def test_terminate_ends_a_child(tmp_path: Path) -> None:
     child = processes.start(["sleep", "600"], env={}, stdout=tmp_path / "out", stderr=tmp_path / "err")
-    processes.end(child)
+    processes.terminate(child)
     assert child.poll() == -signal.SIGTERM
 
 
-def test_a_child_that_does_not_end_is_not_waited_for(tmp_path: Path) -> None:
+def test_terminate_does_not_wait_for_a_child_that_ignores_sigterm(tmp_path: Path) -> None:
     argv = ["bash", "-c", "trap '' TERM; echo ready; sleep 600"]
     child = processes.start(argv, env={}, stdout=tmp_path / "out", stderr=tmp_path / "err")
     until(lambda: (tmp_path / "out").read_text() == "ready\n")
-    processes.end(child, wait_s=0.1)
+    processes.terminate(child, wait_s=0.1)
     assert child.poll() is None
     processes.stop(child, grace_s=0.1)

@@ -13,7 +13,7 @@ SAMPLES = some.lists(some.floats(1, 1000), min_size=6, max_size=200)
 
 
 @given(SAMPLES)
-def test_the_interval_holds_the_median_and_is_made_of_samples(samples: list[float]) -> None:
+def test_interval_contains_the_median(samples: list[float]) -> None:
     interval = median_interval(samples)
     assert interval is not None
     assert interval[0] <= median(samples) <= interval[1]
@@ -21,19 +21,19 @@ def test_the_interval_holds_the_median_and_is_made_of_samples(samples: list[floa
 
 
 @pytest.mark.parametrize(("count", "left_out"), [(5, None), (6, 0), (8, 0), (9, 1), (10, 1), (20, 5), (100, 39)])
-def test_the_interval_is_that_of_the_tables(count: int, left_out: int | None) -> None:
+def test_interval_matches_published_tables(count: int, left_out: int | None) -> None:
     """Order statistics of the binomial with p = 1/2 (Conover, Practical Nonparametric Statistics, table A3)."""
     interval = median_interval(range(count))
     assert interval == (None if left_out is None else (left_out, count - 1 - left_out))
 
 
-def test_the_spread_is_robust_and_never_under_one_percent() -> None:
+def test_spread_is_robust_and_at_least_one_percent() -> None:
     assert spread([100.0, 100, 100]) == 1.0
     assert spread([90.0, 100, 110]) == pytest.approx(14.826)
     assert spread([90.0, 100, 110, 100, 1e9]) == pytest.approx(14.826)
 
 
-def test_interval_of_the_median_covers_it_as_often_as_it_says() -> None:
+def test_interval_coverage() -> None:
     rng = np.random.default_rng(0)
     hits = 0
     for _ in range(2000):

@@ -1,4 +1,4 @@
-"""Signals that ask this process to end."""
+"""Signals that stop this process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from seatrial.util.signals import STOPS, SigtermWatch, end_on_sigterm, interrupt_once, signals_deferred
+from seatrial.util.signals import STOP_SIGNALS, SigtermWatch, end_on_sigterm, interrupt_once, signals_deferred
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """What each test sets is taken back."""
-    before = {number: signal.getsignal(number) for number in STOPS}
+    """Restore the signal handlers after each test."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     signal.set_wakeup_fd(-1)
     for number, handler in before.items():
@@ -25,35 +25,35 @@ def handlers() -> Iterator[None]:
 
 def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
-    time.sleep(0.1)  # Python runs a handler between two of its own instructions
+    time.sleep(0.1)  # Python runs a handler between two bytecode instructions
 
 
-@pytest.mark.parametrize("number", STOPS)
-def test_the_first_stop_interrupts_and_the_second_is_ignored(number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_first_signal_interrupts_and_second_is_ignored(number: signal.Signals) -> None:
     interrupt_once()
     with pytest.raises(KeyboardInterrupt):
         send(number)
-    for stop in STOPS:
+    for stop in STOP_SIGNALS:
         os.kill(os.getpid(), stop)
 
 
-def test_a_signal_that_is_ignored_stays_so() -> None:
+def test_ignored_signal_stays_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     interrupt_once()
     os.kill(os.getpid(), signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
-def test_what_must_end_is_not_interrupted() -> None:
+def test_signals_deferred_in_the_context() -> None:
     interrupt_once()
     handler = signal.getsignal(signal.SIGTERM)
     with signals_deferred():
-        for number in STOPS:
+        for number in STOP_SIGNALS:
             os.kill(os.getpid(), number)
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_another_thread_sees_a_sigterm() -> None:
+def test_sigterm_is_seen_by_another_thread() -> None:
     watch, seen = SigtermWatch(lambda *_: None), list[bool]()
     assert not watch.wait(0.01)
     thread = threading.Thread(target=lambda: seen.append(watch.wait(10)))
@@ -63,7 +63,7 @@ def test_another_thread_sees_a_sigterm() -> None:
     assert seen == [True]
 
 
-def test_the_default_is_left_alone_outside_the_main_thread() -> None:
+def test_end_on_sigterm_needs_the_main_thread() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     thread = threading.Thread(target=end_on_sigterm)
     thread.start()

@@ -1,15 +1,15 @@
-"""Long lists are cut, and say by how much."""
+"""Shortened lists."""
 
 from __future__ import annotations
 
 from seatrial.util.text import and_more
 
 
-def test_what_a_sentence_cannot_hold_is_counted() -> None:
+def test_names_over_the_limit_are_counted() -> None:
     assert and_more(["a", "b", "c"], 2) == "a, b and 1 more"
     assert and_more(["a", "b", "c"], 2, between="; ") == "a; b and 1 more"
 
 
-def test_what_it_holds_is_told_whole() -> None:
+def test_names_within_the_limit() -> None:
     assert and_more(["a", "b"], 2) == "a, b"
     assert and_more([], 2) == ""

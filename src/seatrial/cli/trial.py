@@ -117,9 +117,9 @@ def _print_plan(preview: Any, as_json: bool) -> None:
     if as_json:
         print_json([job.model_dump(mode="json") for job in preview.plan.jobs])
         return
-    for measurement in preview.plan.settled:
+    for measurement in preview.plan.not_run:
         print(f"# not run: {measurement.check}: {measurement.skipped or measurement.error}")
-    for name, flag in preview.plan.left_out.items():
+    for name, flag in preview.plan.excluded_checks.items():
         print(f"# excluded by {flag}: {name}")
     for job, text in preview.rendered:
         print(f"# job {job.name}, at most {job.limit_s:.0f} s: {', '.join(job.checks)}\n{text}")

@@ -1,4 +1,4 @@
-"""Launchers: the same worker, started in different ways."""
+"""Launchers: each starts the same worker, on this host, through Slurm or through torchrun."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from seatrial.model import UsageError
 
 
 def uses_slurm(settings: Config) -> bool:
-    """Whether Slurm starts the jobs: it was asked for, or several nodes were and nothing else can reach them."""
+    """Return whether Slurm starts the jobs: launcher slurm, or launcher auto with several nodes."""
     return settings.launcher == "slurm" or (settings.launcher == "auto" and settings.cluster.nodes > 1)
 
 
 def runs_remotely(settings: Config) -> bool:
-    """Whether jobs run on other machines than this one, whose GPUs then say nothing about theirs."""
+    """Return whether jobs run on other machines, so that the GPUs of this host are not those under test."""
     return uses_slurm(settings) or settings.launcher == "torchrun"
 
 
 def launcher_for(settings: Config, placement: str) -> Launcher:
-    """Who starts jobs of this placement. Raises UsageError when it cannot be used here.
+    """Return the launcher for jobs of this placement; ``control`` jobs always run on this host.
 
-    A ``control`` job runs where we are, whoever starts the others.
+    Raises UsageError if the launcher is not available here.
     """
     nodes = 1 if placement == "control" else settings.cluster.nodes
     launcher: Launcher = LocalLauncher()
@@ -37,15 +37,15 @@ def launcher_for(settings: Config, placement: str) -> Launcher:
         launcher = TorchrunLauncher(settings)
     reason = launcher.available(nodes)
     if reason:
-        raise UsageError(f"the {launcher.name} launcher cannot be used: {reason}")
+        raise UsageError(f"launcher {launcher.name} is not available: {reason}")
     return launcher
 
 
 def cancel_earlier_jobs(settings: Config, run_dir: Path) -> Iterator[str]:
-    """End what an earlier run in this directory has left running, should it have been killed: a word before each.
+    """Cancel the Slurm jobs that a killed run in this directory left; yield a message before each.
 
-    On this machine the kernel has ended it already (``shell.die_with_parent``). Raises SeatrialError where it cannot
-    be ended.
+    Local jobs have ended already, with the killed run (``processes.die_with_parent``). Raises SeatrialError if a job
+    cannot be cancelled.
     """
     if uses_slurm(settings):
         yield from cancel_remaining_jobs(run_dir, settings)

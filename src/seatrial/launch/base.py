@@ -1,4 +1,4 @@
-"""What a launcher is: it renders a job, purely, and starts what it rendered. Adding one is one file in this folder."""
+"""The launcher protocol: ``render`` a job (pure), then ``start`` it. A new launcher is one file in this folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from seatrial.model import Frozen, Job
 
 
 class Rendered(Frozen):
-    """All that a launcher will do, before it does it: what ``--dry-run`` prints and golden tests hold."""
+    """The complete command of a job; ``--dry-run`` prints it, golden files test it."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -17,17 +17,17 @@ class Rendered(Frozen):
 
 
 class Waiting(Frozen):
-    """Why there is nothing to watch: a job has not begun, or nobody knows how it goes. Longer may be hopeless.
+    """Why the ranks of a job cannot be watched now: it is pending, completing, or its state is unknown.
 
-    ``reason`` is empty while it is not worth a word.
+    ``reason`` is empty if it need not be shown. ``permanent``: waiting longer will not help.
     """
 
     reason: str
-    hopeless: bool
+    permanent: bool
 
 
 class Allocation(Frozen):
-    """What a scheduler calls a job, and the nodes it gave it; both empty without one."""
+    """The scheduler's job id and nodes of a job; both empty without a scheduler."""
 
     id: str = ""
     nodes: str = ""
@@ -37,19 +37,19 @@ class Running(Protocol):
     """A started job."""
 
     def allocation(self) -> Allocation:
-        """Its number in the queue and its nodes, as far as they are known."""
+        """Return the scheduler's job id and the nodes, as far as known."""
 
     def waiting(self) -> Waiting | None:
-        """Why the job has not begun yet, or is not to be seen; None while it runs."""
+        """Return why the ranks cannot be watched now; None while the job runs."""
 
     def poll(self) -> int | None:
-        """The exit code once the job has ended, None before."""
+        """Return the exit code of the job; None until it has ended."""
 
     def exit_reason(self) -> str:
-        """What the scheduler says of the end of the job; empty where there is none, or nothing to say."""
+        """Return the scheduler's reason for the end of the job; empty if there is none."""
 
     def cancel(self) -> str:
-        """End the job and everything it started; safe to call when it has ended. Says what could not be ended."""
+        """End the job and all its processes, also after its end; return what still runs, empty if nothing does."""
 
 
 class Launcher(Protocol):
@@ -58,10 +58,10 @@ class Launcher(Protocol):
     name: str
 
     def available(self, nodes: int) -> str | None:
-        """None when this launcher can start jobs on so many nodes from here, else the reason."""
+        """Return None if this launcher can start jobs on this number of nodes, else the reason."""
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
-        """What would be started for ``job``. Pure."""
+        """Return the complete command for ``job``. Pure."""
 
     def start(self, rendered: Rendered, folder: Path) -> Running:
-        """Start it; its output goes to ``folder``. Raises SeatrialError when it is refused, OSError on a full disk."""
+        """Start a rendered job; its output goes to ``folder``. Raises SeatrialError, or OSError on a full disk."""

@@ -1,4 +1,4 @@
-"""How srun carries what the nodes of a Slurm job send: a step beside the job's own."""
+"""Transport of result files through srun: an overlapping step in the Slurm job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class SrunTransport:
-    """``nodes``: all nodes of the job, as Slurm names them."""
+    """Runs commands on all nodes of a Slurm job; ``nodes`` is Slurm's node list of the job."""
 
     job_id: str
     nodes: str = ""
@@ -16,6 +16,6 @@ class SrunTransport:
     test: str = "srun --nodes=1 hostname"
 
     def command(self, *argv: str) -> list[str]:
-        """``argv`` once on every node of the job. Our folder need not exist there."""
-        where = [f"--jobid={self.job_id}", f"--nodelist={self.nodes}", "--ntasks-per-node=1"]
-        return ["srun", *where, "--overlap", "--gres=none", "--chdir=/", "--input=none", *argv]
+        """Return the srun command that runs ``argv`` once per node; the current directory need not exist there."""
+        nodes = [f"--jobid={self.job_id}", f"--nodelist={self.nodes}", "--ntasks-per-node=1"]
+        return ["srun", *nodes, "--overlap", "--gres=none", "--chdir=/", "--input=none", *argv]

@@ -1,4 +1,4 @@
-"""One machine: torchrun with one process a GPU, or a plain process for what needs no torch."""
+"""Local launcher: torchrun with one process per GPU on this host, or a plain process for jobs without torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from seatrial.launch.base import Allocation, Rendered
 from seatrial.model import Job
 from seatrial.util import processes
 
-# gloo looks up this host's name unless told an interface; on one host the loopback always works
+# without an interface name gloo resolves the host name, which may fail; loopback always works on one host
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
-# what the shell that we were started in may hold of another job; torchrun takes its options from PET_* too
-_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-_STRANGERS = "PET_"
-# a folder called seatrial where the trial was started must not stand in for the package
-_ONLY_INSTALLED = {"PYTHONSAFEPATH": "1"}
+# overrides variables of another job that the calling shell may have set
+_SINGLE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+_TORCHRUN_OPTIONS = "PET_"  # prefix of variables from which torchrun reads options: not inherited
+# do not import a folder named seatrial in the current directory instead of the package
+_SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True)
@@ -41,37 +41,38 @@ class LocalJob:
 
 
 class LocalLauncher:
-    """Runs the job on this machine, as children of this process."""
+    """Runs jobs on this host, as children of this process."""
 
     name = "local"
 
     def available(self, nodes: int) -> str | None:
-        return None if nodes == 1 else f"it has one node, this one, and {nodes} were promised"
+        return None if nodes == 1 else f"cluster.nodes is {nodes}, but it runs on this host only: use --launcher slurm"
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
         folder = run_dir / "jobs" / job.name
         worker = ("-m", "seatrial.worker", str(folder / "job.json"), str(attempt))
         agent = _torchrun(job, folder / f"attempt{attempt}") if job.placement == "ranks" else ()
         argv = (sys.executable, *agent, *worker)
-        alone = {} if job.placement == "ranks" else _ALONE
-        env = {**_ONLY_INSTALLED, **(_LOOPBACK if job.device == "cpu" else {}), **alone, **job.env}
-        settings = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
-        text = f'unset "${{!{_STRANGERS}@}}"\n' + " \\\n    ".join([*settings, shlex.join(argv)])
+        rank_env = {} if job.placement == "ranks" else _SINGLE_PROCESS
+        env = {**_SAFE_PATH, **(_LOOPBACK if job.device == "cpu" else {}), **rank_env, **job.env}
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
+        text = f'unset "${{!{_TORCHRUN_OPTIONS}@}}"\n' + " \\\n    ".join([*assignments, shlex.join(argv)])
         return Rendered(argv=argv, env=env, text=text)
 
     def start(self, rendered: Rendered, folder: Path) -> LocalJob:
         out, err = folder / "launcher.out", folder / "launcher.err"
-        return LocalJob(processes.start(rendered.argv, env=rendered.env, stdout=out, stderr=err, without=_STRANGERS))
+        child = processes.start(rendered.argv, env=rendered.env, stdout=out, stderr=err, without=_TORCHRUN_OPTIONS)
+        return LocalJob(child)
 
 
 def _torchrun(job: Job, folder: Path) -> tuple[str, ...]:
     return (
         "-m",
         "torch.distributed.run",
-        "--standalone",  # a free port of its own choice, so that two trials never meet
-        "--local-addr=127.0.0.1",  # this host's name need not resolve for a trial on this host
+        "--standalone",  # picks a free port, so that concurrent trials do not conflict
+        "--local-addr=127.0.0.1",  # do not depend on resolving the host name
         f"--nproc-per-node={job.ranks_per_node}",
         "--max-restarts=0",  # a restart would hide the fault
-        "--redirects=3",  # stdout and stderr of each rank in files of its own
+        "--redirects=3",  # stdout and stderr of each rank go to its own files
         f"--log-dir={folder / 'logs'}",
     )

@@ -1,7 +1,7 @@
-"""Which rank ended a job, and why: the first cause, not the peers that failed because of it.
+"""Root cause of a failed job: the rank or node that failed first, not the peers that failed because of it.
 
-torchrun's own "root cause" is the failure it noticed first, with times in whole seconds, and it lists the ranks that it
-ended itself among the failures. Here exit codes, journals and error files are read, and ``first_failure`` decides.
+torchrun's own root cause is the failure that it noticed first, with times in whole seconds, and its list of failures
+includes the ranks that it ended itself. This module reads exit codes, journals and error files instead.
 """
 
 from __future__ import annotations
@@ -26,44 +26,48 @@ from seatrial.util.text import and_more
 _FAILURE = re.compile(
     r"rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s+: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
 )
-# what the sbatch script says of a node that lacks something (sbatch.sh.j2)
-_PREFLIGHT = re.compile(r"^(?:\d+: )?preflight: (?P<node>[^:]+): (?P<what>.+)$", re.MULTILINE)
-# srun, of a node whose slurmd refuses its step or does not answer (seen with 22.05 and two munge keys)
-_REFUSED = re.compile(r"^srun: error: Task launch for \S+ failed on node (?P<node>[^:]+): (?P<what>.+)$", re.MULTILINE)
-_REFUSAL = (
-    "srun cannot start anything there: {what}. "
+# printed by the sbatch script (sbatch.sh.j2) for a missing requirement of a node
+_PREFLIGHT = re.compile(r"^(?:\d+: )?preflight: (?P<node>[^:]+): (?P<error>.+)$", re.MULTILINE)
+# printed by srun if a node's slurmd refuses a step or does not answer (22.05, with different munge keys)
+_LAUNCH_FAILED = re.compile(
+    r"^srun: error: Task launch for \S+ failed on node (?P<node>[^:]+): (?P<error>.+)$", re.MULTILINE
+)
+_LAUNCH_ERROR = (
+    "srun cannot start a task on this node: {error}. "
     "Run first: sinfo -R; munge -n | ssh {node} unmunge; ssh {node} systemctl status slurmd"
 )
-# srun, of the end of tasks, and from where on it ends them itself (seen with 22.05; one task a node is ours)
-_TASK = re.compile(r"^srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$", re.MULTILINE)
+# printed by srun at the end of tasks, and when srun itself starts to end them (22.05; one task per node)
+_TASK = re.compile(r"^srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,-]+): (?P<end>.+)$", re.MULTILINE)
 _ENDED_BY_SRUN = re.compile(r"^srun: .*(?:Terminating StepId|Job step aborted|Force Terminated)", re.MULTILINE)
-_NODE_LOST = re.compile(r"^srun: error: Node failure on (?P<node>\S+)", re.MULTILINE)
-# srun, of tasks that it could neither end nor hear of again: their node was reset, say, and is back by now
-_UNANSWERED = re.compile(r"^srun: StepId=\S+ tasks? (?P<tasks>[\d,-]+): running$", re.MULTILINE)
-_STEP_LOST = "Timed out waiting for job step to complete"
+_NODE_FAILURE = re.compile(r"^srun: error: Node failure on (?P<node>\S+)", re.MULTILINE)
+# printed by srun for tasks that it could not end and that do not respond, for example after a reset of their node
+_NO_RESPONSE = re.compile(r"^srun: StepId=\S+ tasks? (?P<tasks>[\d,-]+): running$", re.MULTILINE)
+_STEP_TIMEOUT = "Timed out waiting for job step to complete"
 _LABEL = re.compile(r"^(?:(?P<task>\d+): )?(?P<line>.*)$")  # srun --label
 _SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()} | {"Out Of Memory": signal.SIGKILL}
 _ENDED_BY_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal")
-_LAUNCHER_LOG = 1 << 20  # bytes at its end that are read: torchrun's summaries, some 300 bytes a rank
-_RANK_LOG = 1 << 16
+_LAUNCHER_LOG_BYTES = 1 << 20  # read from its end: torchrun's summary has about 300 bytes per rank
+_RANK_LOG_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class RootCause:
-    culprit: str
+    """The rank, node or launcher at fault (``subject``), the cause as text, and the rank's number if it is one rank."""
+
+    subject: str
     cause: str
     rank: int | None
 
 
 class _Report(NamedTuple):
-    """The error that a rank wrote, and when by the clock of its node."""
+    """The error that a rank reported, and its time by the clock of its node."""
 
     time: float
     text: str
 
 
 class _Task(NamedTuple):
-    """How one of srun's tasks ended: its exit code, negative for a signal."""
+    """The end of one srun task. ``code``: exit code, negative for a signal."""
 
     node: str
     number: int
@@ -71,105 +75,111 @@ class _Task(NamedTuple):
 
 
 def no_heartbeat(rank: Rank, seconds: float) -> RootCause:
-    """A rank whose pulse has stopped while the job goes on."""
+    """Return the cause for a rank whose heartbeat has stopped while the job runs."""
     state = _process_state(rank)
-    cause = f"no heartbeat for {seconds:.0f} s; last heard of in {rank.last_status}{state}"
-    return RootCause(rank.name, cause, rank.number)
+    cause = f"no heartbeat for {seconds:.0f} s; last status: {rank.last_status}{state}"
+    return RootCause(rank.name, f"{cause}. Run first, on its node: dmesg -T | tail", rank.number)
 
 
-def over_limit(late: Sequence[Rank], what: str, limit_s: float) -> RootCause:
-    """Alive, but not done with a check, or with the job, in its time."""
-    words = and_more([f"{rank.name} in {rank.last_status}" for rank in late], 4, "; ")
-    who = late[0] if len(late) == 1 else None
-    cause = f"{what} did not end within its limit of {limit_s:g} s; last heard of: {words}"
-    return RootCause(who.name if who else f"{len(late)} ranks", cause, who.number if who else None)
+def over_limit(late: Sequence[Rank], name: str, limit_s: float) -> RootCause:
+    """Return the cause for ranks with a heartbeat that exceeded the time limit of the check or job ``name``."""
+    statuses = and_more([f"{rank.name} in {rank.last_status}" for rank in late], 4, "; ")
+    rank = late[0] if len(late) == 1 else None
+    setting = "" if name == "the job" else f" (checks.{name}.limit_s)"
+    cause = f"{name} exceeded its time limit of {limit_s:g} s{setting}; last status: {statuses}"
+    return RootCause(rank.name if rank else f"{len(late)} ranks", cause, rank.number if rank else None)
 
 
 def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> RootCause:
-    """Some ranks had not begun their first check when the time for starting was over."""
+    """Return the cause for ranks that did not start their first check within ``limit_s``."""
     missing = [rank for rank in ranks if not rank.started]
     names = ", ".join(rank.name for rank in missing[:8])
     log = _last_line(_logs(folder))
-    cause = f"{len(missing)} of {len(ranks)} ranks did not start within {limit_s:g} s: {names}. {log}"
-    return RootCause(names, cause.strip(), missing[0].number if len(missing) == 1 else None)
+    cause = f"{len(missing)} of {len(ranks)} ranks did not start within {limit_s:g} s (limits.startup_s): {names}"
+    return RootCause(names, ". ".join(filter(None, [cause, log])), missing[0].number if len(missing) == 1 else None)
 
 
 def damaged_journal(rank: Rank) -> RootCause:
-    """A rank that writes what no worker of this version writes: what it measured cannot be told from it."""
-    return RootCause(rank.name, f"its journal {rank.follower.path.name} is damaged: {rank.damage}", rank.number)
+    """Return the cause for a rank whose journal has a record that no worker of this version writes."""
+    return RootCause(rank.name, f"invalid record in its journal {rank.follower.path}: {rank.damage}", rank.number)
 
 
 def job_ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, scheduler_reason: str = "") -> RootCause:
-    """The job exited with an error. ``scheduler_reason`` counts where no rank gives a cause."""
-    if missing := _missing(folder) or _unanswering(ranks, job, folder):
-        return missing
+    """Return the cause for a job with a non-zero exit code; ``scheduler_reason`` is used if no rank gives one."""
+    if node_cause := _node_error(folder) or _unresponsive_nodes(ranks, job, folder):
+        return node_cause
     tasks = _tasks(folder)
     if job.placement == "ranks":
         exits = _exits(folder, ranks, job)
         if not exits and tasks and tasks[0].code < 0:
-            cause = f"torchrun there was {exit_reason(tasks[0].code)}: its ranks ended with it"
-            return RootCause(tasks[0].node, cause, None)
+            cause = f"torchrun on this node was {exit_reason(tasks[0].code)}, and its ranks with it"
+            return RootCause(tasks[0].node, f"{cause}. Run first, on the node: dmesg; journalctl -u slurmd -n 50", None)
     else:
         exits = {task.number: task.code for task in tasks if task.number < len(ranks)}
         exits = exits or ({0: code} if len(ranks) == 1 and not scheduler_reason else {})
-    reports = {**_from_error_files(ranks, folder), **_errors(ranks)}
+    reports = {**_torchrun_error_files(ranks, folder), **_last_errors(ranks)}
     failures = [_failure(ranks[number], exits.get(number), reports) for number in {**exits, **reports}]
     if not failures:
-        reasons = [scheduler_reason or exit_reason(code), _full(folder), _last_line(_logs(folder))]
+        reasons = [scheduler_reason or exit_reason(code), _disk_full(folder), _last_line(_logs(folder))]
         return RootCause("launcher", ". ".join(filter(None, reasons)), None)
     first = first_failure(failures)
     rank = ranks[first.rank]
     if first.code is None or (first.reported and not first.gives_no_reason):
         return RootCause(rank.name, reports[first.rank].text, first.rank)
-    return _died(rank, first.code, _logs(folder, first.rank, len(ranks)) if first.gives_no_reason else ())
+    early = " before the end of its checks" if first.code == 0 else ""
+    log = _last_line(_logs(folder, first.rank, len(ranks))) if first.gives_no_reason else ""
+    cause = f"{exit_reason(first.code)}{early}; last status: {rank.last_status}{exit_hint(first.code)}"
+    return RootCause(rank.name, ". ".join(filter(None, [cause, log])), rank.number)
 
 
 def _failure(rank: Rank, code: int | None, reports: Mapping[int, _Report]) -> Failure:
-    """The failure of a rank that ended with ``code``, if that is known, or that reported an error."""
+    """Return the failure of a rank with this exit code (None: unknown) and its report, if there is one."""
     report = reports.get(rank.number)
-    order = rank.pulse.time if rank.pulse else 0.0
+    order = rank.heartbeat.time if rank.heartbeat else 0.0
     if report and (code is None or not killed(code)):
         order = report.time
-    elif code in TERMINATED and not rank.is_terminating:  # torchrun or srun may have ended it because of another
+    elif code in TERMINATED and not rank.is_terminating:  # torchrun or srun may have ended it because of a peer
         order = math.inf
     return Failure(rank.number, code, report is not None, order)
 
 
 def _exits(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]:
-    """Exit codes by rank, without those that torchrun ended itself because of another.
+    """Return the exit codes by rank, without the ranks that torchrun ended because of a peer.
 
-    Who ends in the middle of a check with exit code 0 is no failure to torchrun, nor is it told to end.
+    torchrun does not list a rank that exits with code 0 in the middle of a check, and sends it no signal.
     """
-    found: dict[int, int] = {}
-    for node, log in _by_node(_tail(folder / "launcher.err", _LAUNCHER_LOG)).items():
+    exit_codes: dict[int, int] = {}
+    for node, log in _log_by_node(_tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)).items():
         closed = {match["pid"] for match in _ENDED_BY_TORCHRUN.finditer(log)}
         failures = {int(match["rank"]): match for match in _FAILURE.finditer(log) if int(match["rank"]) < len(ranks)}
-        found |= {rank: int(match["code"]) for rank, match in failures.items() if match["pid"] not in closed}
+        exit_codes |= {rank: int(match["code"]) for rank, match in failures.items() if match["pid"] not in closed}
         if failures:
-            own = ranks[node * job.ranks_per_node : (node + 1) * job.ranks_per_node]
-            found |= {one.number: 0 for one in own if one.number not in failures and _left(one, closed)}
-    return found
+            node_ranks = ranks[node * job.ranks_per_node : (node + 1) * job.ranks_per_node]
+            unlisted = [rank for rank in node_ranks if rank.number not in failures]
+            exit_codes |= {rank.number: 0 for rank in unlisted if _exited_early(rank, closed)}
+    return exit_codes
 
 
-def _left(rank: Rank, closed: set[str]) -> bool:
-    """Whether a rank of which torchrun says nothing is no longer there, though it had not done its check."""
-    return rank.current is not None and rank.is_working and rank.pulse is not None and str(rank.pulse.pid) not in closed
+def _exited_early(rank: Rank, closed: set[str]) -> bool:
+    """Return whether a rank that torchrun does not list as failed has exited in the middle of a check."""
+    working = rank.current is not None and rank.is_working
+    return working and rank.heartbeat is not None and str(rank.heartbeat.pid) not in closed
 
 
-def _by_node(log: str) -> dict[int, str]:
-    """What each node's torchrun said: pids of several nodes may be the same."""
+def _log_by_node(log: str) -> dict[int, str]:
+    """Return the output of each node's torchrun, since different nodes can have equal pids."""
     lines: dict[int, list[str]] = {}
     for match in map(_LABEL.match, log.splitlines()):
         if match:
             lines.setdefault(int(match["task"] or 0), []).append(match["line"])
-    return {node: "\n".join(own) for node, own in lines.items()}
+    return {node: "\n".join(node_lines) for node, node_lines in lines.items()}
 
 
 def _tasks(folder: Path) -> list[_Task]:
-    """How srun's tasks ended, the first to end first, up to where it ended the others."""
-    log = _tail(folder / "launcher.err", _LAUNCHER_LOG)
+    """Return the srun tasks that ended before srun ended the others, in order of their end."""
+    log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
     end = _ENDED_BY_SRUN.search(log)
-    ends = [(match, _task_code(match["how"])) for match in _TASK.finditer(log[: end.start()] if end else log)]
+    ends = [(match, _task_code(match["end"])) for match in _TASK.finditer(log[: end.start()] if end else log)]
     return [
         _Task(match["node"], number, code)
         for match, code in ends
@@ -178,16 +188,16 @@ def _tasks(folder: Path) -> list[_Task]:
     ]
 
 
-def _task_code(how: str) -> int | None:
-    """``Exited with exit code 3`` → 3, ``Segmentation fault (core dumped)`` → -11."""
-    if exited := re.fullmatch(r"Exited with exit code (\d+)", how):
+def _task_code(end: str) -> int | None:
+    """Return the exit code: ``Exited with exit code 3`` → 3, ``Segmentation fault (core dumped)`` → -11."""
+    if exited := re.fullmatch(r"Exited with exit code (\d+)", end):
         return int(exited[1])
-    number = _SIGNALS.get(how.removesuffix(" (core dumped)"))
+    number = _SIGNALS.get(end.removesuffix(" (core dumped)"))
     return None if number is None else -number
 
 
-def _errors(ranks: Sequence[Rank]) -> dict[int, _Report]:
-    """The error in which each rank's last check ended. A rank that went on to another did not end because of it."""
+def _last_errors(ranks: Sequence[Rank]) -> dict[int, _Report]:
+    """Return the error of each rank whose last check failed; a rank that started another check did not end by it."""
     return {
         rank.number: _Report(measured.started + measured.seconds, f"{measured.check}: {measured.error}")
         for rank in ranks
@@ -196,111 +206,105 @@ def _errors(ranks: Sequence[Rank]) -> dict[int, _Report]:
     }
 
 
-def _missing(folder: Path) -> RootCause | None:
-    """What nodes lacked before anything of ours ran on them: each thing once, with the nodes that lack it.
-
-    Or a node that Slurm lost while it ran.
-    """
-    text = _tail(folder / "launcher.err", _LAUNCHER_LOG)
-    if lost := _NODE_LOST.search(text):
-        first = f"scontrol show node {lost['node']}; ping {lost['node']}"
-        return RootCause(lost["node"], f"Slurm lost the node while the job ran. Run first: {first}", None)
-    found = [(match["node"], _REFUSAL.format(**match.groupdict())) for match in _REFUSED.finditer(text)]
-    found = found or [(match["node"], match["what"]) for match in _PREFLIGHT.finditer(text)]
-    lacking: dict[str, list[str]] = {}
-    for node, what in found:
-        lacking.setdefault(what.replace(node, "\0"), []).append(node)
-    if not lacking:
+def _node_error(folder: Path) -> RootCause | None:
+    """Return the node that failed during the job, or the nodes with an error before its start, grouped by error."""
+    log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
+    if failed := _NODE_FAILURE.search(log):
+        first = f"scontrol show node {failed['node']}; ping {failed['node']}"
+        return RootCause(failed["node"], f"Slurm reports a node failure during the job. Run first: {first}", None)
+    errors = [(match["node"], _LAUNCH_ERROR.format(**match.groupdict())) for match in _LAUNCH_FAILED.finditer(log)]
+    errors = errors or [(match["node"], match["error"]) for match in _PREFLIGHT.finditer(log)]
+    nodes_by_error: dict[str, list[str]] = {}
+    for node, error in errors:
+        nodes_by_error.setdefault(error.replace(node, "\0"), []).append(node)
+    if not nodes_by_error:
         return None
-    nodes = sorted({node for node, _ in found})
-    whats = [(sorted(those), what.replace("\0", min(those))) for what, those in lacking.items()]
-    cause = "; ".join(what if len(nodes) == 1 else f"{', '.join(those[:8])}: {what}" for those, what in whats)
+    nodes = sorted({node for node, _ in errors})
+    grouped = [(sorted(group), error.replace("\0", min(group))) for error, group in nodes_by_error.items()]
+    cause = "; ".join(error if len(nodes) == 1 else f"{', '.join(group[:8])}: {error}" for group, error in grouped)
     return RootCause(", ".join(nodes[:8]), cause, None)
 
 
-def _unanswering(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCause | None:
-    """Nodes whose task did not end when srun ended it, nor tell of its end: what their peers say comes of that."""
-    text = _tail(folder / "launcher.err", _LAUNCHER_LOG)
-    found = _UNANSWERED.findall(text) if _STEP_LOST in text else []
-    first = [ranks[task * job.ranks_per_node] for tasks in found for task in parse_id_list(tasks) if task < job.nodes]
-    nodes = ", ".join(sorted({rank.pulse.node if rank.pulse else rank.name for rank in first})[:8])
-    cause = "its task neither ended with the others nor answered srun; was it reset? Run first, there: uptime; dmesg"
-    return RootCause(nodes, f"{cause}; journalctl -u slurmd -n 50", None) if nodes else None
+def _unresponsive_nodes(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCause | None:
+    """Return the nodes whose task did not end on srun's signal and does not respond; errors of peers follow from it."""
+    log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
+    id_lists = _NO_RESPONSE.findall(log) if _STEP_TIMEOUT in log else []
+    tasks = [task for id_list in id_lists for task in parse_id_list(id_list) if task < job.nodes]
+    first_ranks = [ranks[task * job.ranks_per_node] for task in tasks]
+    nodes = ", ".join(sorted({rank.heartbeat.node if rank.heartbeat else rank.name for rank in first_ranks})[:8])
+    cause = "the task on this node does not respond to srun (node reset or hung?)"
+    first = "Run first, on the node: uptime; dmesg; journalctl -u slurmd -n 50"
+    return RootCause(nodes, f"{cause}. {first}", None) if nodes else None
 
 
-def _died(rank: Rank, code: int, logs: Sequence[Path] = ()) -> RootCause:
-    hint = ", before its end" if code == 0 else exit_hint(code)
-    reasons = [f"{exit_reason(code)} in {rank.last_status}{hint}", _last_line(logs)]
-    return RootCause(rank.name, ". ".join(filter(None, reasons)), rank.number)
-
-
-def _from_error_files(ranks: Sequence[Rank], folder: Path) -> dict[int, _Report]:
-    """What torchrun's @record left in error files: failures outside of checks, before the first one for example."""
-    found = {}
+def _torchrun_error_files(ranks: Sequence[Rank], folder: Path) -> dict[int, _Report]:
+    """Return the errors in torchrun's error files (@record), by rank: failures outside checks, such as at startup."""
+    reports = {}
     for path in (folder / "logs").glob("**/error.json"):
         try:
             message = json.loads(path.read_text(encoding="utf-8"))["message"]
-            number = ranks[_rank_of(path, len(ranks))].number
-            found[number] = _Report(float(message["extraInfo"]["timestamp"]), str(message["message"]))
-        except (ValueError, LookupError, TypeError, RecursionError):  # cut off by the crash that it was to describe
+            number = ranks[_rank_of_log(path, len(ranks))].number
+            reports[number] = _Report(float(message["extraInfo"]["timestamp"]), str(message["message"]))
+        except (ValueError, LookupError, TypeError, RecursionError):  # truncated by the crash
             continue
-    return found
+    return reports
 
 
-def _rank_of(log: Path, count: int) -> int:
-    """torchrun keeps logs by local rank; where there are several nodes, ours lie in a folder a node."""
-    local = int(log.parent.name)
+def _rank_of_log(log: Path, count: int) -> int:
+    """Return the rank of a torchrun log, from its folders ``LOCAL_RANK`` and, with several nodes, ``nodeN``."""
+    local_rank = int(log.parent.name)
     nodes = {part: path for path in log.parents for part in [path.name] if re.fullmatch(r"node\d+", part)}
     if not nodes:
-        return local
+        return local_rank
     name, folder = next(iter(nodes.items()))
-    siblings = sum(1 for _ in folder.parent.glob("node*"))
-    return int(name.removeprefix("node")) * (count // siblings) + local
+    node_count = sum(1 for _ in folder.parent.glob("node*"))
+    return int(name.removeprefix("node")) * (count // node_count) + local_rank
 
 
 def _process_state(rank: Rank) -> str:
-    """What the kernel says of a local process: stopped (T) and uninterruptible (D) explain silence."""
-    if rank.pulse is None:
+    """Return the kernel's process state of a local rank, such as stopped (T) or uninterruptible sleep (D)."""
+    if rank.heartbeat is None:
         return ""
     try:
-        fields = Path(f"/proc/{rank.pulse.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        fields = Path(f"/proc/{rank.heartbeat.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return ""
-    meaning = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for I/O in the kernel"}
+    meaning = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "uninterruptible sleep, waiting for I/O"}
     return f"; process state {fields[0]}" + (f" ({meaning[fields[0]]})" if fields[0] in meaning else "")
 
 
 def _logs(folder: Path, rank: int | None = None, count: int = 0) -> list[Path]:
-    """Standard error of the launcher and of the ranks (of one, where it is named)."""
+    """Return the paths of standard error of the launcher and of all ranks, or of one rank."""
     logs = sorted((folder / "logs").glob("**/stderr.log"))
-    return [folder / "launcher.err", *(log for log in logs if rank is None or _rank_of(log, count) == rank)]
+    return [folder / "launcher.err", *(log for log in logs if rank is None or _rank_of_log(log, count) == rank)]
 
 
-def _full(folder: Path) -> str:
-    """Who finds no room to say why it ends leaves half a sentence in each log; where that is not told, ""."""
+def _disk_full(folder: Path) -> str:
+    """Return a message if the file system of ``folder`` is full, since its logs are then truncated; else empty."""
     try:
-        held = os.statvfs(folder)
+        stats = os.statvfs(folder)
     except OSError:
         return ""
-    if not ((held.f_blocks and not held.f_bavail) or (held.f_files and not held.f_favail)):
+    if not ((stats.f_blocks and not stats.f_bavail) or (stats.f_files and not stats.f_favail)):
         return ""
-    return f"No room is left on the file system of {folder}: what is missing in logs did not fit"
+    return f"The file system of {folder} is full; its logs are truncated. Run first: df -h {folder}; df -i {folder}"
 
 
 def _last_line(logs: Sequence[Path]) -> str:
-    """The last line of these logs that says something."""
-    tails = [_tail(log, _RANK_LOG).splitlines()[-40:] for log in logs]
-    lines = [match["line"].strip() for tail in tails for match in map(_LABEL.match, tail) if match and _tells(match[0])]
-    return f"Last line of its log: {lines[-1][:300]}" if lines else ""
+    """Return the last line of these logs that names an error."""
+    tails = [_tail(log, _RANK_LOG_BYTES).splitlines()[-40:] for log in logs]
+    matches = [match for tail in tails for match in map(_LABEL.match, tail) if match]
+    lines = [match["line"].strip() for match in matches if _names_error(match[0])]
+    return f"Last error in its log: {lines[-1][:300]}" if lines else ""
 
 
-def _tells(line: str) -> bool:
-    """torchrun's own ChildFailedError only says that a rank failed, which is known."""
+def _names_error(line: str) -> bool:
+    """Return whether a line names an error other than torchrun's ChildFailedError, which gives no cause."""
     return bool(line.strip(" =-")) and "Error" in line and "ChildFailedError" not in line
 
 
 def _tail(path: Path, size: int) -> str:
-    """The last ``size`` bytes: a rank may have written more than there is memory."""
+    """Return the last ``size`` bytes of a file as text, since a log may exceed the memory."""
     if not path.exists():
         return ""
     with path.open("rb") as file:

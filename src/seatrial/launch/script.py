@@ -1,4 +1,4 @@
-"""What the scripts of several launchers have in common: the environment of a job, its python, the templates."""
+"""Parts that the scripts of several launchers share: environment, Python command, templates."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from seatrial.model import Job
 
 
 def environment(settings: Config, job: Job) -> list[str]:
-    """Lines of bash that make the environment of a job."""
-    wanted = settings.environment
-    checked = "# shellcheck source=/dev/null"  # not there where the script is checked
-    foreign = [checked, f"source {shlex.quote(wanted.source)} || exit"] if wanted.source else []
-    foreign += [f"module load {shlex.join(wanted.modules)} || exit"] if wanted.modules else []
-    foreign += [checked, f"source {shlex.quote(f'{wanted.venv}/bin/activate')} || exit"] if wanted.venv else []
-    if foreign:  # a site's files are not written for such a strict shell, and some change the directory
-        foreign = ["here=$PWD", "set +euo pipefail", *foreign, "set -euo pipefail", 'cd "$here"']
-    lines = [f"export HF_HOME={shlex.quote(wanted.hf_home)}"] if wanted.hf_home else []
-    return [*foreign, *lines, *(f"export {name}={shlex.quote(value)}" for name, value in job.env.items())]
+    """Return the bash lines that set up the environment of a job."""
+    config = settings.environment
+    shellcheck = "# shellcheck source=/dev/null"  # the file is absent where shellcheck runs
+    site = [shellcheck, f"source {shlex.quote(config.source)} || exit"] if config.source else []
+    site += [f"module load {shlex.join(config.modules)} || exit"] if config.modules else []
+    site += [shellcheck, f"source {shlex.quote(f'{config.venv}/bin/activate')} || exit"] if config.venv else []
+    if site:  # files of a site may fail under `set -euo pipefail`, and may change the directory
+        site = ["here=$PWD", "set +euo pipefail", *site, "set -euo pipefail", 'cd "$here"']
+    hf_home = [f"export HF_HOME={shlex.quote(config.hf_home)}"] if config.hf_home else []
+    return [*site, *hf_home, *(f"export {name}={shlex.quote(value)}" for name, value in job.env.items())]
 
 
 def python(settings: Config, run_dir: str = "RUN_DIR") -> str:
-    """What starts Python on a node, in words of bash. pyxis needs nothing here, but flags for srun.
+    """Return the bash words that start Python on a node, inside the container if there is one.
 
-    ``run_dir`` is the name of the variable that holds the run directory.
+    ``run_dir`` is the name of the variable that holds the run directory. pyxis is configured by srun flags instead.
     """
     container = settings.container
     if container.runtime == "apptainer":
@@ -41,8 +41,8 @@ def python(settings: Config, run_dir: str = "RUN_DIR") -> str:
 
 @cache
 def template(name: str) -> jinja2.Template:
-    """A template of this folder; ``quote`` in it makes a word of bash."""
-    # no autoescape: this is a shell script, and every value in it goes through shlex.quote
+    """Return a template of this folder; its filter ``quote`` is shlex.quote."""
+    # no autoescape: the output is a shell script, and every value passes through shlex.quote
     loader = jinja2.Environment(
         loader=jinja2.PackageLoader("seatrial.launch", "."),
         undefined=jinja2.StrictUndefined,

@@ -1,6 +1,6 @@
-"""Slurm: one sbatch script a job, one srun task a node, torchrun with static rendezvous at the first node.
+"""Slurm launcher: one sbatch script per job, one srun task per node, torchrun with static rendezvous at the first node.
 
-seatrial renders, submits, watches and cancels; it schedules nothing itself.
+seatrial renders, submits, watches and cancels jobs; Slurm schedules them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from seatrial.util.files import atomic_write
 
 
 class SlurmLauncher:
-    """Submits a rendered sbatch script and watches it in the queue."""
+    """Submits rendered sbatch scripts and watches their jobs."""
 
     name = "slurm"
 
@@ -34,10 +34,10 @@ class SlurmLauncher:
         self._settings = settings
 
     def available(self, nodes: int) -> str | None:
-        del nodes  # how many there are is for Slurm to say
+        del nodes  # checked by Slurm
         if shutil.which("sbatch"):
             return None
-        return "there is no sbatch here: run it on a login node, or without a scheduler see seatrial render torchrun"
+        return "sbatch is not in PATH; run on a login node, or without a scheduler use: seatrial render torchrun"
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
         settings = self._settings
@@ -47,7 +47,7 @@ class SlurmLauncher:
             run_dir=str(run_dir),
             scratch=settings.slurm.scratch,
             header=_header(job, settings.slurm),
-            needs=_needs(settings),
+            requirements=_requirements(settings),
             environment=script.environment(settings, job),
             cpus=settings.slurm.cpus_per_task,
             interface=settings.slurm.interface,
@@ -59,11 +59,11 @@ class SlurmLauncher:
     def start(self, rendered: Rendered, folder: Path) -> SlurmJob:
         batch, token = folder / SCRIPT, uuid.uuid4().hex
         atomic_write(batch, rendered.text.encode(errors="surrogateescape"))
-        atomic_write(folder / TOKEN, token.encode())  # before Slurm knows of the job: it is how we find it again
+        atomic_write(folder / TOKEN, token.encode())  # before sbatch: cancel_remaining_jobs finds the job by it
         try:
-            said = slurm.command_output([*slurm.env_prefix_outside_job(), *rendered.argv, str(batch), token])
-            job_id = _job_id(said)
-        except BaseException:  # Ctrl-C, or no answer in time: Slurm may have taken the job all the same
+            output = slurm.command_output([*slurm.env_prefix_outside_job(), *rendered.argv, str(batch), token])
+            job_id = _job_id(output)
+        except BaseException:  # Ctrl-C or timeout: Slurm may have accepted the job
             with contextlib.suppress(SeatrialError):
                 list(cancel_remaining_jobs(folder.parent, self._settings))
             raise
@@ -71,94 +71,95 @@ class SlurmLauncher:
         return SlurmJob(job_id, self._settings, job_collector(job_id, self._settings, folder))
 
 
-def _job_id(said: str) -> str:
-    """``sbatch --parsable`` prints ``7`` or ``7;cluster``; a wrapper or plugin of the site may print more before it."""
-    found = re.findall(r"^(\d+)(?:;\S+)?$", said, re.MULTILINE)
-    if not found:
-        raise SeatrialError(f"sbatch told no job id, but {said[:200]!r}. Run first: type -a sbatch; squeue --me")
-    return str(found[-1])
+def _job_id(output: str) -> str:
+    """Return the job id from ``sbatch --parsable``: ``7`` or ``7;cluster``, perhaps after lines of a site's wrapper."""
+    job_ids = re.findall(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)
+    if not job_ids:
+        error = f"could not parse a job id from sbatch's output: {output[:200]!r}"
+        raise SeatrialError(f"{error}. Run first: type -a sbatch; squeue --me")
+    return str(job_ids[-1])
 
 
-def _header(job: Job, wanted: Header) -> list[str]:
-    """The #SBATCH lines, in the order in which a person would write them."""
+def _header(job: Job, config: Header) -> list[str]:
+    """Return the options of the #SBATCH lines."""
     gpus = f"gpu:{job.expected_gpus}" if job.expected_gpus else None
-    minutes = wanted.time_min or math.ceil(job.limit_s / 60) + 1
+    minutes = config.time_min or math.ceil(job.limit_s / 60) + 1
     options: list[tuple[str, object]] = [
         ("job-name", f"seatrial-{job.name}"),
-        ("partition", wanted.partition),
-        ("account", wanted.account),
-        ("qos", wanted.qos),
-        ("reservation", wanted.reservation),
-        ("constraint", wanted.constraint),
-        ("nodelist", wanted.nodelist or job.nodelist or None),
-        ("exclude", wanted.exclude),
+        ("partition", config.partition),
+        ("account", config.account),
+        ("qos", config.qos),
+        ("reservation", config.reservation),
+        ("constraint", config.constraint),
+        ("nodelist", config.nodelist or job.nodelist or None),
+        ("exclude", config.exclude),
         ("nodes", job.nodes),
         ("ntasks-per-node", 1),
-        ("cpus-per-task", wanted.cpus_per_task),
-        ("gres", wanted.gres or gpus),
-        ("mem", wanted.mem),
+        ("cpus-per-task", config.cpus_per_task),
+        ("gres", config.gres or gpus),
+        ("mem", config.mem),
         ("time", minutes),
-        # until the script knows where its log belongs: no run directory need be where Slurm would open it
-        ("output", f"{wanted.scratch}/seatrial-%j.log"),
+        # until the script redirects its output: the run directory may not exist on the node
+        ("output", f"{config.scratch}/seatrial-%j.log"),
     ]
-    # sbatch reads quotes as a shell does, and expands nothing
+    # sbatch parses quotes as a shell does, without expansion
     lines = [f"--{name}={shlex.quote(str(value))}" for name, value in options if value is not None]
-    # a job that Slurm starts again would overwrite what it measured before
-    return [*lines, *(["--exclusive"] if wanted.exclusive else []), "--no-requeue", *wanted.extra]
+    # --no-requeue: a second start of the job would overwrite its measurements
+    return [*lines, *(["--exclusive"] if config.exclusive else []), "--no-requeue", *config.extra]
 
 
-class Need(NamedTuple):
-    """What a node must have: a test in words of the shell, and what to say where it fails."""
+class Requirement(NamedTuple):
+    """A requirement of each node: a shell test, the message if it fails, and the first command to run then."""
 
     test: str
-    missing: str
+    message: str
     command: str
 
 
-def _needs(settings: Config) -> list[Need]:
-    """In the order in which they build on each other: a module may bring the container's runtime."""
-    wanted, container = settings.environment, settings.container
-    needs = []
-    if wanted.source:
-        path = shlex.quote(wanted.source)
-        # In a shell of its own first: a file that ends the shell would end this test, and say nothing.
-        # shellcheck cannot follow what is not there where it runs.
-        twice = f"[[ $(source {path} && echo whole) == *whole ]] && source {path}"
-        test = f"# shellcheck source=/dev/null\n    {{ {twice}; }} >/dev/null 2>&1"
-        missing = f"environment.source {wanted.source} cannot be read, fails, or ends the shell"
-        needs.append(Need(test, missing, shlex.join(["bash", "-x", wanted.source])))
-    if wanted.modules:
-        names = shlex.join(wanted.modules)
-        needs.append(
-            Need(f"module load {names} >/dev/null 2>&1", f"environment.modules: no {names}", 'bash -lc "module avail"')
-        )
-    if wanted.venv:
-        python = f"{wanted.venv}/bin/python"
-        needs.append(
-            Need(_is("-x", python), f"environment.venv: there is no {python}", shlex.join(["ls", "-l", python]))
-        )
+def _requirements(settings: Config) -> list[Requirement]:
+    """Return the requirements in the order of their dependencies: a module may provide the container runtime."""
+    environment, container = settings.environment, settings.container
+    requirements = []
+    if environment.source:
+        path = shlex.quote(environment.source)
+        # first in a subshell: a file that exits would end this test without a message
+        sourced = f"[[ $(source {path} && echo complete) == *complete ]] && source {path}"
+        test = f"# shellcheck source=/dev/null\n    {{ {sourced}; }} >/dev/null 2>&1"
+        message = f"environment.source {environment.source} is not readable, fails or exits the shell"
+        requirements.append(Requirement(test, message, shlex.join(["bash", "-x", environment.source])))
+    if environment.modules:
+        names = shlex.join(environment.modules)
+        test = f"module load {names} >/dev/null 2>&1"
+        message = f"environment.modules: cannot load {names}"
+        requirements.append(Requirement(test, message, 'bash -lc "module avail"'))
+    if environment.venv:
+        python = f"{environment.venv}/bin/python"
+        message = f"environment.venv: {python} does not exist or is not executable"
+        requirements.append(Requirement(_test("-x", python), message, shlex.join(["ls", "-l", python])))
     elif container.runtime == "none":
-        ours = f"the python that seatrial runs in, {sys.executable}, is not there: set environment.venv"
-        needs.append(Need(_is("-x", sys.executable), ours, shlex.join(["ls", "-l", sys.executable])))
-    return needs + _container_needs(container)
+        message = f"seatrial's Python {sys.executable} does not exist on this node: set environment.venv"
+        command = shlex.join(["ls", "-l", sys.executable])
+        requirements.append(Requirement(_test("-x", sys.executable), message, command))
+    return requirements + _container_requirements(container)
 
 
-def _container_needs(container: Container) -> list[Need]:
+def _container_requirements(container: Container) -> list[Requirement]:
     image = container.image or ""
-    needs = []
+    requirements = []
     if container.runtime == "apptainer":
-        test = "command -v apptainer >/dev/null"
-        needs.append(Need(test, "container.runtime: apptainer is not installed", "which apptainer"))
+        test, message = "command -v apptainer >/dev/null", "container.runtime: apptainer is not installed"
+        requirements.append(Requirement(test, message, "which apptainer"))
     if container.runtime == "pyxis":
-        test = "srun --help 2>&1 | grep -q -e --container-image"
-        needs.append(Need(test, "container.runtime: Slurm has no pyxis", "scontrol show config | grep -i plugstack"))
-    if image.startswith(("/", "./")):  # any other is a registry's, and for the runtime to find
-        needs.append(Need(_is("-e", image), f"container.image {image} is not there", shlex.join(["ls", "-l", image])))
-    return needs
+        test, message = "srun --help 2>&1 | grep -q -e --container-image", "container.runtime: Slurm has no pyxis"
+        requirements.append(Requirement(test, message, "scontrol show config | grep -i plugstack"))
+    if image.startswith(("/", "./")):  # other images are pulled from a registry
+        message, command = f"container.image {image} does not exist", shlex.join(["ls", "-l", image])
+        requirements.append(Requirement(_test("-e", image), message, command))
+    return requirements
 
 
-def _is(what: str, path: str) -> str:
-    return f"[ {what} {shlex.quote(path)} ]"
+def _test(operator: str, path: str) -> str:
+    return f"[ {operator} {shlex.quote(path)} ]"
 
 
 def _srun_flags(container: Container) -> list[str]:

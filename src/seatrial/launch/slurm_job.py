@@ -1,7 +1,6 @@
-"""A job in Slurm's queue, from its submission to the moment at which nothing of it is left.
+"""A Slurm job from its submission until its nodes are free again.
 
-Slurm is asked once a second: a controller has more to do than to answer us. One that does not answer for a while, as
-while it is restarted, ends nothing: the job goes on without it.
+Slurm's controller is queried once a second. While it does not respond, for example during a restart, the job runs on.
 """
 
 from __future__ import annotations
@@ -22,140 +21,145 @@ from seatrial.model import SeatrialError
 from seatrial.util import processes
 from seatrial.util.text import and_more
 
-SCRIPT, TOKEN, JOB_ID = "job.sbatch", "token", "slurm_job_id"  # what lies in an attempt's folder
+SCRIPT, TOKEN, JOB_ID = "job.sbatch", "token", "slurm_job_id"  # files in an attempt's folder
 
-_ASK_EVERY_S = 1.0
-# Without an answer for so long a person is told, and after so long it is given up: nobody knows any more what runs.
-_OUTAGE_TOLD_S, _OUTAGE_S = 10.0, 600.0
-# Between a job's end and the moment its nodes are free: KillWait is 30 s, UnkillableStepTimeout 60 s by default
-# (slurm.conf(5)), and an Epilog comes on top. What takes longer will not end by itself.
-_COMPLETING_TOLD_S, _COMPLETING_S = 5.0, 180.0
-_GONE_S = 60.0  # after scancel; KillWait again
+_POLL_S = 1.0
+# Without a response from Slurm: seconds until a message, and until the job is given up, since its state is unknown
+_OUTAGE_MESSAGE_S, _OUTAGE_LIMIT_S = 10.0, 600.0
+# In state COMPLETING: seconds until a message, and until the job counts as ended. Defaults (slurm.conf(5)): KillWait
+# 30 s, UnkillableStepTimeout 60 s; an Epilog adds to these.
+_COMPLETING_MESSAGE_S, _COMPLETING_LIMIT_S = 5.0, 180.0
+_CANCEL_LIMIT_S = 60.0  # from scancel to the end; includes KillWait
 
 
 @dataclass
 class SlurmJob:
-    """A submitted job, as seatrial sees it."""
+    """A submitted Slurm job."""
 
     id: str
     settings: Config
     collector: Collector
     submitted: float = field(default_factory=time.monotonic)
-    _asked: float = 0.0
-    _answered: float = field(default_factory=time.monotonic)
-    _trouble: str = ""  # why Slurm's last answer was none
-    _last: Job | None = None
-    _begun: bool = False
-    _ended: float = 0.0  # when it was first seen to be completing
+    _last_query: float = 0.0
+    _last_response: float = field(default_factory=time.monotonic)
+    _query_error: str = ""  # of the last query
+    _job: Job | None = None  # Slurm's last response
+    _has_started: bool = False
+    _completing_since: float = 0.0
 
     def poll(self) -> int | None:
-        job = self._look()
+        job = self._query()
         if job is None or job.pending:
             return None
         self.collector.fetch(job.nodes)
-        if not (_is_over(job) or (self._ended and time.monotonic() - self._ended > _COMPLETING_S)):
+        stuck = self._completing_since and time.monotonic() - self._completing_since > _COMPLETING_LIMIT_S
+        if not (_is_over(job) or stuck):
             return 1 if self.collector.problem() else None
         self.collector.close()
-        fine = job.state == "COMPLETED" or (_is_completing(job) and not (job.exit_code or job.signal))
-        return 0 if fine and self.collector.finished else job.exit_code or 1
+        succeeded = job.state == "COMPLETED" or (_is_completing(job) and not (job.exit_code or job.signal))
+        return 0 if succeeded and self.collector.finished else job.exit_code or 1
 
     def waiting(self) -> Waiting | None:
-        job = self._look()
-        outage_s = time.monotonic() - self._answered
-        if self._trouble and outage_s > _OUTAGE_TOLD_S:
-            told = f"Slurm no longer says what has become of job {self.id}: {self._trouble}"
-            return Waiting(reason=told, hopeless=outage_s > _OUTAGE_S)
+        job = self._query()
+        outage_s = time.monotonic() - self._last_response
+        if self._query_error and outage_s > _OUTAGE_MESSAGE_S:
+            reason = f"the state of Slurm job {self.id} is unknown for {outage_s:.0f} s: {self._query_error}"
+            return Waiting(reason=reason, permanent=outage_s > _OUTAGE_LIMIT_S)
         if job is None or _is_over(job):
             return None
         if job.pending:
-            if not self._begun:
-                return self._in_the_queue(job)
-            # begun again it would write over what it has measured
-            told = f"job {self.id} had begun, and was put back into the queue ({job.reason or 'no reason given'})"
-            return Waiting(reason=f"{told}. Run first: scontrol show job {self.id}; sinfo -R", hopeless=True)
+            if not self._has_started:
+                return self._pending(job)
+            # a second start would overwrite the measurements
+            reason = f"Slurm job {self.id} was requeued after its start (reason: {job.reason or 'none'})"
+            return Waiting(reason=f"{reason}. Run first: scontrol show job {self.id}; sinfo -R", permanent=True)
         if _is_completing(job):
-            told = f"job {self.id} has ended, and Slurm still clears up on {job.nodes or 'its nodes'}"
-            late = time.monotonic() - self._ended > _COMPLETING_TOLD_S
-            return Waiting(reason=told if late else "", hopeless=False)
+            reason = f"Slurm job {self.id} is COMPLETING on {job.nodes or 'unknown nodes'}"
+            late = time.monotonic() - self._completing_since > _COMPLETING_MESSAGE_S
+            return Waiting(reason=reason if late else "", permanent=False)
         return None
 
-    def _in_the_queue(self, job: Job) -> Waiting:
-        waited = time.monotonic() - self.submitted
-        reason = f"job {self.id} is {job.state}: {job.reason or 'Slurm has given no reason yet'}"
-        hopeless = is_permanent_pending_reason(job.reason)
-        if not hopeless and waited <= self.settings.slurm.queue_s:
-            return Waiting(reason=reason, hopeless=False)
-        why = "waiting will not help" if hopeless else f"after {waited:.0f} s (slurm.queue_s)"
-        facts = [unavailable_nodes(self.settings), over_time_limit(job, self.settings)]
-        told = [f"{reason}; {why}", *facts, f"Run first: {first_commands(self.id, job.reason)}"]
-        return Waiting(reason=". ".join(filter(None, told)), hopeless=True)
+    def _pending(self, job: Job) -> Waiting:
+        waited_s = time.monotonic() - self.submitted
+        reason = f"Slurm job {self.id} is {job.state}: {job.reason or 'no reason yet'}"
+        permanent = is_permanent_pending_reason(job.reason)
+        if not permanent and waited_s <= self.settings.slurm.queue_s:
+            return Waiting(reason=reason, permanent=False)
+        queue_s = self.settings.slurm.queue_s
+        limit = "waiting will not help" if permanent else f"pending {waited_s:.0f} s, slurm.queue_s is {queue_s:g} s"
+        details = [unavailable_nodes(self.settings), over_time_limit(job, self.settings)]
+        sentences = [f"{reason}; {limit}", *details, f"Run first: {first_commands(self.id, job.reason)}"]
+        return Waiting(reason=". ".join(filter(None, sentences)), permanent=True)
 
     def allocation(self) -> Allocation:
-        return Allocation(id=self.id, nodes=(self._last.nodes if self._last else None) or "")
+        return Allocation(id=self.id, nodes=(self._job.nodes if self._job else None) or "")
 
     def exit_reason(self) -> str:
-        job = self._last
+        job = self._job
         if job is None:
             return ""
-        said = f"Slurm says that job {self.id} on {job.nodes or 'no node'} is {job.state}: {job.reason or 'no reason'}"
-        first = f"Run first: {first_commands(self.id, job.reason)}"
-        nodes = ". ".join(filter(None, [unavailable_nodes(self.settings), first])) if job.state == "NODE_FAIL" else ""
-        scratch = self.settings.slurm.scratch  # where Slurm itself opens the log
-        launch = f"slurmd could not start its script. Run first: srun ls -ld {scratch}; sinfo -R; journalctl -u slurmd"
-        launch = launch if job.reason == "JobLaunchFailure" else ""
-        told = [self.collector.lost(), said if job.state != "COMPLETED" else "", launch, nodes]
-        return ". ".join(filter(None, told))
+        sentences = [self.collector.missing_files()]
+        if job.state != "COMPLETED":
+            nodes = job.nodes or "no nodes"
+            sentences += [f"Slurm job {self.id} on {nodes} is {job.state} (reason: {job.reason or 'none'})"]
+        if job.reason == "JobLaunchFailure":
+            scratch = self.settings.slurm.scratch  # slurmd opens the job's log there
+            sentences += [f"slurmd could not start the script. Run first: srun ls -ld {scratch}; sinfo -R; journalctl"]
+        if job.state == "NODE_FAIL":
+            sentences += [unavailable_nodes(self.settings), f"Run first: {first_commands(self.id, job.reason)}"]
+        return ". ".join(filter(None, sentences))
 
     def cancel(self) -> str:
-        job = self._look(now=True)
+        job = self._query(now=True)
         if job is not None and _is_over(job):
             self.collector.close()
             return ""
         if job is not None and job.state == "RUNNING" and not self.collector.problem():
             self.collector.stop_ranks(job.nodes)
             if self.collector.fetched:
-                over = self._until_over(15, cancel=False)  # it ends by itself now, and tidies up on its nodes
-                if over is not None and over.state == "RUNNING":
+                job = self._wait_until_over(15, cancel=False)  # the job now ends and removes its files on the nodes
+                if job is not None and job.state == "RUNNING":
                     self.collector.remove_remote_files()
         self.collector.close()
-        job = self._until_over(_GONE_S, cancel=True)
+        job = self._wait_until_over(_CANCEL_LIMIT_S, cancel=True)
         if job is not None and _is_over(job):
             return ""
-        state, why = job.state if job else "perhaps there", f" ({self._trouble})" if self._trouble else ""
-        told = f"Slurm job {self.id} is still {state} a minute after scancel{why}"
-        return f"{told}. Run first: scontrol show job {self.id}; sinfo -R"
+        state = job.state if job else "in an unknown state"
+        error = f" ({self._query_error})" if self._query_error else ""
+        remaining = f"Slurm job {self.id} is still {state} {_CANCEL_LIMIT_S:g} s after scancel{error}"
+        return f"{remaining}. Run first: scontrol show job {self.id}; sinfo -R"
 
-    def _until_over(self, seconds: float, *, cancel: bool) -> Job | None:
-        """What Slurm says of the job when it is over, or when the time is up. A scancel that fails is tried again."""
+    def _wait_until_over(self, seconds: float, *, cancel: bool) -> Job | None:
+        """Wait until the job is over, at most ``seconds``, and return its state; retry a scancel that fails."""
         deadline = time.monotonic() + seconds
         while True:
             if cancel and processes.run_command(["scancel", self.id], timeout_s=30).code == 0:
                 cancel = False
-            job = self._look(now=True)
+            job = self._query(now=True)
             if (job is not None and _is_over(job)) or time.monotonic() > deadline:
                 return job
             time.sleep(0.2)
 
-    def _look(self, now: bool = False) -> Job | None:
-        """What Slurm says, or what it said last. The second counts from its answer, which may take its time."""
-        if now or time.monotonic() - self._asked > _ASK_EVERY_S:
+    def _query(self, now: bool = False) -> Job | None:
+        """Return the job's state, queried at most once per ``_POLL_S`` unless ``now``."""
+        if now or time.monotonic() - self._last_query > _POLL_S:
             try:
-                self._last, self._trouble, self._answered = slurm.job(self.id), "", time.monotonic()
+                self._job, self._query_error, self._last_response = slurm.job(self.id), "", time.monotonic()
             except (SeatrialError, ValueError) as error:
-                self._trouble = str(error)
-            self._asked = time.monotonic()
-            if self._last is not None:
-                self._begun = self._begun or not self._last.pending
-                self._ended = self._ended or (time.monotonic() if _is_completing(self._last) else 0.0)
-        return self._last
+                self._query_error = str(error)
+            self._last_query = time.monotonic()  # after the response, which may take long
+            if self._job is not None:
+                self._has_started = self._has_started or not self._job.pending
+                if _is_completing(self._job):
+                    self._completing_since = self._completing_since or time.monotonic()
+        return self._job
 
 
 def cancel_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
-    """End the jobs that a run in this directory, which was killed, has left in the queue: a word before each.
+    """Cancel the queued jobs of a killed run in this directory and wait for their end; yield a message before each.
 
-    When this is at its end, they are gone. Ours is whose script lies in this directory, or was given the token that we
-    wrote beside it. Raises SeatrialError where Slurm cannot be asked, or such a job cannot be ended: what it writes
-    later would count as measured by us.
+    A job belongs to the run if its script is in ``run_dir`` or its argument is a token from there. Raises SeatrialError
+    if Slurm cannot be queried or a job cannot be cancelled, since its later results would count as this run's.
     """
     folders = {token.read_text(encoding="utf-8"): token.parent for token in run_dir.rglob(f"attempt*/{TOKEN}")}
     if not folders:
@@ -163,54 +167,55 @@ def cancel_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
     for job_id, command in slurm.queued_job_scripts().items():
         for token, folder in folders.items():
             if command.endswith(f" {token}") or command == str(folder / SCRIPT):
-                yield f"job {job_id} of an earlier run here is still in Slurm's queue: it is cancelled"
+                yield f"Slurm job {job_id} of an earlier run in {run_dir} is still queued: cancelling it"
                 job = SlurmJob(job_id, settings, job_collector(job_id, settings, folder))
-                if left := job.cancel():
-                    raise SeatrialError(f"what an earlier run here left may still write here: {left}")
+                if remaining := job.cancel():
+                    raise SeatrialError(f"an earlier run may still write to {run_dir}: {remaining}")
 
 
 def job_collector(job_id: str, settings: Config, folder: Path) -> Collector:
+    """Return a collector that fetches the job's files from the nodes' scratch directory through srun."""
     return Collector(SrunTransport(job_id), f"{settings.slurm.scratch}/seatrial-{job_id}", folder)
 
 
 def unavailable_nodes(settings: Config) -> str:
-    """How many nodes can take our jobs, and what is wrong with the others; empty where they suffice, or are unknown."""
+    """Return the number of usable nodes and the state of the others; empty if all are usable or Slurm fails."""
     try:
         nodes = slurm.nodes()
     except (SeatrialError, ValueError):
-        return ""  # the reason beside which this would stand has been told
-    wanted = settings.slurm
-    nodes = tuple(node for node in nodes if wanted.partition is None or wanted.partition in node.partitions)
-    out = [node for node in nodes if not node.usable or node.blocked_by_reservation(wanted.reservation)]
-    able = len(nodes) - len(out)
-    if able >= settings.cluster.nodes and not out:
+        return ""  # additional information only
+    config = settings.slurm
+    nodes = tuple(node for node in nodes if config.partition is None or config.partition in node.partitions)
+    unusable = [node for node in nodes if not node.usable or node.blocked_by_reservation(config.reservation)]
+    usable = len(nodes) - len(unusable)
+    if usable >= settings.cluster.nodes and not unusable:
         return ""
-    those = and_more([f"{node.name} is {node}" for node in out], 8, "; ")
-    whose = f" of partition {wanted.partition}" if wanted.partition else ""
-    asked = f"{able} of {len(nodes)} nodes{whose} can take jobs, {settings.cluster.nodes} are asked for"
-    return f"{asked}: {those}" if out else asked
+    states = and_more([f"{node.name} is {node}" for node in unusable], 8, "; ")
+    partition = f" of partition {config.partition}" if config.partition else ""
+    counts = f"{usable} of {len(nodes)} nodes{partition} are usable, the trial needs {settings.cluster.nodes}"
+    return f"{counts}: {states}" if unusable else counts
 
 
 def over_time_limit(job: Job, settings: Config) -> str:
-    """Whether more time is asked for than the partition gives; empty where not, or where nobody knows."""
+    """Return a message if the job's time limit exceeds the partition's; empty if not, or if Slurm fails."""
     try:
-        found = slurm.partitions()
+        partitions = slurm.partitions()
     except (SeatrialError, ValueError):
-        return ""  # as above
+        return ""  # additional information only
     name = settings.slurm.partition
-    for partition in found:
-        ours = partition.name == name if name else partition.default
-        most, asked = partition.max_time_s, job.time_limit_s
-        if ours and isinstance(most, int) and isinstance(asked, int) and asked > most:
-            return f"partition {partition.name} gives a job {most // 60} minutes, {asked // 60} are asked for"
+    for partition in partitions:
+        selected = partition.name == name if name else partition.default
+        limit_s, requested_s = partition.max_time_s, job.time_limit_s
+        if selected and isinstance(limit_s, int) and isinstance(requested_s, int) and requested_s > limit_s:
+            return f"partition {partition.name} allows {limit_s // 60} minutes, the job requests {requested_s // 60}"
     return ""
 
 
 def _is_over(job: Job) -> bool:
-    """Nothing is left of it, on its nodes either; of a job that Slurm has forgotten there is nothing."""
+    """Return whether the job has ended and its nodes are free, or Slurm no longer knows it."""
     return job.ended or not job.has_state
 
 
 def _is_completing(job: Job) -> bool:
-    """It has ended; its nodes are not free yet."""
+    """Return whether the job has ended but its nodes are not free yet."""
     return job.state == "COMPLETING"

@@ -1,6 +1,6 @@
-"""By hand: commands that a person starts on each node of a cluster without a scheduler, for torchrun to join.
+"""Torchrun launcher, for clusters without a scheduler: renders a script that the user starts on each node.
 
-seatrial starts and watches nothing here. What the ranks keep in the run directory is collected by ``run --resume``.
+seatrial starts and watches nothing here; ``run --resume`` collects the ranks' results from the run directory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from seatrial.model import Job, SeatrialError
 
 
 class TorchrunLauncher:
-    """Renders, and leaves the starting to a person."""
+    """Renders torchrun scripts that the user starts."""
 
     name = "torchrun"
 
@@ -22,8 +22,9 @@ class TorchrunLauncher:
         self._settings = settings
 
     def available(self, nodes: int) -> str | None:
-        del nodes  # a person will find them
-        return "pyxis is a plugin of Slurm" if self._settings.container.runtime == "pyxis" else None
+        del nodes  # the user chooses them
+        pyxis = self._settings.container.runtime == "pyxis"
+        return "container.runtime is pyxis, which is a Slurm plugin: use apptainer or none" if pyxis else None
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
         text = script.template("torchrun.sh.j2").render(
@@ -36,10 +37,10 @@ class TorchrunLauncher:
         return Rendered(argv=(), env={}, text=text)
 
     def start(self, rendered: Rendered, folder: Path) -> Running:
-        """Raises SeatrialError always: what is asked for here is what a person has not started, or not to its end."""
+        """Write the script, then always raise SeatrialError: the user has not run it yet, or not to completion."""
         command = folder.parent / "torchrun.sh"
         command.write_text(rendered.text, encoding="utf-8")
         raise SeatrialError(
-            f"not all of its ranks have measured it. Run first, on each node: bash {command} NODE; "
-            f"if that has been done, read {folder.parent}/attempt*/logs"
+            f"measurements of some ranks are missing. Run on each node: bash {command} NODE; "
+            f"if it has run, read the logs in {folder.parent}/attempt*/logs"
         )

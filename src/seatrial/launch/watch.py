@@ -1,7 +1,7 @@
-"""Runs one job to its end, whatever that is: done, crashed, hung, over its limit.
+"""Runs one job until it completes, crashes, hangs or exceeds its time limit.
 
-After a crash the checks that had not begun are run again in a new attempt; the one that was running is not, since it
-may be what crashed.
+After a crash, checks that had not started run in a new attempt. The check that was running does not, since it may have
+caused the crash.
 """
 
 from __future__ import annotations
@@ -20,44 +20,43 @@ from seatrial.launch.rank_status import Rank, ranks_in
 from seatrial.launch.root_cause import RootCause
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
 
-_LOOK_EVERY_S = 0.1
-_STOPPED_S = 1.0  # no machine is so busy that a sleep takes this much longer
-# Once a rank has failed, the others are ended, and what started them too: torchrun gives its ranks 30 s for that, and
-# Slurm as much to what is left (KillWait).
-_LEAVING_S = 60.0
+_POLL_S = 0.1
+_SUSPENDED_S = 1.0  # a sleep that takes this much longer means that this process was stopped
+# After a failure torchrun gives the other ranks 30 s to end, and Slurm as long for remaining processes (KillWait)
+_TEARDOWN_S = 60.0
 
 
 class Listener(Protocol):
-    """Hears what happens while it happens. ``measured`` must keep the measurement: it is called once for each."""
+    """Receives the events of a running job. ``measured`` is called once per measurement and must store it."""
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def current_check(self, words: str) -> None: ...
+    def current_check(self, text: str) -> None: ...
 
     def measured(self, measurement: Measurement) -> None: ...
 
 
 @dataclass(frozen=True)
-class Watched:
-    """How an attempt ended."""
+class AttemptEnd:
+    """The end of one attempt at a job."""
 
     state: JobState
     root_cause: RootCause | None
     startup_s: float
-    where: Allocation = field(default_factory=Allocation)
+    allocation: Allocation = field(default_factory=Allocation)
 
 
 def run_job(
     launcher: Launcher, job: Job, run_dir: Path, limits: Limits, checks: Mapping[str, Check], listener: Listener
 ) -> Iterator[JobResult]:
-    """Run ``job``, in as many attempts as its crashes ask for; a result for each. All checks end up measured."""
+    """Run ``job``; yield the result of each attempt. Each check gets a measurement or an error."""
     while job.checks:
         number = 1 + sum(1 for path in (run_dir / "jobs" / job.name).glob("attempt*"))
         folder = run_dir / "jobs" / job.name / f"attempt{number}"
         folder.mkdir(parents=True)
         attempt = _Attempt(job, folder, ranks_in(folder, job), limits, checks, listener)
         result, cause = attempt.run(launcher, run_dir, number)
-        job = attempt.settle(result.state, cause)
+        job = attempt.remaining_job(result.state, cause)
         yield result
 
 
@@ -80,166 +79,174 @@ class _Attempt:
         try:
             running = launcher.start(rendered, self.folder)
         except SeatrialError as refusal:
-            watched = Watched(JobState.FAILED, RootCause(f"launcher {launcher.name}", str(refusal), None), 0.0)
+            end = AttemptEnd(JobState.FAILED, RootCause(f"launcher {launcher.name}", str(refusal), None), 0.0)
         else:
-            watched = self._watch_to_the_end(running)
-        cause = watched.root_cause
+            end = self._watch_and_stop(running)
+        cause = end.root_cause
         result = JobResult(
             job=job.name,
             attempt=number,
             launcher=launcher.name,
-            state=watched.state,
+            state=end.state,
             started=started,
             seconds=time.monotonic() - clock,
-            startup_s=watched.startup_s,
-            failed_subject=cause.culprit if cause else "",
+            startup_s=end.startup_s,
+            failed_subject=cause.subject if cause else "",
             cause=cause.cause if cause else "",
-            scheduler_id=watched.where.id,
-            nodelist=watched.where.nodes,
+            scheduler_id=end.allocation.id,
+            nodelist=end.allocation.nodes,
         )
         return result, cause
 
-    def _watch_to_the_end(self, running: Running) -> Watched:
-        """Watch the job, and end what is left of it."""
-        left = ""
+    def _watch_and_stop(self, running: Running) -> AttemptEnd:
+        """Watch the job, then end its remaining processes."""
+        remaining = ""
         try:
             try:
-                watched = self._watch(running)
+                end = self._watch(running)
             finally:
-                if left := running.cancel():
-                    self.listener.current_check(left)
+                if remaining := running.cancel():
+                    self.listener.current_check(remaining)
         except KeyboardInterrupt:
-            # what was measured before Ctrl-C and only the job's end has fetched; an error there may be of that end
+            # measurements from before Ctrl-C that only cancel() has fetched; errors may result from the cancellation
             for measurement in (measured for rank in self.ranks for measured in rank.read()):
                 if not measurement.error:
                     self.listener.measured(measurement)
             raise
-        watched = replace(watched, where=running.allocation())
-        if not left:
-            return watched
-        # a process that cannot be ended is a fault of the machine, even where all was measured
-        cause = watched.root_cause or RootCause("launcher", "its processes did not end with it", None)
-        state = JobState.HUNG if watched.state is JobState.COMPLETED else watched.state
-        return replace(watched, state=state, root_cause=replace(cause, cause=f"{cause.cause}; {left}"))
+        end = replace(end, allocation=running.allocation())
+        if not remaining:
+            return end
+        # a process that survives SIGKILL is a fault of the machine, even if all checks were measured
+        cause = end.root_cause or RootCause("launcher", "processes of the job remain after its end", None)
+        state = JobState.HUNG if end.state is JobState.COMPLETED else end.state
+        return replace(end, state=state, root_cause=replace(cause, cause=f"{cause.cause}; {remaining}"))
 
-    def _watch(self, running: Running) -> Watched:
+    def _watch(self, running: Running) -> AttemptEnd:
         ranks = self.ranks
-        begun = time.monotonic()
+        running_since = time.monotonic()
         startup_s = 0.0
         while True:
-            code = running.poll()  # before reading, so that what was written before the end is read after it
+            code = running.poll()  # before reading: records written before the end are then complete
             self._read_all()
             if not startup_s and all(rank.started for rank in ranks):
-                startup_s = time.monotonic() - begun
-            elapsed_s = startup_s or time.monotonic() - begun
+                startup_s = time.monotonic() - running_since
+            elapsed_s = startup_s or time.monotonic() - running_since
             if damaged := next((rank for rank in ranks if rank.damage), None):
-                return Watched(JobState.FAILED, root_cause.damaged_journal(damaged), elapsed_s)
+                return AttemptEnd(JobState.FAILED, root_cause.damaged_journal(damaged), elapsed_s)
             if code == 0:
-                return Watched(JobState.COMPLETED, None, elapsed_s)
+                return AttemptEnd(JobState.COMPLETED, None, elapsed_s)
             if code is not None:
                 cause = root_cause.job_ended(self.job, ranks, code, self.folder, running.exit_reason())
-                return Watched(JobState.FAILED, cause, elapsed_s)
+                return AttemptEnd(JobState.FAILED, cause, elapsed_s)
             if waiting := running.waiting():
                 if waiting.reason:
                     self.listener.current_check(f"waiting: {waiting.reason}")
-                if waiting.hopeless:
-                    return Watched(JobState.TIMEOUT, RootCause("the queue", waiting.reason, None), elapsed_s)
-                begun = time.monotonic()  # the limits count from when it runs
-            elif stuck := self._stuck(begun):
-                return Watched(stuck[0], stuck[1], elapsed_s)
-            _rest(ranks)
+                if waiting.permanent:
+                    return AttemptEnd(JobState.TIMEOUT, RootCause("the queue", waiting.reason, None), elapsed_s)
+                running_since = time.monotonic()  # time limits do not include pending time
+            elif timeout := self._timeout(running_since):
+                return AttemptEnd(timeout[0], timeout[1], elapsed_s)
+            _sleep(ranks)
 
     def _read_all(self) -> None:
         for measurement in (measured for rank in self.ranks for measured in rank.read()):
-            # one rank's view of a failure of all ranks together is reported once, with its cause, by settle
+            # a failed CLUSTER check is reported once, with its root cause, by remaining_job
             if not (measurement.error is not None and self.checks[measurement.check].scope is Scope.CLUSTER):
                 self.listener.measured(measurement)
-        if self.ranks[0].pulse:
+        if self.ranks[0].heartbeat:
             self.listener.current_check(self.ranks[0].last_status)
 
-    def _stuck(self, begun: float) -> tuple[JobState, RootCause] | None:
+    def _timeout(self, running_since: float) -> tuple[JobState, RootCause] | None:
+        """Return the state and cause if a rank has no heartbeat or a time limit is exceeded, else None."""
         now, ranks, limits = time.monotonic(), self.ranks, self.limits
-        patience = limits.heartbeat_timeout_s + (_LEAVING_S if any(rank.is_exiting for rank in ranks) else 0)
-        silent = [rank for rank in ranks if rank.seen is not None and now - rank.seen > patience and rank.is_working]
+        timeout_s = limits.heartbeat_timeout_s + (_TEARDOWN_S if any(rank.is_exiting for rank in ranks) else 0)
+        silent = [
+            rank
+            for rank in ranks
+            if rank.is_working and rank.last_seen is not None and now - rank.last_seen > timeout_s
+        ]
         if silent:
-            _try_to_write(self.folder)
-            # the first to fall silent: the others may have ended because of it
-            first = min(silent, key=lambda rank: (rank.failed, rank.seen))
-            return JobState.HUNG, root_cause.no_heartbeat(first, now - (first.seen or now))
-        # once nobody was to be seen for a while, from when somebody was again
-        if all(rank.seen and now - max(rank.seen, begun) > patience and not rank.is_working for rank in ranks):
-            cause = f"all ranks ended {limits.heartbeat_timeout_s:g} s ago or more, and what started them has not"
+            _check_writable(self.folder)
+            # the first rank without a heartbeat: the others may have ended because of it
+            first = min(silent, key=lambda rank: (rank.failed, rank.last_seen))
+            return JobState.HUNG, root_cause.no_heartbeat(first, now - (first.last_seen or now))
+        if all(
+            not rank.is_working and rank.last_seen and now - max(rank.last_seen, running_since) > timeout_s
+            for rank in ranks
+        ):
+            cause = f"all ranks ended at least {limits.heartbeat_timeout_s:g} s ago, but torchrun or srun still runs"
             return JobState.HUNG, RootCause("launcher", cause, None)
         if late := self._over_limit(now):
             return JobState.TIMEOUT, late
-        if now - begun > limits.startup_s and not all(rank.started for rank in ranks):
+        if now - running_since > limits.startup_s and not all(rank.started for rank in ranks):
             return JobState.TIMEOUT, root_cause.never_started(ranks, limits.startup_s, self.folder)
-        if now - begun > self.job.limit_s:
+        if now - running_since > self.job.limit_s:
             progress = [(rank.done, len(rank.measured), len(rank.started)) for rank in ranks]
             least_advanced = [rank for rank, steps in zip(ranks, progress, strict=True) if steps == min(progress)]
             return JobState.TIMEOUT, root_cause.over_limit(least_advanced, "the job", self.job.limit_s)
         return None
 
     def _over_limit(self, now: float) -> RootCause | None:
-        """The first check, in the order of the job, that has taken some ranks too long.
+        """Return the cause for the first check, in the order of the job, that exceeds its time limit on some ranks.
 
-        A check of all ranks together begins when the last has started it: to wait for a peer is no fault.
+        The time of a CLUSTER check counts from the last rank's start, so that waiting for a peer is no fault.
         """
         for name in self.job.checks:
-            begun = [rank.started.get(name, now) for rank in self.ranks]
-            together = self.checks[name].scope is Scope.CLUSTER
-            since = {rank.number: max(begun) if together else begun[rank.number] for rank in self.ranks}
+            started = [rank.started.get(name, now) for rank in self.ranks]
+            if self.checks[name].scope is Scope.CLUSTER:
+                started = [max(started)] * len(started)
             limit_s = self.job.limits[name]
-            late = [rank for rank in self.ranks if rank.current == name and now - since[rank.number] > limit_s]
+            late = [rank for rank in self.ranks if rank.current == name and now - started[rank.number] > limit_s]
             if late:
                 return root_cause.over_limit(late, name, limit_s)
         return None
 
-    def settle(self, state: JobState, cause: RootCause | None) -> Job:
-        """Record an ERROR for what the attempt left unfinished; return the job with what is still to be run."""
+    def remaining_job(self, state: JobState, cause: RootCause | None) -> Job:
+        """Record an error for each started check without a measurement; return the job with the checks not started."""
         job = self.job
-        begun = [name for name in job.checks if any(name in rank.started for rank in self.ranks)]
-        left = [name for name in job.checks if name not in begun]
-        if left and (state is JobState.COMPLETED or not begun):
-            begun, left = list(job.checks), []  # nobody got as far as a check: another attempt would end the same way
-        text = f"{cause.culprit}: {cause.cause}" if cause else "its worker ended normally without measuring it"
-        lost = [measurement for name in begun for measurement in self._lost(name, text, cause)]
-        if cause and not lost and begun:  # it broke between two checks, or while closing: never pass over that
-            lost = [Measurement(check=begun[-1], subject=CLUSTER, error=f"right after it, {text}", started=time.time())]
-        for measurement in lost:
+        started = [name for name in job.checks if any(name in rank.started for rank in self.ranks)]
+        remaining = [name for name in job.checks if name not in started]
+        if remaining and (state is JobState.COMPLETED or not started):
+            started, remaining = list(job.checks), []  # no check was started: another attempt would end the same way
+        error = f"{cause.subject}: {cause.cause}" if cause else "the worker exited with code 0 without measuring it"
+        missing = [measurement for name in started for measurement in self._missing(name, error, cause)]
+        if cause and not missing and started:  # the failure was after a check or in teardown: report it too
+            error = f"after this check, {error}"
+            missing = [Measurement(check=started[-1], subject=CLUSTER, error=error, started=time.time())]
+        for measurement in missing:
             self.listener.measured(measurement)
-        # not on the same nodes at any price: one of them may be what broke
-        return job.model_copy(update={"checks": tuple(left), "nodelist": ""})
+        # other nodes are allowed: one of these may be at fault
+        return job.model_copy(update={"checks": tuple(remaining), "nodelist": ""})
 
-    def _lost(self, name: str, text: str, cause: RootCause | None) -> list[Measurement]:
-        """Measurements that say what is missing: one for ranks that work together, one a rank otherwise."""
+    def _missing(self, name: str, error: str, cause: RootCause | None) -> list[Measurement]:
+        """Return the errors for missing measurements of a check: one for a CLUSTER check, else one per rank."""
         now, ranks = time.time(), self.ranks
         if self.checks[name].scope is Scope.CLUSTER:
             if all(name in rank.measured and rank.measured[name].finished for rank in ranks):
                 return []
-            where = ranks[cause.rank].subject if cause and cause.rank is not None else ""
-            return [Measurement(check=name, subject=where or CLUSTER, error=text, started=now)]
+            subject = ranks[cause.rank].subject if cause and cause.rank is not None else ""
+            return [Measurement(check=name, subject=subject or CLUSTER, error=error, started=now)]
         return [
-            Measurement(check=name, subject=rank.subject or rank.name, rank=rank.number, error=text, started=now)
+            Measurement(check=name, subject=rank.subject or rank.name, rank=rank.number, error=error, started=now)
             for rank in ranks
             if name not in rank.measured
         ]
 
 
-def _rest(ranks: list[Rank]) -> None:
-    """Until the next look. Where that takes far longer we were stopped, and so may the ranks have been: no silence."""
+def _sleep(ranks: list[Rank]) -> None:
+    """Sleep until the next poll. Time in which this process was stopped does not count as missing heartbeats."""
     clock = time.monotonic()
-    time.sleep(_LOOK_EVERY_S)
-    stopped_s = time.monotonic() - clock - _LOOK_EVERY_S
+    time.sleep(_POLL_S)
+    stopped_s = time.monotonic() - clock - _POLL_S
     for rank in ranks:
-        if rank.seen is not None and stopped_s > _STOPPED_S:
-            rank.seen += stopped_s
+        if rank.last_seen is not None and stopped_s > _SUSPENDED_S:
+            rank.last_seen += stopped_s
 
 
-def _try_to_write(folder: Path) -> None:
-    """Raises OSError where the disk is full: then no pulse can be written either, and silence is no sign of a fault."""
-    trial = folder / "writable"
+def _check_writable(folder: Path) -> None:
+    """Raise OSError if the disk is full: then the ranks cannot write heartbeats, and their absence is no fault."""
+    probe = folder / "writable"
     try:
-        trial.write_bytes(bytes(4096))
+        probe.write_bytes(bytes(4096))
     finally:
-        trial.unlink(missing_ok=True)
+        probe.unlink(missing_ok=True)

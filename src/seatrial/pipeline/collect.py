@@ -1,4 +1,4 @@
-"""What a running trial has gathered: each measurement is on disk before it counts. Nothing here judges."""
+"""Results of a running trial; each measurement is on disk before it counts. Nothing here judges."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from seatrial.pipeline.run_directory import RunDir
 
 
 class Show(Protocol):
-    """What a person sees while a trial runs."""
+    """Live output of a trial."""
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def current_check(self, words: str) -> None: ...
+    def current_check(self, text: str) -> None: ...
 
     def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
 
@@ -33,55 +33,54 @@ class Show(Protocol):
 
 @dataclass
 class Collected:
-    """What has been measured so far. A launcher reports to it: each measurement is on disk before it counts.
+    """Results of the trial so far; the Listener of its jobs. Each measurement is on disk before it counts.
 
-    ``complete`` is called with a check that every place has measured, or that has an error: the pipeline judges it.
+    ``on_complete`` is called with the name of a check when all ranks have measured it or one has an error.
     """
 
     run_dir: RunDir
     settings: Config
     show: Show
-    complete: Callable[[Collected, str], None] = lambda _collected, _check: None
+    on_complete: Callable[[Collected, str], None] = lambda _collected, _check: None
     measurements: list[Measurement] = field(default_factory=list)
-    repeats: list[Measurement] = field(default_factory=list)  # the second of what fell short
+    retries: list[Measurement] = field(default_factory=list)  # second measurements of checks below a threshold
     results: list[JobResult] = field(default_factory=list)
-    sessions: list[Session] = field(default_factory=list)  # earlier ones
+    sessions: list[Session] = field(default_factory=list)  # earlier sessions
     timings: list[Timing] = field(default_factory=list)
-    stopped: str = ""
-    jobs: list[Job] = field(default_factory=list)  # that were started, in this order
-    _seen: Counter[tuple[str, bool]] = field(default_factory=Counter)  # measurements by check, and whether again
+    stop_reason: str = ""
+    jobs: list[Job] = field(default_factory=list)  # in the order of their start
+    _counts: Counter[tuple[str, bool]] = field(default_factory=Counter)  # measurements by check and retry
 
     def job_started(self, job: Job, attempt: int) -> None:
         self.jobs.append(job)
         self.show.job_started(job, attempt)
 
-    def current_check(self, words: str) -> None:
-        self.show.current_check(words)
+    def current_check(self, text: str) -> None:
+        self.show.current_check(text)
 
     def measured(self, measurement: Measurement) -> None:
-        if self.jobs and self.jobs[-1].retry:  # a launcher that tells of an error does not say so
+        if self.jobs and self.jobs[-1].retry:  # the launcher's error measurements do not have the flag
             measurement = measurement.model_copy(update={"retry": True})
         self.run_dir.save(measurement)
-        kept = self.repeats if measurement.retry else self.measurements
-        kept.append(measurement)
-        self._seen[measurement.check, measurement.retry] += 1  # of a large cluster, not to be looked for among all
-        places = next((job.process_count for job in self.jobs if measurement.check in job.checks), 1)
-        if measurement.error or self._seen[measurement.check, measurement.retry] == places:
-            self.complete(self, measurement.check)
+        (self.retries if measurement.retry else self.measurements).append(measurement)
+        self._counts[measurement.check, measurement.retry] += 1  # a search in all measurements would be quadratic
+        process_count = next((job.process_count for job in self.jobs if measurement.check in job.checks), 1)
+        if measurement.error or self._counts[measurement.check, measurement.retry] == process_count:
+            self.on_complete(self, measurement.check)
 
     def finished(self, result: JobResult) -> None:
         self.run_dir.save_result(result)
         self.results.append(result)
 
     def sort(self) -> None:
-        """Of a check its ranks by number: in what order their files were read is chance, and no matter of a record."""
-        checks = list(dict.fromkeys(one.check for one in (*self.measurements, *self.repeats)))
-        for kept in (self.measurements, self.repeats):
-            kept.sort(key=lambda one: (checks.index(one.check), one.rank or 0))
+        """Sort the measurements of each check by rank, since the order of arrival varies between runs."""
+        checks = list(dict.fromkeys(measurement.check for measurement in (*self.measurements, *self.retries)))
+        for measurements in (self.measurements, self.retries):
+            measurements.sort(key=lambda measurement: (checks.index(measurement.check), measurement.rank or 0))
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Count what happens inside as seatrial's own time."""
+        """Record the time inside the context as overhead."""
         clock = time.monotonic()
         yield
         self.timings.append(Timing(name=name, kind="overhead", seconds=time.monotonic() - clock))

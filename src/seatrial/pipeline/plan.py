@@ -1,4 +1,4 @@
-"""Config and what was discovered → jobs. Checks that share a placement share one process start."""
+"""Plans the jobs of a trial from its config and the discovered devices: one job per placement of checks."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ from seatrial.model import CLUSTER, Job, Measurement, Scope, UsageError
 
 Placement = Literal["control", "nodes", "ranks"]
 
-# On a machine without a GPU two processes talk over gloo, so that the whole path is exercised everywhere.
+# Without a GPU two processes communicate over gloo, so that CLUSTER checks run there too
 RANKS_WITHOUT_GPU = 2
 
 
 @dataclass(frozen=True)
 class Devices:
-    """What the planner must know of a node: how many GPUs can be used, and why none can where some should."""
+    """GPUs of a node, as the planner needs them."""
 
     usable_gpus: int
-    trouble: str | None = None  # set when GPUs are there (or promised) and none can be used
-    promised: int | None = None  # by a scheduler, where no person said how many
+    gpu_error: str | None = None  # why GPUs that are present or expected cannot be used
+    expected_gpus: int | None = None  # from the scheduler, if cluster.gpus_per_node is not set
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs, and a measurement for every check that needs none: it cannot apply, or cannot be made, and why."""
+    """The jobs of a trial.
+
+    ``not_run``: a skipped or failed measurement for each check that no job can run. ``excluded_checks``: the option
+    (``--only`` or ``--skip``) that excluded a check, by its name.
+    """
 
     jobs: tuple[Job, ...]
-    settled: tuple[Measurement, ...]
-    left_out: dict[str, str]
+    not_run: tuple[Measurement, ...]
+    excluded_checks: dict[str, str]
 
 
 def make_plan(
@@ -47,52 +51,52 @@ def make_plan(
     skip: Iterable[str] = (),
     done: Iterable[str] = (),
 ) -> Plan:
-    """Pack the trial's checks into jobs. ``done`` checks are measured already (--resume). Raises UsageError."""
-    left_out = _left_out(list(config.checks), list(only), list(skip))
-    wanted = [checks[name] for name in config.checks if name not in left_out and name not in set(done)]
-    settled = {check.name: reason for check in wanted if (reason := _reason_against(check, config, devices))}
-    runnable = [check for check in wanted if check.name not in settled]
+    """Return the plan of the trial's checks, without those ``done`` (--resume). Raises UsageError."""
+    excluded = _excluded_checks(list(config.checks), list(only), list(skip))
+    selected = [checks[name] for name in config.checks if name not in excluded and name not in set(done)]
+    not_run = {check.name: reason for check in selected if (reason := _reason_not_run(check, config, devices))}
+    runnable = [check for check in selected if check.name not in not_run]
     placements: tuple[Placement, ...] = ("control", "nodes", "ranks")
     jobs = [_job(placement, runnable, config, devices) for placement in placements]
-    return Plan(tuple(job for job in jobs if job.checks), tuple(settled.values()), left_out)
+    return Plan(tuple(job for job in jobs if job.checks), tuple(not_run.values()), excluded)
 
 
 def retry_jobs(jobs: Iterable[Job], checks: Container[str], startup_s: float) -> Iterator[Job]:
-    """The jobs that measure ``checks`` a second time, each where the first did."""
+    """Yield the jobs that measure ``checks`` a second time, with the same placement."""
     for job in jobs:
         if names := tuple(name for name in job.checks if name in checks):
             limits = {name: job.limits[name] for name in names}
-            more = {"checks": names, "limits": limits, "limit_s": startup_s + sum(limits.values()), "retry": True}
-            yield job.model_copy(update={"name": f"{job.name}-retry", **more})
+            changes = {"checks": names, "limits": limits, "limit_s": startup_s + sum(limits.values()), "retry": True}
+            yield job.model_copy(update={"name": f"{job.name}-retry", **changes})
 
 
-def _left_out(names: list[str], only: list[str], skip: list[str]) -> dict[str, str]:
+def _excluded_checks(names: list[str], only: list[str], skip: list[str]) -> dict[str, str]:
     for pattern in [*only, *skip]:
         if not fnmatch.filter(names, pattern):
-            near = difflib.get_close_matches(pattern, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"no check of this trial matches {pattern!r}{hint} (it has {', '.join(names)})")
-    out = {name: "--only" for name in names if only and not any(fnmatch.fnmatch(name, p) for p in only)}
-    return out | {name: "--skip" for name in names if any(fnmatch.fnmatch(name, p) for p in skip)}
+            similar = difflib.get_close_matches(pattern, names, n=1)
+            hint = f"; did you mean {similar[0]!r}?" if similar else ""
+            raise UsageError(f"no check of this trial matches {pattern!r}{hint} (checks: {', '.join(names)})")
+    excluded = {name: "--only" for name in names if only and not any(fnmatch.fnmatch(name, p) for p in only)}
+    return excluded | {name: "--skip" for name in names if any(fnmatch.fnmatch(name, p) for p in skip)}
 
 
-def _reason_against(check: Check, config: Config, devices: Devices) -> Measurement | None:
-    """Why a check is not run: SKIP where it cannot apply, ERROR where what it needs should be there and is not."""
+def _reason_not_run(check: Check, config: Config, devices: Devices) -> Measurement | None:
+    """Return a SKIP if the check does not apply, an ERROR if expected GPUs cannot be used, else None."""
     if check.scope in (Scope.CONTROL, Scope.NODE):
         return None
-    if devices.trouble:
-        return Measurement(check=check.name, subject=CLUSTER, error=devices.trouble)
+    if devices.gpu_error:
+        return Measurement(check=check.name, subject=CLUSTER, error=devices.gpu_error)
     if check.needs.gpus and not devices.usable_gpus:
-        return Measurement(check=check.name, subject=CLUSTER, skipped="no GPU on this machine, and none promised")
+        return Measurement(check=check.name, subject=CLUSTER, skipped="no GPU on this host, and none expected")
     world_size = config.cluster.nodes * _ranks_per_node(config, devices)
     if world_size < check.needs.min_ranks:
-        reason = f"needs {check.needs.min_ranks} ranks, this placement has {world_size}"
+        reason = f"needs {check.needs.min_ranks} ranks, this trial has {world_size}"
         return Measurement(check=check.name, subject=CLUSTER, skipped=reason)
     return None
 
 
-def _promised(config: Config, devices: Devices) -> int | None:
-    return devices.promised if config.cluster.gpus_per_node is None else config.cluster.gpus_per_node
+def _expected_gpus(config: Config, devices: Devices) -> int | None:
+    return devices.expected_gpus if config.cluster.gpus_per_node is None else config.cluster.gpus_per_node
 
 
 def _ranks_per_node(config: Config, devices: Devices) -> int:
@@ -108,9 +112,9 @@ _PLACEMENTS: dict[Scope, Placement] = {
 
 
 def _options(check: Check, config: Config) -> dict[str, JsonValue]:
-    """Those of the trial. Which reservation its jobs name it has said once, for all."""
-    named = {"reservation": config.slurm.reservation} if "reservation" in check.options.model_fields else {}
-    return {**named, **config.checks[check.name].options}
+    """Return the trial's options of a check; slurm.reservation is the default of its option ``reservation``."""
+    defaults = {"reservation": config.slurm.reservation} if "reservation" in check.options.model_fields else {}
+    return {**defaults, **config.checks[check.name].options}
 
 
 def _job(placement: Placement, runnable: list[Check], config: Config, devices: Devices) -> Job:
@@ -124,7 +128,7 @@ def _job(placement: Placement, runnable: list[Check], config: Config, devices: D
         ranks_per_node=_ranks_per_node(config, devices) if placement == "ranks" else 1,
         checks=tuple(check.name for check in checks),
         options={check.name: _options(check, config) for check in checks},
-        expected_gpus=_promised(config, devices),
+        expected_gpus=_expected_gpus(config, devices),
         expected_nodes=config.cluster.nodes,
         limits=limits,
         limit_s=config.limits.startup_s + sum(limits.values()),

@@ -1,4 +1,4 @@
-"""What a run would do, and run directories for jobs that a person starts."""
+"""Previews of a run, and run directories for jobs that the user starts (launcher torchrun)."""
 
 from __future__ import annotations
 
@@ -15,43 +15,42 @@ from seatrial.judge import plausibility
 from seatrial.launch import launcher_for
 from seatrial.model import Job
 from seatrial.pipeline.plan import Plan, make_plan
-from seatrial.pipeline.rejudge import baseline_of
+from seatrial.pipeline.rejudge import load_baseline
 from seatrial.pipeline.run_directory import Request, RunDir
 from seatrial.pipeline.survey import discover
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What a run would do: its plan, and each job's rendered command."""
+    """The plan of a run, and each job with its rendered command."""
 
     plan: Plan
     rendered: tuple[tuple[Job, str], ...]
 
 
 def preview(request: Request) -> Preview:
-    """Plan and render, and start nothing. Raises UsageError."""
+    """Return the plan and the commands of a run without starting it. Raises UsageError."""
     settings, survey = request.config, discover()
-    plausibility.validate_thresholds(settings, catalog(), survey.models(settings), baseline_of(settings))
+    plausibility.validate_thresholds(settings, catalog(), survey.gpu_models(settings), load_baseline(settings))
     plan = make_plan(settings, catalog(), survey.devices(settings), only=request.only, skip=request.skip)
     rendered = ((job, launcher_for(settings, job.placement).render(job, Path("RUN")).text) for job in plan.jobs)
     return Preview(plan, tuple(rendered))
 
 
 def prepare(request: Request, path: Path) -> Preview:
-    """A run directory for jobs that a person starts: all that their workers need. Raises UsageError.
+    """Create a run directory for jobs that the user starts, with their job files and scripts. Raises UsageError.
 
-    What they leave there is taken up by ``run`` on the same directory.
+    ``run --resume`` on the directory then collects their results.
     """
     run_dir = RunDir.create(path, request)
     survey = discover()
-    plausibility.validate_thresholds(
-        request.config, catalog(), survey.models(request.config), baseline_of(request.config)
-    )
+    baseline = load_baseline(request.config)
+    plausibility.validate_thresholds(request.config, catalog(), survey.gpu_models(request.config), baseline)
     plan = make_plan(request.config, catalog(), survey.devices(request.config), only=request.only, skip=request.skip)
     run_dir.save_machine(survey.machine(request.config))
     rendered = []
     for job in plan.jobs:
-        if job.placement != "control":  # which runs here, when the others have ended
+        if job.placement != "control":  # run --resume runs the control job on this host
             folder = run_dir.path / "jobs" / job.name
             folder.mkdir(parents=True)
             (folder / "job.json").write_text(job.model_dump_json(indent=2), encoding="utf-8")
@@ -62,6 +61,6 @@ def prepare(request: Request, path: Path) -> Preview:
 
 
 def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
-    """The config of the trial called ``trial``. Raises UsageError."""
+    """Return the config of the trial ``trial``, with overrides and environment variables. Raises UsageError."""
     schemas = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
     return layers.resolve(trial, overrides=overrides, environ=os.environ, schemas=schemas)

@@ -1,4 +1,4 @@
-"""An old record judged by the rules of this version; baselines learned from such records. Nothing is measured."""
+"""Judges existing records by the rules of this version, and learns baselines from them. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -18,40 +18,38 @@ from seatrial.pipeline.run_directory import load_trial
 
 
 def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
-    """An old record with the rules of today, and another site baseline if one is given: nothing is measured again.
+    """Return the trial judged by the rules of this version, with another site baseline if one is given.
 
-    Raises UsageError when its config is not one of this version, or the baseline asks for what no hardware can do.
+    Raises UsageError if its config is not valid in this version or the baseline exceeds physical limits.
     """
     try:
         settings = Config.model_validate(trial.config)
     except ValidationError as error:
         raise UsageError(
-            f"the record is not to be judged by this version: config.{first_validation_error(error)}"
+            f"this version of seatrial cannot judge the record: config.{first_validation_error(error)}"
         ) from error
-    known = site_baseline.load(baseline, catalog()) if baseline else trial.baseline
-    if baseline and known:
-        plausibility.validate_baseline(known, catalog())
+    site = site_baseline.load(baseline, catalog()) if baseline else trial.baseline
+    if baseline and site:
+        plausibility.validate_baseline(site, catalog())
     verdicts = judge(
-        settings, trial.jobs, trial.measurements, catalog(), trial.excluded_checks, known, retries=trial.retries
+        settings, trial.jobs, trial.measurements, catalog(), trial.excluded_checks, site, retries=trial.retries
     )
-    obstacles = (trial.stop_reason, trial.gpu_error)
-    old = trial.decision
-    decision = decision_of(
+    decision = make_decision(
         settings,
         trial.measurements,
         verdicts,
         trial.excluded_checks,
-        obstacles,
-        scope=old.tested_hardware,
-        cpu_only=old.cpu_only,
+        (trial.stop_reason, trial.gpu_error),
+        tested_hardware=trial.decision.tested_hardware,
+        cpu_only=trial.decision.cpu_only,
     )
-    insights = trial_insights(settings, trial.measurements, catalog(), known)
+    insights = trial_insights(settings, trial.measurements, catalog(), site)
     findings = refreshed_findings(trial, verdicts, catalog())
     return trial.model_copy(
         update={
             "verdicts": verdicts,
             "decision": decision,
-            "baseline": known,
+            "baseline": site,
             "insights": insights,
             "findings": findings,
         }
@@ -59,28 +57,28 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
 
 
 def learn(name: str, paths: Sequence[Path]) -> str:
-    """The baseline of these runs, judged by the rules of today, as the text of its file. Raises UsageError."""
+    """Return the baseline file's text, learned from these runs judged by this version. Raises UsageError."""
     learned = site_baseline.learn(name, {str(path): rejudge(load_trial(path)) for path in paths}, catalog())
     plausibility.validate_baseline(learned, catalog())
     return site_baseline.dump(learned)
 
 
-def baseline_of(settings: Config) -> Baseline | None:
-    """The site baseline that the trial names. Raises UsageError."""
+def load_baseline(settings: Config) -> Baseline | None:
+    """Return the site baseline named in the trial, None if it names none. Raises UsageError."""
     return site_baseline.load(Path(settings.baseline), catalog()) if settings.baseline else None
 
 
-def decision_of(
+def make_decision(
     settings: Config,
     measurements: Sequence[Measurement],
     verdicts: Sequence[Verdict],
-    left_out: Mapping[str, str],
-    obstacles: Sequence[str],
+    excluded_checks: Mapping[str, str],
+    errors: Sequence[str],
     *,
-    scope: str,
+    tested_hardware: str,
     cpu_only: bool,
 ) -> Decision:
-    """The decision on these verdicts, with the figures that were recorded only."""
+    """Return the decision on these verdicts, with the list of metrics without a threshold."""
     required = {name: check.required for name, check in settings.checks.items()}
-    recorded = metrics_without_threshold(catalog(), measurements, verdicts)
-    return decide(required, verdicts, left_out, scope, obstacles, recorded, cpu_only)
+    without_threshold = metrics_without_threshold(catalog(), measurements, verdicts)
+    return decide(required, verdicts, excluded_checks, tested_hardware, errors, without_threshold, cpu_only)

@@ -1,4 +1,4 @@
-"""What an earlier session left in the run directory, and what remains to be measured."""
+"""Resumes a trial: loads the results of earlier sessions and plans the remaining checks."""
 
 from __future__ import annotations
 
@@ -15,61 +15,64 @@ from seatrial.pipeline.survey import Survey
 
 
 def load_earlier_session(collected: Collected, here: Machine) -> None:
-    """Take in what an earlier run left in the directory, but for errors, and for what another machine measured."""
-    for words in cancel_earlier_jobs(collected.settings, collected.run_dir.path):
-        collected.show.warn(words)
-    kept = collected.run_dir.recover()
-    for complaint in kept.complaints:
-        collected.show.warn(complaint)
-    again = {one.check for one in kept.measurements if one.error}
-    if kept.machine != here:
-        again = {one.check for one in kept.measurements}
-    if kept.machine != here and kept.machine and again:
-        was, now = _description(kept.machine, here), _description(here, kept.machine)
-        collected.show.warn(f"measured before on {was}, now on {now}: everything is measured again")
-        report.set_aside(collected.run_dir.path)  # if we are killed, nobody is to find ACCEPTED here
-    if again:
-        collected.run_dir.discard_checks(again)
-    if kept.machine != here:  # only now: killed between the two, we would take another machine's figures for ours
+    """Load the measurements of earlier sessions, without errors and without those of another machine."""
+    for message in cancel_earlier_jobs(collected.settings, collected.run_dir.path):
+        collected.show.warn(message)
+    saved = collected.run_dir.recover()
+    for warning in saved.warnings:
+        collected.show.warn(warning)
+    discarded = {measurement.check for measurement in saved.measurements if measurement.error}
+    if saved.machine != here:
+        discarded = {measurement.check for measurement in saved.measurements}
+    if saved.machine != here and saved.machine and discarded:
+        before, now = _description(saved.machine, here), _description(here, saved.machine)
+        collected.show.warn(f"machine changed from {before} to {now}: measuring all checks again")
+        report.set_aside(collected.run_dir.path)  # an old ACCEPTED must not remain if this run is killed
+    if discarded:
+        collected.run_dir.discard_checks(discarded)
+    if saved.machine != here:  # after discard_checks: a kill in between must not mix results of two machines
         collected.run_dir.save_machine(here)
-    collected.measurements = [one for one in kept.measurements if one.check not in again]
-    collected.repeats = [one for one in kept.repeats if one.check not in again]
-    collected.results, collected.sessions = kept.results, kept.sessions
+    collected.measurements = [measurement for measurement in saved.measurements if measurement.check not in discarded]
+    collected.retries = [measurement for measurement in saved.retries if measurement.check not in discarded]
+    collected.results, collected.sessions = saved.results, saved.sessions
 
 
 def _description(machine: Machine, other: Machine) -> str:
-    """A machine by its name, and by what the other does not have."""
-    differing = [one for one in (*machine.gpus, *machine.versions) if one not in (*other.gpus, *other.versions)]
-    return "; ".join([machine.host or "nodes of Slurm's choice", *differing])
+    """Return the machine's host name, GPUs and versions that differ from the other machine's."""
+    differences = [item for item in (*machine.gpus, *machine.versions) if item not in (*other.gpus, *other.versions)]
+    return "; ".join([machine.host or "nodes chosen by Slurm", *differences])
 
 
 def checked_plan(request: Request, survey: Survey, done: Sequence[str] = ()) -> Plan:
-    """The plan without the checks that are ``done``. Raises UsageError where a launcher misses something."""
+    """Return the plan without the checks ``done``. Raises UsageError if a launcher is not available."""
     devices = survey.devices(request.config)
     plan = make_plan(request.config, catalog(), devices, only=request.only, skip=request.skip, done=done)
     for job in plan.jobs:
-        launcher_for(request.config, job.placement)  # before anything starts: it says what is missing
+        launcher_for(request.config, job.placement)  # raises before any job starts
     return plan
 
 
-def remaining(plan: Plan, collected: Collected, survey: Survey) -> Plan:
-    """The plan without what has been measured everywhere; what was measured here and there is measured again."""
-    finished = done(plan, collected.measurements)
-    partly = {one.check for one in collected.measurements} - set(finished)
-    if partly:
-        collected.run_dir.discard_checks(partly)
-        collected.measurements = [one for one in collected.measurements if one.check not in partly]
-        collected.repeats = [one for one in collected.repeats if one.check not in partly]
-    left = checked_plan(collected.run_dir.request, survey, finished)
-    collected.show.planned(left.jobs, collected.run_dir.path)
-    return left
+def remaining_plan(plan: Plan, collected: Collected, survey: Survey) -> Plan:
+    """Return the plan of the checks that some rank has not measured; discard their partial measurements."""
+    done = completed_checks(plan, collected.measurements)
+    partial = {measurement.check for measurement in collected.measurements} - set(done)
+    if partial:
+        collected.run_dir.discard_checks(partial)
+        collected.measurements = [
+            measurement for measurement in collected.measurements if measurement.check not in partial
+        ]
+        collected.retries = [measurement for measurement in collected.retries if measurement.check not in partial]
+    remaining = checked_plan(collected.run_dir.request, survey, done)
+    collected.show.planned(remaining.jobs, collected.run_dir.path)
+    return remaining
 
 
-def done(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
-    """Checks of which every place has been measured."""
+def completed_checks(plan: Plan, measurements: Sequence[Measurement]) -> list[str]:
+    """Return the checks that all ranks have measured, or that the plan does not run."""
     expected = {name: job.process_count for job in plan.jobs for name in job.checks}
-    settled = {one.check for one in plan.settled}
-    ranks: dict[str, set[int]] = {one.check: set() for one in measurements}
-    for one in measurements:
-        ranks[one.check] |= set() if one.rank is None else {one.rank}  # without one it was settled, by an earlier plan
-    return [name for name, own in ranks.items() if name in settled or len(own) >= expected.get(name, 1)]
+    not_run = {measurement.check for measurement in plan.not_run}
+    ranks: dict[str, set[int]] = {measurement.check: set() for measurement in measurements}
+    for measurement in measurements:
+        if measurement.rank is not None:  # without a rank: not run by an earlier plan
+            ranks[measurement.check].add(measurement.rank)
+    return [name for name, measured in ranks.items() if name in not_run or len(measured) >= expected.get(name, 1)]

@@ -35,61 +35,61 @@ from seatrial.model import (
 from seatrial.model.telemetry import Telemetry
 from seatrial.pipeline.collect import Collected, Show
 from seatrial.pipeline.plan import Plan, retry_jobs
-from seatrial.pipeline.rejudge import baseline_of, decision_of
-from seatrial.pipeline.resume import checked_plan, load_earlier_session, remaining
+from seatrial.pipeline.rejudge import load_baseline, make_decision
+from seatrial.pipeline.resume import checked_plan, load_earlier_session, remaining_plan
 from seatrial.pipeline.run_directory import RunDir
-from seatrial.pipeline.survey import Survey, cpu_only, discover, scope_of
+from seatrial.pipeline.survey import Survey, cpu_only, discover, tested_hardware
 from seatrial.util import processes, signals
 
 INTERRUPTED = "interrupted"
 
 
 def run(run_dir: RunDir, show: Show) -> Trial:
-    """Carry out the trial that ``run_dir`` was made for, or what is left of it. The reports lie in it afterwards.
+    """Run the trial of ``run_dir``, or its remaining checks, and write the reports into it.
 
-    An interruption or a full disk ends the measuring, not the reporting: what is known is judged and written.
+    After an interruption or on a full disk, the measurements so far are still judged and reported.
     """
     collected = Collected(run_dir, run_dir.request.config, show, show_outcome)
     collected.timings.append(Timing(name="start of the command", kind="overhead", seconds=processes.age_s()))
-    begun = time.monotonic() - processes.age_s()
+    start_clock = time.monotonic() - processes.age_s()
     with collected.timed("discover"):
         survey = discover()
     with collected.timed("plan"):
         plan = checked_plan(run_dir.request, survey)
-        baseline = baseline_of(collected.settings)
-        plausibility.validate_thresholds(collected.settings, catalog(), survey.models(collected.settings), baseline)
-    with _until_stopped(collected):
+        baseline = load_baseline(collected.settings)
+        gpu_models = survey.gpu_models(collected.settings)
+        plausibility.validate_thresholds(collected.settings, catalog(), gpu_models, baseline)
+    with _stop_handled(collected):
         load_earlier_session(collected, survey.machine(collected.settings))
-        left = remaining(plan, collected, survey)
-        for measurement in left.settled:
+        remaining = remaining_plan(plan, collected, survey)
+        for measurement in remaining.not_run:
             collected.measured(measurement)
-        for job in left.jobs:
-            _run_job(_on_the_same_nodes(job, collected), collected)
-        for job in _repeats(plan, collected, baseline):
-            _run_job(_on_the_same_nodes(job, collected), collected)
-    # judge and write to the end: a Ctrl-C in these seconds would leave files that say something else than we do
+        for job in remaining.jobs:
+            _run_job(_on_same_nodes(job, collected), collected)
+        for job in _retry_jobs(plan, collected, baseline):
+            _run_job(_on_same_nodes(job, collected), collected)
+    # a Ctrl-C between two files would leave reports that contradict each other
     with signals.signals_deferred():
         collected.sort()
-        said = _said(plan, collected, baseline)
-        return _reported(_record(collected, plan, survey, said, begun), collected)
+        assessment = _assess(plan, collected, baseline)
+        return _write_reports(_trial(collected, plan, survey, assessment, start_clock), collected)
 
 
 def show_outcome(collected: Collected, check: str) -> None:
-    """Show the outcome of a check as it stands: a FAIL that is to be measured again is not final."""
+    """Show the current outcome of a check; before its retry, a FAIL is not final."""
     config = collected.settings.model_copy(update={"checks": {check: collected.settings.checks[check]}})
-    first, repeats = (
-        [one for one in every if one.check == check] for every in (collected.measurements, collected.repeats)
-    )
-    to_come = None if collected.settings.retry and not repeats else repeats
-    verdicts = judge(config, collected.jobs, first, catalog(), {}, retries=to_come)
+    first = [measurement for measurement in collected.measurements if measurement.check == check]
+    retries = [measurement for measurement in collected.retries if measurement.check == check]
+    retry_pending = collected.settings.retry and not retries
+    verdicts = judge(config, collected.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
     outcome = worst(verdict.outcome for verdict in verdicts)
     reason = next((verdict.message for verdict in verdicts if verdict.outcome is outcome), "")
-    collected.show.judged(check, outcome, reason, max(one.seconds for one in repeats or first))
+    collected.show.judged(check, outcome, reason, max(measurement.seconds for measurement in retries or first))
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What the measurements say: judged, diagnosed, and beside what was sampled."""
+class _Assessment:
+    """Verdicts, insights, findings and telemetry summary of the measurements."""
 
     baseline: Baseline | None
     verdicts: tuple[Verdict, ...]
@@ -98,99 +98,99 @@ class _Said:
     telemetry: Telemetry | None
 
 
-def _said(plan: Plan, collected: Collected, baseline: Baseline | None) -> _Said:
-    settings, measurements, repeats = collected.settings, collected.measurements, collected.repeats
+def _assess(plan: Plan, collected: Collected, baseline: Baseline | None) -> _Assessment:
+    settings, measurements, retries = collected.settings, collected.measurements, collected.retries
     with collected.timed("judge"):
-        verdicts = judge(settings, plan.jobs, measurements, catalog(), plan.left_out, baseline, retries=repeats)
+        verdicts = judge(settings, plan.jobs, measurements, catalog(), plan.excluded_checks, baseline, retries=retries)
         insights = trial_insights(settings, measurements, catalog(), baseline)
     with collected.timed("diagnose"):
-        findings = diagnose(collected.results, measurements, repeats, verdicts, catalog(), collected.run_dir.path)
+        findings = diagnose(collected.results, measurements, retries, verdicts, catalog(), collected.run_dir.path)
     with collected.timed("telemetry"):
-        sampled = _sampled(plan, collected)
-    return _Said(baseline, verdicts, insights, (*findings, *throttling_findings(sampled)), sampled)
+        summary = _telemetry_summary(plan, collected)
+    return _Assessment(baseline, verdicts, insights, (*findings, *throttling_findings(summary)), summary)
 
 
-def _sampled(plan: Plan, collected: Collected) -> Telemetry | None:
-    """What the samplers saw, beside all jobs of the trial, those of earlier sessions too."""
+def _telemetry_summary(plan: Plan, collected: Collected) -> Telemetry | None:
+    """Return the telemetry summary of all jobs of the trial, including earlier sessions; show its warnings."""
     phases = {name: str(check.phase) for name, check in catalog().items()}
-    found = telemetry.summarize_run(collected.run_dir.path, plan.jobs, collected.measurements, phases)
-    for complaint in found.warnings if found else ():
-        collected.show.warn(complaint)
-    return found
+    summary = telemetry.summarize_run(collected.run_dir.path, plan.jobs, collected.measurements, phases)
+    for warning in summary.warnings if summary else ():
+        collected.show.warn(warning)
+    return summary
 
 
-def _repeats(plan: Plan, collected: Collected, baseline: Baseline | None) -> list[Job]:
-    """The jobs that measure once more what fell short, and has not been measured a second time everywhere."""
-    settings, known = collected.settings, catalog()
+def _retry_jobs(plan: Plan, collected: Collected, baseline: Baseline | None) -> list[Job]:
+    """Return the jobs that retry the checks below a threshold, without those that have a complete retry."""
+    settings = collected.settings
     if not settings.retry:
         return []
-    reasons = checks_to_retry(settings, collected.measurements, collected.repeats, known, baseline)
-    if any(one.check in reasons for one in collected.repeats):
+    reasons = checks_to_retry(settings, collected.measurements, collected.retries, catalog(), baseline)
+    if any(measurement.check in reasons for measurement in collected.retries):
         collected.run_dir.discard_retries(reasons)
-        collected.repeats = [one for one in collected.repeats if one.check not in reasons]
+        collected.retries = [measurement for measurement in collected.retries if measurement.check not in reasons]
     jobs = list(retry_jobs(plan.jobs, reasons, settings.limits.startup_s))
     for job in jobs:
         collected.show.retry_started(job, reasons)
     return jobs
 
 
-def _on_the_same_nodes(job: Job, collected: Collected) -> Job:
-    """``job``, asking for the nodes of the jobs before it: of other nodes it would say nothing about these."""
-    used = [one.nodelist for one in collected.results if one.nodelist and one.state is JobState.COMPLETED]
-    if job.placement == "control" or not used or not collected.measurements:
+def _on_same_nodes(job: Job, collected: Collected) -> Job:
+    """Return ``job`` with the nodes of the last completed job, so that all jobs test the same nodes."""
+    completed = [result for result in collected.results if result.nodelist and result.state is JobState.COMPLETED]
+    if job.placement == "control" or not completed or not collected.measurements:
         return job
-    return job.model_copy(update={"nodelist": used[-1]})
+    return job.model_copy(update={"nodelist": completed[-1].nodelist})
 
 
 def _run_job(job: Job, collected: Collected) -> None:
     launcher = launcher_for(collected.settings, job.placement)
     for result in run_job(launcher, job, collected.run_dir.path, collected.settings.limits, catalog(), collected):
         collected.finished(result)
-        measured = collected.repeats if job.retry else collected.measurements
-        measuring = sum(_check_seconds(job.checks, measured).values())
-        overhead = max(0.0, result.seconds - measuring)
+        measurements = collected.retries if job.retry else collected.measurements
+        check_seconds = sum(_check_seconds(job.checks, measurements).values())
+        overhead = max(0.0, result.seconds - check_seconds)
         name = f"start and end of job {job.name}"
         collected.timings.append(Timing(name=name, kind="overhead", seconds=overhead))
 
 
 def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -> dict[str, float]:
-    """How long each check took: its slowest place, since the others wait for it."""
-    return {
-        name: max(one.seconds for one in measurements if one.check == name)
-        for name in checks
-        if any(one.check == name for one in measurements)
-    }
+    """Return the seconds of each check on its slowest rank, since the others wait for it."""
+    seconds: dict[str, list[float]] = {name: [] for name in checks}
+    for measurement in measurements:
+        if measurement.check in seconds:
+            seconds[measurement.check].append(measurement.seconds)
+    return {name: max(values) for name, values in seconds.items() if values}
 
 
 @contextmanager
-def _until_stopped(collected: Collected) -> Iterator[None]:
-    """End measuring, but not the trial, on Ctrl-C and on a disk that takes no more."""
+def _stop_handled(collected: Collected) -> Iterator[None]:
+    """On Ctrl-C or a full disk, leave the context and set ``collected.stop_reason``."""
     try:
         yield
     except KeyboardInterrupt:
-        collected.stopped = INTERRUPTED
+        collected.stop_reason = INTERRUPTED
     except OSError as error:
-        collected.stopped = f"{error.strerror or error}: {error.filename or collected.run_dir.path}"
+        path = collected.run_dir.path
+        collected.stop_reason = f"{error.strerror or error}: {error.filename or path}"
         collected.show.warn(
-            f"{collected.stopped}. What was measured so far is kept; go on with "
-            f"seatrial run --resume {collected.run_dir.path}"
+            f"{collected.stop_reason}. Measurements so far are saved; run: seatrial run --resume {path}"
         )
 
 
-def _record(collected: Collected, plan: Plan, survey: Survey, said: _Said, begun: float) -> Trial:
+def _trial(collected: Collected, plan: Plan, survey: Survey, assessment: _Assessment, start_clock: float) -> Trial:
     request, settings = collected.run_dir.request, collected.settings
-    trouble = survey.gpu_error(settings)
+    gpu_error = survey.gpu_error(settings)
     seconds = _check_seconds(list(settings.checks), collected.measurements)
-    more = _check_seconds(list(settings.checks), collected.repeats)
-    seconds |= {f"{name} (retry)": value for name, value in more.items()}
-    now = Session(
-        started=time.time() - (time.monotonic() - begun),
-        seconds=time.monotonic() - begun,
+    retry_seconds = _check_seconds(list(settings.checks), collected.retries)
+    seconds |= {f"{name} (retry)": value for name, value in retry_seconds.items()}
+    session = Session(
+        started=time.time() - (time.monotonic() - start_clock),
+        seconds=time.monotonic() - start_clock,
         command=("seatrial", *sys.argv[1:]),
-        stop_reason=collected.stopped,
+        stop_reason=collected.stop_reason,
         overhead=tuple(collected.timings),
     )
-    sessions = (*collected.sessions, now)
+    sessions = (*collected.sessions, session)
     overhead = [timing for session in sessions for timing in session.overhead]
     return Trial(
         seatrial=__version__,
@@ -203,42 +203,42 @@ def _record(collected: Collected, plan: Plan, survey: Survey, said: _Said, begun
         origins=request.origins,
         environment=survey.facts,
         jobs=plan.jobs,
-        excluded_checks=plan.left_out,
-        stop_reason=collected.stopped,
-        gpu_error=trouble,
-        baseline=said.baseline,
+        excluded_checks=plan.excluded_checks,
+        stop_reason=collected.stop_reason,
+        gpu_error=gpu_error,
+        baseline=assessment.baseline,
         sessions=sessions,
         results=tuple(collected.results),
         measurements=tuple(collected.measurements),
-        retries=tuple(collected.repeats),
-        verdicts=said.verdicts,
-        findings=said.findings,
-        insights=said.insights,
-        telemetry=said.telemetry,
+        retries=tuple(collected.retries),
+        verdicts=assessment.verdicts,
+        findings=assessment.findings,
+        insights=assessment.insights,
+        telemetry=assessment.telemetry,
         timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),
-        decision=decision_of(
+        decision=make_decision(
             settings,
             collected.measurements,
-            said.verdicts,
-            plan.left_out,
-            (collected.stopped, trouble),
-            scope=scope_of(settings, plan, survey),
+            assessment.verdicts,
+            plan.excluded_checks,
+            (collected.stop_reason, gpu_error),
+            tested_hardware=tested_hardware(settings, plan, survey),
             cpu_only=cpu_only(settings, survey),
         ),
     )
 
 
-def _reported(trial: Trial, collected: Collected) -> Trial:
-    """Write the reports. A record that could not be written accepts nothing, and no file says otherwise."""
+def _write_reports(trial: Trial, collected: Collected) -> Trial:
+    """Write the reports and return the trial; an ACCEPTED trial whose record cannot be written is INCOMPLETE."""
     try:
         collected.run_dir.save_session(trial.sessions[-1])
         with collected.timed("report"):
             report.render_all(trial)
-        # made once more, so that the reports show what they took themselves
+        # render again, so that the reports include their own rendering time
         trial = trial.model_copy(update={"timings": (*trial.timings, collected.timings[-1])})
         report.write_all(trial, collected.run_dir.path)
     except (OSError, report.NotWritten) as error:
-        collected.show.warn(f"the reports are not whole: {error}")
+        collected.show.warn(f"some reports could not be written: {error}")
         if trial.decision.value is DecisionValue.ACCEPTED:
             reason = f"the record of the trial could not be written: {error}"
             incomplete = Decision(

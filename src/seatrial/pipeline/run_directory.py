@@ -1,7 +1,7 @@
-"""The run directory: what a trial keeps while it runs, so that nothing measured is lost whatever happens to it.
+"""The run directory: files that a trial writes while it runs, so that no measurement is lost if it is killed.
 
-``run.json`` holds what was asked for, ``measurements.jsonl`` one line for each measurement and each ended job as it
-comes. ``--resume`` needs no more than these and the ranks' own journals.
+``run.json`` holds the request, ``measurements.jsonl`` one line per measurement and ended job. ``--resume`` reads these
+and the ranks' journals.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from seatrial.util import journal
 from seatrial.util.files import atomic_write
 from seatrial.util.journal import Journal
 
-_LOG_ENDINGS = (".log", ".err", ".out")
+_LOG_SUFFIXES = (".log", ".err", ".out")
+_DISCARDED_CHECKS, _DISCARDED_RETRIES = "discarded_checks", "discarded_retries"  # keys of records in measurements.jsonl
 
 
 class Request(Frozen):
-    """What run.json keeps: enough to go on."""
+    """Content of run.json: the request of the trial, sufficient to resume it."""
 
     config: Config
     origins: dict[str, str]
@@ -38,18 +39,18 @@ class Request(Frozen):
 
 @dataclass
 class SavedRun:
-    """What a journal of measurements holds."""
+    """Content of measurements.jsonl."""
 
     measurements: list[Measurement] = field(default_factory=list)
-    repeats: list[Measurement] = field(default_factory=list)  # the second of what fell short
+    retries: list[Measurement] = field(default_factory=list)  # second measurements of checks below a threshold
     results: list[JobResult] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
-    machine: Machine | None = None  # whose figures they are
-    complaints: list[str] = field(default_factory=list)
+    machine: Machine | None = None  # on which they were measured
+    warnings: list[str] = field(default_factory=list)  # records that could not be read
 
 
 class RunDir:
-    """An open run directory."""
+    """An open and locked run directory."""
 
     def __init__(self, path: Path, request: Request) -> None:
         self.path = path
@@ -59,26 +60,26 @@ class RunDir:
 
     @classmethod
     def create(cls, path: Path, request: Request) -> RunDir:
-        """A new one. Raises UsageError when ``path`` holds something already or cannot be written."""
+        """Create a run directory. Raises UsageError if ``path`` is not empty or not writable."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
-                raise UsageError(f"--out {path} is not empty: name another folder, or go on with --resume {path}")
+                raise UsageError(f"--out {path} is not empty: use another directory, or continue with --resume {path}")
             text = request.model_dump_json(indent=2)
             atomic_write(path / "run.json", text.encode())
-            made = cls(path.resolve(), request)
-            made._journal.append({"request": _digest(text)})
-            return made
+            run_dir = cls(path.resolve(), request)
+            run_dir._journal.append({"request": _digest(text)})
+            return run_dir
         except OSError as error:
             raise UsageError(f"cannot write to --out {path}: {error.strerror or error}") from error
 
     @classmethod
     def reopen(cls, path: Path) -> RunDir:
-        """An earlier one. Raises UsageError when it is none, was changed, or cannot be read or written."""
+        """Open an existing run directory. Raises UsageError if run.json is absent, changed, damaged or not readable."""
         try:
             text = (path / "run.json").read_text(encoding="utf-8")
             request = Request.model_validate_json(text)
-            _refuse_changed(path, text)
+            _check_unchanged(path, text)
             return cls(path.resolve(), request)
         except OSError as error:
             raise UsageError(f"--resume {path}: {error.strerror or error}: {error.filename}") from error
@@ -88,14 +89,14 @@ class RunDir:
             raise UsageError(f"--resume {path}: run.json is damaged: {error}") from error
 
     def discard(self) -> None:
-        """Take the directory back while it holds nothing but the request: the same --out can then be used again."""
+        """Remove the directory if it holds only the request, so that the same --out can be used again."""
         if all("request" in record for record in journal.read(self._journal.path)[0]):
             self._journal.path.unlink()
             (self.path / "run.json").unlink()
             self.path.rmdir()
 
     def save(self, measurement: Measurement) -> None:
-        """On disk when this returns. Raises OSError."""
+        """Append a measurement and flush it to disk. Raises OSError."""
         self._journal.append({"measurement": measurement.model_dump(mode="json")})
 
     def save_result(self, result: JobResult) -> None:
@@ -108,64 +109,65 @@ class RunDir:
         self._journal.append({"machine": machine.model_dump(mode="json")})
 
     def discard_checks(self, checks: Iterable[str]) -> None:
-        """Mark that these checks are run again: what was measured of them before does not count any more."""
+        """Record that all earlier measurements of these checks no longer count."""
         self._journal.append({"discarded_checks": sorted(checks)})
 
     def discard_retries(self, checks: Iterable[str]) -> None:
-        """Mark that these checks are measured a second time once more; their first measurements count as before."""
+        """Record that the earlier retries of these checks no longer count; their first measurements still do."""
         self._journal.append({"discarded_retries": sorted(checks)})
 
     def recover(self) -> SavedRun:
-        """All that counts so far, with measurements that only a rank's journal holds (we were killed before it)."""
-        kept = SavedRun()
-        records, kept.complaints = journal.read(self._journal.path)
-        seen = {_key(record) for record in records}
+        """Return the measurements that count, including those only in a rank's journal (this process was killed)."""
+        saved = SavedRun()
+        records, saved.warnings = journal.read(self._journal.path)
+        keys = {_key(record) for record in records}
         paths = sorted(self.path.glob("jobs/*/attempt*/rank*.jsonl"))
-        new = [one for path in paths for one in journal.read(path)[0] if _is_whole(one) and _key(one) not in seen]
-        # what ranks have measured since an error was told of the check (a person started them late) takes its place
-        late = {_told_of(one) for one in new} & {_told_of(one) for one in records if _failed(one)}
-        marks = {
-            word: sorted(check for check, mark in late if mark == word)
-            for word in ("discarded_checks", "discarded_retries")
-        }
-        for record in [*({word: checks} for word, checks in marks.items() if checks), *new]:
+        rank_records = [record for path in paths for record in journal.read(path)[0]]
+        new = [record for record in rank_records if _is_successful(record) and _key(record) not in keys]
+        # measurements of ranks that the user started after the check's error was recorded replace that error
+        failed = [record for record in records if _failed(record)]
+        replaced = {_discard_mark(record) for record in new} & {_discard_mark(record) for record in failed}
+        for mark in (_DISCARDED_CHECKS, _DISCARDED_RETRIES):
+            if checks := sorted(check for check, check_mark in replaced if check_mark == mark):
+                new.insert(0, {mark: checks})
+        for record in new:
             self._journal.append(record)
             records.append(record)
         for record in records:
             try:
-                _take_in(record, kept)
+                _add_record(record, saved)
             except (ValidationError, TypeError) as error:
-                said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-                kept.complaints.append(f"{self._journal.path}: a record is damaged, left out: {said}")
-        return kept
+                reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+                saved.warnings.append(f"{self._journal.path}: damaged record ignored: {reason}")
+        return saved
 
     def _lock(self) -> None:
         if not journal.lock(self._journal.fileno(), self.path):
-            raise UsageError(f"{self.path} is in use: another seatrial runs in it")
+            raise UsageError(f"{self.path} is in use by another seatrial process")
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _refuse_changed(path: Path, text: str) -> None:
-    """What was measured answers to the request that it was measured for, not to one written over it afterwards."""
-    kept = [record["request"] for record in journal.read(path / "measurements.jsonl")[0] if "request" in record]
-    if kept != [_digest(text)]:
-        why = "was changed since the trial began" if kept else "belongs to no journal of measurements"
-        raise UsageError(f"--resume {path}: run.json {why}; start anew: seatrial run")
+def _check_unchanged(path: Path, text: str) -> None:
+    """Raise UsageError unless run.json is the request for which the journal's measurements were made."""
+    digests = [record["request"] for record in journal.read(path / "measurements.jsonl")[0] if "request" in record]
+    if digests != [_digest(text)]:
+        reason = "was changed since the trial started" if digests else "has no matching measurements.jsonl"
+        raise UsageError(f"--resume {path}: run.json {reason}; start a new run: seatrial run")
 
 
 def _key(record: journal.Record) -> tuple[object, ...]:
-    """What tells one measurement from another; of a damaged record, what it looks like."""
+    """Return the identity of a measurement record; of a damaged record, its text."""
     measurement = record.get("measurement")
     if not isinstance(measurement, dict):
         return (repr(measurement),)
     return tuple(repr(measurement.get(name)) for name in ("check", "subject", "rank", "started"))
 
 
-def _is_whole(record: journal.Record) -> bool:
-    """Whether a rank's record is a measurement without error: one with an error is told again by the launcher."""
+def _is_successful(record: journal.Record) -> bool:
+    """Return whether a rank's record is a measurement without error; the launcher records errors itself."""
     measurement = record.get("measurement")
     return isinstance(measurement, dict) and not measurement.get("error")
 
@@ -175,33 +177,35 @@ def _failed(record: journal.Record) -> bool:
     return isinstance(measurement, dict) and bool(measurement.get("error"))
 
 
-def _told_of(record: journal.Record) -> tuple[str, str]:
-    """The check that was measured, and the word that would forget it: the second measurement goes without the first."""
+def _discard_mark(record: journal.Record) -> tuple[str, str]:
+    """Return the check of a measurement record, and the mark that discards this measurement."""
     measurement = record.get("measurement")
     if not isinstance(measurement, dict):
         return "", ""
-    return str(measurement.get("check")), "discarded_retries" if measurement.get("retry") else "discarded_checks"
+    return str(measurement.get("check")), _DISCARDED_RETRIES if measurement.get("retry") else _DISCARDED_CHECKS
 
 
-def _take_in(record: journal.Record, kept: SavedRun) -> None:
-    if "discarded_checks" in record:
-        again = set(record["discarded_checks"])
-        kept.measurements = [one for one in kept.measurements if one.check not in again]
-        kept.repeats = [one for one in kept.repeats if one.check not in again]
-    elif "discarded_retries" in record:
-        kept.repeats = [one for one in kept.repeats if one.check not in set(record["discarded_retries"])]
+def _add_record(record: journal.Record, saved: SavedRun) -> None:
+    """Apply a record of measurements.jsonl to ``saved``. Raises ValidationError or TypeError if it is damaged."""
+    if _DISCARDED_CHECKS in record:
+        checks = set(record[_DISCARDED_CHECKS])
+        saved.measurements = [measurement for measurement in saved.measurements if measurement.check not in checks]
+        saved.retries = [measurement for measurement in saved.retries if measurement.check not in checks]
+    elif _DISCARDED_RETRIES in record:
+        checks = set(record[_DISCARDED_RETRIES])
+        saved.retries = [measurement for measurement in saved.retries if measurement.check not in checks]
     elif "result" in record:
-        kept.results.append(JobResult.model_validate(record["result"]))
+        saved.results.append(JobResult.model_validate(record["result"]))
     elif "machine" in record:
-        kept.machine = Machine.model_validate(record["machine"])
+        saved.machine = Machine.model_validate(record["machine"])
     elif "session" in record:
-        kept.sessions.append(Session.model_validate(record["session"]))
+        saved.sessions.append(Session.model_validate(record["session"]))
     elif "measurement" in record:
         measurement = Measurement.model_validate(record["measurement"])
-        (kept.repeats if measurement.retry else kept.measurements).append(measurement)
+        (saved.retries if measurement.retry else saved.measurements).append(measurement)
 
 
-MOST_LEVELS = 100  # of nesting in trial.json; facts of a machine have been seen to take ten
+MAX_NESTING = 100  # levels in trial.json; records so far have about ten
 
 
 def load_trial(path: Path) -> Trial:
@@ -219,30 +223,30 @@ def load_trial(path: Path) -> Trial:
 
 
 def _strict_json(text: str) -> object:
-    """JSON as the standard has it, its numbers finite and its nesting no deeper than MOST_LEVELS. Raises ValueError."""
+    """Parse JSON with finite numbers and at most MAX_NESTING levels. Raises ValueError."""
     try:
         document: object = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
     except RecursionError as error:
-        raise ValueError(f"it is nested deeper than {MOST_LEVELS} levels") from error
+        raise ValueError(f"nested deeper than {MAX_NESTING} levels") from error
     level = [document]
-    for _ in range(MOST_LEVELS):
-        groups = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
-        level = [inner for group in groups for inner in group]
+    for _ in range(MAX_NESTING):
+        groups = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
+        level = [child for group in groups for child in group]
     if level:
-        raise ValueError(f"it is nested deeper than {MOST_LEVELS} levels")
+        raise ValueError(f"nested deeper than {MAX_NESTING} levels")
     return document
 
 
 def _integer(text: str) -> int:
     if len(text) > 20:  # 64 bits, and a sign
-        raise ValueError(f"{text[:20]}… is too large a number")
+        raise ValueError(f"number too large: {text[:20]}…")
     return int(text)
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is no finite number")
+        raise ValueError(f"number not finite: {text}")
     return value
 
 
@@ -251,10 +255,13 @@ def _has_journal(folder: Path) -> bool:
 
 
 def logs(path: Path) -> list[Path]:
-    """The logs of a run directory's jobs; a file is itself. Raises UsageError for a directory without logs."""
+    """Return the logs of a run directory's jobs, or ``path`` itself if it is a file.
+
+    Raises UsageError for a directory without logs.
+    """
     if not path.is_dir():
         return [path]
-    found = sorted(log for log in (path / "jobs").rglob("*") if log.suffix in _LOG_ENDINGS and log.is_file())
-    if not found:
+    files = sorted(file for file in (path / "jobs").rglob("*") if file.suffix in _LOG_SUFFIXES and file.is_file())
+    if not files:
         raise UsageError(f"no logs (*.log, *.err, *.out) in {path / 'jobs'}")
-    return found
+    return files

@@ -1,4 +1,4 @@
-"""What discover found on this machine, and what follows for a trial: its devices, its identity, its obstacles."""
+"""Facts of this host and what they mean for a trial: usable devices, machine identity, GPU errors."""
 
 from __future__ import annotations
 
@@ -17,116 +17,115 @@ from seatrial.pipeline.plan import Devices, Plan
 
 @dataclass(frozen=True)
 class Survey:
-    """What discover found on this machine."""
+    """Discovered facts of this host."""
 
     facts: dict[str, Any]
     gpus: gpu.GpuFacts
 
     def devices(self, settings: Config) -> Devices:
-        """What the planner may use. GPUs that should be there and cannot be used are trouble, never a CPU run."""
-        promised = settings.cluster.gpus_per_node
+        """Return the GPUs for the planner; missing or unusable GPUs are an error, never a CPU-only run.
+
+        Raises UsageError if the number of GPUs per node is unknown.
+        """
+        expected = settings.cluster.gpus_per_node
         if uses_slurm(settings):
-            offered = slurm.gpus_per_node(settings.slurm.partition) if promised is None else promised
-            return Devices(offered, promised=offered)
+            configured = slurm.gpus_per_node(settings.slurm.partition) if expected is None else expected
+            return Devices(configured, expected_gpus=configured)
         if runs_remotely(settings):
-            if promised is None:
-                raise UsageError("nobody but you knows how many GPUs a node has: say so with --gpus-per-node")
-            return Devices(promised, promised=promised)
-        if promised == 0:
+            if expected is None:
+                raise UsageError(f"--gpus-per-node is required with --launcher {settings.launcher}")
+            return Devices(expected, expected_gpus=expected)
+        if expected == 0:
             return Devices(0)
-        visible = self.visible(settings)
+        visible = self.visible_gpus(settings)
         usable = len(visible)
-        if sliced := [f"gpu{one.index}" for one in visible[:promised] if one.mig_mode]:
-            why = "in MIG mode: CUDA gives a process one slice, whatever there is, and slices are not measured"
-            mend = "nvidia-smi -i INDEX -mig 0 and a reset undo it; CUDA_VISIBLE_DEVICES leaves such GPUs out"
-            return Devices(usable, f"{', '.join(sliced)} {why}. {mend}")
-        if promised is not None and usable < promised:
-            return Devices(
-                usable,
-                f"{promised} GPUs promised, {usable} usable: {self.gpus.nvml_unavailable or 'see gpu.inventory'}",
-            )
+        if mig_gpus := [f"gpu{device.index}" for device in visible[:expected] if device.mig_mode]:
+            fix = "disable MIG (nvidia-smi -i INDEX -mig 0, then reset) or exclude them by CUDA_VISIBLE_DEVICES"
+            return Devices(usable, f"{', '.join(mig_gpus)}: MIG enabled; MIG instances are not supported; {fix}")
+        if expected is not None and usable < expected:
+            reason = self.gpus.nvml_unavailable or "see gpu.inventory"
+            return Devices(usable, f"{expected} GPUs expected, {usable} usable: {reason}")
         if not usable and (self.gpus.gpus or self.gpus.pci_devices):
-            why = self.gpus.nvml_unavailable or "CUDA_VISIBLE_DEVICES hides them all"
-            return Devices(0, f"{len(self.gpus.pci_devices)} NVIDIA GPUs on the PCI bus, none usable: {why}")
+            reason = self.gpus.nvml_unavailable or "CUDA_VISIBLE_DEVICES excludes all of them"
+            return Devices(0, f"{len(self.gpus.pci_devices)} NVIDIA GPUs on the PCI bus, none usable: {reason}")
         if not usable and self.gpus.detection_error:
-            return Devices(0, f"{self.gpus.detection_error}; --gpus-per-node 0 says that there are none")
+            return Devices(0, f"{self.gpus.detection_error}; if this host has no GPU, set --gpus-per-node 0")
         return Devices(usable)
 
     def machine(self, settings: Config) -> Machine:
-        """Whose figures these will be. Where jobs run elsewhere, each measurement names its node itself."""
+        """Return the identity of the machine under test; empty if jobs run elsewhere: measurements name their nodes."""
         if runs_remotely(settings):
             return Machine(host="", gpus=())
-        gpus = tuple(one.uuid or f"gpu{one.index}" for one in self.visible(settings))
-        return Machine(host=socket.gethostname(), gpus=gpus, versions=self._system())
+        gpus = tuple(device.uuid or f"gpu{device.index}" for device in self.visible_gpus(settings))
+        return Machine(host=socket.gethostname(), gpus=gpus, versions=self._versions())
 
-    def visible(self, settings: Config) -> tuple[gpu.Gpu, ...]:
-        """The GPUs that the workers may use: the trial's own variables reach them too."""
+    def visible_gpus(self, settings: Config) -> tuple[gpu.Gpu, ...]:
+        """Return the GPUs that CUDA makes visible to the workers, with the trial's environment variables."""
         return gpu.cuda_visible(self.gpus, {**os.environ, **settings.env})
 
-    def models(self, settings: Config) -> tuple[str, ...]:
-        """NVML's names of the GPUs that will be measured, one for each; none where jobs run elsewhere, or unnamed."""
-        names = [] if runs_remotely(settings) else [one.name for one in self.visible(settings)]
+    def gpu_models(self, settings: Config) -> tuple[str, ...]:
+        """Return NVML's name of each GPU under test; empty if jobs run elsewhere or a name is unknown."""
+        names = [] if runs_remotely(settings) else [device.name for device in self.visible_gpus(settings)]
         used = names[: settings.cluster.gpus_per_node] if settings.cluster.gpus_per_node is not None else names
         return tuple(name for name in used if name) if all(used) else ()
 
     def gpu_error(self, settings: Config) -> str:
-        """Why not every GPU is used that nobody set aside; empty where all are. Fewer GPUs skip what needs several."""
+        """Return why not all GPUs of this host are tested; empty if all are, or the user selected some."""
         devices = self.devices(settings)
-        if devices.trouble:
-            return devices.trouble
-        chosen = settings.cluster.gpus_per_node is not None or "CUDA_VISIBLE_DEVICES" in {*os.environ, *settings.env}
-        if chosen or runs_remotely(settings) or self.gpus.installed_gpus <= devices.usable_gpus:
+        if devices.gpu_error:
+            return devices.gpu_error
+        selected = settings.cluster.gpus_per_node is not None or "CUDA_VISIBLE_DEVICES" in {*os.environ, *settings.env}
+        if selected or runs_remotely(settings) or self.gpus.installed_gpus <= devices.usable_gpus:
             return ""
-        why = "; ".join([*self.gpus.lost, *self.gpus.not_usable])
-        return f"{devices.usable_gpus} of the {self.gpus.installed_gpus} GPUs of this machine can be used: {why}"
+        reason = "; ".join([*self.gpus.lost, *self.gpus.not_usable])
+        return f"{devices.usable_gpus} of {self.gpus.installed_gpus} GPUs of this host are usable: {reason}"
 
-    def _system(self) -> tuple[str, ...]:
-        """What else makes another machine of one with this name, or with these GPUs."""
-        found = self.facts.get("host", {})
-        told = {
-            "kernel": found.get("os", {}).get("kernel"),
-            # a GPU's UUID says it better, and a container that is made anew may have another one
-            "machine": None if self.gpus.gpus else found.get("os", {}).get("machine_id"),
+    def _versions(self) -> tuple[str, ...]:
+        """Return the versions and identifiers that make results comparable; a change means another machine."""
+        host_facts = self.facts.get("host", {})
+        versions = {
+            "kernel": host_facts.get("os", {}).get("kernel"),
+            # GPU UUIDs identify the machine better: a new container can have a new machine id
+            "machine": None if self.gpus.gpus else host_facts.get("os", {}).get("machine_id"),
             "driver": self.gpus.driver,
-            "torch": found.get("software", {}).get("torch"),
+            "torch": host_facts.get("software", {}).get("torch"),
             "seatrial": __version__,
         }
-        return tuple(f"{name} {version}" for name, version in told.items() if version)
+        return tuple(f"{name} {version}" for name, version in versions.items() if version)
 
 
 def discover() -> Survey:
-    """Read-only facts of this machine."""
+    """Return read-only facts of this host."""
     gpus = gpu.read_with_timeout()
     facts = {"host": host.read().model_dump(mode="json"), "gpu": gpus.model_dump(mode="json")}
     return Survey(facts, gpus)
 
 
 def cpu_only(settings: Config, survey: Survey) -> bool:
-    """Whether no GPU has a part in the trial, and none is missing."""
+    """Return whether the trial uses no GPU and none is missing."""
     devices = survey.devices(settings)
-    return not devices.trouble and not devices.usable_gpus
+    return not devices.gpu_error and not devices.usable_gpus
 
 
-def scope_of(settings: Config, plan: Plan, survey: Survey) -> str:
-    """Of what the decision speaks, and of what it does not."""
+def tested_hardware(settings: Config, plan: Plan, survey: Survey) -> str:
+    """Return the hardware to which the decision applies."""
     nodes = f"{settings.cluster.nodes} node" + ("s" if settings.cluster.nodes > 1 else "")
     devices = survey.devices(settings)
-    if devices.trouble:
-        return f"{nodes}; {devices.trouble}"
+    if devices.gpu_error:
+        return f"{nodes}; {devices.gpu_error}"
     if not devices.usable_gpus:
-        there = (
-            f"no GPU used, though there are {survey.gpus.installed_gpus}" if survey.gpus.installed_gpus else "no GPU"
-        )
-        return f"REHEARSAL: {nodes}, {there}; this says nothing about GPUs or a fabric"
+        installed = survey.gpus.installed_gpus
+        gpus = f"0 of {installed} GPUs used" if installed else "no GPU"
+        return f"CPU ONLY: {nodes}, {gpus}; GPUs and fabric are not tested"
     used = next((job.ranks_per_node for job in plan.jobs if job.placement == "ranks"), 0)
     if not used:
-        return f"{nodes}; no check of this trial computes on a GPU"
+        return f"{nodes}; no check of this trial uses a GPU"
     if uses_slurm(settings):
         return f"{nodes} of a Slurm cluster, {used} GPUs each"
     if runs_remotely(settings):
-        return f"{nodes} of a person's choice, {used} GPUs each"
-    visible = survey.visible(settings)
-    models = " + ".join(sorted({one.name or "unknown GPU" for one in visible[:used]}))
+        return f"{nodes} started by the user, {used} GPUs each"
+    visible = survey.visible_gpus(settings)
+    models = " + ".join(sorted({device.name or "unknown GPU" for device in visible[:used]}))
     rest = f" of {len(visible)}" if used < len(visible) else ""
-    unpromised = "" if settings.cluster.gpus_per_node else "; nobody said how many were promised (--gpus-per-node)"
-    return f"{nodes}, {used} × {models}{rest}{unpromised}"
+    unset = "" if settings.cluster.gpus_per_node else "; expected number of GPUs not set (--gpus-per-node)"
+    return f"{nodes}, {used} × {models}{rest}{unset}"

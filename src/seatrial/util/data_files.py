@@ -1,4 +1,4 @@
-"""The facts that ship with seatrial: the YAML files in data/."""
+"""Readers of the YAML files that ship with seatrial, in data/."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 import yaml
 
-# libyaml's, where PyYAML has it, as its wheels do: it makes the same of our files, in a tenth of the time
+# libyaml's loader, which PyYAML's wheels include: the same result in a tenth of the time
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def parse(text: str) -> Any:
-    """What YAML of our own says. Raises YAMLError."""
+    """Return the content of a YAML text that ships with seatrial. Raises YAMLError."""
     return yaml.load(text, Loader=_LOADER)
 
 
 def read(name: str) -> Any:
-    """What the file ``name`` in data/ holds."""
+    """Return the content of the file ``name`` in data/."""
     return parse((resources.files("seatrial") / "data" / name).read_text(encoding="utf-8"))
 
 
 def read_all(folder: str) -> list[Any]:
-    """What each file of this folder in data/ holds, in the order of their names."""
+    """Return the content of each YAML file in this folder of data/, sorted by file name."""
     entries = (resources.files("seatrial") / "data" / folder).iterdir()
     names = sorted(entry.name for entry in entries if entry.name.endswith(".yaml"))
     return [read(f"{folder}/{name}") for name in names]

@@ -1,4 +1,4 @@
-"""Which of several processes failed first, from how each of them ended. Pure."""
+"""Selects the first failure among several processes from their exit codes, reports and times. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from seatrial.util.signals import EXIT_TERMINATED
 
-TERMINATED = (-signal.SIGTERM, EXIT_TERMINATED)  # by the signal, or by a handler of it
+TERMINATED = (-signal.SIGTERM, EXIT_TERMINATED)  # ended by SIGTERM itself, or by a handler for it
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank failed. ``code``: its exit code, negative for a signal; None where it is not known to have ended.
+    """The failure of one rank. ``code``: exit code, negative for a signal; None if it may still run.
 
-    ``reported``: it wrote an error. ``order``: a time stamp, or the place among those that ended.
+    ``reported``: it wrote an error. ``order``: a time stamp, or the position among the ranks that ended.
     """
 
     rank: int
@@ -25,9 +25,9 @@ class Failure:
 
     @property
     def gives_no_reason(self) -> bool:
-        """Whether it ended without writing why, and not because somebody ended it by SIGTERM.
+        """Whether the rank ended without an error message, and not by SIGTERM.
 
-        An exception may end in an exit code, or in an abort while the interpreter is torn down: both follow a message.
+        An exit code or an abort (SIGABRT) can follow an error message; other signals never do.
         """
         if self.code is None or self.code in TERMINATED:
             return False
@@ -35,11 +35,11 @@ class Failure:
 
 
 def first_failure(failures: Iterable[Failure]) -> Failure:
-    """The failure that explains the others.
+    """Return the failure that caused the others.
 
-    A process that dies silently leaves no message while its peers report a lost connection, perhaps before its end is
-    seen: so a silent end comes before every message. A peer may exit silently or abort because of one that was killed,
-    so a killed one comes first of these. Otherwise the earliest counts.
+    Order: ended without a message (its peers report a lost connection, sometimes earlier) before every failure with a
+    message; among the former, killed by a signal before an exit code before SIGABRT, since peers of a killed rank can
+    exit or abort without a message; then the earliest.
     """
     return min(failures, key=_precedence)
 
@@ -50,23 +50,23 @@ def _precedence(failure: Failure) -> tuple[bool, bool, bool, float, int]:
 
 
 def killed(code: int) -> bool:
-    """Whether a signal ended the process, other than abort()'s own and SIGTERM, by which seatrial ends processes."""
+    """Return whether a signal other than SIGABRT and SIGTERM (which seatrial itself sends) ended the process."""
     return code < 0 and code not in (-signal.SIGABRT, -signal.SIGTERM)
 
 
 def exit_reason(code: int) -> str:
-    """``killed by SIGKILL``, or ``exit code 3``."""
+    """Return an exit code as text: ``killed by SIGKILL`` or ``exit code 3``."""
     if code in TERMINATED:
-        return "ended by SIGTERM from outside"
+        return "terminated by SIGTERM from outside"
     if code >= 0:
         return f"exit code {code}"
     try:
         return f"killed by {signal.Signals(-code).name}"
-    except ValueError:  # the real-time signals between the first and the last have no name in Python
+    except ValueError:  # Python names only the first and the last real-time signal
         return f"killed by signal {-code} (SIGRTMIN+{-code - signal.SIGRTMIN})"
 
 
 def exit_hint(code: int) -> str:
-    """What to look at after this exit code; empty where it says no more."""
-    hint = "; SIGKILL from outside is often the kernel's out-of-memory killer: see dmesg"
+    """Return the usual cause of this exit code and the command that confirms it; empty if there is none."""
+    hint = "; often the kernel's out-of-memory killer: run dmesg on its node"
     return hint if code == -signal.SIGKILL else ""

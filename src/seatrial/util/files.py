@@ -1,4 +1,4 @@
-"""Files and folders that are complete or not there: no reader, crash or full disk ever meets half of one."""
+"""Atomic writes: a file or folder is complete or absent, also after a crash or on a full disk."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last is a limit of the process (ulimit -f)
-Content = bytes | Callable[[BinaryIO], object]  # or a function that writes it
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: the process limit (ulimit -f)
+Content = bytes | Callable[[BinaryIO], object]  # the bytes, or a function that writes them
 
 
 def atomic_write(path: Path, content: Content, *, sync: bool = True) -> None:
-    """Replace ``path`` in one step; a failure leaves the previous file. Raises OSError.
+    """Replace ``path`` atomically; on failure the previous file remains. Raises OSError.
 
-    ``sync``: the content is on disk when this returns. False where a crash of the machine may lose it.
+    ``sync``: fsync before returning; without it a crash of the machine can lose the content.
     """
     stage(path, content, sync=sync).replace(path)
 
 
 def stage(path: Path, content: Content, *, sync: bool = True) -> Path:
-    """The complete new file beside ``path``, for the caller to put in its place. Raises OSError and leaves nothing."""
+    """Write ``content`` to a temporary file beside ``path`` and return its path; the caller renames it.
+
+    Raises OSError, after removing the temporary file.
+    """
     if path.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     staged = path.with_name(f"{path.name}.incomplete-{os.getpid()}")
@@ -45,33 +48,33 @@ def stage(path: Path, content: Content, *, sync: bool = True) -> Path:
 
 
 def write_json(path: Path, record: Mapping[str, object]) -> None:
-    """Write ``record`` as indented JSON. Raises OSError, and ValueError on a number that JSON does not have (NaN)."""
+    """Write ``record`` as indented JSON. Raises OSError, and ValueError on NaN or infinity."""
     text = json.dumps(record, indent=2, allow_nan=False) + "\n"
     atomic_write(path, text.encode())
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes ``path`` at the end; a failure leaves nothing. Raises OSError.
+    """Yield a temporary folder that is renamed to ``path`` on exit, and removed on failure. Raises OSError.
 
-    Where another process has made ``path`` meanwhile, that one stays.
+    If another process created ``path`` meanwhile, that folder is kept.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=f"{path.name}.incomplete-", dir=path.parent))
+    staged = Path(tempfile.mkdtemp(prefix=f"{path.name}.incomplete-", dir=path.parent))
     try:
-        making.chmod(0o755)  # mkdtemp gives no rights to others
-        yield making
+        staged.chmod(0o755)  # mkdtemp sets 0700
+        yield staged
         try:
-            making.rename(path)
+            staged.rename(path)
         except OSError:
             if not path.is_dir():
                 raise
     finally:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on disk: after a rename, the new one. Raises OSError."""
+    """Flush the entries of a folder to disk, such as a renamed file. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

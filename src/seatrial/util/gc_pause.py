@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept away."""
+"""Pauses Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Within, it does not look for garbage by itself.
+    """Disable automatic garbage collection inside the context.
 
-    For what makes much that stays, through which it would walk again and again (judging a large cluster; importing
-    torch and transformers, of which that is a seventh), and for what must not be stopped meanwhile.
+    For code that allocates many long-lived objects (judging a large cluster; importing torch and transformers, where
+    collection takes a seventh of the time), and for code that a collection must not interrupt.
     """
-    was = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()

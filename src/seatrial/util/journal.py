@@ -1,4 +1,4 @@
-"""Append-only JSON lines that survive a crash: each record is on disk before the next step begins."""
+"""Append-only JSON lines that survive a crash: ``append`` returns when the record is on disk."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Record = dict[str, Any]
 
 
 class Journal:
-    """A file of JSON lines with one writer. Every ``append`` is flushed and fsynced."""
+    """A file of JSON lines with one writer; every ``append`` is flushed and fsynced."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._mend_last_line()
+        self._terminate_last_line()
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, record: Record) -> None:
-        """Write one record. Raises OSError when the disk is full or read-only: what was written before stays."""
+        """Write one record. Raises OSError if the disk is full or read-only; earlier records remain."""
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -31,8 +31,8 @@ class Journal:
     def fileno(self) -> int:
         return self._file.fileno()
 
-    def _mend_last_line(self) -> None:
-        """End a line that a crash cut off, so that the next record does not continue it."""
+    def _terminate_last_line(self) -> None:
+        """End a line that a crash truncated, so that the next record starts on a new line."""
         if not self.path.exists() or not self.path.stat().st_size:
             return
         with self.path.open("rb+") as file:
@@ -42,10 +42,10 @@ class Journal:
 
 
 def lock(descriptor: int, path: Path) -> bool:
-    """Whether this process alone has the file until it ends, or closes it; ``path`` is its name, for the user.
+    """Lock an open file until it is closed; return False if another process holds the lock. Raises OSError.
 
-    A filesystem that knows no locks, as Lustre mounted without ``-o flock``, keeps nobody out: that is said on standard
-    error. Raises OSError.
+    On a file system without locks (Lustre mounted without ``-o flock``) this prints a warning that names ``path`` and
+    returns True.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,26 +54,27 @@ def lock(descriptor: int, path: Path) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
             raise
-        print(f"seatrial: {path}: no locks here, so that nothing keeps another seatrial out", file=sys.stderr)
+        message = "the file system has no locks; do not start a second seatrial with this directory"
+        print(f"seatrial: {path}: {message}", file=sys.stderr)
     return True
 
 
 def read(path: Path) -> tuple[list[Record], list[str]]:
-    """The records of a journal, and a complaint for every line that is no JSON object (a cut-off line, say)."""
-    records, complaints = [], []
+    """Return the records of a journal, and one warning for each line that is not a JSON object."""
+    records, warnings = [], []
     for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else (), 1):
         if not line.strip():
             continue
         record = _record(line)
         if record is None:
-            complaints.append(f"{path}:{number}: not a complete record, left out: {_shown(line)}")
+            warnings.append(f"{path}:{number}: incomplete record ignored: {_excerpt(line)}")
         else:
             records.append(record)
-    return records, complaints
+    return records, warnings
 
 
 def _record(line: bytes) -> Record | None:
-    """The JSON object in a line; None when there is anything else in it, however deep or strange."""
+    """Return the JSON object in a line; None if the line holds anything else."""
     try:
         record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -81,23 +82,23 @@ def _record(line: bytes) -> Record | None:
     return record if isinstance(record, dict) else None
 
 
-def _shown(line: bytes) -> str:
+def _excerpt(line: bytes) -> str:
     return repr(line[:60].decode("utf-8", errors="replace"))
 
 
 class Follower:
-    """Reads what has been added to a journal since the last look, complete lines only.
+    """Reads the complete lines that were appended to a journal since the last poll.
 
-    ``complaints`` gathers the lines that are no JSON object: whoever follows must not take the rest for the whole.
+    ``warnings`` names the lines that are not JSON objects; with any of these the returned records are incomplete.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.complaints: list[str] = []
+        self.warnings: list[str] = []
         self._offset = 0
 
     def poll(self) -> list[Record]:
-        if not self.path.is_file():  # not there yet; what is no file (a pipe would hold us) is never there
+        if not self.path.is_file():  # absent, or not a regular file: reading a pipe would block
             return []
         with self.path.open("rb") as file:
             file.seek(self._offset)
@@ -105,5 +106,5 @@ class Follower:
         complete = chunk[: chunk.rfind(b"\n") + 1]
         self._offset += len(complete)
         records = [(line, _record(line)) for line in complete.splitlines() if line.strip()]
-        self.complaints += [f"no record in this line: {_shown(line)}" for line, record in records if record is None]
+        self.warnings += [f"not a JSON object: {_excerpt(line)}" for line, record in records if record is None]
         return [record for _, record in records if record is not None]

@@ -1,7 +1,7 @@
-"""The only caller of subprocess: every child has its own session, a tag in its environment, and an end.
+"""Child processes: the only caller of subprocess. Each child gets its own session and a tag in its environment.
 
-The tag finds a child's descendants even when they have moved to sessions of their own (torchrun gives each rank one)
-or lost their parent, so that stopping a job leaves nothing behind.
+``stop`` finds all descendants of a child by the tag, also those in other sessions (torchrun starts each rank in one)
+or without a parent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from seatrial.util.signals import EXIT_TERMINATED
 
 _TAG = "SEATRIAL_JOB_TAG"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_KILLING_S = 10.0  # SIGKILL works at once, or not at all while a process waits in the kernel
+_SIGKILL_WAIT_S = 10.0  # SIGKILL acts at once, or not at all while a process is in uninterruptible sleep
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Child:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a short command answered. ``code`` is None when it did not answer in time and was ended."""
+    """The result of a short command. ``code`` is None if it exceeded its timeout and was ended."""
 
     code: int | None
     out: str
@@ -48,7 +48,7 @@ class CommandResult:
 
 
 def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
-    """Run a short command to its end and return what it said. Raises OSError when it cannot start."""
+    """Run a short command and return its exit code and output. Raises OSError if it cannot start."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
         child = start(argv, env={}, stdout=out, stderr=err)
@@ -57,56 +57,55 @@ def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            if child.poll() is None:  # what ended by itself may have left what is to live on: sbatch, a job of our tag
+            if child.poll() is None:  # not after a normal end: a job started by sbatch inherits the tag and must live
                 stop(child, grace_s=1)
         return CommandResult(code, *(path.read_text(encoding="utf-8", errors="replace") for path in (out, err)))
 
 
 def start(argv: Sequence[str], *, env: Mapping[str, str], stdout: Path, stderr: Path, without: str = "") -> Child:
-    """Start ``argv`` in a session of its own. Raises OSError when it cannot start.
+    """Start ``argv`` in its own session. Raises OSError if it cannot start.
 
-    ``env`` is added to our environment, of which variables that begin with ``without`` are not handed on.
+    The child gets this process's environment, without variables whose name starts with ``without``, plus ``env``.
     """
     tag = uuid.uuid4().hex
-    ours = {name: value for name, value in os.environ.items() if not (without and name.startswith(without))}
+    inherited = {name: value for name, value in os.environ.items() if not (without and name.startswith(without))}
     with stdout.open("ab") as out, stderr.open("ab") as err:
         process = subprocess.Popen(
             argv,
-            env={**ours, **env, _TAG: tag},
+            env={**inherited, **env, _TAG: tag},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
             start_new_session=True,
-            preexec_fn=functools.partial(
-                die_with_parent, os.getpid()
-            ),  # safe: we start children from the main thread, before there are others
+            # safe: children are started from the main thread, before other threads exist
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),
         )
     return Child(process, tag)
 
 
 def stop(child: Child, grace_s: float = 5.0) -> str:
-    """End a child and all that descends from it: SIGTERM, ``grace_s`` seconds, then SIGKILL for ``_KILLING_S`` seconds.
+    """End a child and its descendants by SIGTERM and, after ``grace_s`` seconds, SIGKILL; return the remaining pids.
 
-    Says what could not be ended; empty when nothing is left. A process that waits in the kernel for a device does not
-    even hear SIGKILL (state D), and must not hold us too. A stopped (SIGSTOP) one cannot handle SIGTERM: it is woken.
+    The text is empty if all have ended. A process in uninterruptible sleep (state D) ignores SIGKILL, so this gives up
+    after ``_SIGKILL_WAIT_S``. Processes stopped by SIGSTOP get SIGCONT, since they cannot handle SIGTERM.
     """
     deadline = time.monotonic() + grace_s
     _signal_all(child, signal.SIGTERM)
     _signal_all(child, signal.SIGCONT)
-    while _family(child) and time.monotonic() < deadline:
+    while _descendants(child) and time.monotonic() < deadline:
         time.sleep(0.05)
-    while (left := _family(child)) and time.monotonic() < deadline + _KILLING_S:
+    while (remaining := _descendants(child)) and time.monotonic() < deadline + _SIGKILL_WAIT_S:
         _signal_all(child, signal.SIGKILL)
         time.sleep(0.05)
-    if not left:
+    if not remaining:
         child.process.wait()
         return ""
-    pids = ", ".join(f"{process.pid} (state {_state(process)})" for process in left)
-    return f"could not be ended, not even by SIGKILL: {'pid' if len(left) == 1 else 'pids'} {pids}"
+    pids = ", ".join(f"{process.pid} (state {_state(process)})" for process in remaining)
+    return f"still running after SIGKILL: {'pid' if len(remaining) == 1 else 'pids'} {pids}"
 
 
-def end(child: Child, wait_s: float = 2.0) -> None:
-    """End a child that starts no others: SIGTERM, and no more than ``wait_s`` seconds until it is gone."""
+def terminate(child: Child, wait_s: float = 2.0) -> None:
+    """Send SIGTERM to a child without descendants and wait at most ``wait_s`` seconds for its end."""
     child.process.terminate()
     deadline = time.monotonic() + wait_s
     while child.poll() is None and time.monotonic() < deadline:
@@ -114,9 +113,9 @@ def end(child: Child, wait_s: float = 2.0) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to end this process when ``parent``, which started it, dies, however that happens (Linux only).
+    """Make the kernel send SIGTERM to this process when ``parent`` dies (Linux only).
 
-    The kernel says nothing of a parent that has died before it was asked: then we leave at once.
+    Exits at once if ``parent`` has died already: the kernel sends no signal for an earlier death.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
@@ -124,43 +123,43 @@ def die_with_parent(parent: int) -> None:
 
 
 def is_orphan() -> bool:
-    """Whether this descendant of a Child has lost its parent, which carried the same tag, to the init process."""
+    """Return whether the parent of this process, a descendant of a Child, has died: the new parent lacks the tag."""
     tag = os.environ.get(_TAG)
     try:
         return tag is not None and psutil.Process(os.getppid()).environ().get(_TAG) != tag
-    except psutil.Error:  # somebody else's process is not the one that started us
+    except psutil.Error:  # a process of another user: not the original parent
         return True
 
 
 def age_s() -> float:
-    """Seconds since this process was started: proc(5), field 22 of stat, in clock ticks since boot."""
+    """Return the seconds since this process started (proc(5): field 22 of stat, in clock ticks since boot)."""
     ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _signal_all(child: Child, number: signal.Signals) -> None:
-    for process in _family(child):
+    for process in _descendants(child):
         try:
             process.send_signal(number)
         except psutil.NoSuchProcess:
             continue
 
 
-def _family(child: Child) -> list[psutil.Process]:
-    """The processes that carry the child's tag and still run (a zombie waits for its parent, not for us)."""
+def _descendants(child: Child) -> list[psutil.Process]:
+    """Return the running processes with the child's tag, without zombies."""
     child.process.poll()
-    return [process for process in psutil.process_iter() if _carries(process, child.tag)]
+    return [process for process in psutil.process_iter() if _has_tag(process, child.tag)]
 
 
 def _state(process: psutil.Process) -> str:
     try:
         return str(process.status())
     except psutil.NoSuchProcess:
-        return "gone meanwhile"
+        return "ended meanwhile"
 
 
-def _carries(process: psutil.Process, tag: str) -> bool:
+def _has_tag(process: psutil.Process, tag: str) -> bool:
     try:
         return process.environ().get(_TAG) == tag and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:  # gone, or somebody else's: not ours to end
+    except psutil.Error:  # ended, or a process of another user
         return False

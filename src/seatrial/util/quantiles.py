@@ -1,4 +1,4 @@
-"""What a handful of readings says of the value behind them. Pure, and without torch: instruments and judge share it."""
+"""Statistics of small samples, shared by bench and judge. Pure; no torch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from math import comb
 from statistics import median
 
-# Makes the median absolute deviation estimate the standard deviation of normally distributed values
+# Scales the median absolute deviation to the standard deviation of a normal distribution
 NORMAL = 1.4826
-# Values of one fleet that agree to better than this are not told apart, however small their spread happens to be
+# Smallest relative spread of a peer group: smaller differences are not significant
 FLOOR = 0.01
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of the median by order statistics; None under 6 samples, where there is none."""
+    """Return the 95 % confidence interval of the median by order statistics; None for fewer than 6 samples."""
     ordered, count = sorted(samples), len(samples)
-    tail, outside = 1 / 2**count, 0  # tail: the chance that no more than `outside` samples lie under the true median
+    tail, outside = 1 / 2**count, 0  # tail: probability that at most `outside` samples are below the true median
     while 2 * tail <= 0.05:
         outside += 1
         tail += comb(count, outside) / 2**count
@@ -23,7 +23,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def spread(values: Sequence[float]) -> float:
-    """A robust standard deviation: the median absolute deviation, scaled, and at least 1 % of the median."""
+    """Return the scaled median absolute deviation, at least 1 % of the median (a robust standard deviation)."""
     middle = median(values)
     deviation = NORMAL * median(abs(value - middle) for value in values)
     return max(deviation, FLOOR * abs(middle))

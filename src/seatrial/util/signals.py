@@ -1,4 +1,4 @@
-"""What this process does on the signals that ask it to end. The only caller of signal.signal."""
+"""Signal handlers of this process. The only caller of signal.signal."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a scheduler or a person, a lost terminal
-EXIT_TERMINATED = 128 + signal.SIGTERM  # as a shell shows a process that SIGTERM ended
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C; scheduler or kill; closed terminal
+EXIT_TERMINATED = 128 + signal.SIGTERM  # the shell's exit code for a process that SIGTERM ended
 
 
 def interrupt_once() -> None:
-    """Let the first of ``STOPS`` raise KeyboardInterrupt; a second one does not cut short what follows."""
+    """Raise KeyboardInterrupt on the first of ``STOP_SIGNALS`` and ignore later ones, so that cleanup completes."""
 
     def interrupt(_number: int, _frame: object) -> None:
-        for stop in STOPS:
+        for stop in STOP_SIGNALS:
             signal.signal(stop, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    for stop in STOPS:
-        if signal.getsignal(stop) != signal.SIG_IGN:  # as nohup sets it, or a shell for what it starts in background
+    for stop in STOP_SIGNALS:
+        if signal.getsignal(stop) != signal.SIG_IGN:  # ignored by nohup, or by a shell for background jobs
             signal.signal(stop, interrupt)
 
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Within, ``STOPS`` are ignored."""
-    before = {stop: signal.signal(stop, signal.SIG_IGN) for stop in STOPS}
+    """Ignore ``STOP_SIGNALS`` inside the context."""
+    before = {stop: signal.signal(stop, signal.SIG_IGN) for stop in STOP_SIGNALS}
     try:
         yield
     finally:
@@ -39,15 +39,15 @@ def signals_deferred() -> Iterator[None]:
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM end this process at once, without any handler. Does nothing outside the main thread."""
+    """Restore the default action of SIGTERM (the process ends at once). Does nothing outside the main thread."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class SigtermWatch:
-    """Lets another thread see a SIGTERM while the main thread waits inside a collective, where Python runs no handler.
+    """Reports SIGTERM to another thread while the main thread blocks in a collective and runs no Python handlers.
 
-    The wake-up descriptor is written all the same. ``handler`` runs in the main thread, once that is back in Python.
+    Uses the wake-up file descriptor. ``handler`` runs in the main thread when that returns to Python.
     """
 
     def __init__(self, handler: Callable[..., Any]) -> None:
@@ -56,5 +56,5 @@ class SigtermWatch:
         signal.signal(signal.SIGTERM, handler)
 
     def wait(self, seconds: float) -> bool:
-        """Whether SIGTERM came; returns on it, on any other signal, or after so many seconds."""
+        """Wait for any signal, at most ``seconds``; return whether it was SIGTERM."""
         return bool(select.select([self._signals], [], [], seconds)[0]) and signal.SIGTERM in os.read(self._signals, 16)

@@ -1,4 +1,4 @@
-"""Words that the judge, the diagnosis and the launchers put the same way."""
+"""Text formatting shared by judge, diagnose and launch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from collections.abc import Sequence
 
 
 def and_more(names: Sequence[str], most: int, between: str = ", ") -> str:
-    """The first ``most`` of them, and of how many others a person is not told: ``n1, n2 and 90 more``."""
+    """Return the first ``most`` names and the number of the others: ``n1, n2 and 90 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more

@@ -49,7 +49,7 @@ checks:
 FAILED_SUBJECT = "rank 3 (node1/rank3, pid 41)"
 CAUSES: dict[Fault, str] = {
     "error": f"train.failing_job: RuntimeError: {ERROR_MESSAGE}",
-    "kill": "killed by SIGKILL in train.failing_job: step 20: loss 3.517",
+    "kill": "killed by SIGKILL; last status: train.failing_job",
     "stop": "no heartbeat for 6 s; last status: train.failing_job",
 }
 FAULT_TIME = 1_000.0

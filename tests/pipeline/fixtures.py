@@ -1,4 +1,4 @@
-"""What several tests of the pipeline start from."""
+"""Objects that several pipeline tests share."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ JOB = Job(
 HERE = Machine(host="h", gpus=("GPU-1", "GPU-2"))
 
 
-class Quiet:
-    """Nobody watches."""
+class SilentShow:
+    """Shows nothing; records warnings and retry reasons."""
 
     def __init__(self) -> None:
-        self.complaints: list[str] = []
-        self.repeated: dict[str, str] = {}
+        self.warnings: list[str] = []
+        self.retry_reasons: dict[str, str] = {}
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def current_check(self, words: str) -> None: ...
+    def current_check(self, text: str) -> None: ...
 
     def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
 
     def retry_started(self, job: Job, reasons: Mapping[str, str]) -> None:
-        self.repeated = {job.name: reasons[job.checks[0]]}
+        self.retry_reasons = {job.name: reasons[job.checks[0]]}
 
     def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
 
     def warn(self, text: str) -> None:
-        self.complaints.append(text)
+        self.warnings.append(text)
 
 
 def request(**cluster: int) -> Request:
@@ -52,4 +52,4 @@ def request(**cluster: int) -> Request:
 
 
 def collected(run_dir: RunDir) -> Collected:
-    return Collected(run_dir, run_dir.request.config, Quiet())
+    return Collected(run_dir, run_dir.request.config, SilentShow())
