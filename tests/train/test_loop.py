@@ -226,7 +226,7 @@ def test_a_nonfinite_step_stops_all_ranks_and_leaves_the_weights_unchanged(
 def test_the_loss_is_averaged_over_the_tokens_of_all_ranks(tmp_path: Path) -> None:
     """The mean of the ranks' means would differ, since ranks have different numbers of tokens."""
     base = config(max_steps=3, data={"samples": 64, "variable_length": True})
-    for name, count, settings in (("one", 1, base.model_copy(update={"bsz": 8})), ("two", 2, base)):
+    for name, count, settings in (("single", 1, base.model_copy(update={"bsz": 8})), ("two", 2, base)):
         results = ranks.run(count, ranks.train, settings, tmp_path / name)
         assert not any(isinstance(result, Failed) for result in results), results
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "single"), rel=1e-5)
