@@ -63,4 +63,4 @@ def test_torchrun_requires_gpus_per_node(tmp_path: Path) -> None:
 
 def test_out_requires_torchrun(tmp_path: Path) -> None:
     code, _, err = call("render", "local", "--out", tmp_path / "run")
-    assert (code, "torchrun only" in err) == (2, True)
+    assert (code, "--out requires torchrun" in err) == (2, True)

@@ -20,19 +20,19 @@ def record(**changes: Any) -> str:
 
 
 DAMAGED: dict[str, tuple[str | bytes, str]] = {
-    "a list": ("[]", "no trial.json of this version: the document: Input should be a valid dictionary"),
-    "a number": ("5", "the document: Input should be"),
-    "null": ("null", "the document: Input should be"),
+    "a list": ("[]", "Input should be a valid dictionary"),
+    "a number": ("5", "Input should be"),
+    "null": ("null", "Input should be"),
     "nothing": ("", "is damaged: Expecting value"),
     "a byte order mark alone": (b"\xff\xfe\x00", "is damaged: 'utf-8' codec can't decode"),
     "Latin-1": (record(name="caf\xe9").replace("\\u00e9", "\xe9").encode("latin-1"), "is damaged: 'utf-8' codec"),
-    "depth that ends the reader": ("[" * 100_000, "is damaged: it is nested deeper than 100 levels"),
+    "depth that ends the reader": ("[" * 100_000, "nested deeper than 100 levels"),
     "depth that ends those after it": (record(config={"a": json.loads("[" * 300 + "]" * 300)}), "nested deeper than"),
-    "NaN": (record(seconds=float("nan")), "is damaged: NaN is no finite number"),
-    "Infinity": (record(timings=[{"name": "a", "kind": "check", "seconds": float("inf")}]), "Infinity is no finite"),
-    "a number that overflows": ('{"seconds": 1e999}', "1e999 is no finite number"),
-    "a number of 400 digits": (record(seconds=10**400), "is too large a number"),
-    "a number of 5000 digits": ('{"seconds": ' + "9" * 5000 + "}", "is too large a number"),
+    "NaN": (record(seconds=float("nan")), "not finite: NaN"),
+    "Infinity": (record(timings=[{"name": "a", "kind": "check", "seconds": float("inf")}]), "not finite: Infinity"),
+    "a number that overflows": ('{"seconds": 1e999}', "not finite: 1e999"),
+    "a number of 400 digits": (record(seconds=10**400), "number too large"),
+    "a number of 5000 digits": ('{"seconds": ' + "9" * 5000 + "}", "number too large"),
     "an unknown key": (record(colour="red"), "colour: Extra inputs are not permitted"),
     "a wrong type": (record(verdicts={}), "verdicts: Input should be"),
 }

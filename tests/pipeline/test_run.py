@@ -15,7 +15,7 @@ from seatrial import report
 from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.launch.base import Rendered
 from seatrial.launch.local import LocalJob
-from seatrial.model import DecisionValue, Job, Measurement, Outcome, Reason, Retry, Trial
+from seatrial.model import DecisionValue, Job, Measurement, Outcome, Reason, Retry, Trial, Verdict
 from seatrial.pipeline.collect import Collected
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run import INTERRUPTED, run
@@ -115,17 +115,15 @@ def played(
     return trial, show
 
 
-def outcome_and_message(trial: Trial) -> tuple[Outcome, str]:
+def metric_verdict(trial: Trial) -> Verdict:
     (verdict,) = [verdict for verdict in trial.verdicts if verdict.metric == METRIC]
-    return verdict.outcome, verdict.message
+    return verdict
 
 
 def test_not_reproduced_failure_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = speed_trial(tmp_path / "out")
     trial, show = played(monkeypatch, run_dir, ranks=speed(0.5, seconds=1000), ranks_retry=speed(2))
-    outcome, reason = outcome_and_message(trial)
-    assert (trial.decision.value, outcome) == (DecisionValue.ACCEPTED, Outcome.WARN)
-    assert "not reproduced (0.5 GB/s, then 2 GB/s)" in reason
+    assert (trial.decision.value, metric_verdict(trial).outcome) == (DecisionValue.ACCEPTED, Outcome.WARN)
     assert show.retry_reasons == {"ranks-retry": f"{METRIC} is 0.5 GB/s, expected > 1 GB/s"}
     assert [result.job for result in trial.results] == ["ranks", "ranks-retry"]
     assert [job.name for job in trial.jobs] == ["ranks"]
@@ -148,7 +146,7 @@ def test_not_reproduced_failure_is_a_warning(tmp_path: Path, monkeypatch: pytest
     figures = [line for line in (run_dir.path / "metrics.prom").read_text().splitlines() if METRIC in line]
     assert [line.partition("{")[0] for line in figures] == [
         "seatrial_measured_bytes_per_second",
-        "seatrial_remeasured_bytes_per_second",
+        "seatrial_retry_measured_bytes_per_second",
     ]
 
 
@@ -156,7 +154,8 @@ def test_reproduced_failure_is_rejected_and_not_measured_again(tmp_path: Path, m
     run_dir = speed_trial(tmp_path / "out")
     trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_retry=speed(0.4))
     assert trial.decision.value is DecisionValue.REJECTED
-    assert "; reproduced (0.5 GB/s, then 0.4 GB/s)" in outcome_and_message(trial)[1]
+    assert metric_verdict(trial).retry == Retry(0.5, 0.4)
+    assert Reason.REPRODUCED in metric_verdict(trial).reasons
     assert rejudge(trial).verdicts == trial.verdicts
     resumed, show = played(monkeypatch, RunDir.reopen(run_dir.path))
     assert (resumed.verdicts, resumed.retries) == (trial.verdicts, trial.retries)
@@ -168,18 +167,19 @@ def test_failed_retry_keeps_the_failure_and_is_repeated_by_resume(
 ) -> None:
     run_dir = speed_trial(tmp_path / "out")
     trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_retry=BROKEN)
-    assert (trial.decision.value, outcome_and_message(trial)[0]) == (DecisionValue.REJECTED, Outcome.FAIL)
-    assert "; the retry could not be measured" in outcome_and_message(trial)[1]
+    assert (trial.decision.value, metric_verdict(trial).outcome) == (DecisionValue.REJECTED, Outcome.FAIL)
+    assert Reason.RETRY_FAILED in metric_verdict(trial).reasons
     assert len(trial.measurements) == 2
     resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2))
-    assert (resumed.measurements, outcome_and_message(resumed)[0]) == (trial.measurements, Outcome.WARN)
+    assert (resumed.measurements, metric_verdict(resumed).outcome) == (trial.measurements, Outcome.WARN)
     assert not any(measurement.error for measurement in resumed.retries)
 
 
 def test_retry_can_be_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial, show = played(monkeypatch, speed_trial(tmp_path / "out", retry=False), ranks=speed(0.5))
     assert (trial.decision.value, show.retry_reasons) == (DecisionValue.REJECTED, {})
-    assert f"{METRIC} is 0.5 GB/s, expected > 1 GB/s; not retried" in outcome_and_message(trial)[1]
+    assert (metric_verdict(trial).value, metric_verdict(trial).retry) == (0.5, None)
+    assert Reason.NOT_RETRIED in metric_verdict(trial).reasons
 
 
 def test_interrupted_retry_is_repeated_by_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,11 +187,11 @@ def test_interrupted_retry_is_repeated_by_resume(tmp_path: Path, monkeypatch: py
     half = speed(3, ranks=(0,), again=True)  # the other rank had not measured yet
     trial, _ = played(monkeypatch, run_dir, stopped="ranks-retry", ranks=speed(0.5), ranks_retry=half)
     assert (trial.stop_reason, trial.decision.value) == (INTERRUPTED, DecisionValue.REJECTED)
-    assert "; not retried: " in outcome_and_message(trial)[1]
+    assert Reason.NOT_RETRIED in metric_verdict(trial).reasons
     resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2))
     assert resumed.measurements == trial.measurements
     assert [measurement.metrics[0].value for measurement in resumed.retries if measurement.metrics] == [2]
-    assert "not reproduced (0.5 GB/s, then 2 GB/s)" in outcome_and_message(resumed)[1]
+    assert metric_verdict(resumed).retry == Retry(0.5, 2)
     finished, _ = played(monkeypatch, RunDir.reopen(run_dir.path))
     assert (finished.retries, finished.verdicts) == (resumed.retries, resumed.verdicts)
 
@@ -224,7 +224,7 @@ def test_killed_retry_is_repeated_by_resume(tmp_path: Path) -> None:
         "same ranks on the same devices, new processes"
     }
     (bad,) = [verdict for verdict in trial.verdicts if verdict.outcome is Outcome.FAIL]
-    assert "; reproduced (" in bad.message
+    assert Reason.REPRODUCED in bad.reasons
     before = (out / "measurements.jsonl").read_text().count('{"measurement"')
     assert processes.call("run", "--resume", out)[0] == 1
     assert (out / "measurements.jsonl").read_text().count('{"measurement"') == before
