@@ -1,12 +1,12 @@
 #!/bin/bash
 # seatrial, job ranks: nodes.reachable, train.ddp
-# bash torchrun.sh 0 on the first node, and so on to 1 on the last, all at about the same time.
-# They share the run directory. Once all have ended: seatrial run --resume, with that directory
-# shellcheck disable=SC2016 # what stands in single quotes is meant as it is
+# Run on each node at about the same time: bash torchrun.sh NODE, NODE from 0 to 1.
+# The nodes must share the run directory. After the end of all: seatrial run --resume, with the run directory.
+# shellcheck disable=SC2016 # single quotes are intended
 set -euo pipefail
 
 RUN_DIR=/shared/runs/today
-MASTER_ADDR=${MASTER_ADDR:?set it to the name or address at which all nodes reach the first one}
+MASTER_ADDR=${MASTER_ADDR:?set it to the host name or address of the first node}
 MASTER_PORT=${MASTER_PORT:-29500}
 
 export NCCL_DEBUG=INFO
@@ -16,7 +16,7 @@ python=(apptainer exec --nv --bind "$RUN_DIR:$RUN_DIR" --bind /mnt/data:/data:ro
 agent=(
     "${python[@]}" -m torch.distributed.run
     --nnodes=2 --nproc-per-node=8 --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"
-    --max-restarts=0 --redirects=3 # a restart would hide the fault
+    --max-restarts=0 --redirects=3 # a restart would hide a fault
 )
 worker=(-m seatrial.worker "$RUN_DIR/jobs/ranks/job.json" 1)
 logs=$RUN_DIR/jobs/ranks/attempt1/logs
@@ -24,5 +24,5 @@ logs=$RUN_DIR/jobs/ranks/attempt1/logs
 case ${1:-} in
 0) exec "${agent[@]}" --node-rank=0 --log-dir="$logs/node0" "${worker[@]}" ;;
 1) exec "${agent[@]}" --node-rank=1 --log-dir="$logs/node1" "${worker[@]}" ;;
-*) echo "usage: bash torchrun.sh NODE, from 0 to 1" >&2 && exit 2 ;;
+*) echo "usage: bash torchrun.sh NODE, with NODE from 0 to 1" >&2 && exit 2 ;;
 esac
