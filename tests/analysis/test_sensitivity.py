@@ -92,7 +92,7 @@ def test_metrics_that_were_not_measured_have_no_insight() -> None:
 
 def test_many_nodes_have_one_insight_per_rule() -> None:
     script = runpy.run_path(str(SCRIPT))
-    config, _, measurements = script["enlarged"](script["load_trial"](script["RECORD"]), 64, 8)
+    config, _, measurements = script["scale_trial"](script["load_trial"](script["RECORD"]), 64, 8)
     pairs = [measurement for measurement in measurements if measurement.check == PAIRS and measurement.metrics]
     assert len(pairs) >= 64
     each_node = [node(EACH, number, 8, "8GiB", 470) for number in range(64)]

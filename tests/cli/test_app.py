@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.cli.examples import EXAMPLES
 from tests.processes import call
 
 COMMANDS = [
@@ -41,18 +39,6 @@ def test_every_help_text_has_an_example_that_starts_with_its_command(command: tu
     examples = re.findall(r"^ \$ seatrial (.*)", out.partition("Example")[2], re.MULTILINE)
     assert examples
     assert all(example.startswith(" ".join(command)) for example in examples)
-
-
-@pytest.mark.parametrize(
-    "example", [text for texts in EXAMPLES.values() for text in re.findall(r"^\$ (.*)", texts, re.MULTILINE)]
-)
-def test_every_option_of_an_example_exists(example: str) -> None:
-    words = shlex.split(example)[1:]
-    command = words[:2] if words[0] == "baseline" else words[:1]
-    if words == ["COMMAND", "-h"]:
-        return
-    _, out, _ = call(*command, "-h")
-    assert all(option in out for option in words if option.startswith("--"))
 
 
 def test_the_shell_completes_commands() -> None:

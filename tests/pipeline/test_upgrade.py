@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from seatrial.checks import catalog
+from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.pipeline.upgrade import upgrade
 from tests.paths import ROOT
@@ -55,8 +56,28 @@ def test_other_documents_are_returned_unchanged(document: Any) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("jobs", 5), ("jobs", [5]), ("measurements", [{}]), ("verdicts", [None]), ("config", {}), ("telemetry", 7)],
+    [
+        ("jobs", 5),
+        ("jobs", {}),
+        ("jobs", [5]),
+        ("measurements", [{}]),
+        ("verdicts", [None]),
+        ("config", {}),
+        ("telemetry", 7),
+    ],
 )
 def test_damaged_records_are_returned_unchanged(key: str, value: Any) -> None:
     document = {**json.loads(OLD[0].read_text()), key: value}
     assert upgrade(document) is document
+
+
+def test_series_and_insights_of_an_upgraded_record_are_those_of_the_record() -> None:
+    trial = load_trial(next(path for path in OLD if path.parent.name == "2026-11-22-4xh200" and "accept" in path.name))
+    (measurement,) = (m for m in trial.measurements if m.check == "collectives.all_reduce" and m.rank == 0)
+    assert [series.name for series in measurement.series] == [
+        "busbw",
+        "latency",
+        "cuda_graph_busbw",
+        "cuda_graph_latency",
+    ]
+    assert sum(insight.title == "latency" for insight in rejudge(trial).insights) == 7

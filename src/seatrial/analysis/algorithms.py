@@ -34,7 +34,7 @@ _SETTINGS_KEY: OperationKey = ("all_reduce", "float32", "torch's allocator")
 def read_choices(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]) -> Choices:
     """The choices by operation, dtype, buffers and size.
 
-    Older records have only those of collectives.nccl_settings.
+    Older records have only the choices of another check.
     """
     with_facts = measurements_with_roles(measurements, checks)
     choices: dict[OperationKey, dict[str, AlgorithmProtocol]] = {}

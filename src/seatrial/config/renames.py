@@ -34,6 +34,11 @@ def new_metric(check: str, name: str) -> str:
     return _renamed(name, _names("metrics", check))
 
 
+def new_series(check: str, name: str) -> str:
+    """The present name of a series, which has the name of a metric or of a family without the star."""
+    return new_metric(check, f"{name}.*").removesuffix(".*")
+
+
 def new_fact(check: str, name: str) -> str:
     """The present name of a fact."""
     return _renamed(name, _names("facts", check))

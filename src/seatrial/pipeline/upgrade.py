@@ -88,9 +88,8 @@ def _measurement(measurement: Record) -> Record:
     measurement = _fields(measurement, _MEASUREMENT)
     check = measurement["check"]
     measurement["check"] = renames.new_check(check)
-    for key in ("metrics", "series"):
-        named = measurement.get(key, ())
-        measurement[key] = [{**item, "name": renames.new_metric(check, item["name"])} for item in named]
+    for key, new_name in (("metrics", renames.new_metric), ("series", renames.new_series)):
+        measurement[key] = [{**item, "name": new_name(check, item["name"])} for item in measurement.get(key, ())]
     facts = {renames.new_fact(check, name): value for name, value in measurement.get("facts", {}).items()}
     if isinstance(counters := facts.get("error_counters"), dict):
         facts["error_counters"] = _fields(counters, _COUNTERS)
@@ -162,6 +161,8 @@ def _records(value: Any) -> list[Record]:
 
 def _each(record: Record, key: str, change: Callable[[Record], Record]) -> None:
     if key in record:
+        if not isinstance(record[key], list):
+            raise TypeError(f"{key} is not a list")
         record[key] = [change(item) for item in record[key]]
 
 
