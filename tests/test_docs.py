@@ -38,7 +38,7 @@ def test_following_add_a_check_adds_a_check(tmp_path: Path) -> None:
     (checks / "processes.py").write_text(node_check)
     (checks / "free_memory.py").write_text(cluster_check)
     (tmp_path / "test_host_processes.py").write_text(test)
-    (tmp_path / "mine.yaml").write_text(blocks(guide, "yaml")[0])
+    (tmp_path / "mine.yaml").write_text(blocks(guide, "yaml")[0] + "  nodes.free_memory:\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "120"}
     done = subprocess.run(
         [sys.executable, "-m", "seatrial", "run", "mine.yaml"],

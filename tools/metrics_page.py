@@ -6,7 +6,7 @@ from pathlib import Path
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Check
-from seatrial.model import Rule
+from seatrial.model import Rule, format_value
 from seatrial.util import data_files
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -60,7 +60,9 @@ def _is_on(rule: Rule, metric: str) -> bool:
 def _rule(rule: Rule) -> str:
     member = f"{rule.metric.partition('.')[2]}: " if "." in rule.metric else ""
     if rule.expect:
-        return f"{member}{rule.outcome_if_violated} unless {rule.expect}"
+        threshold = f"{rule.expect.op} {format_value(rule.expect.value, rule.expect.unit)}"
+        facts = " and ".join(f"{name} = {value}" for name, value in rule.applies_if.items())
+        return f"{member}{rule.outcome_if_violated} unless {threshold}{f' (if {facts})' if facts else ''}"
     if rule.reference:
         return f"{member}FAIL below {rule.fail_below:.0%}, WARN below {rule.warn_below:.0%} of `{rule.reference}`"
     return f"{member}WARN below {rule.warn_below:.0%} of the peers"
