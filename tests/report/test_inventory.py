@@ -91,7 +91,7 @@ def test_findings_are_printed_with_cause_command_and_fix() -> None:
     lines = [line.split() for line in out.getvalue().splitlines()]
     assert lines[0][:2] == ["lost", "[GPU]"]
     assert "(log:1; confidence: high)" in out.getvalue()
-    assert lines[1:] == [["evidence", "Xid", "79"], ["first", "lspci"], ["fix", "reseat"]]
+    assert lines[1:] == [["cause", "Xid", "79"], ["run", "first", "lspci"], ["fix", "reseat"]]
 
 
 def test_no_finding_is_no_all_clear() -> None:

@@ -54,7 +54,7 @@ def test_a_plan_lists_each_job_with_its_processes_and_limit(live: Live, out: io.
     assert run.endswith("runs/x")
     assert all(part in ranks for part in ("pair", "2 × 8", "cuda", "01:30", "a.one, a.two"))
     assert all(part in hosts for part in ("hosts", "2 × 1"))
-    assert remaining.endswith("0 of 2 checks"), "no estimate: a.one has no typical duration"
+    assert remaining.endswith("2 checks"), "no estimate: a.one has no typical duration"
 
 
 def test_only_later_attempts_are_numbered(live: Live, out: io.StringIO) -> None:

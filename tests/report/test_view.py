@@ -100,15 +100,15 @@ def test_many_different_reasons_do_not_fill_the_table() -> None:
         (
             [("ok", 1, "bool"), ("wrong", 0, "count"), ("busbw.1", 1, "GB/s"), ("busbw.2", 2, "GB/s")],
             [],
-            "busbw.2 2 GB/s, not judged",
+            "busbw.2 2 GB/s (no threshold)",
         ),
-        ([("busbw.1GiB", 2, "GB/s"), ("busbw.64MiB", 1, "GB/s")], [], "busbw.1GiB 2 GB/s, not judged"),
+        ([("busbw.1GiB", 2, "GB/s"), ("busbw.64MiB", 1, "GB/s")], [], "busbw.1GiB 2 GB/s (no threshold)"),
         ([("wrong", 0, "count"), ("speed", 5, "s")], [("wrong", Outcome.FAIL)], "wrong 0"),
         ([("busbw.1", 1, "GB/s"), ("busbw.2", 2, "GB/s")], [("busbw.1", Outcome.PASS)], "busbw.1 1 GB/s"),
-        ([("only", 0, "count")], [], "only 0, not judged"),
+        ([("only", 0, "count")], [], "only 0 (no threshold)"),
         ([("nodes", 2, "nodes")], [("nodes", Outcome.PASS)], "nodes 2"),
-        ([("wrong", 0, "count"), ("speed", 5, "s")], [("wrong", Outcome.PASS)], "speed 5 s, not judged"),
-        ([("speed", 5, "s")], [("speed", Outcome.SKIP)], "speed 5 s, not judged"),
+        ([("wrong", 0, "count"), ("speed", 5, "s")], [("wrong", Outcome.PASS)], "speed 5 s (no threshold)"),
+        ([("speed", 5, "s")], [("speed", Outcome.SKIP)], "speed 5 s (no threshold)"),
         ([], [], ""),
     ],
 )
@@ -123,7 +123,7 @@ def test_how_fast_it_is_comes_before_what_else_was_judged() -> None:
     passed = (verdict("n", Outcome.PASS, "loss_drop"),)
     view = check(("loss_drop", 5, "nats", "n"), ("speed", 9, "GB/s", "n"), verdicts=passed)
     assert view.key_figure == "loss_drop 5 nats"
-    assert replace(view, performance=("spe*",)).key_figure == "speed 9 GB/s, not judged"
+    assert replace(view, performance=("spe*",)).key_figure == "speed 9 GB/s (no threshold)"
 
 
 def test_how_it_was_measured_is_told_once_unless_processes_differ() -> None:

@@ -30,7 +30,7 @@ class PairTiming:
 
 
 def round_robin(nodes: int, max_rounds: int) -> list[list[tuple[int, int]]]:
-    """At most ``max_rounds`` rounds of disjoint pairs of ``nodes`` (numbers); no pair occurs twice.
+    """At most ``max_rounds`` rounds of disjoint pairs of the indices 0 to ``nodes`` - 1; no pair occurs twice.
 
     The circle method of round-robin tournaments (Kirkman, 1847): one position is fixed, the others rotate. All rounds
     together contain every pair once; with an odd number of nodes one of them is idle in each round.

@@ -14,7 +14,7 @@ def migrate(
     file: Annotated[Path, typer.Argument(help="A trial, training config or baseline (YAML), or a trial.json.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes; write nothing.")] = False,
 ) -> None:
-    """Rewrite a file of an earlier version with the present names. The old content is kept as FILE.bak."""
+    """Convert a file of an earlier version to the current names. The old content is kept as FILE.bak."""
     from seatrial.config import renames
     from seatrial.pipeline.run_directory import load_trial
     from seatrial.util.files import atomic_write

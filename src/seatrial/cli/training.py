@@ -34,13 +34,13 @@ def evaluate(
     config: Annotated[
         Path, typer.Argument(help="A shipped training config, such as function-calling-qwen2-7b, or a .yaml file.")
     ],
-    out: Annotated[Path, typer.Option(help="The --out of the training.")],
+    out: Annotated[Path, typer.Option(help="Output folder of the training (its --out).")],
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score function calling before and after a training. Exit code 1: no significant improvement."""
+    """Compare function-calling scores before and after training. Exit code 1: no significant improvement."""
     from seatrial.train import hf, train_config
     from seatrial.train.function_calling import score
 

@@ -126,7 +126,9 @@ def _print_plan(preview: Any, as_json: bool) -> None:
 
 
 def render(
-    launcher: Annotated[str, typer.Argument(help="local, slurm or torchrun: the commands of a run. oumi: its config.")],
+    launcher: Annotated[
+        str, typer.Argument(help="local, slurm, torchrun: print the commands. oumi: print the Oumi config.")
+    ],
     trial: Annotated[str, typer.Argument(help="A trial as for run; for oumi, a training config.")] = "quick",
     nodes: NodesOption = None,
     gpus_per_node: GpusOption = None,
@@ -134,7 +136,7 @@ def render(
     skip: Names = None,
     set_: SetOption = None,
     out: Annotated[
-        Path | None, typer.Option(help="torchrun: create this run directory, on a shared filesystem.")
+        Path | None, typer.Option(help="Run directory to create, on a shared filesystem (torchrun only).")
     ] = None,
 ) -> None:
     """Print the exact commands or sbatch scripts of a run."""

@@ -1,7 +1,13 @@
 """Merge trial file, environment and flags into one validated config with the origin of every value.
 
-Priority rises from the trial file over ``SEATRIAL_SET_<KEY>`` variables (``__`` between levels; lower-cased, except
-below ``ENV__``) to ``--set`` and the other flags. An undeclared key is an error that names the nearest valid key.
+Sources, lowest priority first:
+
+1. ``SLURM_GPUS_ON_NODE``, if the trial file sets no ``cluster.gpus_per_node``
+2. the trial file
+3. ``SEATRIAL_SET_<KEY>`` variables: ``__`` separates levels; keys are lower-cased, except names after ``ENV__``
+4. ``--set`` and the other flags
+
+An unknown key is an error that suggests the nearest valid key.
 """
 
 from __future__ import annotations
@@ -40,13 +46,13 @@ class CheckSchema:
 
 @dataclass(frozen=True)
 class Source:
-    """The trial file and the origins of values that override it."""
+    """The file, and the origin of each value by dotted key."""
 
     file: str
     origins: Mapping[str, str]
 
     def origin(self, path: Iterable[str]) -> str:
-        """The origin of the value at ``path``, of a group around it or of a value in it; else the trial file."""
+        """The origin of the nearest override at, above or below ``path``; the trial file if there is none."""
         parts = list(path)
         parents = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
         children = [key for key in self.origins if parts and key.startswith(f"{parents[0]}.")]
@@ -74,7 +80,7 @@ def resolve(
     tree, source = _load(trial)
     origins: dict[str, str] = {}
     _record(tree, source, (), origins)
-    # the scheduler may allocate fewer GPUs than were promised: its number applies only where the trial gives none
+    # Slurm may allocate fewer GPUs than the trial expects, so its number never replaces the trial's
     from_scheduler = [entry for entry in _from_scheduler(environ) if entry[1] not in origins]
     for origin, key, value in [*from_scheduler, *_from_environment(environ), *overrides]:
         path = _split(key, schemas)
@@ -149,7 +155,7 @@ def _read_file(trial: str) -> str:
         with Path(trial).open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise UsageError(f"{trial} is larger than {format_bytes(MAX_BYTES)}: not a trial file")
+            raise UsageError(f"{trial} is larger than the limit of {format_bytes(MAX_BYTES)}")
         return content.decode("utf-8")
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {trial}: {error}") from error
@@ -290,7 +296,7 @@ def _check_keys(tree: Mapping[str, Any], model: type[BaseModel], source: Source,
 
 
 def _rename_hint(model: type[BaseModel], path: tuple[str, ...], key: str) -> str:
-    """The present name of an old key: of an option of a check, of a training config, or of a trial."""
+    """The end of an error message with the new name of a renamed key; empty if it was not renamed."""
     if path and path[0] == "checks":
         return renames.hint("options", key, path[1])
     section = (

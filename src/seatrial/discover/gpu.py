@@ -79,7 +79,7 @@ class GpuFacts(Frozen):
     def detection_error(self) -> str | None:
         """Why the presence of GPUs is unknown; None if the driver or, without a driver, the PCI bus was readable.
 
-        If the driver hangs, an empty PCI bus is no proof: a virtual machine can get GPUs without it.
+        If the driver hangs, an empty PCI device list proves nothing: some virtual machines list no device.
         """
         errors = [self.unreadable[name] for name in ("nvml", "pci_devices") if name in self.unreadable]
         if not self.nvml_unavailable or not errors:

@@ -129,10 +129,10 @@ def _passed_checks(required: Mapping[str, bool], outcomes: Outcomes) -> str:
     skipped = sorted(name for name, outcome in outcome_by_check.items() if outcome is Outcome.SKIP)
     warned = sorted(name for name, outcome in outcome_by_check.items() if outcome is Outcome.WARN)
     inconclusive = [f"{name} is {outcome}" for name, outcome in outcome_by_check.items() if outcome not in _GOOD]
-    passed = [name for name, is_required in required.items() if is_required and name not in skipped]
+    passed = [name for name, is_required in required.items() if is_required and name not in {*skipped, *warned}]
     reason = f"{_count(passed)} passed"
     reason += f", {len(skipped)} not applicable ({', '.join(skipped)})" if skipped else ""
-    reason += f", warnings in {', '.join(warned)}" if warned else ""
+    reason += f", {len(warned)} with warnings ({', '.join(warned)})" if warned else ""
     return reason + (f"; not required and inconclusive: {', '.join(inconclusive)}" if inconclusive else "")
 
 

@@ -81,7 +81,7 @@ def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: 
     for metric, threshold in expect.items():
         key = reference_key(metric, tuple(rules)) or None
         if (check_rule := by_metric.get(metric)) is None:
-            meaning = f"required by trial {trial}"
+            meaning = f"threshold set by trial {trial}"
             yield Rule(metric=metric, expect=threshold, reference=key, may_be_negative=True, meaning=meaning, fix="")
             continue
         yield Rule(

@@ -74,7 +74,7 @@ class Rank:
         if self.current:
             return ": ".join(filter(None, [self.current, progress if status == self.current else ""]))
         if self.measured and (status in self.checks or self.is_terminating):
-            return f"end of {list(self.measured)[-1]}"
+            return f"teardown after {list(self.measured)[-1]}"
         return status or "startup"
 
     def read(self) -> list[Measurement]:

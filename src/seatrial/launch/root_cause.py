@@ -11,6 +11,7 @@ import math
 import os
 import re
 import signal
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,8 +263,8 @@ def _rank_of_log(log: Path, count: int) -> int:
 
 
 def _process_state(rank: Rank) -> str:
-    """Return the kernel's process state of a local rank, such as stopped (T) or uninterruptible sleep (D)."""
-    if rank.heartbeat is None:
+    """Return the kernel's process state of a rank on this host, such as stopped (T); empty for a rank elsewhere."""
+    if rank.heartbeat is None or rank.heartbeat.node != socket.gethostname():
         return ""
     try:
         fields = Path(f"/proc/{rank.heartbeat.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

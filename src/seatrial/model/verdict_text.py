@@ -41,7 +41,7 @@ _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.IMPLAUSIBLY_HIGH: "; implausibly high: check the measurement and the reference value",
     Reason.THRESHOLD_VIOLATED: "{expected}",
     Reason.BELOW_WARNING_THRESHOLD: "",
-    Reason.WITHIN_CONFIDENCE_INTERVAL: "; the threshold is within the 95 % confidence interval ({interval})",
+    Reason.WITHIN_CONFIDENCE_INTERVAL: "; not significant: threshold within the 95 % confidence interval ({interval})",
     Reason.WITHIN_SAMPLE_RANGE: "; the threshold is within the sample range ({interval}; too few for an interval)",
     Reason.BELOW_PEERS: "; low outlier among its peers in this trial",
     Reason.ASYMMETRIC: "; {opposite} in the opposite direction",

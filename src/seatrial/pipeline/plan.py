@@ -87,7 +87,11 @@ def _reason_not_run(check: Check, config: Config, devices: Devices) -> Measureme
     if devices.gpu_error:
         return Measurement(check=check.name, subject=CLUSTER, error=devices.gpu_error)
     if check.needs.gpus and not devices.usable_gpus:
-        return Measurement(check=check.name, subject=CLUSTER, skipped="no GPU on this host, and none expected")
+        return Measurement(
+            check=check.name,
+            subject=CLUSTER,
+            skipped="needs GPUs: none on this host, and cluster.gpus_per_node is 0 or not set",
+        )
     world_size = config.cluster.nodes * _ranks_per_node(config, devices)
     if world_size < check.needs.min_ranks:
         reason = f"needs {check.needs.min_ranks} ranks, this trial has {world_size}"

@@ -120,7 +120,7 @@ def _telemetry_summary(plan: Plan, collected: Collected) -> Telemetry | None:
 
 
 def _retry_jobs(plan: Plan, collected: Collected, baseline: Baseline | None) -> list[Job]:
-    """Return the jobs that retry the checks below a threshold, without those that have a complete retry."""
+    """Return the jobs that retry checks with failed performance metrics; discard incomplete earlier retries."""
     settings = collected.settings
     if not settings.retry:
         return []

@@ -43,12 +43,12 @@ SYMBOLS: dict[str, str] = {
     JobState.CANCELLED: "–",
 }
 MEANINGS: dict[str, str] = {
-    Outcome.PASS: "measured, good",
-    Outcome.WARN: "measured, works; look at it. The trial can be accepted",
-    Outcome.FAIL: "measured, bad: the trial is rejected",
+    Outcome.PASS: "measured; meets the threshold",
+    Outcome.WARN: "measured; usable, but needs attention. The trial can be accepted",
+    Outcome.FAIL: "measured; violates the threshold: the trial is rejected",
     Outcome.ERROR: "could not be measured: the trial cannot be accepted",
     Outcome.UNJUDGED: "measured; no reference value, or inconclusive: the trial cannot be accepted",
-    Outcome.SKIP: "does not apply here, with the reason",
+    Outcome.SKIP: "not applicable; the reason is shown",
 }
 
 

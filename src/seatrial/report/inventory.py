@@ -10,8 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from seatrial.checks.base import Check
-from seatrial.model import Finding, Rule, format_bytes
+from seatrial.model import Finding, Rule, format_bytes, format_value
 from seatrial.report.text import clean
+
+SCOPES = (
+    "Scopes: CONTROL = once, on this host; NODE = once per node; GPU = one process per GPU, without communication; "
+    "CLUSTER = all ranks in one process group."
+)
 
 
 def print_inventory(facts: Mapping[str, Any], console: Console) -> None:
@@ -64,11 +69,13 @@ def _short(value: Any) -> str:
 
 def print_checks(checks: Mapping[str, Check], console: Console) -> None:
     """Print each check with its title, scope, needs and rules."""
+    console.print(f"{SCOPES}\n", highlight=False)
     for check in checks.values():
         console.print(f"[bold]{check.name}[/]  {escape(check.title)}", highlight=False)
         scope = f"{check.phase}, scope {check.scope}, {_needs(check)}, at most {check.limit_s:.0f} s"
         console.print(scope if check.rules else f"{scope}, no rules", highlight=False)
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
+        table.add_column(overflow="fold")  # a name is copied into a trial: it is never shortened
         for rule in check.rules:
             table.add_row(rule.metric, _rule(rule), escape(rule.meaning))
         console.print(table, highlight=False)
@@ -99,19 +106,26 @@ def print_findings(findings: Sequence[Finding], patterns: int, console: Console)
     for finding in findings:
         source = escape(clean(f"({finding.source}; confidence: {finding.confidence})"))
         console.print(f"[bold]{escape(clean(finding.title))}[/]  {source}", highlight=False, soft_wrap=True)
-        for title, text in (("evidence", finding.evidence), ("first", finding.first_command), ("fix", finding.fix)):
-            console.print(f"  {title:<9}{escape(clean(text))}", highlight=False, soft_wrap=True)
+        for title, text in (("cause", finding.evidence), ("run first", finding.first_command), ("fix", finding.fix)):
+            console.print(f"  {title:<11}{escape(clean(text))}", highlight=False, soft_wrap=True)
 
 
 def _needs(check: Check) -> str:
     parts = ["GPUs"] if check.needs.gpus else []
     parts += [f"{check.needs.min_ranks} ranks"] if check.needs.min_ranks > 1 else []
-    return f"needs {' and '.join(parts)}" if parts else "no special needs"
+    return f"requires {' and '.join(parts)}" if parts else "no requirements"
 
 
 def _rule(rule: Rule) -> str:
-    threshold = str(rule.expect) if rule.expect else f">= {rule.fail_below:.0%} of the SKU's {rule.reference}"
     condition = (
         f" if {', '.join(f'{name} = {value}' for name, value in rule.applies_if.items())}" if rule.applies_if else ""
     )
+    if rule.compare_with_peers:
+        return f"WARN unless >= {rule.warn_below:.0%} of the median of its peer group{condition}"
+    if rule.expect is None:
+        reference = f"the reference value {rule.reference} (WARN below {rule.warn_below:.0%})"
+        return f"{rule.outcome_if_violated} unless >= {rule.fail_below:.0%} of {reference}{condition}"
+    if rule.expect.unit == "bool":
+        return f"{rule.outcome_if_violated} unless {'yes' if rule.expect.value else 'no'}{condition}"
+    threshold = f"{rule.expect.op} {format_value(rule.expect.value, rule.expect.unit)}"
     return f"{rule.outcome_if_violated} unless {threshold}{condition}"

@@ -75,7 +75,7 @@ def _case(check: str, subject: str, verdicts: list[Verdict], seconds: float) -> 
 
 def _verdict_text(verdict: Verdict) -> str:
     head = f"{verdict.outcome} {verdict.metric}".rstrip()
-    fields = {"evidence": verdict.evidence, "judged by": verdict.basis_text, "fix": verdict.fix}
+    fields = {"evidence": verdict.evidence, "threshold": verdict.basis_text, "fix": verdict.fix}
     return "\n".join([f"{head}: {verdict.message}", *(f"{name}: {text}" for name, text in fields.items() if text)])
 
 

@@ -72,7 +72,7 @@ def _methods(trial: Trial) -> list[str]:
     """How each check measured."""
     checks = [check for chapter in chapters(trial) for check in chapter.checks]
     lines = [f"- **{_text(check.name)}**: {_text(method)}" for check in checks for method in check.methods]
-    return ["\n".join(["Methods:", "", *lines])] if lines else []
+    return ["\n".join([f"Methods (as recorded by seatrial {trial.seatrial}):", "", *lines])] if lines else []
 
 
 def _problem(group: Group) -> str:

@@ -60,7 +60,7 @@ class Live:
             processes = f"{job.nodes} × {job.ranks_per_node if job.placement == 'ranks' else 1} processes"
             names = ", ".join(job.checks)
             self._line(f"plan    job {job.name} ({processes}, {job.device}, at most {_clock(job.limit_s)}): {names}")
-        self._line(f"plan    {self._remaining}")
+        self._line(f"plan    {self._remaining.total} checks{self._remaining.estimate()}")
 
     def job_started(self, job: Job, attempt: int) -> None:
         self._heading = f"job {job.name}{f', attempt {attempt}' if attempt > 1 else ''}"
@@ -83,7 +83,7 @@ class Live:
     def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
         self._remaining.finish(check, seconds)
         detail = "" if outcome is Outcome.PASS else f": {reason}"
-        progress = escape(f"[{self._remaining.done}/{self._remaining.total}] ") if self._remaining.total else ""
+        progress = escape(f"[{self._remaining.position(check)}] ") if self._remaining.total else ""
         name = f"[{STYLES[outcome]}]{outcome:<8}[/] {escape(check)}"
         self._print(f"{progress}{name} ({seconds:.1f} s){escape(clean(detail))}")
 
@@ -109,6 +109,7 @@ class Remaining:
     """How many checks are finished, and an estimate of the remaining time from typical durations."""
 
     def __init__(self, checks: Mapping[str, None] | None = None) -> None:
+        self._checks = frozenset(checks or ())
         self._open = dict(checks or {})
         self._typical: Mapping[str, float] = data_files.read("typical_seconds.yaml") if checks else {}
         self._typical_done = self._measured = 0.0
@@ -126,6 +127,10 @@ class Remaining:
                 self._typical_done += self._typical[check]
                 self._measured += seconds
 
+    def position(self, check: str) -> str:
+        """``3/11``, or ``-`` for a check that is not part of a job: it needs no measurement."""
+        return f"{self.done}/{self.total}" if check in self._checks else "-"
+
     def seconds(self) -> float | None:
         """The expected remaining time; None where a remaining check has no typical duration."""
         if any(check not in self._typical for check in self._open):
@@ -136,9 +141,12 @@ class Remaining:
     def __str__(self) -> str:
         if not self.total:
             return ""
+        return f"{self.done} of {self.total} checks{self.estimate()}"
+
+    def estimate(self) -> str:
+        """The expected remaining minutes as text; empty where they are unknown."""
         seconds = self.seconds()
-        estimate = "" if seconds is None else f", about {max(1, round(seconds / 60))} min left"
-        return f"{self.done} of {self.total} checks{estimate}"
+        return "" if seconds is None else f", about {max(1, round(seconds / 60))} min left"
 
 
 def _errors_ignored() -> AbstractContextManager[None]:

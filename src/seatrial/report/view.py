@@ -201,8 +201,8 @@ class CheckView:
         """The metric with the worst outcome, else the first one that is neither zero nor boolean, with its range.
 
         Performance comes before other metrics, and judged metrics before others. Of a family without a rule, such as
-        ``busbw.*``, the last member is shown: the largest size. "not judged" marks a metric without a verdict, since
-        the outcome next to it belongs to other metrics.
+        ``busbw.*``, the last member is shown: the largest size. "(no threshold)" marks a metric without a verdict: the
+        outcome next to it belongs to other metrics.
         """
         rows = [row for row in self.rows if row.values]
         if not rows:
@@ -211,7 +211,7 @@ class CheckView:
         if not row.outcomes:
             row = [other for other in rows if family(other.name) == family(row.name)][-1]
         unit = "" if row.unit == row.name else row.unit  # "nodes 2", not "nodes 2 nodes"
-        return f"{row.name} {format_range(row.values, unit)}{'' if row.judged else ', not judged'}"
+        return f"{row.name} {format_range(row.values, unit)}{'' if row.judged else ' (no threshold)'}"
 
     def _key_rank(self, row: Row) -> tuple[int, bool, bool, int]:
         urgency = _urgency(row)

@@ -30,7 +30,7 @@ MAX_LOADS = 64  # GPUs with a line per check in the record; of more GPUs a selec
 MAX_STEPS = 120  # of a curve: about one per three pixels in print
 MAX_PAUSE_S = 5.0  # between two checks of a phase; longer ones (a job's start, another phase) are cut from the axis
 MAX_GAP_S = 15.0  # without a sample, plus a few periods: a sampler has to start Python and open NVML
-MIN_RATE_S = 10.0  # of samples for a rate or CPU share; below, the CPU clock's resolution dominates
+MIN_SAMPLED_S = 10.0  # of samples for a rate or CPU share; below, the CPU clock's resolution dominates
 # NVML API reference: utilisation is a mean over the last 1 to 1/6 s (nvmlUtilization_t), power over the last second
 # except on GA100 and older (nvmlDeviceGetPowerUsage), so samples in the first second of a check show earlier load.
 SKIPPED_S = 1.0
@@ -153,7 +153,7 @@ class TelemetryAggregator:
             self._gpu_intervals[device.subject] = intervals
             self._loads += (load for interval in intervals for load in gpu_loads(device, interval))
             seconds = device.time[-1] - device.time[0] + 1 / device.hz if device.time else 0.0
-            if seconds >= MIN_RATE_S:
+            if seconds >= MIN_SAMPLED_S:
                 self._sample_rates.append(len(device.sampled_indices) / seconds)
         for phase, axis in self._axes.items():
             curves = self._curves.setdefault((phase, kind), Curves(kind, axis.steps, axis.step_s))
@@ -161,10 +161,10 @@ class TelemetryAggregator:
                 curves.add(device, segment.begin, segment.end, segment.at)
 
     def _add_cpu_share(self, host: DeviceSamples) -> None:
-        """Add the sampler's share of one core, without its startup, if there are samples over MIN_RATE_S."""
+        """Add the sampler's share of one core, without its startup, if there are samples over MIN_SAMPLED_S."""
         used = host.column(SAMPLER_CPU_SECONDS)
         seconds = host.time[-1] - host.time[0] if host.time else 0.0
-        if seconds >= MIN_RATE_S and used and used[0] is not None and used[-1] is not None:
+        if seconds >= MIN_SAMPLED_S and used and used[0] is not None and used[-1] is not None:
             self._cpu_shares.append(max(0.0, used[-1] - used[0]) / seconds)
 
     def sampling_gaps(self) -> list[str]:

@@ -290,10 +290,14 @@ def _nonfinite_message(pending: PendingStep, record: Step, world: World) -> str:
         for rank, (host, loss_finite, gradient_finite) in enumerate(finite_by_rank)
         if not (loss_finite and gradient_finite)
     ]
-    cause = "; ".join(sources) or "all ranks were finite before gradient communication: see weight gradients and NCCL"
+    cause = (
+        "; ".join(sources)
+        or "loss and first-block output gradient were finite on all ranks: "
+        "the error is in a weight gradient or in NCCL's reduction"
+    )
     return (
         f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}. {cause}. "
-        f"The weights are unchanged; repeat the run: an error that does not recur is a hardware fault"
+        f"The weights are unchanged; repeat the run: an error that does not recur suggests a hardware fault"
     )
 
 
@@ -305,7 +309,7 @@ def _copy_to_host(values: Tensor) -> Tensor:
 
 
 def scheduled_learning_rate(schedule: Schedule, step: int, steps: int) -> float:
-    """The learning rate of ``step`` (from 1): the peak after warm-up, min_ratio × peak after the last step."""
+    """The learning rate of a step: linear warm-up, then constant, linear or cosine decay to min_ratio × peak."""
     if step <= schedule.warmup_steps:
         return schedule.peak * step / schedule.warmup_steps
     if schedule.schedule == "constant":

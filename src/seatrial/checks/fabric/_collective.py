@@ -398,7 +398,7 @@ _WRONG_DATA_RULE = Rule(
     metric="wrong_elements",
     evidence_facts=("wrong_data",),
     expect="== 0",
-    meaning="Data was corrupted in transfer: the inputs are small integers, whose sum is exact in any order. Gradients "
+    meaning="Data was corrupted in transfer: the inputs are small integers, so that every result is exact. Gradients "
     "take the same path in training.",
     fix="Do not train on these nodes. The fact wrong_data names rank, offset and flipped bits. On the "
     "rank's node run `nvidia-smi -q -d ECC,ROW_REMAPPER`, `nvidia-smi nvlink -e`, `dmesg | grep -i xid`. "

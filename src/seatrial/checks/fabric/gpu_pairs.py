@@ -1,7 +1,7 @@
 """Bandwidth between every two GPUs of a node through NCCL, to locate slow GPUs and slow paths.
 
 The GPUs of a pair send to and receive from each other at the same time, as in pipeline and expert parallelism. Pairs
-are scheduled in rounds by the circle method; in each round all disjoint pairs of all nodes run concurrently.
+are scheduled in rounds by the round-robin schedule; in each round all disjoint pairs of all nodes run concurrently.
 
 A GPU that is slow with every partner is at fault. If two good GPUs are slow with each other, their path is at fault.
 With two GPUs in a node neither can be located, and GPUs are compared only within their node. A slow pair is retried
@@ -190,7 +190,7 @@ def figures_by_node(
 def _not_comparable_reason(results: PairResults, link: str) -> str:
     """Why the GPUs of a node, connected by ``link``, cannot be compared with each other; empty if they can."""
     if len(results.nodes) < 3:
-        return "the node has only two GPUs"
+        return "a comparison needs 3 ranks per node, this node has 2"
     if " + " in link or link == UNKNOWN_LINK:
         return f"comparing GPUs requires one link type in the node, found {link}"
     return ""
@@ -252,9 +252,9 @@ def _method_text(transport: str, results: PairResults, nodes: int) -> str:
     concurrent = f"all disjoint pairs of {nodes} nodes" if nodes > 1 else "all disjoint pairs"
     return (
         f"{transport}: {pairs} {'pair' if pairs == 1 else 'pairs'} of the {ranks} ranks of this node in {rounds} "
-        f"{'round' if rounds == 1 else 'rounds'} of the circle method, {concurrent} concurrently; each rank sends "
+        f"{'round' if rounds == 1 else 'rounds'} of a round-robin schedule, {concurrent} concurrently; each rank sends "
         f"{format_bytes(results.size)} to its partner and receives as much at the same time; GB/s per direction, "
-        f"median of {window_count} windows; {guarantee if bad else 'with two ranks the slow one cannot be located'}"
+        f"median of {window_count} windows; {guarantee if bad else 'with two ranks a slow rank cannot be located'}"
     )
 
 

@@ -169,7 +169,7 @@ def _counter_rules() -> Iterator[Rule]:
                 applies_if={"backend": "cuda", f"reads_{name}": "yes"},
                 outcome_if_violated=Outcome(counter.level),
                 evidence_facts=("counters_before", "xids"),
-                meaning=f"under load: {counter.meaning}",
+                meaning=f"{counter.meaning} (during the burn)",
                 fix=counter.fix,
             )
 
@@ -209,7 +209,7 @@ CHECK = Check(
             metric="changed_products",
             expect="== 0 products",
             applies_if={"backend": "cuda"},  # CPU libraries may change the order of summation
-            meaning="the same product gave different bits under load: training results get corrupted",
+            meaning="the same matrix product gave different bits under load: training results get corrupted",
             fix="dcgmi diag -r 4 -i INDEX; clocks, voltage and cooling at factory settings? Replace the GPU",
         ),
         Rule(

@@ -216,7 +216,7 @@ def _probe_results(results: Mapping[str, PathResult]) -> Iterator[Observation]:
 
 
 LOCK_MEANING = (
-    "File locks do not exclude other nodes: Hugging Face download caches, torch's FileStore and compile caches may be "
+    "Two nodes can hold the same file lock: Hugging Face download caches, torch's FileStore and compile caches may be "
     "written by two nodes at the same time."
 )
 LOCK_FIX = (

@@ -30,7 +30,7 @@ CHECK = Check(
             metric="nodes_missing",
             evidence_facts=("ranks_by_node",),
             expect="== 0 nodes",
-            meaning="fewer or more nodes joined the process group than expected",
+            meaning="expected minus joined nodes is not 0 (negative: more nodes joined than expected)",
             fix="Fact ranks_by_node lists the nodes that joined. Two nodes with the same host name count as one: run "
             "`hostname` on each node.",
         ),

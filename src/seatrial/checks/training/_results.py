@@ -373,7 +373,7 @@ RULES = (
         metric="steps_missing",
         expect="== 0",
         applies_if={"trained": "yes"},
-        meaning="Every step writes a line. A step without a line did not run, or the filesystem lost the line.",
+        meaning="Every step writes a line to steps.jsonl. A missing step did not run, or its line was lost.",
         fix="Compare steps.jsonl (artifact) with max_steps in config.json; check filesystem.shared",
     ),
     Rule(

@@ -387,7 +387,7 @@ CHECK = Check(
                 evidence_facts=(f"max_difference.{name}",),
                 applies_if={"resharded": "yes"},
                 expect="< 1e-5",  # as in train.parity
-                meaning=f"The checkpoint, read by {readers}, gives a different training.",
+                meaning=f"Training resumed from the checkpoint, read by {readers}, gives different losses.",
                 fix=f"If train.parity passes, a shard is read wrongly. {_REPORT}",
             )
             for name, readers in (

@@ -258,7 +258,7 @@ CHECK = Check(
             metric="parameters_trained_beyond_adapters",
             expect="== 0",
             applies_if={**_TRAINED, "use_lora": "yes"},
-            meaning="LoRA trains only its adapters: another count means that other weights are trained.",
+            meaning="LoRA trains only the adapters: a value other than 0 means that other weights are trained too.",
             fix="Compare trained_parameters with config.json (artifact), peft's version and lora_targets",
         ),
         Rule(
@@ -306,7 +306,7 @@ CHECK = Check(
             evidence_facts=("cases",),
             expect=">= 1",
             applies_if=_TRAINED,
-            meaning="Scores need at least one held-out conversation.",
+            meaning="No held-out conversations: the model cannot be scored.",
             fix="Increase data.samples",
         ),
         Rule(

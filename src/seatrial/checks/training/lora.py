@@ -94,7 +94,7 @@ def _method(config: str, overrides: Sequence[str]) -> str:
 
 CHECK = Check(
     name="train.lora",
-    title="LoRA on Mistral-7B with two stacks: each GPU separately and all GPUs (DDP)",
+    title="LoRA on Mistral-7B, native trainer and Hugging Face Trainer: each GPU separately, then all GPUs (DDP)",
     phase=Phase.DISTRIBUTED,
     scope=Scope.CLUSTER,
     metrics=METRICS,

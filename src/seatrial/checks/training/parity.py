@@ -123,7 +123,7 @@ def _rules(strategy: str) -> tuple[Rule, ...]:
         Rule(
             metric=f"steps_with_different_tokens.{strategy}",
             expect="== 0",
-            meaning="The ranks did not train the tokens of the single process: data is lost or read twice.",
+            meaning="The ranks did not train on the same tokens as the single process: data is lost or read twice.",
             fix="Check train.ddp (sampler_*) and filesystem.shared: all nodes must read the same prepared data",
         ),
         Rule(
@@ -132,7 +132,7 @@ def _rules(strategy: str) -> tuple[Rule, ...]:
             # Rounding: at most 1.1e-7 (2 and 4 CPU processes, 8 steps of the tiny config; 0 on 2 H200). Missing
             # all-reduce of gradients: 3.2e-3 one step later. The limit is the geometric middle.
             expect="< 1e-5",
-            meaning="One process computes another loss on the same batches: gradients are lost or weighted wrongly.",
+            meaning="The loss differs from that of one process: gradients are lost or weighted wrongly.",
             fix="Check collectives.all_reduce, all_gather and reduce_scatter: wrong_elements names the rank with "
             "damaged data. Only fsdp2 fails: check all_gather and reduce_scatter, which DDP does not use",
         ),
@@ -141,7 +141,7 @@ def _rules(strategy: str) -> tuple[Rule, ...]:
             evidence_facts=(f"max_difference.grad_norm.{strategy}",),
             # Rounding: 1.8e-7. Missing all-reduce of gradients: 0.2 in the first step.
             expect="< 1e-4",
-            meaning="One process computes another gradient norm: a sum is used as a mean, or shards are missing.",
+            meaning="The norm differs from that of one process: a sum is used as a mean, or shards are missing.",
             fix="See loss_difference. Unset all NCCL_* variables and compare NCCL versions (host.inventory)",
         ),
         Rule(
