@@ -84,7 +84,7 @@ def sampled(folder: Path, shares: list[float]) -> Iterator[None]:
             time.sleep(0.05)
         yield
     finally:
-        processes.end(child)
+        processes.terminate(child)
     (start, cpu_start), *_, (end, cpu_end) = ((row[0], row[1]) for row in _rows(samples))
     shares.append((cpu_end - cpu_start) / (end - start))
 
