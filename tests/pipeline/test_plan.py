@@ -85,7 +85,8 @@ def test_without_gpu_two_cpu_ranks_run() -> None:
     plan = make_plan(config(), CHECKS, Devices(0))
     assert (plan.jobs[1].ranks_per_node, plan.jobs[1].device) == (2, "cpu")
     (skipped,) = plan.not_run
-    assert (skipped.check, skipped.skipped) == ("gpu.b", "needs GPUs: none on this host, and cluster.gpus_per_node is 0 or not set")
+    assert skipped.check == "gpu.b"
+    assert "cluster.gpus_per_node" in (skipped.skipped or "")
 
 
 def test_missing_gpus_never_lead_to_a_cpu_run() -> None:

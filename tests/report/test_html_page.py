@@ -165,7 +165,8 @@ def test_the_one_node_with_another_driver_stands_out() -> None:
 
 def test_the_time_bar_says_the_overhead_in_percent() -> None:
     text = words(Page(render(samples.accepted())).text)
-    assert "Time 62.4 s in checks and 9.5 s overhead (start and end of jobs, discovery, reports): 13.2 % of the total" in text
+    assert "Time 62.4 s in checks and 9.5 s overhead" in text
+    assert "13.2 % of the total" in text
 
 
 def test_a_sign_stands_beside_every_word() -> None:
