@@ -10,8 +10,8 @@ from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context
 from seatrial.model import Observation, Phase, Scope
 
 
-def place(device: str, **fields: Any) -> Context:
-    where = {"node": "node3", "rank": 9, "world_size": 16, "local_rank": 1, "promised_gpus": 8}
+def context(device: str, **fields: Any) -> Context:
+    where = {"node": "node3", "rank": 9, "world_size": 16, "local_rank": 1, "expected_gpus": 8}
     return Context(device=device, artifacts_dir=Path("/run/a"), run_dir=Path("/run"), **{**where, **fields})
 
 
@@ -25,7 +25,7 @@ def place(device: str, **fields: Any) -> Context:
     ],
 )
 def test_a_process_is_called_by_its_gpu_where_it_has_one(device: str, index: int | None, subject: str) -> None:
-    assert place(device, gpu_index=index).subject == subject
+    assert context(device, nvml_index=index).subject == subject
 
 
 def _measure(context: Context, options: Any) -> Iterator[Observation]:
