@@ -40,7 +40,9 @@ def checks(as_json: AsJson = False) -> None:
 
 
 def explain(
-    paths: Annotated[list[Path], typer.Argument(help="Log files, run directories or - for standard input.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Log files, run directories or - for standard input.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Find known failures in logs: cause, first command, fix."""

@@ -179,7 +179,9 @@ def judge(
 
 
 def learn(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories or trial.json files of accepted runs.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories or trial.json files of accepted runs.")
+    ],
     out: Annotated[Path, typer.Option(help="The file to write; must not exist.")],
     name: Annotated[str | None, typer.Option(help="Name of the site; by default that of the file.")] = None,
 ) -> None:

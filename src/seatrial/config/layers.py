@@ -181,7 +181,7 @@ def _dotted(name: str) -> str:
 def _from_scheduler(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
     """The number of GPUs per node that Slurm allocated to the job around this process."""
     gpus = environ.get("SLURM_GPUS_ON_NODE")
-    # an allocation without GPUs does not ask for a CPU-only run: only --gpus-per-node 0 does
+    # An allocation without GPUs does not select a CPU-only run; --gpus-per-node 0 does
     return [("$SLURM_GPUS_ON_NODE", "cluster.gpus_per_node", gpus)] if gpus and gpus.strip("0") else []
 
 
@@ -251,7 +251,9 @@ def _validated_check(name: str, settings: Any, source: Source, schemas: Mapping[
     options = schemas[name].options
     _check_keys(checked.options, options, source, (*path, "options"))
     chosen = _build(options, checked.options, source, (*path, "options"))
-    _check_values(chosen.model_dump(), source, (*path, "options"))  # the text "inf" is a number only after validation
+    _check_values(
+        chosen.model_dump(), source, (*path, "options")
+    )  # again, since pydantic converts the text "inf" to a float
     for metric, limit in checked.expect.items():
         key = ".".join((*path, "expect", metric))
         unit = declared_unit(metric, schemas[name].metrics)
@@ -263,7 +265,7 @@ def _validated_check(name: str, settings: Any, source: Source, schemas: Mapping[
 
 
 def _check_values(value: Any, source: Source, path: tuple[str, ...]) -> None:
-    """Raise UsageError for infinite or oversized numbers and control characters; a description may have lines."""
+    """Raise UsageError for infinite or oversized numbers and control characters (a description may have lines)."""
     problem = ""
     if isinstance(value, dict):
         for key, inner in value.items():

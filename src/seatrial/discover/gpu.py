@@ -68,9 +68,9 @@ class GpuFacts(Frozen):
 
     @property
     def installed_gpus(self) -> int:
-        """The number of GPUs that should be usable: those of the driver or of the PCI bus, whichever is larger.
+        """The number of GPUs that should be usable: the larger of the counts of the driver and of the PCI bus.
 
-        If permission is denied for some, the job has a part of the machine, and the PCI bus does not show which part.
+        If permission is denied for some, the PCI bus also lists GPUs of other jobs.
         """
         on_pci_bus = 0 if self.permission_denied else len(self.pci_devices) - len(self.not_assigned)
         return max(on_pci_bus, len(self.gpus) + len(self.lost))

@@ -1,4 +1,4 @@
-"""Rules and measurements → verdicts. Pure: the same record and rules give the same verdicts."""
+"""Evaluate the rules of a check on its measurements. No I/O: equal inputs give equal verdicts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def judge_check(
 ) -> list[Verdict]:
     """All verdicts on one check; the trial's thresholds (``expect``) replace the check's rules on the same metrics.
 
-    A threshold that passes broken hardware replaces no rule: both are evaluated. A metric that a rule needs and a
+    If a trial's threshold would pass broken hardware, the check's rule applies, too. A metric that a rule needs and a
     subject did not measure is an ERROR; a check without any evaluated rule is UNJUDGED.
     """
     if not measurements:
@@ -143,7 +143,7 @@ class _RuleEvaluation:
         self.verdicts.append(Verdict(self._check, subject, outcome, self._rule.metric, (reason,), detail))
 
     def _not_applicable(self, group: MeasurementGroup) -> bool:
-        """Whether the rule is not applicable to the group; if so, adds a SKIP, or an ERROR if it should apply."""
+        """Add SKIP if the rule does not apply to the group, ERROR if it should or ranks disagree; return if added."""
         applies_if, facts = self._rule.applies_if, group.facts
         if group.has_several_ranks and (disagreement := group.rank_disagreement(self._shared_facts)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.RANKS_DISAGREE, disagreement)
@@ -159,7 +159,7 @@ class _RuleEvaluation:
         return True
 
     def _add_missing_metric(self, group: MeasurementGroup) -> None:
-        """An ERROR, or a SKIP if the options do not request this size and the trial has a threshold on another."""
+        """Add an ERROR; add a SKIP if the options omit this size and the trial has a threshold on another size."""
         rule, subject = self._rule, group.subject
         not_requested = _reason_in_fact(group.facts.get(NOT_REQUESTED), rule.metric)
         if not_requested and self._other_size:
@@ -169,7 +169,7 @@ class _RuleEvaluation:
         else:
             detail, reasons = _reason_in_fact(group.facts.get(NOT_REPORTED), rule.metric), (Reason.METRIC_MISSING,)
             if not_requested:
-                detail = f"{not_requested}; none of them has a threshold"
+                detail = f"{not_requested}; the trial has no threshold on another size of this metric"
             verdict = Verdict(self._check, subject, Outcome.ERROR, rule.metric, reasons, detail, meaning=rule.meaning)
         self.verdicts.append(verdict)
 
@@ -179,7 +179,7 @@ def _reason_in_fact(reasons: JsonValue, metric: str) -> str:
 
 
 def _with_asymmetry(rule: Rule, metrics: Sequence[Metric], verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
-    """The verdicts on pairs, with WARN for a value below ``asymmetry_limit`` of the opposite direction."""
+    """The verdicts on pairs; PASS or SKIP becomes WARN below ``asymmetry_limit`` × the opposite direction's value."""
     values = {metric.subject: metric.value for metric in metrics}
     for metric, verdict in zip(metrics, verdicts, strict=True):
         opposite_value = values.get(opposite_direction(metric.subject), 0.0)

@@ -1,7 +1,7 @@
 """Root cause of a failed job: the rank or node that failed first, not the peers that failed because of it.
 
 torchrun's own root cause is the failure that it noticed first, with times in whole seconds, and its list of failures
-includes the ranks that it ended itself. This module reads exit codes, journals and error files instead.
+includes the ranks that it terminated itself. This module reads exit codes, rank journals (rankN.jsonl) and error files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LAUNCH_ERROR = (
     "srun cannot start a task on this node: {error}. "
     "Run first: sinfo -R; munge -n | ssh {node} unmunge; ssh {node} systemctl status slurmd"
 )
-# printed by srun at the end of tasks, and when srun itself starts to end them (22.05; one task per node)
+# printed by srun when tasks exit, and when srun starts to terminate them (22.05; one task per node)
 _TASK = re.compile(r"^srun: error: (?P<node>[^:\s]+): tasks? (?P<tasks>[\d,-]+): (?P<end>.+)$", re.MULTILINE)
 _ENDED_BY_SRUN = re.compile(r"^srun: .*(?:Terminating StepId|Job step aborted|Force Terminated)", re.MULTILINE)
 _NODE_FAILURE = re.compile(r"^srun: error: Node failure on (?P<node>\S+)", re.MULTILINE)
@@ -177,7 +177,7 @@ def _log_by_node(log: str) -> dict[int, str]:
 
 
 def _tasks(folder: Path) -> list[_Task]:
-    """Return the srun tasks that ended before srun ended the others, in order of their end."""
+    """Return the srun tasks that exited before srun terminated the others, in order of exit."""
     log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
     end = _ENDED_BY_SRUN.search(log)
     ends = [(match, _task_code(match["end"])) for match in _TASK.finditer(log[: end.start()] if end else log)]
@@ -198,7 +198,7 @@ def _task_code(end: str) -> int | None:
 
 
 def _last_errors(ranks: Sequence[Rank]) -> dict[int, _Report]:
-    """Return the error of each rank whose last check failed; a rank that started another check did not end by it."""
+    """Return the error of each rank whose last check failed, if the rank started no other check since."""
     return {
         rank.number: _Report(measured.started + measured.seconds, f"{measured.check}: {measured.error}")
         for rank in ranks

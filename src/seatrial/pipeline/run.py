@@ -47,7 +47,7 @@ INTERRUPTED = "interrupted"
 def run(run_dir: RunDir, show: Show) -> Trial:
     """Run the trial of ``run_dir``, or its remaining checks, and write the reports into it.
 
-    After an interruption or on a full disk, the measurements so far are still judged and reported.
+    After Ctrl-C or an OSError (such as a full disk), the measurements so far are still judged and reported.
     """
     collected = Collected(run_dir, run_dir.request.config, show, show_outcome)
     collected.timings.append(Timing(name="start of the command", kind="overhead", seconds=processes.age_s()))
@@ -76,7 +76,7 @@ def run(run_dir: RunDir, show: Show) -> Trial:
 
 
 def show_outcome(collected: Collected, check: str) -> None:
-    """Show the current outcome of a check; before its retry, a FAIL is not final."""
+    """Show the outcome of a check after its first measurement or after its retry; a retry can replace a FAIL."""
     config = collected.settings.model_copy(update={"checks": {check: collected.settings.checks[check]}})
     first = [measurement for measurement in collected.measurements if measurement.check == check]
     retries = [measurement for measurement in collected.retries if measurement.check == check]

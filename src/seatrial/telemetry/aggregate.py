@@ -53,7 +53,7 @@ Intervals = Mapping[str, Sequence[CheckInterval]]  # by node or subject, in orde
 def check_intervals(
     measurements: Iterable[Measurement], group_by: Callable[[str], str] = lambda subject: subject.partition("/")[0]
 ) -> Intervals:
-    """Intervals from the first begin to the last end of each check, grouped by ``group_by(subject)``: by node."""
+    """Intervals from the first begin to the last end of each check, grouped by ``group_by(subject)`` (the node)."""
     groups: dict[str, dict[str, CheckInterval]] = {}
     for measurement in measurements:
         if measurement.rank is not None and measurement.seconds > 0:  # the launcher's errors have no time
@@ -123,7 +123,7 @@ class TelemetryAggregator:
     """Summarises the samples of a run, one device at a time, so that never all samples are in memory."""
 
     def __init__(self, phases: Mapping[str, str], measurements: Iterable[Measurement], hz: float) -> None:
-        """``phases``: by check, of all checks with a sampler; measurements of other checks are ignored."""
+        """``phases``: check → phase, for all checks with a sampler; measurements of other checks are ignored."""
         sampled = [measurement for measurement in measurements if measurement.check in phases]
         not_skipped = [measurement for measurement in sampled if not measurement.skipped]
         self._intervals, self._node_intervals = check_intervals(sampled), check_intervals(not_skipped)

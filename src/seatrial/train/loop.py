@@ -1,7 +1,7 @@
 """The native training loop, from settings to metrics.json.
 
 No step synchronizes with the device: the results of a step are read while the next one runs. The optimizer checks on
-the device whether loss and gradients are finite, and skips the first step that is not and all later ones.
+the device whether loss and gradients are finite, and skips the optimizer update from the first non-finite step on.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
 
 
 def train_with_rank_errors(settings: TrainConfig, folder: Path | None, started: float | None = None) -> dict[str, Any]:
-    """As ``train``, but each rank raises its own error; after an error on all ranks the process can train again."""
+    """As ``train``, without error propagation between ranks; callable again after all ranks raised."""
     require_tensorboard(settings)
     phases = StartupPhases(started or time.time(), "imports")
     with parallel.process_group(settings.timeout_s) as world:
@@ -113,7 +113,7 @@ class PendingStep:
 
     step: int
     values: Tensor  # float64 [3], in pinned host memory: global mean loss, gradient norm, trained tokens
-    rank_finite: Tensor  # bool [2]: this rank's loss, and its gradient, are finite
+    rank_finite: Tensor  # bool [2]: whether this rank's loss, and its gradient at the first block's output, are finite
     learning_rate: float
     data_wait_s: float
 

@@ -1,12 +1,12 @@
 """Bandwidth between every two GPUs of a node through NCCL, to locate slow GPUs and slow paths.
 
 The GPUs of a pair send to and receive from each other at the same time, as in pipeline and expert parallelism. Pairs
-are scheduled in rounds by the round-robin schedule; in each round all disjoint pairs of all nodes run concurrently.
+are scheduled in rounds (round robin): every GPU has at most one partner, and the pairs of all nodes run concurrently.
 
 A GPU that is slow with every partner is at fault. If two good GPUs are slow with each other, their path is at fault.
-With two GPUs in a node neither can be located, and GPUs are compared only within their node. A slow pair is retried
-without other pairs of its node, and the retry counts: on PCIe, pairs share links. For the slow direction, see
-``transfer.peers``.
+With two GPUs in a node, a slow GPU cannot be located. GPUs are compared only within their node. A slow pair is retried
+without other pairs of its node, because pairs share links on PCIe; the rate of the retry replaces the first one. The
+check ``transfer.peers`` measures each direction separately.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults, PairTiming
 
-# 3 ms on an H200, 17 operations per window. Two H200s with send_receive (docs/results): 359.8 and 360.0 GB/s at 1 GiB,
-# of 369 GB/s without launch latency; 263 and 266 GB/s at 64 MiB, with windows that differ by 2 %. CPU_SIZE: CPU ONLY.
+# GPU_SIZE takes 3 ms on an H200, so a window has 17 operations. Two H200s with send_receive (docs/results): 359.8 and
+# 360.0 GB/s at 1 GiB, of 369 GB/s without launch latency; 263 and 266 GB/s at 64 MiB, with windows that differ by 2 %.
+# CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("1GiB"), parse_bytes("256KiB")
-MIN_SHARE = 0.90  # of the other pairs' rate; equal to the judge's threshold for a shortfall
+# Of the best or median rate: below it a pair is retried; also the threshold of path_share and gpu_share
+MIN_SHARE = 0.90
 
 Partners = dict[int, int]  # rank → rank, in both directions
 
@@ -249,7 +251,7 @@ def _method_text(transport: str, results: PairResults, nodes: int) -> str:
     window_count = f"{windows[0]} to {windows[-1]}" if len(windows) > 1 else f"{windows[0]}"
     rounds, bad = ranks - 1 + ranks % 2, max_distinguishable(ranks)
     guarantee = f"up to {bad} slow {'rank is' if bad == 1 else 'ranks are'} located exactly"
-    concurrent = f"all disjoint pairs of {nodes} nodes" if nodes > 1 else "all disjoint pairs"
+    concurrent = f"all pairs of a round on {nodes} nodes" if nodes > 1 else "all pairs of a round"
     return (
         f"{transport}: {pairs} {'pair' if pairs == 1 else 'pairs'} of the {ranks} ranks of this node in {rounds} "
         f"{'round' if rounds == 1 else 'rounds'} of a round-robin schedule, {concurrent} concurrently; each rank sends "

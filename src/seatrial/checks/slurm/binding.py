@@ -65,7 +65,7 @@ RULES = (
         evidence_facts=("memory", "allocations"),
         expect="== 1 bool",
         applies_if={"memory_limit": "yes"},
-        meaning="the cgroup memory limit of the task is above the allocation, although limits are configured",
+        meaning="the task's cgroup has no memory limit or one above the allocation, although limits are configured",
         fix=f"On the node: {_GREP_CGROUP_CONF}; scontrol show config | grep -E '(Allowed|Min)RAMSpace'",
     ),
     Rule(
@@ -162,14 +162,14 @@ def _gpus_per_node(context: Context, options: BindingOptions, settings: Settings
 
 
 def _size_options(nodes: int, tasks: int, options: BindingOptions, gpus: int, settings: Settings) -> tuple[str, ...]:
-    """Returns the size options of a job or step; --mem is set as the default may be all memory of a node."""
+    """Returns the size options of a job or step; sets --mem, because without it a job may get all memory of a node."""
     memory = [f"--mem={tasks}G"] if settings.memory_is_consumable else []
     size = (f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}", *memory)
     return (*size, f"--cpus-per-task={options.cpus_per_task}", *(["--gpus-per-task=1"] if gpus else []))
 
 
 def _condition_facts(settings: Settings, gpus: int, no_gpus_reason: str) -> Iterator[Observation]:
-    """Yields the facts in the ``applies_if`` of the rules: "yes", or the reason why the rule does not apply."""
+    """Yields the facts for ``applies_if`` from the settings ("yes" or "no: REASON"), and devices_confined."""
     plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
     cores = f"{plugins}, ConstrainCores={settings.constrain_cores}"
     memory = "memory not limited by SelectTypeParameters, TaskPlugin and ConstrainRAMSpace"
@@ -218,7 +218,7 @@ def _task_summary(task: Task) -> dict[str, object]:
 
 
 def _memory_metrics(tasks: Sequence[Task], allocations: Mapping[str, Allocation]) -> Iterator[Observation]:
-    """Yields memory_confined per task; none for a task that sees no memory cgroup."""
+    """Yields memory_confined per task; no value for a task without a readable memory cgroup."""
     with_cgroup = [task for task in tasks if task.memory_limits]
     yield Fact(name="memory", value={task.name: task.memory_limit for task in with_cgroup})
     for task in with_cgroup:
