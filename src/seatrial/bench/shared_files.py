@@ -81,7 +81,7 @@ def visibility_delays(folder: SharedFolder) -> list[float]:
 
 
 def wait_for_contents(paths: Sequence[Path], digests: Sequence[str]) -> dict[int, float]:
-    """Seconds until each file has the content of its digest, by index; without files that lack it after the timeout."""
+    """File index → seconds until the file matched its digest; files that never matched are left out."""
     started, delays = time.monotonic(), dict[int, float]()
     while True:
         for index, (path, digest) in enumerate(zip(paths, digests, strict=True)):
@@ -291,7 +291,7 @@ def _hold_exclusively(path: Path) -> bool:
 
 
 def mmap_failure(folder: SharedFolder) -> str | None:
-    """Check that readers that have mapped a file read the new content after its writer has rewritten it."""
+    """Check that a new mapping of a rewritten file shows the new content, although the old one is cached."""
     folder.run_on_all(lambda: write_random(folder.file("map")))
     folder.run_on_all(lambda: [mapped_digest(path) for path in folder.files("map")])  # fills the readers' caches
     written = folder.run_on_all(lambda: write_random(folder.file("map")))

@@ -2,7 +2,7 @@
 
 Parses text output: ``scontrol show`` has the same keys in all versions. ``--json`` exists since 21.08 (sinfo) and 23.02
 (scontrol), needs plugins that some sites do not install, and has a different layout in each version.
-slurmdbd is not required. Each call is one request to the controller, so poll slowly (sinfo(1), PERFORMANCE).
+slurmdbd is not required. Most calls query the controller: poll at most once a second (sinfo(1), PERFORMANCE).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def ping() -> tuple[Ping, ...]:
     argv = ["scontrol", "ping"]
     result = run_command(argv, COMMAND_TIMEOUT_S)
     pings = slurm_output.parse_pings(result.out)
-    # Exit code 1: a controller is DOWN. Errors on stderr as well: the client could not send the request.
+    # Exit code 1 alone: a controller is DOWN. With an error on stderr: the client could not send the request.
     if not pings or first_match(messages().unreachable, result.err):
         raise command_error(argv, result)
     return pings
@@ -131,7 +131,7 @@ def _job_from_accounting(job_id: str) -> Job:
 
 
 def queued_job_scripts() -> dict[str, str]:
-    """The batch script and arguments of each queued job of this user, by job id. Raises SlurmUnavailable."""
+    """The batch script and arguments of each pending or running job of the user, by job id. Raises SlurmUnavailable."""
     argv = ["squeue", "--all", "--noheader", f"--user={os.getuid()}", "--format=%A %o"]
     rows = [line.strip().partition(" ") for line in command_output(argv).splitlines()]
     return {job_id: command for job_id, _, command in rows if job_id}
@@ -152,7 +152,7 @@ def command_output(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) ->
 
 
 def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
-    """Run a Slurm command with any exit code. Raises SlurmUnavailable if it does not start or times out."""
+    """Run a Slurm command; its exit code is not checked. Raises SlurmUnavailable if it does not start or times out."""
     try:
         result = processes.run_command(argv, timeout_s)
     except OSError as error:

@@ -26,8 +26,8 @@ def decide(
 ) -> Decision:
     """The decision on a trial; ``required`` maps each check to whether the decision needs it.
 
-    ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early. The reason of the
-    decision lists the thresholds that were not evaluated and counts the checks in ``metrics_without_threshold``.
+    ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early. The reason of
+    ACCEPTED lists the thresholds that were not evaluated and counts the checks in ``metrics_without_threshold``.
     """
     outcomes = _outcomes_by_check(verdicts)
     if failed := sorted(name for name, of_check in outcomes.items() if Outcome.FAIL in of_check):
@@ -124,7 +124,7 @@ def _missing_results(required: Mapping[str, bool], outcomes: Outcomes, excluded_
 
 
 def _passed_checks(required: Mapping[str, bool], outcomes: Outcomes) -> str:
-    """The number of passed checks, and the names of checks with SKIP, WARN or no result."""
+    """The number of required checks that passed, and the names of checks with SKIP, WARN or no result."""
     outcome_by_check = {name: worst(outcomes.get(name, ())) for name in required}
     skipped = sorted(name for name, outcome in outcome_by_check.items() if outcome is Outcome.SKIP)
     warned = sorted(name for name, outcome in outcome_by_check.items() if outcome is Outcome.WARN)

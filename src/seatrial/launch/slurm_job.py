@@ -63,7 +63,7 @@ class SlurmJob:
         job = self._query()
         outage_s = time.monotonic() - self._last_response
         if self._query_error and outage_s > _OUTAGE_MESSAGE_S:
-            reason = f"the state of Slurm job {self.id} is unknown for {outage_s:.0f} s: {self._query_error}"
+            reason = f"the state of Slurm job {self.id} has been unknown for {outage_s:.0f} s: {self._query_error}"
             return Waiting(reason=reason, permanent=outage_s > _OUTAGE_LIMIT_S)
         if job is None or _is_over(job):
             return None
@@ -104,7 +104,10 @@ class SlurmJob:
             sentences += [f"Slurm job {self.id} on {nodes} is {job.state} (reason: {job.reason or 'none'})"]
         if job.reason == "JobLaunchFailure":
             scratch = self.settings.slurm.scratch  # slurmd opens the job's log there
-            sentences += [f"slurmd could not start the script. Run first: srun ls -ld {scratch}; sinfo -R; journalctl"]
+            sentences += [
+                f"slurmd could not start the script. Run first: srun ls -ld {scratch}; sinfo -R; "
+                "on the node: journalctl -u slurmd"
+            ]
         if job.state == "NODE_FAIL":
             sentences += [unavailable_nodes(self.settings), f"Run first: {first_commands(self.id, job.reason)}"]
         return ". ".join(filter(None, sentences))
@@ -156,10 +159,11 @@ class SlurmJob:
 
 
 def cancel_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
-    """Cancel the queued jobs of a killed run in this directory and wait for their end; yield a message before each.
+    """Cancel pending and running jobs of a killed run in this directory; yield a message before each, and wait.
 
     A job belongs to the run if its script is in ``run_dir`` or its argument is a token from there. Raises SeatrialError
-    if Slurm cannot be queried or a job cannot be cancelled, since its later results would count as this run's.
+    if Slurm cannot be queried or a job cannot be cancelled, since files that the job writes later would count as
+    results of this run.
     """
     folders = {token.read_text(encoding="utf-8"): token.parent for token in run_dir.rglob(f"attempt*/{TOKEN}")}
     if not folders:
@@ -167,7 +171,7 @@ def cancel_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
     for job_id, command in slurm.queued_job_scripts().items():
         for token, folder in folders.items():
             if command.endswith(f" {token}") or command == str(folder / SCRIPT):
-                yield f"Slurm job {job_id} of an earlier run in {run_dir} is still queued: cancelling it"
+                yield f"Slurm job {job_id} of an earlier run in {run_dir} has not ended: cancelling it"
                 job = SlurmJob(job_id, settings, job_collector(job_id, settings, folder))
                 if remaining := job.cancel():
                     raise SeatrialError(f"an earlier run may still write to {run_dir}: {remaining}")

@@ -30,7 +30,7 @@ _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.NO_RULE: "measured, but no rule evaluates it",
     Reason.THRESHOLD_NOT_EVALUATED: "{check}: threshold {metric} {threshold} not evaluated: {detail}",
     Reason.THRESHOLD_ON_OTHER_SIZE: "{check}: {metric} not evaluated: {detail}",
-    Reason.TOO_FEW_PEERS: "; too few devices of one model to compare",
+    Reason.TOO_FEW_PEERS: "; too few devices of the same model to compare",
     Reason.NO_REFERENCE: "; {detail}",
     Reason.NO_ABSOLUTE_REFERENCE: "; {detail}",
     Reason.NO_THRESHOLD: ", recorded without a threshold: {detail}",

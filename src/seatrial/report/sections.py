@@ -116,7 +116,7 @@ class Matrix:
 
 
 def matrix(check: CheckView) -> Matrix | None:
-    """The metrics of a check with several subjects, worst outcome first; None without such metrics."""
+    """A check's metrics that have several subjects, worst subject first; None without such metrics."""
     columns = tuple(row for row in check.rows if len(row.readings) > 1)
     by_subject = [{reading.subject: reading for reading in row.readings} for row in columns]
     lines = []
@@ -219,7 +219,7 @@ def columns(records: list[dict[str, Any]]) -> list[str]:
 
 
 def pretty(value: Any, name: str = "") -> str:
-    """A value as text: bytes (by ``name``) as a size, nested values as JSON."""
+    """A value as text: a number as a size if ``name`` ends with _bytes, nested values as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -35,10 +35,9 @@ from seatrial.telemetry.host_gauges import MIN_INTERVAL_S, HostGauges
 # Each PCIe query of NVML takes 20 ms and may block other users of the driver. PCIe queries take at most this share of a
 # period, but always cover one GPU; at one sample per second that is one GPU per sample.
 PCIE_SHARE = 0.05
-# CPU seconds of one core per sample on average: below 1 % at one sample per second, however slow the driver is (0.3 ms
-# per query on a 4×H200 host with driver 580). If they do not suffice for all GPUs, the GPUs are sampled in turn. A GPU
-# that was begun is completed: on that host, with at least one GPU per sample, a limit of 9 ms gave 9.1 to 12 ms and a
-# limit of 7 ms gave 7.1 to 11 ms.
+# CPU seconds of one core per sample on average. If they do not suffice for all GPUs, the GPUs are sampled in turn. A
+# sample can exceed the limit, since a GPU that was begun is completed; later samples then read fewer GPUs. The aim is
+# below 1 % of a core at one sample per second (0.3 ms per query on a 4×H200 host with driver 580).
 SAMPLE_CPU_S = 0.007
 _ALL_LINKS = 2**32 - 1  # UINT_MAX as link number: the sum over all links, if the driver supports it
 _KIB, _KB = 1024, 1000
@@ -123,7 +122,7 @@ def _queries_per_link(nvml: Any, handle: Any) -> list[tuple[int, int]]:
 def _fewest_queries(nvml: Any, handle: Any, per_link: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Two queries for the sums over all links if the driver returns correct sums, otherwise ``per_link``.
 
-    The sums are correct if they lie between two sums of the links; that requires counters above 0.
+    Correct: the total lies between the per-link totals read before and after it. Counters at 0 prove nothing.
     """
     sums = [(field, _ALL_LINKS) for field in _byte_fields(nvml)]
     try:

@@ -1,7 +1,7 @@
 """Sharded checkpoints: written atomically, verified by SHA-256 before they are loaded.
 
-``checkpoints/step-00000020`` holds the files of torch.distributed.checkpoint (DCP), one shard per rank, which any
-number of ranks can load, and manifest.json with the size and SHA-256 of each file: DCP itself does not detect a
+``checkpoints/step-00000020`` holds the files of torch.distributed.checkpoint (DCP), up to four shards per rank, which
+any number of ranks can load, and manifest.json with the size and SHA-256 of each file: DCP itself does not detect a
 flipped bit. A save writes to ``….incomplete`` and renames the folder at the end; incomplete folders are ignored.
 """
 
@@ -107,7 +107,7 @@ class CheckedWriter(FileSystemWriter):
 
 
 def _root_error(error: BaseException) -> BaseException:
-    """The OSError or KeyboardInterrupt in the chain of ``error``, which torch.save wraps; else ``error``."""
+    """The OSError or KeyboardInterrupt that caused ``error`` (torch.save wraps it); else ``error`` itself."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, (OSError, KeyboardInterrupt)):
         cause = cause.__cause__ or cause.__context__
@@ -136,8 +136,8 @@ class Checkpointer:
     def save(self, out: Path, step: int, built: BuiltModel, optimizer: Any) -> None:
         """Saves the model and optimizer; if asynchronous, returns when their state is copied.
 
-        Raises SeatrialError on all ranks if this save, or the previous asynchronous one, failed. Earlier checkpoints
-        remain.
+        Raises SeatrialError on all ranks if this synchronous save, or the previous asynchronous one, failed. Earlier
+        checkpoints remain.
         """
         self.wait()
         start = time.monotonic()
@@ -232,7 +232,7 @@ class Checkpointer:
         return step
 
     def _verify(self, checkpoints: list[Path], files: Mapping[str, Mapping[str, Any]]) -> None:
-        """Raises SeatrialError on all ranks if a file of the newest checkpoint is damaged; ranks share the files."""
+        """Raises SeatrialError on all ranks if a file of the newest checkpoint is damaged; each rank checks a part."""
         newest = checkpoints[-1]
         names = sorted(files)[self._world.rank :: self._world.size]
         with ThreadPoolExecutor(THREADS) as threads:

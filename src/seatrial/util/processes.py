@@ -77,7 +77,7 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], stdout: Path, stderr: 
             stdout=out,
             stderr=err,
             start_new_session=True,
-            # safe: children are started from the main thread, before other threads exist
+            # children are started from the main thread: PDEATHSIG is sent when the starting thread ends
             preexec_fn=functools.partial(die_with_parent, os.getpid()),
         )
     return Child(process, tag)
@@ -123,7 +123,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def is_orphan() -> bool:
-    """Return whether the parent of this process, a descendant of a Child, has died: the new parent lacks the tag."""
+    """Return whether this process, started below a Child, has lost its parent: the new parent lacks the tag."""
     tag = os.environ.get(_TAG)
     try:
         return tag is not None and psutil.Process(os.getppid()).environ().get(_TAG) != tag

@@ -232,7 +232,7 @@ RULES = (
         evidence_facts=("unusable",),
         expect="== 0 paths",
         meaning="A node cannot write to the folder, or gets no answer from the filesystem.",
-        fix="Fact unusable lists path, node and reason. On that node: ls -ld PATH; df -h PATH; df -i PATH; "
+        fix="The fact unusable lists path, node and reason. On that node: ls -ld PATH; df -h PATH; df -i PATH; "
         "findmnt -T PATH",
     ),
     Rule(
@@ -241,7 +241,7 @@ RULES = (
         expect="== 0 paths",
         applies_if={"several_nodes": "yes", "usable": "yes", "paths_from": "options"},
         meaning="A node does not see files of other nodes in this folder: checkpoints and results are incomplete.",
-        fix="Fact filesystems lists the mounts. On the node with another mount: findmnt -T PATH; mount -a",
+        fix="The fact filesystems lists the mounts. On the node with another mount: findmnt -T PATH; mount -a",
     ),
     Rule(
         metric="paths_not_shared",
@@ -258,8 +258,8 @@ RULES = (
         evidence_facts=("user_ids",),
         expect="== 0 users",
         applies_if={"several_nodes": "yes"},
-        meaning="The user has different uid:gid on some nodes, and no access to files written on other nodes.",
-        fix='On each node: id "$USER"; use one user directory (LDAP, SSSD) or the same /etc/passwd on all nodes.',
+        meaning="The user has different uid:gid on some nodes, and may not access files written on other nodes.",
+        fix='On each node: id "$USER"; use a directory service (LDAP with SSSD) or one /etc/passwd',
     ),
     Rule(
         metric="visibility_delay",
@@ -276,7 +276,7 @@ RULES = (
         evidence_facts=("rename",),
         expect="== 0 paths",
         applies_if=EXAMINED,
-        meaning="Rename is not atomic: another node may read a missing or partial checkpoint.",
+        meaning="Rename is not atomic: another node may find the checkpoint missing or incomplete.",
         fix="Keep checkpoints on a POSIX filesystem; object store gateways may not rename atomically.",
     ),
     Rule(
@@ -319,7 +319,7 @@ RULES = (
         evidence_facts=("owner",),
         expect="== 0 paths",
         applies_if=EXAMINED,
-        meaning="Another node sees a different owner of the file and may not be allowed to read or change it.",
+        meaning="A file has another owner than its writer, or nodes see different owners: access may be denied.",
         fix="NFS 4: same Domain in /etc/idmapd.conf on all nodes and the server, then nfsidmap -c. Otherwise: "
         "same uids on all nodes; check all_squash in /etc/exports and id-mapped mounts of containers.",
     ),
@@ -330,7 +330,7 @@ RULES = (
         outcome_if_violated=Outcome.WARN,
         applies_if={"usable": "yes"},
         meaning="Free space too small for a checkpoint: writing it fails and terminates the job.",
-        fix="df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; then free space.",
+        fix="df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; delete files or raise the quota.",
     ),
     Rule(
         metric="free_inodes",
