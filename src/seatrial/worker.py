@@ -205,13 +205,13 @@ def _with_error_counts(measurement: Measurement, counts: ErrorCounts, context: C
 def _as_retry(measurement: Measurement, check: Check, job: Job) -> Measurement:
     """Return the measurement as a retry, with a fact that states the difference from the first one."""
     difference = "same device, new process"
-    if job.placement == "ranks" and job.device == "cuda" and job.ranks_per_node > 1:
+    if job.retry == 1 and job.placement == "ranks" and job.device == "cuda" and job.ranks_per_node > 1:
         difference = "same GPU, process of another rank"
         if check.scope is Scope.CLUSTER:
             difference = "ranks in reverse order of each node's GPUs; NCCL chooses its own rings"
     elif check.scope is Scope.CLUSTER:
         difference = "same ranks on the same devices, new processes"
-    return measurement.model_copy(update={"retry": True, "facts": {**measurement.facts, "retry": difference}})
+    return measurement.model_copy(update={"retry": job.retry, "facts": {**measurement.facts, "retry": difference}})
 
 
 def _of_type(observations: Iterable[Observation], kind: type[Kind]) -> list[Kind]:
@@ -222,8 +222,10 @@ def _open_device(job: Job, me: Identity, folder: Path) -> tuple[str, int | None]
     """Return this rank's device and its NVML index; for a ``ranks`` job, also open the process group."""
     if job.placement != "ranks":
         return "cpu", None
-    from seatrial.bench import group, rank
+    from seatrial.bench import group, rank, timing
 
+    if job.retry:
+        timing.min_windows = timing.RETRY_MIN_WINDOWS
     device = f"cuda:{me.local_rank}" if job.device == "cuda" else "cpu"
     group.enable_nccl_log(folder)
     group.open_group(device, timeout_s=job.limit_s)
@@ -246,7 +248,7 @@ def _context(
     nvml_index: int | None,
     progress: Callable[[str], None],
 ) -> Context:
-    artifacts_dir = run_dir / "artifacts" / (f"{check.name}-retry" if job.retry else check.name)
+    artifacts_dir = run_dir / "artifacts" / f"{check.name}{job.retry_suffix}"
     artifacts_dir.mkdir(parents=True, exist_ok=True)
     return Context(
         node=socket.gethostname(),
@@ -296,7 +298,7 @@ def main(arguments: list[str]) -> None:
     run_dir, folder = path.parents[2], path.parent / f"attempt{attempt}"
     if job.placement == "ranks" and processes.is_orphan():  # torchrun ended before die_with_parent took effect
         raise SystemExit("seatrial.worker: torchrun exited before this rank started; exiting")
-    if job.retry and job.device == "cuda":  # before CUDA is initialised
+    if job.retry == 1 and job.device == "cuda":  # before CUDA is initialised
         os.environ[_VISIBLE_DEVICES] = reversed_order(os.environ.get(_VISIBLE_DEVICES), job.ranks_per_node)
     with _sampler(job, Identity.from_environment(), folder):  # before the import of torch, which starts threads
         if job.placement != "ranks":

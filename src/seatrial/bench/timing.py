@@ -17,6 +17,8 @@ from seatrial.util.quantiles import median_interval
 
 WINDOW_S = 0.05  # much longer than a kernel launch and than the clock's resolution
 MIN_WINDOWS = 10
+RETRY_MIN_WINDOWS = 30  # a retry takes more samples, since the first measurement was bad or inconclusive
+min_windows = MIN_WINDOWS  # of this process; the worker sets it before the first check of a retry
 MAX_WINDOWS = 400  # 20 s
 PRECISION = 0.01  # of the median, at which timing stops
 
@@ -145,11 +147,12 @@ def _needs_window(windows: list[float], spent: float, seconds: float, min_second
 
 
 def median_converged(windows: list[float]) -> bool:
-    """Whether the 95 % confidence interval of the median is within 1 % of the median."""
-    if len(windows) < MIN_WINDOWS:
+    """Whether the 95 % confidence interval of the median is within 1 % of the median; of few windows, all of them."""
+    if len(windows) < min_windows:
         return False
-    middle, interval = median(windows), median_interval(windows)
-    return interval is not None and all(abs(bound - middle) <= PRECISION * middle for bound in interval)
+    middle = median(windows)
+    interval = median_interval(windows) or (min(windows), max(windows))
+    return all(abs(bound - middle) <= PRECISION * middle for bound in interval)
 
 
 def _time_window(

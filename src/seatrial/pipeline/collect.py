@@ -43,13 +43,13 @@ class Collected:
     show: Show
     on_complete: Callable[[Collected, str], None] = lambda _collected, _check: None
     measurements: list[Measurement] = field(default_factory=list)
-    retries: list[Measurement] = field(default_factory=list)  # second measurements of checks below a threshold
+    retries: list[Measurement] = field(default_factory=list)  # second and third measurements of checks
     results: list[JobResult] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)  # earlier sessions
     timings: list[Timing] = field(default_factory=list)
     stop_reason: str = ""
     jobs: list[Job] = field(default_factory=list)  # in the order of their start
-    _counts: Counter[tuple[str, bool]] = field(default_factory=Counter)  # measurements by check and retry
+    _counts: Counter[tuple[str, int]] = field(default_factory=Counter)  # measurements by check and number of the retry
 
     def job_started(self, job: Job, attempt: int) -> None:
         self.jobs.append(job)
@@ -60,7 +60,7 @@ class Collected:
 
     def measured(self, measurement: Measurement) -> None:
         if self.jobs and self.jobs[-1].retry:  # the launcher's error measurements do not have the flag
-            measurement = measurement.model_copy(update={"retry": True})
+            measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
         self.run_dir.save(measurement)
         (self.retries if measurement.retry else self.measurements).append(measurement)
         self._counts[measurement.check, measurement.retry] += 1  # a search in all measurements would be quadratic

@@ -61,13 +61,14 @@ def make_plan(
     return Plan(tuple(job for job in jobs if job.checks), tuple(not_run.values()), excluded)
 
 
-def retry_jobs(jobs: Iterable[Job], checks: Container[str], startup_s: float) -> Iterator[Job]:
-    """Yield the jobs that measure ``checks`` a second time, with the same placement."""
+def retry_jobs(jobs: Iterable[Job], checks: Container[str], startup_s: float, number: int) -> Iterator[Job]:
+    """Yield the jobs of retry ``number`` of ``checks``, with the same placement."""
     for job in jobs:
         if names := tuple(name for name in job.checks if name in checks):
             limits = {name: job.limits[name] for name in names}
-            changes = {"checks": names, "limits": limits, "limit_s": startup_s + sum(limits.values()), "retry": True}
-            yield job.model_copy(update={"name": f"{job.name}-retry", **changes})
+            changes = {"checks": names, "limits": limits, "limit_s": startup_s + sum(limits.values()), "retry": number}
+            retry = job.model_copy(update=changes)
+            yield retry.model_copy(update={"name": f"{job.name}{retry.retry_suffix}"})
 
 
 def _excluded_checks(names: list[str], only: list[str], skip: list[str]) -> dict[str, str]:

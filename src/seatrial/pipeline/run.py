@@ -15,6 +15,7 @@ from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
 from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
+from seatrial.judge.retry import MAX_RETRIES, complete_retries
 from seatrial.launch import launcher_for
 from seatrial.launch.watch import run_job
 from seatrial.model import (
@@ -66,8 +67,10 @@ def run(run_dir: RunDir, show: Show) -> Trial:
             collected.measured(measurement)
         for job in remaining.jobs:
             _run_job(_on_same_nodes(job, collected), collected)
-        for job in _retry_jobs(plan, collected, baseline):
-            _run_job(_on_same_nodes(job, collected), collected)
+        _discard_incomplete_retries(collected)
+        for number in range(1, MAX_RETRIES + 1) if collected.settings.retry else ():
+            for job in _retry_jobs(plan, collected, baseline, number):
+                _run_job(_on_same_nodes(job, collected), collected)
     # a Ctrl-C between two files would leave reports that contradict each other
     with signals.signals_deferred():
         collected.sort()
@@ -119,16 +122,24 @@ def _telemetry_summary(plan: Plan, collected: Collected) -> Telemetry | None:
     return summary
 
 
-def _retry_jobs(plan: Plan, collected: Collected, baseline: Baseline | None) -> list[Job]:
-    """Return the jobs that retry checks with failed performance metrics; discard incomplete earlier retries."""
+def _discard_incomplete_retries(collected: Collected) -> None:
+    """Discard the retries of checks of which an earlier session ended during a retry, or with an error."""
+    incomplete = set()
+    for check in {measurement.check for measurement in collected.retries}:
+        first = [measurement for measurement in collected.measurements if measurement.check == check]
+        retries = [measurement for measurement in collected.retries if measurement.check == check]
+        if len(complete_retries(first, retries)) < max(measurement.retry for measurement in retries):
+            incomplete.add(check)
+    if incomplete:
+        collected.run_dir.discard_retries(incomplete)
+        collected.retries = [measurement for measurement in collected.retries if measurement.check not in incomplete]
+
+
+def _retry_jobs(plan: Plan, collected: Collected, baseline: Baseline | None, number: int) -> list[Job]:
+    """Return the jobs that measure checks with bad performance metrics a second or third time."""
     settings = collected.settings
-    if not settings.retry:
-        return []
-    reasons = checks_to_retry(settings, collected.measurements, collected.retries, catalog(), baseline)
-    if any(measurement.check in reasons for measurement in collected.retries):
-        collected.run_dir.discard_retries(reasons)
-        collected.retries = [measurement for measurement in collected.retries if measurement.check not in reasons]
-    jobs = list(retry_jobs(plan.jobs, reasons, settings.limits.startup_s))
+    reasons = checks_to_retry(settings, collected.measurements, collected.retries, catalog(), number, baseline)
+    jobs = list(retry_jobs(plan.jobs, reasons, settings.limits.startup_s, number))
     for job in jobs:
         collected.show.retry_started(job, reasons)
     return jobs

@@ -215,6 +215,7 @@ CHECK = Check(
         Rule(
             metric="tflops.sustained",
             reference="gemm.bf16",
+            peer_fail_below=0.90,
             applies_if={"backend": "cuda", "load": "bf16"},
             meaning="sustained throughput below the reference of this GPU model",
             fix=_COOLING,

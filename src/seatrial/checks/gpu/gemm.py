@@ -87,6 +87,7 @@ CHECK = Check(
             Rule(
                 metric=f"tflops.{dtype}",
                 reference=f"gemm.{dtype}",
+                peer_fail_below=0.90,
                 applies_if={"backend": "cuda", f"has_{dtype}": "yes"},
                 meaning="matrix products dominate training time: all ranks wait for the slowest GPU",
                 fix=_FIX,

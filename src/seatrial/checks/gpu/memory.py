@@ -83,6 +83,7 @@ CHECK = Check(
         Rule(
             metric="copy",
             reference="memory.copy",
+            peer_fail_below=0.90,
             applies_if={"backend": "cuda"},
             meaning="memory-bound layers and decoding run at this bandwidth",
             fix="nvidia-smi -q -d CLOCK,PERFORMANCE,ROW_REMAPPER -i INDEX: low memory clock or remapped rows? "
