@@ -85,13 +85,11 @@ class ScriptLauncher(Scripted):
     """Runs a script per job name; raises KeyboardInterrupt after the job ``stopped_job``."""
 
     def __init__(self, scripts: Mapping[str, str], stopped_job: str = "") -> None:
-        self._script_by_job, self._stopped_job = scripts, stopped_job
+        self._by_job, self._stopped_job = scripts, stopped_job
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
         folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
-        return Rendered(
-            argv=(sys.executable, "-c", HEAD + self._script_by_job[job.name], str(folder)), env={}, text=job.name
-        )
+        return Rendered(argv=(sys.executable, "-c", HEAD + self._by_job[job.name], str(folder)), env={}, text=job.name)
 
     def start(self, rendered: Rendered, folder: Path) -> LocalJob:
         if rendered.text == self._stopped_job:
