@@ -48,10 +48,10 @@ class RecordingListener:
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def current_check(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         self.statuses.append(text)
 
-    def measured(self, measurement: Measurement) -> None:
+    def add_measurement(self, measurement: Measurement) -> None:
         self.measurements.append(measurement)
 
     @property

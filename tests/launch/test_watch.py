@@ -32,7 +32,7 @@ def test_exiting_rank_has_the_teardown_time(tmp_path: Path) -> None:
 
 
 class Interrupting(RecordingListener):
-    def current_check(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         if text == ALONE:
             raise KeyboardInterrupt
 

@@ -37,8 +37,8 @@ def test_saved_records_are_recovered_in_order(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path / "out", REQUEST)
     here = Machine(host="h", gpus=("GPU-1",))
     first.save_machine(here)
-    first.save(measured("a"))
-    first.save(measured("b"))
+    first.save_measurement(measured("a"))
+    first.save_measurement(measured("b"))
     first.discard_checks(["a"])
     saved = RunDir.reopen(closed(first)).recover()
     assert [measurement.check for measurement in saved.measurements] == ["b"]
@@ -48,7 +48,7 @@ def test_saved_records_are_recovered_in_order(tmp_path: Path) -> None:
 def test_measurement_only_in_a_rank_journal_is_recovered_once(tmp_path: Path) -> None:
     """The main process was killed before it saved a measurement that a rank had written."""
     first = RunDir.create(tmp_path / "out", REQUEST)
-    first.save(measured("a", 0))
+    first.save_measurement(measured("a", 0))
     for rank in (0, 1):
         journal = Journal(tmp_path / "out/jobs/ranks/attempt1" / f"rank{rank}.jsonl")
         journal.append({"start": "a", "time": 5.0})
@@ -67,11 +67,11 @@ def test_run_directory_is_locked(tmp_path: Path) -> None:
 
 
 def test_directory_without_measurements_is_removed(tmp_path: Path) -> None:
-    RunDir.create(tmp_path / "out", REQUEST).discard()
+    RunDir.create(tmp_path / "out", REQUEST).remove_if_unused()
     assert not (tmp_path / "out").exists()
     used = RunDir.create(tmp_path / "out", REQUEST)
-    used.save(measured())
-    used.discard()
+    used.save_measurement(measured())
+    used.remove_if_unused()
     assert (tmp_path / "out/run.json").exists()
 
 
@@ -97,7 +97,7 @@ def again(check: str, rank: int = 0, error: str | None = None, started: float = 
 def test_retries_are_discarded_without_their_first_measurements(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path / "out", REQUEST)
     for measurement in (measured("a"), measured("b"), again("a"), again("b")):
-        first.save(measurement)
+        first.save_measurement(measurement)
     first.discard_retries(["a"])
     saved = first.recover()
     assert [measurement.check for measurement in saved.measurements] == ["a", "b"]
@@ -109,8 +109,8 @@ def test_retries_are_discarded_without_their_first_measurements(tmp_path: Path) 
 
 def test_retry_only_in_a_rank_journal_replaces_its_error(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path / "out", REQUEST)
-    first.save(measured("a", 0))
-    first.save(again("a", 0, error="start it by hand"))
+    first.save_measurement(measured("a", 0))
+    first.save_measurement(again("a", 0, error="start it by hand"))
     journal = Journal(tmp_path / "out/jobs/ranks-retry/attempt1/rank0.jsonl")
     journal.append({"measurement": again("a", 0, started=7.0).model_dump(mode="json")})
     for _ in range(2):

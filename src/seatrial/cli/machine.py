@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def discover(as_json: AsJson = False) -> None:
     """Print hardware and software of this machine. Reads only; causes no load."""
-    from seatrial.pipeline.survey import discover as discover_machine
+    from seatrial.pipeline.this_host import discover as discover_machine
     from seatrial.report.inventory import print_inventory
 
     facts = discover_machine().facts
@@ -47,10 +47,10 @@ def explain(
 ) -> None:
     """Find known failures in logs: cause, first command, fix."""
     from seatrial.diagnose.signatures import signatures
-    from seatrial.pipeline.run_directory import logs
+    from seatrial.pipeline.run_directory import log_files
     from seatrial.report.inventory import print_findings
 
-    findings = [finding for path in paths for log in logs(path) for finding in _explained(log)]
+    findings = [finding for path in paths for log in log_files(path) for finding in _explained(log)]
     if as_json:
         print_json([finding.model_dump(mode="json") for finding in findings])
     else:

@@ -72,7 +72,7 @@ def run(
         with Live(stderr()) as live:
             result = pipeline.run(run_dir, live)
     except SeatrialError:
-        run_dir.discard()
+        run_dir.remove_if_unused()
         raise
     print_result(result, as_json, report if _version(report) != before else None)
     if result.stop_reason or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):

@@ -31,9 +31,9 @@ class Listener(Protocol):
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def current_check(self, text: str) -> None: ...
+    def show_status(self, text: str) -> None: ...
 
-    def measured(self, measurement: Measurement) -> None: ...
+    def add_measurement(self, measurement: Measurement) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,12 @@ class _Attempt:
                 end = self._watch(running)
             finally:
                 if remaining := running.cancel():
-                    self.listener.current_check(remaining)
+                    self.listener.show_status(remaining)
         except KeyboardInterrupt:
             # measurements from before Ctrl-C that only cancel() has fetched; errors may result from the cancellation
             for measurement in (measured for rank in self.ranks for measured in rank.read()):
                 if not measurement.error:
-                    self.listener.measured(measurement)
+                    self.listener.add_measurement(measurement)
             raise
         end = replace(end, allocation=running.allocation())
         if not remaining:
@@ -140,7 +140,7 @@ class _Attempt:
                 return AttemptEnd(JobState.FAILED, cause, elapsed_s)
             if waiting := running.waiting():
                 if waiting.reason:
-                    self.listener.current_check(f"waiting: {waiting.reason}")
+                    self.listener.show_status(f"waiting: {waiting.reason}")
                 if waiting.permanent:
                     return AttemptEnd(JobState.TIMEOUT, RootCause("the queue", waiting.reason, None), elapsed_s)
                 running_since = time.monotonic()  # time limits do not include pending time
@@ -152,9 +152,9 @@ class _Attempt:
         for measurement in (measured for rank in self.ranks for measured in rank.read()):
             # a failed CLUSTER check is reported once, with its root cause, by remaining_job
             if not (measurement.error is not None and self.checks[measurement.check].scope is Scope.CLUSTER):
-                self.listener.measured(measurement)
+                self.listener.add_measurement(measurement)
         if self.ranks[0].heartbeat:
-            self.listener.current_check(self.ranks[0].last_status)
+            self.listener.show_status(self.ranks[0].last_status)
 
     def _timeout(self, running_since: float) -> tuple[JobState, RootCause] | None:
         """Return the state and cause if a rank has no heartbeat or a time limit is exceeded, else None."""
@@ -214,7 +214,7 @@ class _Attempt:
             error = f"after this check, {error}"
             missing = [Measurement(check=started[-1], subject=CLUSTER, error=error, started=time.time())]
         for measurement in missing:
-            self.listener.measured(measurement)
+            self.listener.add_measurement(measurement)
         # other nodes are allowed: one of these may be at fault
         return job.model_copy(update={"checks": tuple(remaining), "nodelist": ""})
 

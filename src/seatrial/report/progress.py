@@ -53,7 +53,7 @@ class Live:
         with _errors_ignored():
             self._status.stop()
 
-    def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None:
+    def show_plan(self, jobs: tuple[Job, ...], run_dir: Path) -> None:
         self._remaining = Remaining(dict.fromkeys(check for job in jobs for check in job.checks))
         self._line(f"run directory {run_dir}")
         for job in jobs:
@@ -72,7 +72,7 @@ class Live:
         for check in job.checks:
             self._line(f"retry   {check} in job {job.name} (below threshold: {reasons[check]})")
 
-    def current_check(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         """Show ``text``, the current check and step. Called many times a second; repeats nothing in a log."""
         if self._console.is_terminal:
             self._update_status(text)
@@ -80,7 +80,7 @@ class Live:
             self._line(text if text.startswith("waiting") else f"running {text}")
             self._current = text
 
-    def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
+    def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
         self._remaining.finish(check, seconds)
         detail = "" if outcome is Outcome.PASS else f": {reason}"
         progress = escape(f"[{self._remaining.position(check)}] ") if self._remaining.total else ""

@@ -92,7 +92,8 @@ def _lag_1_correlation(samples: Sequence[float]) -> float:
 def _normal_scores(samples: Sequence[float]) -> list[float]:
     """Return the standard normal quantile of each sample's rank; equal samples have the same one."""
     ordered, count, normal = sorted(samples), len(samples), NormalDist()
-    first, last = {}, {}
+    first: dict[float, int] = {}
+    last: dict[float, int] = {}
     for rank, value in enumerate(ordered):
         first.setdefault(value, rank)
         last[value] = rank
