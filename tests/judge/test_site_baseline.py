@@ -202,8 +202,8 @@ def test_value_with_a_warning_is_not_learned() -> None:
     )
     with pytest.raises(UsageError, match="was REJECTED"):
         site_baseline.learn("lab", {"a": trial_with(measurement)}, catalog())
-    good = measurement.model_copy(update={"metrics": (replace(measurement.metrics[0], value=4300),), "retry": True})
-    lifted = trial_with(measurement, retries=(good,))
+    good = measurement.model_copy(update={"metrics": (replace(measurement.metrics[0], value=4300),), "retry": 1})
+    lifted = trial_with(measurement, retries=(good, good.model_copy(update={"retry": 2})))
     with pytest.raises(UsageError, match=r"no values to learn in a: n0/gpu0: WARN, copy is 1,600 GB/s.*not reproduced"):
         site_baseline.learn("lab", {"a": lifted}, catalog())
 

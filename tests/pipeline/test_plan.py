@@ -121,12 +121,12 @@ def test_done_checks_are_not_planned() -> None:
 
 def test_retry_job_has_the_same_placement() -> None:
     first = make_plan(config(nodes=2), CHECKS, NodeGpus(4))
-    (job,) = retry_jobs(first.jobs, {"all.c": "slow", "gpu.b": "slow"}, startup_s=180)
-    assert (job.name, job.checks, job.retry) == ("ranks-retry", ("gpu.b", "all.c"), True)
+    (job,) = retry_jobs(first.jobs, {"all.c": "slow", "gpu.b": "slow"}, startup_s=180, number=1)
+    assert (job.name, job.checks, job.retry) == ("ranks-retry", ("gpu.b", "all.c"), 1)
     assert (job.limits, job.limit_s) == ({"gpu.b": 10, "all.c": 20}, 180 + 10 + 20)
     changed = {"name", "checks", "limits", "limit_s", "retry"}
     assert job.model_dump(exclude=changed) == first.jobs[1].model_dump(exclude=changed)
-    assert list(retry_jobs(first.jobs, {}, 180)) == []
+    assert list(retry_jobs(first.jobs, {}, 180, 1)) == []
 
 
 @pytest.mark.parametrize(("options", "expected"), [({}, "week47"), ({"reservation": "other"}, "other")])

@@ -66,7 +66,7 @@ SPEED, METRIC = "filesystem.speed", "write_single.run_directory"
 BROKEN = "sys.exit(3)\n"
 
 
-def speed(gb_s: float, ranks: tuple[int, ...] = (0, 1), retry: bool = False, seconds: float = 0) -> str:
+def speed(gb_s: float, ranks: tuple[int, ...] = (0, 1), retry: int = 0, seconds: float = 0) -> str:
     """Return a script in which these ranks measure METRIC."""
     metrics = [
         {"name": METRIC, "value": gb_s, "unit": "GB/s", "subject": "cluster"},
@@ -123,32 +123,36 @@ def metric_verdict(trial: Trial) -> Verdict:
 
 def test_not_reproduced_failure_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = speed_trial(tmp_path / "out")
-    trial, display = run_scripts(monkeypatch, run_dir, ranks=speed(0.5, seconds=1000), ranks_retry=speed(2))
+    trial, display = run_scripts(
+        monkeypatch, run_dir, ranks=speed(0.5, seconds=1000), ranks_retry=speed(2), ranks_retry2=speed(3)
+    )
     assert (trial.decision.value, metric_verdict(trial).outcome) == (DecisionValue.ACCEPTED, Outcome.WARN)
-    assert display.retry_reasons == {"ranks-retry": f"{METRIC} is 0.5 GB/s, expected > 1 GB/s"}
-    assert [result.job for result in trial.results] == ["ranks", "ranks-retry"]
+    assert display.retry_reasons == {"ranks-retry2": f"{METRIC} is 0.5 GB/s, expected > 1 GB/s"}
+    assert [result.job for result in trial.results] == ["ranks", "ranks-retry", "ranks-retry2"]
     assert [job.name for job in trial.jobs] == ["ranks"]
     assert [
         [measurement.metrics[0].value for measurement in each if measurement.metrics]
         for each in (trial.measurements, trial.retries)
     ] == [
         [0.5],
-        [2],
+        [2, 3],
     ]
     took = {timing.name: timing.seconds for timing in trial.timings}
     assert (took[SPEED], took[f"{SPEED} (retry)"]) == (1000, 0)
     assert took["start and end of job ranks-retry"] > 0
     recorded = [item for item in load_trial(run_dir.path).verdicts if item.retry]
     assert [(item.reasons, item.retry) for item in recorded] == [
-        ((Reason.THRESHOLD_VIOLATED, Reason.NOT_REPRODUCED), Retry(0.5, 2))
+        ((Reason.THRESHOLD_VIOLATED, Reason.NOT_REPRODUCED), Retry(0.5, 2, third_value=3))
     ]
     for name in ("report.html", "junit.xml"):
-        assert "not reproduced (0.5 GB/s, then 2 GB/s)" in (run_dir.path / name).read_text(), name
+        assert "not reproduced (0.5 GB/s, then 2 GB/s, then 3 GB/s)" in (run_dir.path / name).read_text(), name
     figures = [line for line in (run_dir.path / "metrics.prom").read_text().splitlines() if METRIC in line]
     assert [line.partition("{")[0] for line in figures] == [
         "seatrial_measured_bytes_per_second",
         "seatrial_retry_measured_bytes_per_second",
+        "seatrial_retry_measured_bytes_per_second",
     ]
+    assert len({line.rpartition(" ")[0] for line in figures}) == 3, "each sample has labels of its own"
 
 
 def test_reproduced_failure_is_rejected_and_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +175,31 @@ def test_failed_retry_keeps_the_failure_and_is_repeated_by_resume(
     assert (trial.decision.value, metric_verdict(trial).outcome) == (DecisionValue.REJECTED, Outcome.FAIL)
     assert Reason.RETRY_FAILED in metric_verdict(trial).reasons
     assert len(trial.measurements) == 2
-    resumed, _ = run_scripts(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2))
+    resumed, _ = run_scripts(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2), ranks_retry2=speed(2))
     assert (resumed.measurements, metric_verdict(resumed).outcome) == (trial.measurements, Outcome.WARN)
     assert not any(measurement.error for measurement in resumed.retries)
+
+
+@pytest.mark.parametrize(("third", "decision"), [(0.4, DecisionValue.REJECTED), (2.0, DecisionValue.ACCEPTED)])
+def test_third_measurement_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, third: float, decision: DecisionValue
+) -> None:
+    run_dir = speed_trial(tmp_path / "out")
+    trial, _ = run_scripts(monkeypatch, run_dir, ranks=speed(0.5), ranks_retry=speed(2), ranks_retry2=speed(third))
+    assert (trial.decision.value, metric_verdict(trial).retry) == (decision, Retry(0.5, 2, third_value=third))
+    assert rejudge(load_trial(run_dir.path)).verdicts == trial.verdicts
+
+
+def test_interrupted_third_measurement_is_not_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = speed_trial(tmp_path / "out")
+    scripts = {"ranks": speed(0.5), "ranks_retry": speed(2)}
+    trial, _ = run_scripts(
+        monkeypatch, run_dir, stopped_job="ranks-retry2", ranks_retry2=speed(3, ranks=(0,), retry=2), **scripts
+    )
+    verdict = metric_verdict(trial)
+    assert (verdict.outcome, verdict.reasons[-1]) == (Outcome.UNJUDGED, Reason.NO_THIRD_MEASUREMENT)
+    resumed, _ = run_scripts(monkeypatch, RunDir.reopen(run_dir.path), **scripts, ranks_retry2=speed(3))
+    assert (resumed.decision.value, metric_verdict(resumed).outcome) == (DecisionValue.ACCEPTED, Outcome.WARN)
 
 
 def test_retry_can_be_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,16 +211,16 @@ def test_retry_can_be_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_interrupted_retry_is_repeated_by_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = speed_trial(tmp_path / "out")
-    first_rank_only = speed(3, ranks=(0,), retry=True)
+    first_rank_only = speed(3, ranks=(0,), retry=1)
     trial, _ = run_scripts(
         monkeypatch, run_dir, stopped_job="ranks-retry", ranks=speed(0.5), ranks_retry=first_rank_only
     )
     assert (trial.stop_reason, trial.decision.value) == (INTERRUPTED, DecisionValue.REJECTED)
     assert Reason.NOT_RETRIED in metric_verdict(trial).reasons
-    resumed, _ = run_scripts(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2))
+    resumed, _ = run_scripts(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2), ranks_retry2=speed(2.5))
     assert resumed.measurements == trial.measurements
-    assert [measurement.metrics[0].value for measurement in resumed.retries if measurement.metrics] == [2]
-    assert metric_verdict(resumed).retry == Retry(0.5, 2)
+    assert [measurement.metrics[0].value for measurement in resumed.retries if measurement.metrics] == [2, 2.5]
+    assert metric_verdict(resumed).retry == Retry(0.5, 2, third_value=2.5)
     finished, _ = run_scripts(monkeypatch, RunDir.reopen(run_dir.path))
     assert (finished.retries, finished.verdicts) == (resumed.retries, resumed.verdicts)
 

@@ -114,13 +114,9 @@ def _measured(trial: Trial) -> list[_Family]:
             )
             unit = (suffix.replace("_", " ") or "no unit") + (" (retry)" if measurement.retry else "")
             family = families.setdefault(name, _Family(name, f"Measured values in {unit}."))
-            family.add(
-                metric.value * factor,
-                trial=trial.name,
-                check=measurement.check,
-                subject=metric.subject,
-                metric=metric.name,
-            )
+            labels = {"check": measurement.check, "subject": metric.subject, "metric": metric.name}
+            labels |= {"retry": str(measurement.retry)} if measurement.retry else {}
+            family.add(metric.value * factor, trial=trial.name, **labels)
     return [families[name] for name in sorted(families)]
 
 

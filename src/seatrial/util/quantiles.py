@@ -26,7 +26,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
     """
     ordered, count = sorted(samples), len(samples)
     independent = independent_samples(samples)
-    if not (outside := _samples_outside_interval(floor(independent))):
+    if not (outside := samples_outside_interval(floor(independent))):
         return None
     below = max(1, floor(outside * count / floor(independent)))
     return ordered[below - 1], ordered[count - below]
@@ -65,7 +65,7 @@ def binomial_tail(successes: int, trials: int, probability: float) -> float:
 
 
 @cache
-def _samples_outside_interval(count: int) -> int:
+def samples_outside_interval(count: int) -> int:
     """Return how many of ``count`` ordered samples, from each end, are outside the interval, counting its ends."""
     outside, tail = 0, 1 / 2**count  # tail: probability that at most ``outside`` samples are below the true median
     while 2 * tail <= 1 - CONFIDENCE:
