@@ -18,7 +18,7 @@ EXAMPLES = {
         "run --resume seatrial-runs/RUN",
     ),
     "discover": _examples("discover", "discover --json"),
-    "checks": _examples("checks", "checks --json"),
+    "checks": _examples("checks", "checks device.gemm", "checks device.gemm --power", "checks --json"),
     "render": _examples(
         "render slurm acceptance --nodes 4 --gpus-per-node 8",
         "render slurm acceptance --nodes 4 --gpus-per-node 8 --only 'collectives.*'",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,15 +29,33 @@ def discover(as_json: AsJson = False) -> None:
         print_inventory(facts, stdout())
 
 
-def checks(as_json: AsJson = False) -> None:
-    """List all checks with scope, needs and rules."""
+def checks(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Checks to list, or patterns; all without.")
+    ] = None,
+    power: Annotated[
+        bool, typer.Option("--power", help="Show how many samples each limit needs to reject a given slowdown.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List checks with scope, needs and rules."""
     from seatrial.checks import catalog
-    from seatrial.report.inventory import checks_as_json, print_checks
+    from seatrial.report.inventory import checks_as_json, print_checks, print_power
 
+    selected = {name: check for name, check in catalog().items() if not names or _matches(name, names)}
+    if unknown := [pattern for pattern in names or () if not any(_matches(name, [pattern]) for name in selected)]:
+        raise UsageError(f"no check matches {', '.join(unknown)}; list all checks: seatrial checks")
     if as_json:
-        print_json(checks_as_json(catalog()))
+        print_json(checks_as_json(selected))
+    elif power:
+        for check in selected.values():
+            print_power(check, stdout())
     else:
-        print_checks(catalog(), stdout())
+        print_checks(selected, stdout())
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def explain(

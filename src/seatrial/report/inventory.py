@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from seatrial.analysis.power import CERTAINTY, samples_table
 from seatrial.checks.base import Check
 from seatrial.model import Finding, Rule, format_bytes, format_value
 from seatrial.report.text import clean
@@ -78,6 +79,29 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
         table.add_column(overflow="fold")  # a name is copied into a trial: it is never shortened
         for rule in check.rules:
             table.add_row(rule.metric, _rule(rule), escape(rule.meaning))
+        console.print(table, highlight=False)
+
+
+def print_power(check: Check, console: Console) -> None:
+    """Print how many samples each limit of a check needs to reject a slowdown, by the noise of the samples."""
+    metrics_by_limit: dict[float, list[str]] = {}
+    for rule in check.rules:
+        if rule.reference and not rule.compare_with_peers:
+            metrics_by_limit.setdefault(rule.fail_below, []).append(rule.metric)
+    if not metrics_by_limit:
+        console.print(f"[bold]{check.name}[/]: no limit relative to a reference value", highlight=False)
+    for limit, metrics in metrics_by_limit.items():
+        text = f"[bold]{check.name}[/]: FAIL below {limit:.0%} of the reference: {', '.join(metrics)}"
+        console.print(text, highlight=False)
+        text = f"samples per measurement to reject a slowdown in {CERTAINTY:.0%} of trials; noise: standard deviation"
+        console.print(text, highlight=False)
+        needed = samples_table(limit)
+        table = Table(box=None, padding=(0, 2, 0, 2))
+        table.add_column("noise", justify="right")
+        for slowdown in next(iter(needed.values())):
+            table.add_column(f"{slowdown:.0%} slower", justify="right")
+        for noise, by_slowdown in needed.items():
+            table.add_row(f"{noise:.1%}", *(f"{count:,}" if count else "> 100,000" for count in by_slowdown.values()))
         console.print(table, highlight=False)
 
 

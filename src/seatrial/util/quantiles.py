@@ -13,6 +13,8 @@ NORMAL = 1.4826
 # Smallest relative spread of a peer group: smaller differences are not significant
 FLOOR = 0.01
 CONFIDENCE = 0.95
+_EXACT_COUNT = 500  # above it, the normal approximation of the binomial distribution is used
+MIN_INDEPENDENT = 6  # samples of which the range is a 95 % interval of the median: 2/2^6 < 5 %
 # From this number of samples on, lag-1 autocorrelation is estimated well enough to use the estimate itself; below, its
 # upper confidence bound is used (docs/results/2026-11-23-judge)
 _WELL_ESTIMATED = 300
@@ -25,24 +27,34 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
     information. None for fewer than 6 of those.
     """
     ordered, count = sorted(samples), len(samples)
-    independent = independent_samples(samples)
+    independent = independent_samples(samples, cautious=True)
     if not (outside := samples_outside_interval(floor(independent))):
         return None
     below = max(1, floor(outside * count / floor(independent)))
     return ordered[below - 1], ordered[count - below]
 
 
-def independent_samples(samples: Sequence[float]) -> float:
+def independent_samples(samples: Sequence[float], *, cautious: bool = False) -> float:
     """Return the number of independent samples whose median is as uncertain as that of ``samples``; at most all.
+
+    ``cautious``: for an upper bound of the correlation, which few samples do not determine.
 
     The variance of a median depends on whether consecutive samples are on the same side of it. For a stationary
     first-order autoregressive Gaussian process with lag-1 correlation r, this indicator has the correlation
     2/pi·asin(r^k) at lag k (Kedem, Binary Time Series, 1980).
     """
-    correlation, variance_ratio, power = _lag_1_correlation(samples), 1.0, 1.0
-    while (power := power * correlation) > 1e-3:
-        variance_ratio += 4 / pi * asin(power)
-    return len(samples) / variance_ratio
+    return len(samples) / _variance_ratio(_lag_1_correlation(samples, cautious=cautious))
+
+
+def expected_half_width(count: int) -> float:
+    """Return the half width of the interval of ``count`` uncorrelated normal samples, in their standard deviations.
+
+    Without an interval it is that of the range of the samples, which the judge uses instead.
+    """
+    independent = count / _variance_ratio(_margin(count, 0.0))
+    if independent < MIN_INDEPENDENT:
+        return NormalDist().inv_cdf(count / (count + 1))
+    return NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * sqrt(pi / 2 / independent)
 
 
 def spread(values: Sequence[float]) -> float:
@@ -67,6 +79,8 @@ def binomial_tail(successes: int, trials: int, probability: float) -> float:
 @cache
 def samples_outside_interval(count: int) -> int:
     """Return how many of ``count`` ordered samples, from each end, are outside the interval, counting its ends."""
+    if count > _EXACT_COUNT:
+        return floor(count / 2 - NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * sqrt(count) / 2)
     outside, tail = 0, 1 / 2**count  # tail: probability that at most ``outside`` samples are below the true median
     while 2 * tail <= 1 - CONFIDENCE:
         outside += 1
@@ -74,8 +88,8 @@ def samples_outside_interval(count: int) -> int:
     return outside
 
 
-def _lag_1_correlation(samples: Sequence[float]) -> float:
-    """Return the lag-1 autocorrelation of the samples' normal scores, from 0 to 0.99; a bound for fewer than 300.
+def _lag_1_correlation(samples: Sequence[float], *, cautious: bool) -> float:
+    """Return the lag-1 autocorrelation of the samples' normal scores, from 0 to 0.99.
 
     The estimate of a short series is too low by (1 + 3r)/n (Kendall and Stuart, The Advanced Theory of Statistics).
     """
@@ -84,9 +98,23 @@ def _lag_1_correlation(samples: Sequence[float]) -> float:
         return 0.0
     estimate = sum(a * b for a, b in pairwise(scores)) / variance
     unbiased = min(max((estimate + 1 / count) / (1 - 3 / count), 0.0), 0.99)
-    # Two standard errors are added for few samples; for many, only what a strong correlation needs
-    weight = max(unbiased, 2 * (1 - count / _WELL_ESTIMATED))
-    return min(unbiased + weight * sqrt((1 - unbiased**2) / count), 0.99)
+    if not cautious:
+        return unbiased
+    return unbiased + _margin(count, unbiased)
+
+
+def _margin(count: int, correlation: float) -> float:
+    """Return the uncertainty of a correlation: two standard errors for few samples, a part of one for many."""
+    weight = max(correlation, 2 * (1 - count / _WELL_ESTIMATED))
+    return min(weight * sqrt((1 - correlation**2) / count), 0.99 - correlation)
+
+
+def _variance_ratio(correlation: float) -> float:
+    """Return the variance of the median relative to that of as many independent samples."""
+    ratio, power = 1.0, 1.0
+    while (power := power * correlation) > 1e-3:
+        ratio += 4 / pi * asin(power)
+    return ratio
 
 
 def _normal_scores(samples: Sequence[float]) -> list[float]:
