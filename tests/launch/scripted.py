@@ -9,7 +9,7 @@ from pathlib import Path
 
 from seatrial.checks import catalog
 from seatrial.config.schema import Limits
-from seatrial.launch.base import Rendered
+from seatrial.launch.base import RenderedJob
 from seatrial.launch.local import LocalJob, LocalLauncher
 from seatrial.launch.watch import run_job
 from seatrial.model import Job, JobResult, Measurement
@@ -74,12 +74,12 @@ class Scripted:
     def available(self, nodes: int) -> str | None:
         return None
 
-    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
         argv = (sys.executable, "-c", HEAD + self._scripts[attempt - 1], str(folder))
-        return Rendered(argv=argv, env={}, text="")
+        return RenderedJob(argv=argv, env={}, text="")
 
-    def start(self, rendered: Rendered, folder: Path) -> LocalJob:
+    def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
         return LocalLauncher().start(rendered, folder)
 
 
@@ -89,7 +89,7 @@ class TorchrunScript(LocalLauncher):
     def __init__(self, script: str) -> None:
         self._script = script
 
-    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         real = super().render(job, run_dir, attempt)
         folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
         program = run_dir / "worker.py"

@@ -35,8 +35,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin" / "srun").write_text(SRUN)
     (tmp_path / "bin" / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setattr(collect, "WAIT_S", 0.0)
-    monkeypatch.setattr(collect, "RETRY_S", 0.2)
+    monkeypatch.setattr(collect, "FIRST_FETCH_S", 0.0)
+    monkeypatch.setattr(collect, "RESTART_S", 0.2)
     (tmp_path / "scratch" / "jobs" / "ranks" / "attempt1" / "logs").mkdir(parents=True)
     return tmp_path / "scratch"
 

@@ -51,7 +51,7 @@ def test_one_rank_per_process_of_the_job(tmp_path: Path) -> None:
 def test_rank_without_output_has_no_last_seen(written: Written) -> None:
     rank = written.rank
     assert rank.read() == []
-    assert (rank.last_seen, rank.current, rank.done, rank.damage) == (None, None, False, "")
+    assert (rank.last_seen, rank.current_check, rank.done, rank.damage) == (None, None, False, "")
     assert (rank.is_working, rank.failed, rank.is_exiting) == (True, False, False)
     assert rank.name == "rank 1"
 
@@ -60,10 +60,10 @@ def test_rank_state_from_start_to_done(written: Written) -> None:
     rank = written.rank
     written.start(ALONE)
     assert rank.read() == []
-    assert (rank.current, rank.subject, rank.last_seen is not None) == (ALONE, "n0/gpu1", True)
+    assert (rank.current_check, rank.subject, rank.last_seen is not None) == (ALONE, "n0/gpu1", True)
     written.measured(ALONE)
     assert [item.check for item in rank.read()] == [ALONE]
-    assert rank.current is None
+    assert rank.current_check is None
     assert rank.read() == [], "a measurement is returned once"
     written.start(TOGETHER)
     written.measured(TOGETHER)
@@ -127,7 +127,7 @@ def test_invalid_record_is_damage(line: bytes, written: Written) -> None:
     written.raw(line)
     assert written.rank.read() == []
     assert written.rank.damage
-    assert (written.rank.current, written.rank.done) == (ALONE, False)
+    assert (written.rank.current_check, written.rank.done) == (ALONE, False)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"pid": "x"}'])

@@ -123,7 +123,7 @@ def test_preflight_checks_the_environment_file(text: str, tmp_path: Path) -> Non
     settings = Config(name="t", checks={}, environment=Environment(source=str(source)))
     script = SlurmLauncher(settings).render(NODES, tmp_path).text
     preflight = script[script.index("report_error() {") : script.index("functions=")]
-    environment = script[script.index("here=$PWD") : script.index("python=(")]
+    environment = script[script.index("job_cwd=$PWD") : script.index("python=(")]
     begin = f"set -euo pipefail; export SLURMD_NODENAME=n0 SEATRIAL_RUN_DIR={tmp_path} SEATRIAL_TOKEN=\n"
     tried = _bash(
         f'{begin}{preflight}\nbash -c "$(declare -f report_error shares_run_dir preflight); preflight"', tmp_path

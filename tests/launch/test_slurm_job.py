@@ -10,7 +10,7 @@ import pytest
 
 from seatrial.config.schema import Cluster, Config, Slurm
 from seatrial.launch import slurm_job
-from seatrial.launch.base import Rendered
+from seatrial.launch.base import RenderedJob
 from seatrial.launch.slurm import SlurmLauncher
 from seatrial.launch.slurm_job import SlurmJob, cancel_remaining_jobs, job_collector, unavailable_nodes
 from seatrial.model import SeatrialError
@@ -57,7 +57,7 @@ def queued(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> QueuedJob:
     ],
 )
 def test_permanent_pending_reason_ends_at_once_with_first_command(reason: str, first: str, queued: QueuedJob) -> None:
-    waiting = queued.with_state(show("PENDING", reason, "(null)")).job.waiting()
+    waiting = queued.with_state(show("PENDING", reason, "(null)")).job.wait_state()
     assert waiting
     assert waiting.permanent
     assert f"Run first: scontrol show job 7; {first}" in waiting.reason
@@ -76,12 +76,12 @@ def test_pending_job_ends_after_queue_s(
     reason: str, first: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     queued = QueuedJob(monkeypatch, tmp_path, queue_s=100)
-    waiting = queued.with_state(show("PENDING", reason, "(null)")).job.waiting()
+    waiting = queued.with_state(show("PENDING", reason, "(null)")).job.wait_state()
     assert waiting
     assert not waiting.permanent
     assert "Run first" not in waiting.reason
     queued.job.submitted -= 101
-    waiting = queued.job.waiting()
+    waiting = queued.job.wait_state()
     assert waiting
     assert waiting.permanent
     assert first in waiting.reason.partition("Run first: ")[2]
@@ -92,7 +92,7 @@ def test_pending_job_ends_after_queue_s(
 def test_time_limit_above_the_partitions_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     queued = QueuedJob(monkeypatch, tmp_path, partition="short")
     pending = show("PENDING", "PartitionConfig", "(null)")
-    waiting = queued.with_state(success(pending.out + "   TimeLimit=01:00:00\n")).job.waiting()
+    waiting = queued.with_state(success(pending.out + "   TimeLimit=01:00:00\n")).job.wait_state()
     assert waiting
     assert "partition short allows 5 minutes, the job requests 60. Run first: scontrol show job 7" in waiting.reason
 
@@ -112,24 +112,24 @@ def test_node_fail_names_nodes_and_first_command(queued: QueuedJob) -> None:
 
 def test_controller_outage_is_tolerated_up_to_its_limit(queued: QueuedJob) -> None:
     assert queued.with_state(show("RUNNING")).job.poll() is None
-    assert queued.with_state(DOWN).job.waiting() is None, "a short outage is not reported"
+    assert queued.with_state(DOWN).job.wait_state() is None, "a short outage is not reported"
     queued.job._last_response -= 11
-    waiting = queued.job.waiting()
+    waiting = queued.job.wait_state()
     assert waiting
     assert not waiting.permanent
     assert ": the controller does not answer" in waiting.reason
-    assert queued.with_state(show("RUNNING")).job.waiting() is None
+    assert queued.with_state(show("RUNNING")).job.wait_state() is None
     queued.with_state(
         failure("slurm_load_jobs error: Slurm backup controller in standby mode")
     ).job._last_response -= 601
-    waiting = queued.job.waiting()
+    waiting = queued.job.wait_state()
     assert waiting
     assert waiting.permanent
 
 
 def test_requeued_job_is_ended(queued: QueuedJob) -> None:
-    assert queued.with_state(show("RUNNING")).job.waiting() is None
-    waiting = queued.with_state(show("PENDING", "BeginTime", "(null)")).job.waiting()
+    assert queued.with_state(show("RUNNING")).job.wait_state() is None
+    waiting = queued.with_state(show("PENDING", "BeginTime", "(null)")).job.wait_state()
     assert waiting
     assert waiting.permanent
     assert "Slurm job 7 was requeued after its start (reason: BeginTime)" in waiting.reason
@@ -137,11 +137,11 @@ def test_requeued_job_is_ended(queued: QueuedJob) -> None:
 
 def test_completing_state_has_a_time_limit(queued: QueuedJob) -> None:
     assert queued.with_state(show("COMPLETING", "NonZeroExitCode", code="3:0")).job.poll() is None
-    waiting = queued.job.waiting()
+    waiting = queued.job.wait_state()
     assert waiting
     assert (waiting.reason, waiting.permanent) == ("", False)
     queued.job._completing_since -= 10
-    waiting = queued.job.waiting()
+    waiting = queued.job.wait_state()
     assert waiting
     assert waiting.reason == "Slurm job 7 is COMPLETING on node[0-1]"
     queued.job._completing_since -= 180
@@ -162,7 +162,7 @@ def test_unknown_job_counts_as_cancelled(queued: QueuedJob) -> None:
     assert queued.with_state(failure("slurm_load_jobs error: Invalid job id specified")).job.cancel() == ""
 
 
-RENDERED = Rendered(argv=("sbatch", "--parsable"), env={}, text="#!/bin/bash")
+RENDERED = RenderedJob(argv=("sbatch", "--parsable"), env={}, text="#!/bin/bash")
 SQUEUE = f"squeue --all --noheader --user={os.getuid()} '--format=%A %o'"
 
 

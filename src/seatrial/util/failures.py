@@ -1,4 +1,4 @@
-"""Selects the first failure among several processes from their exit codes, reports and times. Pure."""
+"""Selects the failure of several processes that caused the others, by exit codes, errors and times. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TERMINATED = (-signal.SIGTERM, EXIT_TERMINATED)  # ended by SIGTERM itself, or b
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of one rank. ``code``: exit code, negative for a signal; None if it may still run.
+    """The failure of one rank. ``code``: exit code, negative for a signal; None if unknown.
 
-    ``reported``: it wrote an error. ``order``: a time stamp, or the position among the ranks that ended.
+    ``reported``: the rank wrote an error message. ``order``: a time or a position, smaller for an earlier failure.
     """
 
     rank: int
@@ -67,6 +67,6 @@ def exit_reason(code: int) -> str:
 
 
 def exit_hint(code: int) -> str:
-    """Return the usual cause of this exit code and the command that confirms it; empty if there is none."""
-    hint = "; often the kernel's out-of-memory killer: run dmesg on its node"
+    """Return the usual cause of this exit code with the first command to run; empty if there is none."""
+    hint = "Often the kernel's out-of-memory killer. Run first, on its node: dmesg -T | tail"
     return hint if code == -signal.SIGKILL else ""
