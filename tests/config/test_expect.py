@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from seatrial.config.expect import declared_unit, limit_error, metric_error, nearest
+from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_error
 from seatrial.model import Threshold
 
 METRICS = {"busbw.*": "GB/s", "efficiency": "%", "wrong_elements": ""}
@@ -33,13 +33,13 @@ def test_the_unit_of_a_metric_is_that_of_its_name_or_family(metric: str, unit: s
     ],
 )
 def test_a_metric_that_the_check_will_not_measure(metric: str, problem: str) -> None:
-    found = metric_error(metric, Sized(), METRICS)
-    assert problem in found
-    assert bool(found) == bool(problem)
+    error = metric_error(metric, Sized(), METRICS)
+    assert problem in error
+    assert bool(error) == bool(problem)
 
 
 @pytest.mark.parametrize(
-    ("limit", "unit", "problem"),
+    ("threshold", "unit", "problem"),
     [
         ("> 350 GB/s", "GB/s", ""),
         ("> 350", "GB/s", ""),
@@ -50,10 +50,10 @@ def test_a_metric_that_the_check_will_not_measure(metric: str, problem: str) -> 
         ("> 190 %", "%", "not between 0 and 100 %"),
     ],
 )
-def test_a_threshold_in_a_wrong_unit(limit: str, unit: str, problem: str) -> None:
-    found = limit_error(Threshold.parse(limit), unit)
-    assert problem in found
-    assert bool(found) == bool(problem)
+def test_a_threshold_in_a_wrong_unit(threshold: str, unit: str, problem: str) -> None:
+    error = threshold_error(Threshold.parse(threshold), unit)
+    assert problem in error
+    assert bool(error) == bool(problem)
 
 
 def test_the_nearest_name_is_offered_and_only_a_near_one() -> None:

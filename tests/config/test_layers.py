@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.config.layers import CheckSchema, Resolved, parse_assignment, resolve, trial_names
+from seatrial.config.layers import CheckSchema, ResolvedTrial, parse_assignment, resolve, trial_names
 from seatrial.hardware.references import skus
 from seatrial.model import Threshold, UsageError
 
 KNOWN = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
 
 
-def resolved(trial: str | Path, *overrides: tuple[str, str, Any], environ: Mapping[str, str] | None = None) -> Resolved:
+def resolved(
+    trial: str | Path, *overrides: tuple[str, str, Any], environ: Mapping[str, str] | None = None
+) -> ResolvedTrial:
     return resolve(str(trial), overrides=overrides, environ=environ or {}, schemas=KNOWN)
 
 

@@ -24,10 +24,10 @@ def four(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GpuFacts:
 def test_a_healthy_hgx_board(four: GpuFacts) -> None:
     assert (four.driver, four.cuda_driver, four.nvml_unavailable) == ("580.159.04", "13.0", None)
     assert [g.index for g in four.gpus] == [0, 1, 2, 3]
-    assert (four.lost, four.permission_denied, four.not_assigned, four.unreadable) == ((), (), (), {})
+    assert (four.failed_gpus, four.permission_denied, four.not_assigned, four.unreadable) == ((), (), (), {})
     assert four.pci_devices == tuple(g.pci_bus_id for g in four.gpus) == PCI[:4]
     assert four.installed_gpus == 4
-    assert four.not_usable == ()
+    assert four.unusable_pci_devices == ()
 
 
 def test_fields_of_one_gpu(four: GpuFacts) -> None:
@@ -143,9 +143,9 @@ def test_a_lost_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch, tm
     fake = FakeNvml(h200(0), h200(1), broken, h200(3)).install(monkeypatch)  # type: ignore[arg-type]
     facts = gpu.read(make_pci_devices(tmp_path, *PCI[:4]))
     assert [card.index for card in facts.gpus] == [0, 1, 3]
-    assert len(facts.lost) == 1
-    assert facts.lost[0].startswith("gpu2")
-    assert (facts.installed_gpus, facts.not_usable) == (4, (PCI[2],))
+    assert len(facts.failed_gpus) == 1
+    assert facts.failed_gpus[0].startswith("gpu2")
+    assert (facts.installed_gpus, facts.unusable_pci_devices) == (4, (PCI[2],))
     assert len(facts.topology) == 3
     assert fake.open == 0
 
@@ -154,14 +154,14 @@ def test_a_gpu_lost_during_reading_is_listed_with_uuid_and_address(monkeypatch: 
     FakeNvml(h200(0), h200(1, nvmlDeviceGetEccMode=nvml_error("GpuIsLost"))).install(monkeypatch)
     facts = gpu.read()
     assert [card.index for card in facts.gpus] == [0]
-    assert facts.lost == ("gpu1 (GPU-10000000-aaaa-bbbb-cccc-000000000001, PCI 0000:1c:00.0): GPU is lost",)
+    assert facts.failed_gpus == ("gpu1 (GPU-10000000-aaaa-bbbb-cccc-000000000001, PCI 0000:1c:00.0): GPU is lost",)
 
 
 def test_gpus_without_permission_are_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeNvml(h200(0), nvml_error("NoPermission"), h200(2), nvml_error("NoPermission")).install(monkeypatch)
     facts = gpu.read(make_pci_devices(tmp_path, *PCI[:4]))
     assert [card.index for card in facts.gpus] == [0, 2]
-    assert facts.lost == ()
+    assert facts.failed_gpus == ()
     assert facts.permission_denied == ("gpu1: Insufficient Permissions", "gpu3: Insufficient Permissions")
     assert facts.installed_gpus == 2
 
@@ -182,7 +182,7 @@ def test_a_driver_that_fails_is_not_a_machine_without_gpus(
     facts = gpu.read(make_pci_devices(tmp_path, *PCI[:2], driver=None))
     assert facts.gpus == ()
     assert text in (facts.nvml_unavailable or "")
-    assert (facts.pci_devices, facts.installed_gpus, facts.not_usable) == (PCI[:2], 2, PCI[:2])
+    assert (facts.pci_devices, facts.installed_gpus, facts.unusable_pci_devices) == (PCI[:2], 2, PCI[:2])
 
 
 def test_an_unreadable_gpu_count_makes_nvml_unavailable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_other_gpus_of_a_containers_host_are_not_assigned(monkeypatch: pytest.Mo
     make_pci_devices(tmp_path, PCI[7], driver="vfio-pci")
     facts = gpu.read(tmp_path)
     assert facts.not_assigned == PCI[2:]
-    assert (facts.installed_gpus, facts.not_usable) == (2, ())
+    assert (facts.installed_gpus, facts.unusable_pci_devices) == (2, ())
 
 
 def test_a_container_with_all_proc_entries_and_few_device_nodes(
@@ -247,7 +247,7 @@ def test_a_gpu_that_the_driver_does_not_list_is_not_usable(
     make_pci_devices(tmp_path, PCI[0])
     make_pci_devices(tmp_path, PCI[1], driver=driver)
     facts = gpu.read(tmp_path)
-    assert (facts.installed_gpus, facts.not_usable, facts.not_assigned) == (2, (PCI[1],), ())
+    assert (facts.installed_gpus, facts.unusable_pci_devices, facts.not_assigned) == (2, (PCI[1],), ())
 
 
 def test_pynvml_is_imported_late_and_a_missing_library_is_reported(tmp_path: Path) -> None:
