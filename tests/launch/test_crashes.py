@@ -195,8 +195,8 @@ def test_rank_orphaned_before_its_start_exits(tmp_path: Path) -> None:
     (tmp_path / "jobs" / "ranks" / "job.json").write_text(job(CHECK).model_dump_json())
     command = [sys.executable, "-m", "seatrial.worker", str(tmp_path / "jobs" / "ranks" / "job.json"), "1"]
     environment = {**os.environ, "SEATRIAL_JOB_TAG": "of a torchrun that is gone"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "torchrun exited before this rank started" in done.stderr) == (1, True), done.stderr
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, "torchrun exited before this rank started" in result.stderr) == (1, True), result.stderr
     assert not list(tmp_path.rglob("rank0*"))
 
 

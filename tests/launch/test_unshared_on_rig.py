@@ -42,7 +42,7 @@ class Site:
             cluster.private_dir(folder / "runs", node)
 
     def started(self, seconds: float = 1, *more: str, first: str = "") -> Program:
-        trial = self.folder / "two.yaml"
+        trial = self.folder / "cluster.yaml"
         trial.write_text(TRIAL.replace("SECONDS", str(seconds)))
         options = ("--launcher", "slurm", "--nodes", "2", "--set", f"slurm.scratch={self.scratch}", *more)
         return Program("run", trial, *options, "--out", self.out, env=self.cluster.env, first=first)

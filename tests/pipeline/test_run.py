@@ -26,7 +26,7 @@ from tests.pipeline.fixtures import SilentDisplay, request
 from tests.processes import Program, heartbeats, until
 
 
-def test_ctrl_c_while_writing_reports_is_deferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_writing_reports_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_all = report.write_all
 
     def interrupted(trial: Trial, run_dir: Path) -> list[Path]:

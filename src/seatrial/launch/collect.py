@@ -152,13 +152,13 @@ class Collector:
         kind, _, nodes = rest.partition(" ")
         package = base64.b64decode("".join(self._lines.pop(node, [])))
         contents, limit = unpack(package, self.folder.parents[2]), LIMIT_BYTES // int(nodes)
-        complete = contents.whole or len(package) >= limit
-        if complete or kind == ".part":
+        accepted = contents.complete or len(package) >= limit
+        if accepted or kind == ".part":
             self._nodes = int(nodes)
-        if complete and kind == ".all":
+        if accepted and kind == ".all":
             self._complete.add(node)
-            if contents.missing or not contents.whole:
-                reason = "could not be read" if contents.whole else f"over the limit of {limit} bytes"
+            if contents.missing or not contents.complete:
+                reason = "could not be read" if contents.complete else f"over the limit of {limit} bytes"
                 self._log(f"files of the job's node {node} not fetched ({reason}): {and_more(contents.missing, 8)}")
 
     def _finish(self) -> None:
@@ -238,7 +238,7 @@ class Collector:
 class Unpacked(NamedTuple):
     """The result of unpacking a package. ``missing``: files of its manifest that it does not contain."""
 
-    whole: bool
+    complete: bool
     missing: tuple[str, ...]
 
 
@@ -248,8 +248,8 @@ def unpack(package: bytes, folder: Path) -> Unpacked:
     A truncated package is unpacked up to its end; a damaged package not at all. Paths outside ``folder`` are ignored.
     """
     expected, arrived = list[str](), set[str]()
-    whole = _is_intact(package)
-    if whole is None:
+    complete = _is_complete(package)
+    if complete is None:
         return Unpacked(False, ())
     try:
         with tarfile.open(fileobj=io.BytesIO(package), mode="r|gz") as archive:
@@ -263,11 +263,11 @@ def unpack(package: bytes, folder: Path) -> Unpacked:
                     atomic_write(target, content.read(), sync=False)
                     arrived.add(member.name)
     except (tarfile.TarError, EOFError):
-        whole = False
-    return Unpacked(whole, tuple(name for name in expected if name not in arrived))
+        complete = False
+    return Unpacked(complete, tuple(name for name in expected if name not in arrived))
 
 
-def _is_intact(package: bytes) -> bool | None:
+def _is_complete(package: bytes) -> bool | None:
     """Return whether a package is complete by gzip's checksum (tarfile ignores it); None if it is damaged."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(package)) as file:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from seatrial.discover.file_readers import parse_id_list
 from seatrial.launch.rank_status import Rank
 from seatrial.model import Job
-from seatrial.util.failures import TERMINATED, Failure, exit_hint, exit_reason, first_failure, killed
+from seatrial.util.failures import TERMINATED_CODES, Failure, exit_hint, exit_reason, first_failure, killed
 from seatrial.util.text import and_more
 
 # "rank      : 1 (local_rank: 1)" and "exitcode  : -9 (pid: 4711) (SIGKILL)", as torchrun 2.11 to 2.13 print them
@@ -85,7 +85,7 @@ def no_heartbeat(rank: Rank, seconds: float) -> RootCause:
 
 def over_limit(late: Sequence[Rank], name: str, limit_s: float) -> RootCause:
     """Return the cause for ranks with a heartbeat that exceeded the time limit of the check or job ``name``."""
-    statuses = and_more([f"{rank.name} in {rank.last_status}" for rank in late], 4, between="; ")
+    statuses = and_more([f"{rank.name} in {rank.last_status}" for rank in late], 4, separator="; ")
     rank = late[0] if len(late) == 1 else None
     setting = "" if name == "the job" else f" (checks.{name}.limit_s)"
     cause = f"{name} exceeded its time limit of {limit_s:g} s{setting}; last status: {statuses}"
@@ -128,10 +128,10 @@ def job_ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, schedule
         return RootCause("launcher", ". ".join(filter(None, reasons)), None)
     first = first_failure(failures)
     rank = ranks[first.rank]
-    if first.code is None or (first.reported and not first.gives_no_reason):
+    if first.code is None or (first.reported and not first.ended_silently):
         return RootCause(rank.name, reported_errors[first.rank].text, first.rank)
     early = " before the end of its checks" if first.code == 0 else ""
-    log = _last_error_line(_stderr_files(folder, first.rank, len(ranks))) if first.gives_no_reason else ""
+    log = _last_error_line(_stderr_files(folder, first.rank, len(ranks))) if first.ended_silently else ""
     cause = f"{exit_reason(first.code)}{early}; last status: {rank.last_status}"
     return RootCause(rank.name, ". ".join(filter(None, [cause, exit_hint(first.code), log])), rank.number)
 
@@ -142,7 +142,7 @@ def _failure(rank: Rank, code: int | None, reported_errors: Mapping[int, _Report
     order = rank.heartbeat.time if rank.heartbeat else 0.0
     if error and (code is None or not killed(code)):
         order = error.time
-    elif code in TERMINATED and not rank.is_terminating:  # torchrun or srun may have ended it because of a peer
+    elif code in TERMINATED_CODES and not rank.is_terminating:  # torchrun or srun may have ended it because of a peer
         order = math.inf
     return Failure(rank.number, code, error is not None, order)
 

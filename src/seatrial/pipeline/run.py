@@ -69,7 +69,7 @@ def run(run_dir: RunDir, display: Display) -> Trial:
         for job in _retry_jobs(plan, results, baseline):
             _run_job(_on_same_nodes(job, results), results)
     # a Ctrl-C between two report files would leave them contradicting each other
-    with signals.signals_deferred():
+    with signals.stop_signals_ignored():
         results.sort()
         assessment = _assess(plan, results, baseline)
         return _write_reports(_trial(results, plan, this_host, assessment, process_start), results)

@@ -77,10 +77,10 @@ class Segment:
 
 
 class PhaseAxis:
-    """Time axis of a phase, in seconds, without the pauses between its checks (``cuts``: where they were).
+    """Time axis of a phase, in seconds, without the pauses between its checks.
 
     The axis consists of segments. A segment begins on each node with its first check there, and is as long as on the
-    slowest node. ``spans`` are the checks of the node that ran the most.
+    slowest node. ``cuts``: begin of each segment. ``spans``: the checks of the node that ran the most.
     """
 
     def __init__(self, intervals: Intervals, hz: float) -> None:
