@@ -47,17 +47,17 @@ class CheckSchema:
 
 @dataclass(frozen=True)
 class Source:
-    """Where values come from: ``file``, or for a dotted key in ``overrides`` the flag or variable that set it."""
+    """Where values come from: ``origins`` is the file, flag or variable by dotted key; without one it is ``file``."""
 
     file: str
-    overrides: Mapping[str, str]
+    origins: Mapping[str, str]
 
     def origin(self, path: Iterable[str]) -> str:
-        """Return the origin of the nearest override at, above or below ``path``; the file if there is none."""
+        """Return the flag or variable that set the value nearest to ``path``, above or below; else the file."""
         parts = list(path)
         parents = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
-        children = [key for key in self.overrides if parts and key.startswith(f"{parents[0]}.")]
-        origins = (self.overrides[key] for key in [*parents, *children] if key in self.overrides)
+        children = [key for key in self.origins if parts and key.startswith(f"{parents[0]}.")]
+        origins = (self.origins[key] for key in [*parents, *children] if key in self.origins)
         return next((origin for origin in origins if origin != self.file), self.file)
 
 

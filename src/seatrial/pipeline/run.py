@@ -77,11 +77,11 @@ def run(run_dir: RunDir, display: Display) -> Trial:
 
 def show_completed_check(results: TrialResults, check: str) -> None:
     """Judge and show a check whose first measurements or retry are complete; a retry can replace a FAIL."""
-    config = results.settings.model_copy(update={"checks": {check: results.settings.checks[check]}})
+    settings = results.settings.model_copy(update={"checks": {check: results.settings.checks[check]}})
     first = [measurement for measurement in results.measurements if measurement.check == check]
     retries = [measurement for measurement in results.retries if measurement.check == check]
     retry_pending = results.settings.retry and not retries
-    verdicts = judge(config, results.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
+    verdicts = judge(settings, results.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
     outcome = worst(verdict.outcome for verdict in verdicts)
     reason = next((verdict.message for verdict in verdicts if verdict.outcome is outcome), "")
     results.display.show_outcome(check, outcome, reason, max(measurement.seconds for measurement in retries or first))
