@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.config.layers import CheckSchema, ResolvedTrial, parse_assignment, resolve, trial_names
+from seatrial.config.layers import CheckSchema, ResolvedTrial, load_as, parse_assignment, resolve, trial_names
+from seatrial.config.schema import Config
 from seatrial.hardware.references import skus
 from seatrial.model import Threshold, UsageError
 
@@ -287,6 +288,11 @@ def test_unknown_trial_and_missing_file() -> None:
     for name in ("nosuch.yaml", "no\0such.yaml", f"{'x' * 999}.yaml"):
         with pytest.raises(UsageError, match=f"cannot read {re.escape(name)}"):
             resolve_trial(name)
+
+
+def test_file_that_is_not_yaml_is_refused_by_its_name() -> None:
+    with pytest.raises(UsageError, match=r"config\.json: expected a \.yaml file"):
+        load_as(Config, "config.json")
 
 
 def test_set_without_equals_sign_or_with_an_unknown_check() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.test_slurm_on_rig import CHECK, SOON, TRIAL, errors, nothing_is_left, started
+from tests.launch.test_slurm_on_rig import CHECK, SHORT_TIMEOUT, TRIAL, errors, nothing_is_left, started
 from tests.processes import load, ranks_in_check, until
 from tests.rig.cluster import Cluster
 
@@ -77,7 +77,7 @@ def test_run_directory_fills_up_during_the_run(
     small: Path, make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path
 ) -> None:
     cluster = make_cluster(2)
-    program = started(cluster, trial, small / "run", *SOON)
+    program = started(cluster, trial, small / "run", *SHORT_TIMEOUT)
     until(lambda: ranks_in_check(small / "run", "ranks", CHECK, 4))
     subprocess.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k"], capture_output=True, check=False)
     code, _, err = program.finish()

@@ -52,7 +52,7 @@ def test_rank_without_output_has_no_last_seen(written: Written) -> None:
     rank = written.rank
     assert rank.read() == []
     assert (rank.last_seen, rank.current_check, rank.done, rank.damage) == (None, None, False, "")
-    assert (rank.is_working, rank.failed, rank.is_exiting) == (True, False, False)
+    assert (rank.heartbeat_expected, rank.failed, rank.may_exit) == (True, False, False)
     assert rank.name == "rank 1"
 
 
@@ -69,7 +69,7 @@ def test_rank_state_from_start_to_done(written: Written) -> None:
     written.measured(CLUSTER_CHECK)
     written.write(done=2.0)
     assert [item.check for item in rank.read()] == [CLUSTER_CHECK]
-    assert (rank.done, rank.is_working, rank.damage) == (True, False, "")
+    assert (rank.done, rank.heartbeat_expected, rank.damage) == (True, False, "")
 
 
 def test_name_has_the_known_details(written: Written) -> None:
@@ -85,17 +85,17 @@ def test_rank_is_exiting_after_an_error(written: Written) -> None:
     written.start(GPU_CHECK)
     written.measured(GPU_CHECK, error="CUDA error")
     written.rank.read()
-    assert (written.rank.failed, written.rank.is_exiting) == (True, True)
+    assert (written.rank.failed, written.rank.may_exit) == (True, True)
     written.start(CLUSTER_CHECK)
     written.rank.read()
-    assert (written.rank.failed, written.rank.is_exiting) == (True, False), "it started another check"
+    assert (written.rank.failed, written.rank.may_exit) == (True, False), "it started another check"
 
 
 def test_termination_is_read_from_the_heartbeat(written: Written) -> None:
     written.start(GPU_CHECK)
     written.heartbeat(TERMINATING)
     written.rank.read()
-    assert (written.rank.is_terminating, written.rank.is_working) == (True, False)
+    assert (written.rank.is_terminating, written.rank.heartbeat_expected) == (True, False)
 
 
 def test_last_status_has_progress_only_of_the_same_check(written: Written) -> None:

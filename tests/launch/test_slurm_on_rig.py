@@ -25,7 +25,7 @@ checks:
   nodes.reachable:
 """
 # for tests that wait for a missing heartbeat; otherwise torchrun may take seconds to end after its ranks
-SOON = ("--set", "limits.heartbeat_timeout_s=12")
+SHORT_TIMEOUT = ("--set", "limits.heartbeat_timeout_s=12")
 ONLY = ("--only", CHECK)  # for tests that need no other check
 
 
@@ -97,7 +97,7 @@ def test_a_rank_killed_on_another_node_is_named(sound: Cluster, trial: Path, tmp
 
 def test_a_rank_stopped_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = started(sound, trial, out, *SOON, *ONLY)
+    program = started(sound, trial, out, *SHORT_TIMEOUT, *ONLY)
     rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[2]
     sound.run_on("node1", ["kill", "-STOP", str(rank["pid"])])
     assert program.finish()[0] == 3
@@ -161,7 +161,7 @@ def test_controller_down(make_cluster: Callable[..., Cluster], trial: Path, tmp_
 @pytest.mark.timeout(450)
 def test_node_failure_during_the_job(cluster: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = started(cluster, trial, out, *SOON, *ONLY)
+    program = started(cluster, trial, out, *SHORT_TIMEOUT, *ONLY)
     heartbeats = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))
     pids = [str(heartbeat["pid"]) for heartbeat in heartbeats if heartbeat["node"] == "node1"]
     cluster.kill_slurmd("node1")

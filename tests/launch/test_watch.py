@@ -18,7 +18,7 @@ from seatrial.launch.rank_status import Rank
 from seatrial.launch.watch import _sleep, run_job
 from seatrial.model import JobState
 from seatrial.util import processes
-from seatrial.util.journal import Follower
+from seatrial.util.journal import JournalReader
 from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, RecordingListener, Scripted, job, run_scripted
 
 
@@ -54,7 +54,7 @@ def test_time_stopped_does_not_count_as_missing_heartbeats(tmp_path: Path) -> No
         Rank(
             0,
             (GPU_CHECK,),
-            Follower(tmp_path / "rank0.jsonl"),
+            JournalReader(tmp_path / "rank0.jsonl"),
             tmp_path / "rank0.heartbeat.json",
             last_seen=time.monotonic(),
         )

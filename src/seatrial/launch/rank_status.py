@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from seatrial.model import Job, Measurement
-from seatrial.util.journal import Follower, Record
+from seatrial.util.journal import JournalReader, Record
 from seatrial.worker import TERMINATING, Heartbeat
 
 
@@ -25,7 +25,7 @@ class Rank:
 
     number: int
     checks: tuple[str, ...]  # of the job; a record of any other check is invalid
-    journal: Follower
+    journal: JournalReader
     heartbeat_path: Path
     heartbeat: Heartbeat | None = None
     last_seen: float | None = None  # time at which its last new record or heartbeat was read
@@ -46,13 +46,13 @@ class Rank:
         return self.heartbeat is not None and self.heartbeat.status == TERMINATING
 
     @property
-    def is_working(self) -> bool:
-        """Whether a heartbeat is expected: the rank is neither done nor terminating."""
+    def heartbeat_expected(self) -> bool:
+        """Whether the rank writes heartbeats: it is neither done nor terminating."""
         return not self.done and not self.is_terminating
 
     @property
-    def is_exiting(self) -> bool:
-        """Whether its last check ended with an error and no other has started: the process may exit."""
+    def may_exit(self) -> bool:
+        """Whether the process may exit because of an error: its last check had one, and no other has started."""
         return self.current_check is None and any(measured.error for measured in list(self.measured.values())[-1:])
 
     @property
@@ -123,6 +123,6 @@ class Rank:
 def ranks_in(folder: Path, job: Job) -> list[Rank]:
     """Return one Rank per process of ``job``, whose files are in ``folder``."""
     return [
-        Rank(number, job.checks, Follower(folder / f"rank{number}.jsonl"), folder / f"rank{number}.heartbeat.json")
+        Rank(number, job.checks, JournalReader(folder / f"rank{number}.jsonl"), folder / f"rank{number}.heartbeat.json")
         for number in range(job.nodes * job.ranks_per_node)
     ]

@@ -168,8 +168,8 @@ def _exit_codes(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]
 
 def _exited_early(rank: Rank, terminated_pids: set[str]) -> bool:
     """Return whether a rank that torchrun does not list as failed has exited in the middle of a check."""
-    working = rank.current_check is not None and rank.is_working
-    return working and rank.heartbeat is not None and str(rank.heartbeat.pid) not in terminated_pids
+    in_check = rank.current_check is not None and rank.heartbeat_expected
+    return in_check and rank.heartbeat is not None and str(rank.heartbeat.pid) not in terminated_pids
 
 
 def _log_by_node(log: str) -> dict[int, str]:

@@ -162,11 +162,11 @@ class _Attempt:
     def _timeout(self, running_since: float) -> tuple[JobState, RootCause] | None:
         """Return the state and cause if a heartbeat has stopped or a time limit is exceeded, else None."""
         now, ranks, limits = time.monotonic(), self.ranks, self.limits
-        timeout_s = limits.heartbeat_timeout_s + (_TEARDOWN_S if any(rank.is_exiting for rank in ranks) else 0)
+        timeout_s = limits.heartbeat_timeout_s + (_TEARDOWN_S if any(rank.may_exit for rank in ranks) else 0)
         silent = [
             rank
             for rank in ranks
-            if rank.is_working and rank.last_seen is not None and now - rank.last_seen > timeout_s
+            if rank.heartbeat_expected and rank.last_seen is not None and now - rank.last_seen > timeout_s
         ]
         if silent:
             _check_writable(self.folder)
@@ -174,7 +174,7 @@ class _Attempt:
             first = min(silent, key=lambda rank: (rank.failed, rank.last_seen))
             return JobState.HUNG, root_cause.no_heartbeat(first, now - (first.last_seen or now))
         if all(
-            not rank.is_working and rank.last_seen and now - max(rank.last_seen, running_since) > timeout_s
+            not rank.heartbeat_expected and rank.last_seen and now - max(rank.last_seen, running_since) > timeout_s
             for rank in ranks
         ):
             cause = f"all ranks ended at least {limits.heartbeat_timeout_s:g} s ago, but torchrun or srun still runs"

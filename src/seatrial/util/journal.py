@@ -86,7 +86,7 @@ def _excerpt(line: bytes) -> str:
     return repr(line[:60].decode("utf-8", errors="replace"))
 
 
-class Follower:
+class JournalReader:
     """Reads the complete lines that were appended to a journal since the last poll.
 
     ``warnings``: one per line that is not a JSON object; with any, the returned records are incomplete.
