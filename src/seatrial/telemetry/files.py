@@ -107,6 +107,7 @@ def merge_samples(folder: Path) -> str:
             key = (*(device.get(name) for name in ("attempt", "rank", "device")), repr(device.get("time"))[:40])
             if device and key not in merged:  # duplicates if an earlier call was killed before it removed the files
                 merged.add(key)
+                # all devices of a sampler have the same number: count it once
                 skipped += int(device.get("skipped", 0)) if device.get("device") == HOST else 0
                 file.write(line.strip() + b"\n")
     atomic_write(folder / TELEMETRY_FILE, compressed.getvalue())
