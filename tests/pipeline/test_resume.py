@@ -34,15 +34,15 @@ def test_measurements_of_another_machine_are_discarded_permanently(tmp_path: Pat
     run_dir = RunDir.create(tmp_path / "out", request())
     run_dir.save_machine(HERE)
     run_dir.save_measurement(Measurement(check="host.inventory", subject="h", rank=0))
-    same = results(run_dir)
-    load_earlier_sessions(same, HERE)
-    assert len(same.measurements) == 1
-    other = results(run_dir)
-    load_earlier_sessions(other, now)
-    assert other.measurements == []
-    back = results(run_dir)
-    load_earlier_sessions(back, HERE)
-    assert back.measurements == [], "also after a return to the first machine"
+    same_machine = results(run_dir)
+    load_earlier_sessions(same_machine, HERE)
+    assert len(same_machine.measurements) == 1
+    changed = results(run_dir)
+    load_earlier_sessions(changed, now)
+    assert changed.measurements == []
+    returned = results(run_dir)
+    load_earlier_sessions(returned, HERE)
+    assert returned.measurements == [], "also after a return to the first machine"
 
 
 def test_record_of_another_machine_is_set_aside(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_discard_of_another_machine_survives_a_kill(tmp_path: Path, monkeypatch:
         patch.setattr(Journal, "append", append_once)
         with pytest.raises(KeyboardInterrupt):
             load_earlier_sessions(results(run_dir), other)
-    again = results(run_dir)
-    load_earlier_sessions(again, other)
+    resumed = results(run_dir)
+    load_earlier_sessions(resumed, other)
     assert written
-    assert again.measurements == []
+    assert resumed.measurements == []

@@ -13,7 +13,7 @@ import pytest
 
 from seatrial import report
 from seatrial.config.schema import CheckSettings, Cluster, Config
-from seatrial.launch.base import Rendered
+from seatrial.launch.base import RenderedJob
 from seatrial.launch.local import LocalJob
 from seatrial.model import DecisionValue, Job, Measurement, Outcome, Reason, Retry, Trial, Verdict
 from seatrial.pipeline.rejudge import rejudge
@@ -26,7 +26,7 @@ from tests.pipeline.fixtures import SilentDisplay, request
 from tests.processes import Program, heartbeats, until
 
 
-def test_ctrl_c_while_writing_reports_is_deferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_writing_reports_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_all = report.write_all
 
     def interrupted(trial: Trial, run_dir: Path) -> list[Path]:
@@ -87,11 +87,13 @@ class ScriptLauncher(Scripted):
     def __init__(self, scripts: Mapping[str, str], stopped_job: str = "") -> None:
         self._by_job, self._stopped_job = scripts, stopped_job
 
-    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
-        return Rendered(argv=(sys.executable, "-c", HEAD + self._by_job[job.name], str(folder)), env={}, text=job.name)
+        return RenderedJob(
+            argv=(sys.executable, "-c", HEAD + self._by_job[job.name], str(folder)), env={}, text=job.name
+        )
 
-    def start(self, rendered: Rendered, folder: Path) -> LocalJob:
+    def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
         if rendered.text == self._stopped_job:
             subprocess.run(rendered.argv, check=True)
             raise KeyboardInterrupt

@@ -45,7 +45,7 @@ def test_trial_environment_selects_gpus() -> None:
 
 
 def test_lost_gpu_is_an_error_unless_excluded_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = GpuFacts(gpus=(Gpu(index=0, uuid="GPU-0"),), lost=("gpu1: GPU is lost",))
+    gpus = GpuFacts(gpus=(Gpu(index=0, uuid="GPU-0"),), failed_gpus=("gpu1: GPU is lost",))
     one_left = ThisHost({}, gpus)
     assert one_left.gpu_error(config()) == "1 of 2 GPUs of this host are usable: gpu1: GPU is lost"
     assert one_left.node_gpus(config()).gpu_error is None, "the other GPU is tested"

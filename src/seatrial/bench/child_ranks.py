@@ -157,7 +157,7 @@ def _wait_for_child(child: processes.Child, name: str, limit_s: float, on_poll: 
             error = _stop(child, f"did not end within {limit_s:g} s")
             return ChildResult(error=error, exit_code=EXIT_TIMEOUT, failure_order=order)
     if code:
-        error = f"{exit_reason(code)}{exit_hint(code)}"
+        error = ". ".join(filter(None, [exit_reason(code), exit_hint(code)]))
         return ChildResult(error=error, exit_code=code, failure_order=store.add(key, 1))
     return ChildResult()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from seatrial.checks import catalog
 from seatrial.config import layers
-from seatrial.config.layers import CheckSchema, Resolved
+from seatrial.config.layers import CheckSchema, ResolvedTrial
 from seatrial.judge import plausibility
 from seatrial.launch import launcher_for
 from seatrial.model import Job
@@ -59,7 +59,7 @@ def prepare(request: Request, path: Path) -> Preview:
     return Preview(plan, tuple(rendered))
 
 
-def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
+def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> ResolvedTrial:
     """Return the config of the trial ``trial``, with overrides and environment variables. Raises UsageError."""
     schemas = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
     return layers.resolve(trial, overrides=overrides, environ=os.environ, schemas=schemas)

@@ -69,7 +69,7 @@ class TrialResults:
             self.on_complete(self, measurement.check)
 
     def add_job_result(self, result: JobResult) -> None:
-        self.run_dir.save_result(result)
+        self.run_dir.save_job_result(result)
         self.job_results.append(result)
 
     def sort(self) -> None:

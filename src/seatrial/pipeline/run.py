@@ -72,7 +72,7 @@ def run(run_dir: RunDir, display: Display) -> Trial:
             for job in _retry_jobs(plan, results, baseline, number):
                 _run_job(_on_same_nodes(job, results), results)
     # a Ctrl-C between two report files would leave them contradicting each other
-    with signals.signals_deferred():
+    with signals.stop_signals_ignored():
         results.sort()
         assessment = _assess(plan, results, baseline)
         return _write_reports(_trial(results, plan, this_host, assessment, process_start), results)
@@ -80,12 +80,12 @@ def run(run_dir: RunDir, display: Display) -> Trial:
 
 def show_completed_check(results: TrialResults, check: str) -> None:
     """Judge and show a check whose first measurements or retry are complete; a retry can replace a FAIL."""
-    config = results.settings.model_copy(update={"checks": {check: results.settings.checks[check]}})
+    settings = results.settings.model_copy(update={"checks": {check: results.settings.checks[check]}})
     first = [measurement for measurement in results.measurements if measurement.check == check]
     retries = [measurement for measurement in results.retries if measurement.check == check]
     next_retry = max((measurement.retry for measurement in retries), default=0) + 1
-    retry_pending = results.settings.retry and checks_to_retry(config, first, retries, catalog(), next_retry)
-    verdicts = judge(config, results.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
+    retry_pending = results.settings.retry and checks_to_retry(settings, first, retries, catalog(), next_retry)
+    verdicts = judge(settings, results.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
     outcome = worst(verdict.outcome for verdict in verdicts)
     reason = next((verdict.message for verdict in verdicts if verdict.outcome is outcome), "")
     results.display.show_outcome(check, outcome, reason, max(measurement.seconds for measurement in retries or first))

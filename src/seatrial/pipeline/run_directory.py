@@ -100,7 +100,7 @@ class RunDir:
         """Append a measurement and flush it to disk. Raises OSError."""
         self._journal.append({"measurement": measurement.model_dump(mode="json")})
 
-    def save_result(self, result: JobResult) -> None:
+    def save_job_result(self, result: JobResult) -> None:
         self._journal.append({"result": result.model_dump(mode="json")})
 
     def save_session(self, session: Session) -> None:

@@ -77,7 +77,8 @@ class ThisHost:
         selected = settings.cluster.gpus_per_node is not None or "CUDA_VISIBLE_DEVICES" in {*os.environ, *settings.env}
         if selected or runs_remotely(settings) or self.gpus.installed_gpus <= node_gpus.usable_gpus:
             return ""
-        reason = "; ".join([*self.gpus.lost, *self.gpus.not_usable])
+        unusable = [f"PCI {address}" for address in self.gpus.unusable_pci_devices]
+        reason = "; ".join([*self.gpus.failed_gpus, *unusable])
         return f"{node_gpus.usable_gpus} of {self.gpus.installed_gpus} GPUs of this host are usable: {reason}"
 
     def _versions(self) -> tuple[str, ...]:

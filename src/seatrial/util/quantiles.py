@@ -8,13 +8,12 @@ from itertools import pairwise
 from math import asin, comb, floor, pi, sqrt
 from statistics import NormalDist, median
 
-# Scales the median absolute deviation to the standard deviation of a normal distribution
-NORMAL = 1.4826
-# Smallest relative spread of a peer group: smaller differences are not significant
-FLOOR = 0.01
+# Standard deviation of a normal distribution / its median absolute deviation
+MAD_TO_SIGMA = 1.4826
+# Smallest spread of a peer group, relative to its median: smaller differences are not significant
+MIN_RELATIVE_SPREAD = 0.01
 CONFIDENCE = 0.95
 _EXACT_COUNT = 500  # above it, the normal approximation of the binomial distribution is used
-MIN_INDEPENDENT = 6  # samples of which the range is a 95 % interval of the median: 2/2^6 < 5 %
 # From this number of samples on, lag-1 autocorrelation is estimated well enough to use the estimate itself; below, its
 # upper confidence bound is used (docs/results/2026-11-23-judge)
 _WELL_ESTIMATED = 300
@@ -51,21 +50,22 @@ def expected_half_width(count: int) -> float:
 
     Without an interval it is that of the range of the samples, which the judge uses instead.
     """
-    independent = count / _variance_ratio(_margin(count, 0.0))
-    if independent < MIN_INDEPENDENT:
+    correlation = 1 / sqrt(count)  # its standard error: in one of six draws the estimate is higher
+    independent = count / _variance_ratio(min(correlation + _margin(count, correlation), 0.99))
+    if not (outside := samples_outside_interval(floor(independent))):
         return NormalDist().inv_cdf(count / (count + 1))
-    return NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * sqrt(pi / 2 / independent)
+    return NormalDist().inv_cdf(1 - (outside - 0.5) / floor(independent))
 
 
 def spread(values: Sequence[float]) -> float:
     """Return the scaled median absolute deviation, at least 1 % of the median (a robust standard deviation)."""
-    return max(deviation(values), FLOOR * abs(median(values)))
+    return max(deviation(values), MIN_RELATIVE_SPREAD * abs(median(values)))
 
 
 def deviation(values: Sequence[float]) -> float:
     """Return the scaled median absolute deviation from the median (a robust standard deviation)."""
     middle = median(values)
-    return NORMAL * median(abs(value - middle) for value in values)
+    return MAD_TO_SIGMA * median(abs(value - middle) for value in values)
 
 
 def binomial_tail(successes: int, trials: int, probability: float) -> float:

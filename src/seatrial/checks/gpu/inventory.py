@@ -95,7 +95,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
         raise NotApplicable(f"no NVIDIA GPU on this machine, and --gpus-per-node expects none{reason}")
     yield from _inventory_facts(inventory)
     # The scheduler may allocate fewer GPUs than the PCI bus shows: then the expected GPUs and the driver's list count.
-    required = max(expected, len(inventory.gpus) + len(inventory.lost)) if expected else inventory.installed_gpus
+    required = max(expected, len(inventory.gpus) + len(inventory.failed_gpus)) if expected else inventory.installed_gpus
     yield metric("gpus_missing", required - len(inventory.gpus), "GPUs", context.node)
     used = discover.cuda_visible(inventory, os.environ)
     yield metric("gpus_hidden", max(0, min(expected, len(inventory.gpus)) - len(used)), "GPUs", context.node)
@@ -143,11 +143,11 @@ def _inventory_facts(inventory: GpuFacts) -> Iterator[Fact]:
         "driver": inventory.driver,
         "cuda_driver": inventory.cuda_driver,
         "nvml_unavailable": inventory.nvml_unavailable,
-        "gpus_lost": list(inventory.lost),
+        "gpus_lost": list(inventory.failed_gpus),
         "gpus_permission_denied": list(inventory.permission_denied),
         "pci_gpus": list(inventory.pci_devices),
         "pci_gpus_not_assigned": list(inventory.not_assigned),
-        "pci_gpus_not_usable": list(inventory.not_usable),
+        "pci_gpus_not_usable": list(inventory.unusable_pci_devices),
         "topology": [list(row) for row in inventory.topology],
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "cuda_order": discover.cuda_order_warning(inventory, os.environ),

@@ -66,7 +66,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
             "detected": f"{detected} GPUs by NVML",
             "models": sorted({gpu.name or "unreadable" for gpu in inventory.gpus}),
             "nvml_unavailable": inventory.nvml_unavailable,
-            "gpus_lost": [*inventory.lost, *inventory.permission_denied],
+            "gpus_lost": [*inventory.failed_gpus, *inventory.permission_denied],
             "gpus_expected": "yes" if expected else "no",
         }
     )
