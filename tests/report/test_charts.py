@@ -86,9 +86,9 @@ def test_many_subjects_are_a_band_with_the_median_and_those_in_trouble() -> None
     chart = only(*every, not_passed=frozenset({"n3", "n19"}))
     assert [line.label for line in chart.curves] == ["median of 20", "n3", "n19"]
     assert chart.band_label == "all 20"
-    lowest, highest = chart.y.at(0), chart.y.at(19)
+    lowest, highest = chart.y.position(0), chart.y.position(19)
     assert chart.band.endswith("Z")
-    left, right = FRAME.across
+    left, right = FRAME.x_range
     assert points_of(chart.band) == [(left, lowest), (right, lowest), (right, highest), (left, highest)]
 
 
@@ -98,7 +98,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_spike() -> None:
     chart = only(series("loss", [float(step) for step in range(10_000)], y))
     points = points_of(chart.curves[0].path)
     assert len(points) <= MAX_POINTS
-    assert min(place for _, place in points) == chart.y.at(99.0)
+    assert min(place for _, place in points) == chart.y.position(99.0)
     assert chart.curves[0].marks == ()
 
 
@@ -128,8 +128,8 @@ def test_whatever_the_numbers_the_curve_stays_within_the_frame(points: list[tupl
     points = sorted(points)
     chart = only(series("loss", [x for x, _ in points], [y for _, y in points], units=units))
     for x, y in points_of(chart.curves[0].path):
-        assert FRAME.across[0] <= x <= FRAME.across[1]
-        assert FRAME.upwards[1] <= y <= FRAME.upwards[0]
+        assert FRAME.x_range[0] <= x <= FRAME.x_range[1]
+        assert FRAME.y_range[1] <= y <= FRAME.y_range[0]
     for axis in (chart.x, chart.y):
         assert len(axis.ticks) <= 10
         assert all(min(axis.start, axis.end) <= place <= max(axis.start, axis.end) for place, _ in axis.ticks)

@@ -32,9 +32,9 @@ def track(values: list[float | None], gauge: str = "power_w", label: str = "n0/g
 
 def test_a_value_stands_in_the_middle_of_its_step() -> None:
     (panel,) = board(track([0.0, 500.0, 500.0, 500.0, 0.0]), seconds=5).panels
-    assert (FRAME.across, FRAME.upwards) == ((84, 646), (204, 30))
+    assert (FRAME.x_range, FRAME.y_range) == ((84, 646), (204, 30))
     assert panel.curves[0].path == "M140 204l113 -174l224 0l113 174"
-    assert (panel.title, panel.y_label, panel.range) == ("Power", "W", "0–500 W")
+    assert (panel.title, panel.y_label, panel.range_text) == ("Power", "W", "0–500 W")
 
 
 def test_a_line_is_broken_where_nothing_was_read_for_long_and_not_where_pcie_waits_its_turn() -> None:
@@ -47,7 +47,7 @@ def test_a_line_is_broken_where_nothing_was_read_for_long_and_not_where_pcie_wai
 def test_a_line_is_broken_where_the_time_was_cut() -> None:
     drawn = board(track([1.0] * 10), cuts=(5.0,))
     assert drawn.panels[0].curves[0].path.count("M") == 2
-    assert drawn.cuts == (sum(FRAME.across) / 2,)
+    assert drawn.cuts == (sum(FRAME.x_range) / 2,)
 
 
 def test_a_value_by_itself_is_seen() -> None:
@@ -57,7 +57,7 @@ def test_a_value_by_itself_is_seen() -> None:
 
 def test_memory_is_in_binary_units_and_percent_go_to_a_hundred() -> None:
     memory, util = board(track([2.0**30, 3.0 * 2**30], "memory_used_bytes"), track([1.0, 2.0], "sm_util")).panels[::-1]
-    assert (memory.range, memory.y_label) == ("1–3 GiB", "GiB")
+    assert (memory.range_text, memory.y_label) == ("1–3 GiB", "GiB")
     assert util.y.high == 100
 
 
@@ -91,15 +91,15 @@ def test_many_devices_are_a_band_their_median_and_who_keeps_away() -> None:
     (panel,) = drawn.panels
     assert panel.band.endswith("Z")
     assert [curve.label for curve in panel.curves] == ["median", "n7/gpu1"]
-    assert ([curve.label for curve in panel.legend], drawn.all) == (["n7/gpu1"], "all 64")
+    assert ([curve.label for curve in panel.legend], drawn.band_label) == (["n7/gpu1"], "all 64")
 
 
 def test_checks_are_shaded_and_numbered_where_there_is_room() -> None:
     spans = (Span(check="a", begin=-1, end=6), Span(check="b", begin=6, end=6.1), Span(check="c", begin=6.1, end=99))
     shades = board(track([1.0] * 10), spans=spans).shades
     assert [shade.number for shade in shades] == ["1", "", "3"]
-    assert shades[0].x == FRAME.across[0]
-    assert shades[-1].x + shades[-1].width == pytest.approx(FRAME.across[1])
+    assert shades[0].x == FRAME.x_range[0]
+    assert shades[-1].x + shades[-1].width == pytest.approx(FRAME.x_range[1])
     assert shades[1].title == "2 b: 6.0 to 6.1 s"
 
 

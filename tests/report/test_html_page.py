@@ -242,6 +242,6 @@ def test_512_gpus_are_rendered_soon_small_and_folded() -> None:
     html = render(trial)
     assert time.process_time() - began < 3
     assert len(html) < 1_000_000
-    assert html.count('<details class="matrix" >') == 4
-    assert '<details class="matrix" open>' not in html
-    assert '<details class="matrix" open>' in render(samples.accepted())
+    assert html.count('<details class="by-subject" >') == 4
+    assert '<details class="by-subject" open>' not in html
+    assert '<details class="by-subject" open>' in render(samples.accepted())

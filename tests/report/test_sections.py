@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from seatrial.model import Measurement, Metric, Outcome, Reason, Timing, Verdict
-from seatrial.report.sections import facts_of, is_grid, is_table, matrix, node_grid, pretty, rug_of, settings, time_bar
+from seatrial.report.sections import (
+    facts_of,
+    is_pair_table,
+    is_table,
+    node_map,
+    pretty,
+    rug_of,
+    settings,
+    time_bar,
+)
 from seatrial.report.view import chapters
 from tests.report import samples
 
@@ -30,7 +39,7 @@ def test_the_time_bar_adds_up_and_accounts_for_everything() -> None:
         ("start", 80, 10),
         ("not accounted for", 90, 10),
     ]
-    assert (bar.checks, bar.outside, bar.share) == (80, 20, 20)
+    assert (bar.check_seconds, bar.overhead_seconds, bar.overhead_percent) == (80, 20, 20)
 
 
 def test_parts_of_a_resumed_trial_are_added_up() -> None:
@@ -41,11 +50,11 @@ def test_parts_of_a_resumed_trial_are_added_up() -> None:
 
 def test_the_time_bar_of_nothing() -> None:
     bar = time_bar(samples.accepted().model_copy(update={"seconds": 0.0, "timings": ()}))
-    assert (bar.parts, bar.share) == ((), 0)
+    assert (bar.parts, bar.overhead_percent) == ((), 0)
 
 
 def test_the_map_shows_every_place_by_its_worst() -> None:
-    nodes = {node.name: node for node in node_grid(samples.fleet())}
+    nodes = {node.name: node for node in node_map(samples.fleet())}
     assert len(nodes) == 64
     assert list(nodes)[:2] == ["node01", "node02"]
     spots = {spot.number: spot.outcome for spot in nodes["node17"].devices}
@@ -58,15 +67,15 @@ def test_the_table_by_subject_puts_the_worst_first() -> None:
     (check,) = (
         check for chapter in chapters(samples.fleet()) for check in chapter.checks if check.name == "gpu.inventory"
     )
-    table = matrix(check)
+    table = subject_table(check)
     assert table is not None
     assert table.columns[0].name == "ecc_uncorrected"
-    assert [(subject, outcome) for subject, outcome, _ in table.lines[:3]] == [
+    assert [(subject, outcome) for subject, outcome, _ in table.rows[:3]] == [
         ("node17/gpu5", Outcome.FAIL),
         ("node42/gpu2", Outcome.FAIL),
         ("node01/gpu0", Outcome.PASS),
     ]
-    cell = table.lines[0][2][0]
+    cell = table.rows[0][2][0]
     assert cell is not None
     assert (cell.value, cell.outcome) == ("3", Outcome.FAIL)
     assert cell.reason.startswith("ecc_uncorrected is 3")
@@ -75,16 +84,16 @@ def test_the_table_by_subject_puts_the_worst_first() -> None:
 def test_only_verdicts_put_subjects_in_order() -> None:
     """More is better of a bandwidth and worse of a time: values alone say nothing of who is worst."""
     checks = {check.name: check for chapter in chapters(samples.fleet()) for check in chapter.checks}
-    judged_apart, judged_alike = matrix(checks["gpu.inventory"]), matrix(checks["train.cnn"])
+    judged_apart, judged_alike = subject_table(checks["gpu.inventory"]), subject_table(checks["train.cnn"])
     assert judged_apart
-    assert judged_apart.ranked
+    assert judged_apart.has_several_outcomes
     assert judged_alike
-    assert not judged_alike.ranked
+    assert not judged_alike.has_several_outcomes
 
 
 def test_a_check_of_one_subject_needs_no_table_by_subject() -> None:
     checks = {check.name: check for chapter in chapters(samples.accepted()) for check in chapter.checks}
-    assert matrix(checks["host.inventory"]) is None
+    assert subject_table(checks["host.inventory"]) is None
 
 
 def test_a_strip_only_where_values_differ() -> None:
@@ -178,7 +187,7 @@ def test_records_are_a_table(value: Any, expected: bool) -> None:
     ],
 )
 def test_a_figure_for_each_pair_is_a_grid(value: Any, expected: bool) -> None:
-    assert is_grid(value) is expected
+    assert is_pair_table(value) is expected
 
 
 def test_a_reading_that_is_missing_leaves_its_cell_in_error() -> None:
@@ -196,8 +205,8 @@ def test_a_reading_that_is_missing_leaves_its_cell_in_error() -> None:
     )
     measurement = Measurement(check="train.cnn", subject="n/gpu0", metrics=(metric,))
     trial = samples.accepted().model_copy(update={"measurements": (measurement,), "verdicts": verdicts, "jobs": ()})
-    table = matrix(chapters(trial)[0].checks[0])
+    table = subject_table(chapters(trial)[0].checks[0])
     assert table is not None
-    cell = table.lines[0][2][0]
+    cell = table.rows[0][2][0]
     assert cell is not None
     assert (cell.value, cell.reason) == ("not measured", "m was not measured")

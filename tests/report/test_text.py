@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seatrial.report.text import clean, plural, prose, sanitized
+from seatrial.report.text import clean, plural, sanitized, split_code
 from tests.report import samples
 
 
@@ -60,7 +60,7 @@ def test_every_string_of_a_trial_is_cleaned_and_nothing_else_changes() -> None:
     ],
 )
 def test_commands_stand_between_backticks(text: str, pieces: list[tuple[str, bool]]) -> None:
-    assert prose(text) == pieces
+    assert split_code(text) == pieces
 
 
 def test_plural() -> None:

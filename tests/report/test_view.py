@@ -12,7 +12,7 @@ from seatrial import report
 from seatrial.model import Measurement, Metric, Outcome, Verdict
 from seatrial.report import html_page, junit, markdown, prometheus
 from seatrial.report.terminal import summary
-from seatrial.report.view import CheckView, chapters, grouped, launchers, outcome_counts, problems, size
+from seatrial.report.view import CheckView, chapters, grouped, launchers, machine_size, outcome_counts, problems
 from tests.report import samples
 
 
@@ -123,7 +123,7 @@ def test_how_fast_it_is_comes_before_what_else_was_judged() -> None:
     passed = (verdict("n", Outcome.PASS, "loss_drop"),)
     view = check(("loss_drop", 5, "nats", "n"), ("speed", 9, "GB/s", "n"), verdicts=passed)
     assert view.key_figure == "loss_drop 5 nats"
-    assert replace(view, performance=("spe*",)).key_figure == "speed 9 GB/s (no threshold)"
+    assert replace(view, performance_metrics=("spe*",)).key_figure == "speed 9 GB/s (no threshold)"
 
 
 def test_how_it_was_measured_is_told_once_unless_processes_differ() -> None:
@@ -151,7 +151,7 @@ def test_one_cause_that_stopped_many_checks_is_told_once() -> None:
     other = Verdict(check="d.four", subject="cluster", outcome=Outcome.ERROR, detail="exit code 1")
     failed = [replace(one, outcome=Outcome.FAIL) for one in refused[:2]]
     trial = samples.accepted().model_copy(update={"verdicts": (*refused, other, *failed)})
-    told = [(group.first.outcome, group.title, group.stopped) for group in problems(trial)]
+    told = [(group.first.outcome, group.title, group.check_names) for group in problems(trial)]
     assert told == [
         (Outcome.FAIL, "a.one", ""),
         (Outcome.FAIL, "b.two", ""),
@@ -185,9 +185,9 @@ def test_tally_leaves_out_what_never_was() -> None:
 
 def test_size_and_launcher() -> None:
     trial = samples.rejected()
-    assert (size(trial), launchers(trial)) == ("2 nodes × 4 GPUs", "local")
+    assert (machine_size(trial), launchers(trial)) == ("2 nodes × 4 GPUs", "local")
     nothing = trial.model_copy(update={"jobs": (), "results": ()})
-    assert (size(nothing), launchers(nothing)) == ("no job planned", "auto")
+    assert (machine_size(nothing), launchers(nothing)) == ("no job planned", "auto")
 
 
 def test_what_processes_tell_alike_but_for_numbers_is_told_once() -> None:
