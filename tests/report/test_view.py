@@ -69,19 +69,19 @@ def test_a_row_has_all_subjects_worst_first_and_their_median() -> None:
     )
     row = view.rows[0]
     assert [reading.subject for reading in row.readings] == ["n/gpu10", "n/gpu2", "n/gpu3"]
-    assert (row.value, row.range, row.subject_text) == ("41 °C", "40–90", "median of 3")
+    assert (row.value, row.range_text, row.subject_text) == ("41 °C", "40–90", "median of 3")
     assert row.outcomes == [(Outcome.FAIL, 1), (Outcome.PASS, 1)]
 
 
 def test_equal_values_have_no_range() -> None:
     row = check(("w", 16, "lanes", "n/gpu0"), ("w", 16, "lanes", "n/gpu1")).rows[0]
-    assert (row.value, row.range, row.subject_text) == ("16 lanes", "", "2 subjects")
+    assert (row.value, row.range_text, row.subject_text) == ("16 lanes", "", "2 subjects")
 
 
 def test_one_subject_shows_the_range_of_its_samples() -> None:
     metric = Metric(name="b", value=2.0, unit="GB/s", subject="cluster", samples=(1.0, 2.0, 4.0))
     view = CheckView("x", "X", "Other", (), (Measurement(check="x", subject="n", metrics=(metric,)),))
-    assert (view.rows[0].range, view.rows[0].subject_text) == ("1–4", "cluster")
+    assert (view.rows[0].range_text, view.rows[0].subject_text) == ("1–4", "cluster")
 
 
 def test_a_missing_metric_with_a_rule_has_a_row_with_the_reason() -> None:

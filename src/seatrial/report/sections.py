@@ -146,7 +146,7 @@ def _cell(metric: Metric | None, outcome: Outcome | None, reasons: list[str]) ->
 
 def rug_of(row: MetricRow) -> Rug | None:
     """The rug plot of a row; None for booleans, and for values that are all equal."""
-    if not row.range or row.unit == "bool":
+    if not row.range_text or row.unit == "bool":
         return None
     if len(row.readings) == 1:
         return rug(row.spread, [False] * len(row.spread))

@@ -78,7 +78,7 @@ def _row(check: CheckView) -> tuple[Text, Text, Text, Text]:
         Text(f"  {check.name}"),
         Text(check.subjects_text, "dim"),
         Text(outcome, STYLES[outcome]),
-        Text(one_line(check.key_figure or shorten(check.skipped, 72, placeholder=" …"))),
+        Text(one_line(check.key_figure or shorten(check.skip_reason, 72, placeholder=" …"))),
     )
 
 

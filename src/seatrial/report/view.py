@@ -74,7 +74,7 @@ class MetricRow:
         """The subject; of several subjects ``median of 8``, or ``8 subjects`` if their values are equal."""
         if len(self.readings) == 1:
             return self.readings[0].subject
-        return f"median of {len(self.values):,}" if self.range else plural(len(self.readings), "subject")
+        return f"median of {len(self.values):,}" if self.range_text else plural(len(self.readings), "subject")
 
     @property
     def value(self) -> str:
@@ -89,7 +89,7 @@ class MetricRow:
         return tuple(self.values)
 
     @property
-    def range(self) -> str:
+    def range_text(self) -> str:
         """Minimum and maximum of ``spread``, without the unit; empty if all values are equal."""
         unit = unit_text(self.unit)
         return format_range(self.spread, self.unit).removesuffix(f" {unit}") if len(set(self.spread)) > 1 else ""
@@ -100,11 +100,11 @@ class MetricRow:
         return outcome_counts(self.verdicts)
 
     @property
-    def not_passed(self) -> bool:
+    def has_problem(self) -> bool:
         return any(outcome in NOT_PASSED for outcome, _ in self.outcomes)
 
     @property
-    def judged(self) -> bool:
+    def has_evaluated_rule(self) -> bool:
         """Whether a rule was evaluated on this metric."""
         return any(outcome not in (Outcome.SKIP, Outcome.UNJUDGED) for outcome, _ in self.outcomes)
 
@@ -180,8 +180,11 @@ class CheckView:
         for (name, subject), verdicts_of_key in verdicts_by_key.items():
             readings.setdefault(name, {}).setdefault(subject, Reading(subject, None, tuple(verdicts_of_key)))
         families = list(dict.fromkeys(family(name) for name in readings))
-        rows = [MetricRow(name, tuple(sorted(row.values(), key=_worst_reading))) for name, row in readings.items()]
-        return sorted(rows, key=lambda row: (_urgency(row), families.index(family(row.name)), bytes_of(row.name)))
+        rows = [
+            MetricRow(name, tuple(sorted(by_subject.values(), key=_reading_key)))
+            for name, by_subject in readings.items()
+        ]
+        return sorted(rows, key=lambda row: (_row_rank(row), families.index(family(row.name)), bytes_of(row.name)))
 
     @property
     def artifacts(self) -> list[Artifact]:
@@ -193,7 +196,7 @@ class CheckView:
         return grouped(v for v in self.verdicts if not v.metric and v.outcome is not Outcome.PASS)
 
     @property
-    def skipped(self) -> str:
+    def skip_reason(self) -> str:
         """The reason if the outcome of the check is SKIP; otherwise empty."""
         return self.verdicts[0].message if self.outcome is Outcome.SKIP else ""
 
@@ -208,18 +211,18 @@ class CheckView:
         rows = [row for row in self.rows if row.values]
         if not rows:
             return ""
-        row = min(rows, key=self._key_rank)
+        row = min(rows, key=self._key_figure_rank)
         if not row.outcomes:
             row = [other for other in rows if family(other.name) == family(row.name)][-1]
         unit = "" if row.unit == row.name else row.unit  # "nodes 2", not "nodes 2 nodes"
-        return f"{row.name} {format_range(row.values, unit)}{'' if row.judged else ' (no threshold)'}"
+        return f"{row.name} {format_range(row.values, unit)}{'' if row.has_evaluated_rule else ' (no threshold)'}"
 
-    def _key_rank(self, row: MetricRow) -> tuple[int, bool, int, int]:
+    def _key_figure_rank(self, row: MetricRow) -> tuple[int, bool, int, int]:
         """The rank of a row as key figure; the lowest is shown."""
-        urgency = _urgency(row)
+        rank = _row_rank(row)
         is_performance = any(fnmatchcase(row.name, pattern) for pattern in self.performance_metrics)
         kind = 0 if row.name == self.key_metric else 1 if is_performance else 2
-        return min(urgency, len(WORST_FIRST)), row.unit == "bool" or not any(row.values), kind, urgency
+        return min(rank, len(WORST_FIRST)), row.unit == "bool" or not any(row.values), kind, rank
 
 
 @dataclass(frozen=True)
@@ -385,12 +388,12 @@ def _merge_similar(texts: list[str]) -> Iterator[str]:
         yield f"{first} ({others_text}: same method, other numbers)" if differing else first
 
 
-def _worst_reading(reading: Reading) -> tuple[int, list[tuple[int, str]]]:
+def _reading_key(reading: Reading) -> tuple[int, list[tuple[int, str]]]:
     return WORST_FIRST.index(reading.outcome or Outcome.PASS), natural_key(reading.subject)
 
 
-def _urgency(row: MetricRow) -> int:
+def _row_rank(row: MetricRow) -> int:
     """The sort key of a row: problems by severity, then other rows with a rule, then rows without one."""
-    if row.not_passed:
+    if row.has_problem:
         return WORST_FIRST.index(row.outcomes[0][0])
     return len(WORST_FIRST) + (not row.outcomes)
