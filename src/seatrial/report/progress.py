@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from seatrial.model import Job, Outcome
-from seatrial.report.text import clean
+from seatrial.report.text import clean, plural
 from seatrial.util import data_files
 
 STYLES = {
@@ -61,7 +61,7 @@ class Live:
             processes = f"{job.nodes} × {job.ranks_per_node if job.placement == 'ranks' else 1} processes"
             names = ", ".join(job.checks)
             self._line(f"plan    job {job.name} ({processes}, {job.device}, at most {_clock(job.limit_s)}): {names}")
-        self._line(f"plan    {self._remaining.total} checks{self._remaining.estimate()}")
+        self._line(f"plan    {plural(self._remaining.total, 'check')}{self._remaining.estimate()}")
 
     def job_started(self, job: Job, attempt: int) -> None:
         self._heading = f"job {job.name}{f', attempt {attempt}' if attempt > 1 else ''}"
@@ -142,7 +142,7 @@ class Remaining:
     def __str__(self) -> str:
         if not self.total:
             return ""
-        return f"{self.done} of {self.total} checks{self.estimate()}"
+        return f"{self.done} of {plural(self.total, 'check')}{self.estimate()}"
 
     def estimate(self) -> str:
         """The expected remaining minutes as text; empty where they are unknown."""
