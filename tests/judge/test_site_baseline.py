@@ -178,7 +178,7 @@ def test_learn_and_judge_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "trial.json").write_text(good.model_dump_json())
     file = tmp_path / "lab.yaml"
     code, out, err = command("baseline", "learn", tmp_path, "--out", file)
-    assert (code, out) == (0, f"{file}: 1 values, runs: 1\n"), err
+    assert (code, out) == (0, f"{file}: 1 reference value from 1 run\n"), err
     assert command("baseline", "learn", tmp_path, "--out", file)[0] == 2, "an existing file is not overwritten"
     settings = {"name": "t", "checks": {"device.gemm": {}}}
     slow = run(300, 300).model_copy(update={"config": settings, "jobs": ()})

@@ -132,6 +132,7 @@ class Check:
     # Metrics, or families such as "busbw.*", that vary between runs: like metrics with a reference value, they FAIL
     # only if the retry fails too. Other metrics, such as data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()
+    key_metric: str = ""  # metric shown in summaries; default: a performance metric
     # Metrics, or families, required for each subject of a kind: for each rank of a CLUSTER check, each pair of ranks on
     # a node (one or both directions), each node, each rail, or each GPU in the fact gpus_used of a NODE check. A
     # missing value is an ERROR, except for subjects in the fact EXEMPT.

@@ -1,4 +1,4 @@
-"""Commands that read this machine, the list of checks, or logs: discover, checks, explain."""
+"""Commands about this machine, the checks and logs: discover, checks, explain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def discover(as_json: AsJson = False) -> None:
-    """Print hardware and software of this machine. Reads only; causes no load."""
+    """Print the hardware and software of this machine. Only reads; causes no load."""
     from seatrial.pipeline.this_host import discover as discover_machine
     from seatrial.report.inventory import print_inventory
 
@@ -38,7 +38,7 @@ def checks(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List checks with scope, needs and rules."""
+    """List checks with scope, requirements and rules."""
     from seatrial.checks import catalog
     from seatrial.report.inventory import checks_as_json, print_checks, print_power
 
@@ -64,12 +64,12 @@ def explain(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Find known failures in logs: cause, first command, fix."""
+    """Find known failures in logs; print the cause, the first command to run and the fix of each."""
     from seatrial.diagnose.signatures import signatures
     from seatrial.pipeline.run_directory import log_files
     from seatrial.report.inventory import print_findings
 
-    findings = [finding for path in paths for log in log_files(path) for finding in _explained(log)]
+    findings = [finding for path in paths for log in log_files(path) for finding in _findings_in(log)]
     if as_json:
         print_json([finding.model_dump(mode="json") for finding in findings])
     else:
@@ -79,8 +79,8 @@ def explain(
 _STDIN = Path("-")
 
 
-def _explained(log: Path) -> tuple[Finding, ...]:
-    """The findings of a log or of standard input. Raises UsageError for an unreadable file."""
+def _findings_in(log: Path) -> tuple[Finding, ...]:
+    """The findings in a log, or in standard input. Raises UsageError if it cannot be read."""
     from seatrial.diagnose import explain as explain_log
 
     try:

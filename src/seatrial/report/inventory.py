@@ -23,7 +23,7 @@ SCOPES = (
 def print_inventory(facts: Mapping[str, Any], console: Console) -> None:
     """Print facts, one line per component; ``unreadable`` lists failed reads with their reason.
 
-    Nested lists are printed as their length: ``--json`` has their items.
+    A list of records inside a record is printed as its length; ``--json`` prints the records.
     """
     for depth, key, text in _lines(facts, 0):
         heading = f"[bold]{escape(clean(key))}[/]" if key else ""
@@ -50,7 +50,7 @@ def _is_nested(value: Any) -> bool:
 
 
 def _pairs(facts: Mapping[str, Any]) -> str:
-    """``key value`` pairs on one line, without empty values; bytes as sizes."""
+    """``key value`` pairs on one line, without empty values; values of ``*_bytes`` in binary units."""
     return ", ".join(
         f"{key.removesuffix('_bytes')} {format_bytes(value) if key.endswith('_bytes') else _short(value)}"
         for key, value in facts.items()
@@ -106,6 +106,7 @@ def print_power(check: Check, console: Console) -> None:
 
 
 def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
+    """The declaration of each check for ``--json``."""
     return [
         {
             "name": check.name,
@@ -122,10 +123,10 @@ def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
     ]
 
 
-def print_findings(findings: Sequence[Finding], patterns: int, console: Console) -> None:
-    """Print the findings in logs; ``patterns`` is the number of known patterns."""
+def print_findings(findings: Sequence[Finding], pattern_count: int, console: Console) -> None:
+    """Print the findings in logs; ``pattern_count`` is the number of known patterns."""
     if not findings:
-        text = f"No known failure: none of {patterns} patterns matches. Unknown failures are possible."
+        text = f"No known failure: none of {pattern_count} patterns matches. An unknown failure is possible."
         console.print(text, highlight=False, soft_wrap=True)
     for finding in findings:
         source = escape(clean(f"({finding.source}; confidence: {finding.confidence})"))

@@ -140,4 +140,5 @@ CHECK = Check(
     limit_s=900.0,  # MNIST on one slow CPU core takes minutes
     options=CnnOptions,
     performance_metrics=("seconds", "images_per_second"),
+    key_metric="accuracy",
 )
