@@ -17,8 +17,8 @@ from seatrial.util.quantiles import median_interval
 
 WINDOW_S = 0.05  # much longer than a kernel launch and than the clock's resolution
 MIN_WINDOWS = 10
-MAX_WINDOWS = 400  # 20 s
-PRECISION = 0.01  # of the median, at which timing stops
+MAX_WINDOWS = 400  # 20 s, unless ``min_seconds`` is longer
+PRECISION = 0.01  # timing stops when the median is known to this fraction of its value
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from seatrial.bench.data_check import Mismatch
 from seatrial.bench.pairs import PairResults, PairTiming
 from seatrial.checks.base import Context
 from seatrial.checks.fabric import _nccl_log, gpu_pairs
-from seatrial.checks.fabric.gpu_pairs import CHECK, GPU_SIZE, figures_by_node, max_distinguishable, merge_steps
+from seatrial.checks.fabric.gpu_pairs import CHECK, GPU_SIZE, max_locatable, merge_steps, results_by_node
 from seatrial.diagnose.localize import localize
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK
@@ -71,14 +71,14 @@ def measured(
         return BAD if {a, b} & set(bad) or {a, b} == set(path) or frozenset((a, b)) in contended else GOOD
 
     timings = [timing(a, b, rate(a, b, shared), (wrong or {}).get((b, a))) for a, b in rank_pairs]
-    first = figures_by_node(ranks_by_node, subjects, GPU_SIZE, timings)
+    first = results_by_node(ranks_by_node, subjects, GPU_SIZE, timings)
     slow = {frozenset(partners) for results in first.values() for partners in gpu_pairs._retry_steps(results)}
     retries = [
         timing(a, b, rate(a, b, ()), (wrong_retry or {}).get((b, a)))
         for a, b in rank_pairs
         if frozenset((a, b)) in slow
     ]
-    by_node = figures_by_node(ranks_by_node, subjects, GPU_SIZE, timings, retries)
+    by_node = results_by_node(ranks_by_node, subjects, GPU_SIZE, timings, retries)
     ranks = [Measurement(check=CHECK.name, subject=subject, rank=rank) for rank, subject in enumerate(subjects)]
     for number, (node, results) in enumerate(by_node.items()):
         node_link = second_link if node == "n1" and second_link else link
@@ -131,8 +131,8 @@ def test_good_node_passes(gpus: int) -> None:
 
 @pytest.mark.parametrize("gpus", range(3, 9))
 def test_slow_gpus_are_located_up_to_the_maximum(gpus: int) -> None:
-    assert max_distinguishable(gpus) >= 1
-    for count in range(1, max_distinguishable(gpus) + 1):
+    assert max_locatable(gpus) >= 1
+    for count in range(1, max_locatable(gpus) + 1):
         for bad in combinations(range(gpus), count):
             ranks = measured(gpus, bad=bad)
             assert failed(ranks, "gpu_share") == {f"n0/gpu{gpu}" for gpu in bad}
@@ -297,7 +297,7 @@ def test_pair_names_do_not_depend_on_the_order_of_ranks() -> None:
     in_order = ["n0/gpu2", "n0/gpu10", "n0/gpu9"]
     for subjects in (in_order, in_order[::-1]):
         timings = [timing(a, b, GOOD) for a, b in permutations(range(3), 2)]
-        (results,) = figures_by_node({"n0": (0, 1, 2)}, subjects, GPU_SIZE, timings).values()
+        (results,) = results_by_node({"n0": (0, 1, 2)}, subjects, GPU_SIZE, timings).values()
         matrix, *observations = gpu_pairs._observations("n0", results, NVLINK)
         pairs = {item.subject for item in observations if isinstance(item, Metric) and item.name == BUSBW}
         assert pairs == {"n0/gpu2->gpu9", "n0/gpu2->gpu10", "n0/gpu9->gpu10"}
@@ -350,7 +350,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> dict[str, PairResults]:
         assert retry, "on GPUs"
         timings = [timing(a, b, GOOD) for a, b in permutations(range(4), 2)]
-        return figures_by_node(nodes, subjects, options.size or GPU_SIZE, timings)
+        return results_by_node(nodes, subjects, options.size or GPU_SIZE, timings)
 
     group = {"backend": "nccl", "gpu": f"{MODEL} + {UNKNOWN_MODEL}", "nccl_version": "2.28.9", "world_size": 4}
     monkeypatch.setattr(subgroups, "ranks_by_node", lambda _node: {"n0": (0, 1, 2, 3)})

@@ -111,38 +111,38 @@ def test_cpu_runs_judge_only_the_data(runs: Runs, name: str) -> None:
 
 def test_every_pair_of_nodes_is_reported(runs: Runs) -> None:
     pairs = {f"node{a}->node{b}" for a in range(4) for b in range(a + 1, 4)}
-    assert set(values(runs["pairs"], "pair_busbw")) == set(values(runs["pairs"], "pair_share")) == pairs
+    assert set(values(runs["pairs"], "pair_busbw")) == set(values(runs["pairs"], "path_share")) == pairs
     assert set(values(runs["pairs"], "best_busbw")) == {f"node{rank}/rank{rank}" for rank in range(4)}
     matrix = facts(runs["pairs"])["pair_matrix"]
     assert matrix["nodes"] == list(FOUR)
     assert all((row[i] is None) and sum(map(bool, row)) == 3 for i, row in enumerate(matrix["gb_s"]))
-    assert facts(runs["pairs"])["distinguishable"] == 1
+    assert facts(runs["pairs"])["max_locatable_nodes"] == 1
 
 
 def test_one_round_has_one_partner_per_node(runs: Runs) -> None:
     assert set(values(runs["one_round"], "pair_busbw")) == {"node0->node3", "node1->node2"}
-    assert facts(runs["one_round"])["distinguishable"] == 0
+    assert facts(runs["one_round"])["max_locatable_nodes"] == 0
 
 
 def test_two_nodes_are_not_compared(runs: Runs) -> None:
     assert list(values(runs["two_nodes"], "pair_busbw")) == ["node0->node1"]
     judged = outcomes(as_on_nccl(runs["two_nodes"]))
-    assert judged["best_share"] == judged["pair_share"] == {Outcome.SKIP}
+    assert judged["gpu_share"] == judged["path_share"] == {Outcome.SKIP}
     assert not findings(runs["two_nodes"])
 
 
 def test_node_that_is_slow_with_every_partner_is_located(runs: Runs) -> None:
-    best = values(runs["late_node"], "best_share")
+    best = values(runs["late_node"], "gpu_share")
     assert min(best, key=lambda subject: best[subject]) == "node2/rank2"
     assert best["node2/rank2"] < 0.5
     assert ("node2", "A node is slow to every other node") in [
         (finding.subject, finding.title) for finding in findings(runs["late_node"])
     ]
-    assert Outcome.FAIL in outcomes(as_on_nccl(runs["late_node"]))["best_share"]
+    assert Outcome.FAIL in outcomes(as_on_nccl(runs["late_node"]))["gpu_share"]
 
 
 def test_slow_path_between_good_nodes_is_located(runs: Runs) -> None:
-    shares = values(runs["late_path"], "pair_share")
+    shares = values(runs["late_path"], "path_share")
     assert min(shares, key=lambda subject: shares[subject]) == "node1->node2"
     assert shares["node1->node2"] < 0.5
     assert list(facts(runs["late_path"])["single_pair"]) == ["node1->node2"]  # retried, and still slow
@@ -158,7 +158,7 @@ def test_wrong_data_fails_and_its_sender_has_no_good_partner(runs: Runs) -> None
     wrong = facts(measured)["wrong_data"]
     assert {(entry["from"], entry["to"]) for entry in wrong} == {("node3/rank3", f"node{i}/rank{i}") for i in range(3)}
     assert {entry["offset"] for entry in wrong} == {fault_driver.WRONG_OFFSET}
-    assert values(measured, "best_share")["node3/rank3"] == 0
+    assert values(measured, "gpu_share")["node3/rank3"] == 0
     assert "node3" in [finding.subject for finding in findings(measured)]
 
 
