@@ -95,9 +95,9 @@ def test_one_node_is_a_skip(runs: Runs, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["pairs", "rails", "scaling", "two_nodes"])
 def test_first_rank_reports_declared_metrics(runs: Runs, name: str) -> None:
-    lead, *others = runs[name]
-    declared = catalog()[lead.check].metrics
-    for metric in lead.metrics:
+    first_rank, *others = runs[name]
+    declared = catalog()[first_rank.check].metrics
+    for metric in first_rank.metrics:
         assert declared[re.sub(r"\..*", ".*", metric.name)] == metric.unit
     assert all(not measurement.metrics and not measurement.facts for measurement in others)
 
@@ -192,15 +192,15 @@ def test_wrong_data_of_groups_is_located() -> None:
 
 
 def test_scaling_reports_powers_of_two_and_efficiency(runs: Runs) -> None:
-    lead = runs["scaling"][0]
-    assert {metric.name for metric in lead.metrics} == {
+    first_rank = runs["scaling"][0]
+    assert {metric.name for metric in first_rank.metrics} == {
         *("busbw.2nodes", "busbw.4nodes"),  # not with one rank
         *("efficiency.2nodes", "wrong_elements"),
     }
     two_nodes = {metric.name: metric.value for metric in runs["scaling_two_nodes"][0].metrics}
     assert two_nodes["efficiency.1node"] == two_nodes["busbw.2nodes"] / two_nodes["busbw.1node"]
     assert facts(runs["scaling_two_nodes"])["efficiency"]["1node"] == {"of 1node": 1}
-    assert lead.series[0].x == (2, 4)
+    assert first_rank.series[0].x == (2, 4)
 
 
 @pytest.mark.parametrize(("nodes", "counts"), [(2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (6, [1, 2, 4, 6])])
@@ -219,11 +219,15 @@ def test_each_node_reports_its_metrics_and_shape(runs: Runs) -> None:
         ["node1"] * 3,
         [],
     ]
-    for lead in (measured[0], measured[2]):
-        assert {metric.name for metric in lead.metrics} == {"busbw.64KiB", "wrong_elements", "sizes_not_allocated"}
-        assert (lead.facts["world_size"], lead.facts["nodes"], lead.facts["gpu"]) == (2, 1, None)
+    for first_rank in (measured[0], measured[2]):
+        assert {metric.name for metric in first_rank.metrics} == {
+            "busbw.64KiB",
+            "wrong_elements",
+            "sizes_not_allocated",
+        }
+        assert (first_rank.facts["world_size"], first_rank.facts["nodes"], first_rank.facts["gpu"]) == (2, 1, None)
         for value in ("2 ranks of this node", "2 nodes"):
-            assert value in str(lead.facts["method"])
+            assert value in str(first_rank.facts["method"])
 
 
 def test_size_without_reference_is_an_error(runs: Runs) -> None:
@@ -281,12 +285,12 @@ REASON = "node1/rank2: CUDA out of memory. Tried to allocate 1.00 GiB"
 def test_size_is_halved_on_all_ranks_until_it_fits(runs: Runs) -> None:
     measured = runs["little_memory"]
     assert [measurement.error for measurement in measured] == [None] * 4
-    for lead in measured[0], measured[2]:
-        by_name = {metric.name: metric.value for metric in lead.metrics}
+    for first_rank in measured[0], measured[2]:
+        by_name = {metric.name: metric.value for metric in first_rank.metrics}
         assert by_name.keys() == {"busbw.16KiB", "wrong_elements", "sizes_not_allocated"}
         assert by_name["sizes_not_allocated"] == 2
-        assert lead.facts["not_allocated"] == {"64KiB": REASON, "32KiB": REASON}
-        assert "all-reduce of 16KiB (64KiB did not fit on all ranks)" in str(lead.facts["method"])
+        assert first_rank.facts["not_allocated"] == {"64KiB": REASON, "32KiB": REASON}
+        assert "all-reduce of 16KiB (64KiB did not fit on all ranks)" in str(first_rank.facts["method"])
 
 
 def test_size_that_did_not_fit_is_an_error(runs: Runs) -> None:

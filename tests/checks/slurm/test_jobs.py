@@ -105,7 +105,7 @@ class JobsRunner:
         return not_passed(judge(CHECK, self.measure(**options)))
 
     def error(self, **options: Any) -> str:
-        """Returns the error of the measurement, and asserts that all submitted jobs are cancelled."""
+        """Return the error of the measurement, and assert that all submitted jobs are cancelled."""
         error = self.measure(**options).error
         assert error
         assert set(self.queue.cancelled) >= self.queue.names

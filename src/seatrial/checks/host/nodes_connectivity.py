@@ -52,7 +52,10 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
 
 
 def read_network(root: Path, address: str | None) -> dict[str, str]:
-    """Return by component: rendezvous address, interface with ``address``, its MTU and speed, variables."""
+    """Return component → value: the rendezvous address, the interface with ``address``, its MTU and its speed.
+
+    NCCL's and Gloo's environment variables are components too.
+    """
     network = {"rendezvous": f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"}
     if nic := next((nic for nic in fabric.read_nics(root).interfaces if address in nic.addresses), None):
         network["interface"] = f"{nic.name} ({address})"
