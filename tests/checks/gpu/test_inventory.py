@@ -34,7 +34,7 @@ UNUSED_PID = 2**22 + 1  # above the maximum of Linux
 
 
 class InventoryRunner:
-    """Run the check on a fake machine and judges it with its rules."""
+    """Runs the check on a fake machine and judges it with its rules."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
         self.monkeypatch = monkeypatch

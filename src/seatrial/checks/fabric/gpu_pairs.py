@@ -82,8 +82,8 @@ def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
         raise NotApplicable("one GPU per node: no pairs within a node")
     group, models = collectives.describe_group(), subgroups.gpu_models(nodes[context.node], context.device)
     subjects, indices = rank.gather(context.subject), rank.gather(context.nvml_index)
-    # Transports are read from here on: the whole log on one node, where NCCL may reuse earlier connections; only the
-    # connections of the nodes' own groups with several nodes
+    # Connections are read from this byte of the log. With several nodes, only those of the nodes' own groups count; on
+    # one node NCCL may reuse the connections of earlier checks
     log_offset = _nccl_log.log_size(context.device) if len(nodes) > 1 else 0
     retry = context.on_gpu if options.retry is None else options.retry
     all_results = _measure_rounds(context, options, nodes, subjects, retry=retry)

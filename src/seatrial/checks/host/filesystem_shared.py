@@ -76,8 +76,8 @@ class Volume:
 class PathResult:
     """Results of the tests of one path.
 
-    ``unusable``, ``not_shared``: why no test, or only the test of free space, is reported. ``failures``: failure per
-    probe (None: passed). ``untested``: inconclusive probes with reasons. ``not_removed``: remaining temporary folder.
+    ``unusable``: why nothing else is reported. ``not_shared``: why only free space is reported. ``failures``: failure
+    per probe (None: passed). ``untested``: inconclusive probes with reasons. ``not_removed``: remaining test folder.
     """
 
     unusable: str | None = None
@@ -103,7 +103,7 @@ def measure(context: Context, options: SharedOptions) -> Iterator[Observation]:
             {
                 "several_nodes": "yes" if participants.several_nodes else "no",
                 "paths_from": "options" if options.paths else "run directory",
-                "user_ids": one_rank_per_node.group_by_reason(dict(zip(participants.names, user_ids, strict=True))),
+                "user_ids": one_rank_per_node.group_by_text(dict(zip(participants.names, user_ids, strict=True))),
             }
         )
         yield metric("user_id_mismatches", len(set(user_ids)) - 1, "users")
@@ -118,9 +118,7 @@ def _test_path(context: Context, participants: Participants, path: str) -> PathR
     try:
         volumes = participants.run_on_all(lambda: read_volume(context.root, path))
         result.volumes = dict(zip(participants.names, volumes, strict=True))
-        result.mounts = one_rank_per_node.group_by_reason(
-            {name: volume.mount for name, volume in result.volumes.items()}
-        )
+        result.mounts = one_rank_per_node.group_by_text({name: volume.mount for name, volume in result.volumes.items()})
         with storage.temporary_folder(path, participants) as folder:
             result.not_shared = shared_files.invisible_files(folder)
             if not result.not_shared:
@@ -172,7 +170,7 @@ def read_volume(root: Path, path: str) -> Volume:
 def _observations(results: Mapping[str, PathResult]) -> Iterator[Observation]:
     usable = {path: result for path, result in results.items() if not result.unusable}
     shared = {path: result for path, result in usable.items() if not result.not_shared}
-    any_usable = "yes" if usable else "no: a node cannot write to the path, or gets no answer (fact unusable)"
+    any_usable = "yes" if usable else "no: no path is usable (see fact unusable)"
     any_shared = "yes" if shared else "no: no path is shared by all nodes"
     yield from facts({"any_path_usable": any_usable, "any_path_shared": any_shared})
     yield _text_fact("filesystems", {path: result.mounts for path, result in results.items()})

@@ -92,14 +92,14 @@ def _os_name(root: Path) -> str:
 
 
 def _unresolved_names(names: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
-    from seatrial.bench.one_rank_per_node import group_by_reason
+    from seatrial.bench.one_rank_per_node import group_by_text
 
     problems: dict[str, dict[str, str]] = {}
     for node, lookups in zip(names, result.lookups, strict=True):
         for name, lookup in lookups.items():
             if lookup.problem:
                 problems.setdefault(name, {})[f"on {node}"] = lookup.problem
-    yield Fact(name="unresolved", value={name: group_by_reason(by_node) for name, by_node in problems.items()})
+    yield Fact(name="unresolved", value={name: group_by_text(by_node) for name, by_node in problems.items()})
     yield metric("names_unresolved", len(problems), "names")
 
 
