@@ -176,7 +176,7 @@ def test_in_place_variant_is_reported_and_small_sizes_are_exact(runs: Runs) -> N
 def test_rail_has_the_same_rank_of_every_node(runs: Runs) -> None:
     assert set(values(runs["rails"], "rail_busbw")) == {"rail0", "rail1"}
     assert rails.group_by_rail({"a": (0, 1, 2), "b": (3, 4, 5)}) == [[0, 3], [1, 4], [2, 5]]
-    assert facts(runs["rails"])["comparable"] == "no"  # with two rails either may be slow
+    assert facts(runs["rails"])["comparable"].startswith("no: ")  # with two rails either may be slow
 
 
 def test_wrong_data_of_groups_is_located() -> None:

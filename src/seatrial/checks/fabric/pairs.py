@@ -96,7 +96,7 @@ def _observations(results: PairResults, rounds: int, transport: str) -> Iterator
     guarantee = f"up to {located} bad {'node is' if located == 1 else 'nodes are'} located exactly"
     if count == 2:
         guarantee = "with two nodes a slow node cannot be distinguished from the other or from the path"
-    comparable = "yes" if count > 2 else "no"
+    comparable = "yes" if count > 2 else "no: a comparison needs 3 nodes, this trial has 2"
     yield from facts({"comparable": comparable, "max_locatable_nodes": located, "guarantee": guarantee})
     yield Fact(name="pair_matrix", value={"nodes": [*results.members], "gb_s": results.rate_matrix(results.by_pair)})
     if results.retries:

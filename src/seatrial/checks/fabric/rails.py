@@ -53,7 +53,8 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
     group["transports"] = _nccl_log.connections_by_transport(context.device)
     if context.rank != 0:
         return
-    comparable = "yes" if len(rails) >= MIN_COMPARABLE_RAILS else "no"
+    too_few = f"no: a comparison needs {MIN_COMPARABLE_RAILS} rails, this trial has {len(rails)}"
+    comparable = "yes" if len(rails) >= MIN_COMPARABLE_RAILS else too_few
     yield from facts({**group, "nodes": len(nodes), "size": size, "comparable": comparable})
     rates = [result.busbw(size) for result in results]
     rail_medians = tuple(map(median, rates))
