@@ -205,7 +205,7 @@ def test_cpu_measurements_have_no_finding() -> None:
     assert not findings(measured.model_copy(update={"facts": {**measured.facts, "backend": "gloo"}}))
 
 
-def test_confidence_is_low_without_the_fact_distinguishable() -> None:
+def test_confidence_is_low_without_the_fact_max_locatable_nodes() -> None:
     metric = Metric(name="gpu_share", value=0.1, unit="of the median", subject="node0/gpu0")
     measured = Measurement(check=CHECK.name, subject="node0", metrics=(metric,))
     assert failed(measured) == {"node0/gpu0"}
