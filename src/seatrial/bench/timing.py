@@ -19,8 +19,8 @@ WINDOW_S = 0.05  # much longer than a kernel launch and than the clock's resolut
 MIN_WINDOWS = 10
 RETRY_MIN_WINDOWS = 30  # a retry takes more samples, since the first measurement was bad or inconclusive
 min_windows = MIN_WINDOWS  # of this process; the worker sets it before the first check of a retry
-MAX_WINDOWS = 400  # 20 s
-PRECISION = 0.01  # of the median, at which timing stops
+MAX_WINDOWS = 400  # 20 s, unless ``min_seconds`` is longer
+PRECISION = 0.01  # timing stops when the median is known to this fraction of its value
 # Less precise values do not show a slowdown of 1.5 times what a limit of 10 % states (analysis/power.py)
 MIN_PRECISION = 0.03
 MAX_EXTENSION = 2  # on a GPU, timing stops after this multiple of its duration at the latest

@@ -85,13 +85,13 @@ class FindingTemplate:
 
     ``first_command`` may contain ``{node}``, the node of the subject, and ``{pair}``, both ends of a pair.
     ``whole_node_title``: title if all subjects of a node fail; the subjects of a node then make one finding.
-    ``max_distinguishable_fact``: name of the fact with the number of faulty subjects (or nodes) that can be identified.
+    ``max_locatable_fact``: name of the fact with the number of slow subjects (or nodes) up to which all are located.
     """
 
     title: str
     first_command: str
     whole_node_title: str = ""
-    max_distinguishable_fact: str = ""
+    max_locatable_fact: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

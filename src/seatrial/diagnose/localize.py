@@ -35,7 +35,7 @@ def localize(
                 for metric in metrics
                 if (check.name, name, metric.subject) in worst
             ]
-            certain = _are_distinguishable(template, measurement, failures)
+            certain = _are_locatable(template, measurement, failures)
             for group in _groups(template, failures):
                 yield _finding(check, template, metrics, group, certain=certain)
 
@@ -56,11 +56,11 @@ def _worst_verdicts(verdicts: Sequence[Verdict], checks: Mapping[str, Check]) ->
     return worst
 
 
-def _are_distinguishable(template: FindingTemplate, measurement: Measurement, failures: Failures) -> bool:
+def _are_locatable(template: FindingTemplate, measurement: Measurement, failures: Failures) -> bool:
     """Whether so few subjects failed that none of them can be slow only because of its partners."""
-    if not template.max_distinguishable_fact:
+    if not template.max_locatable_fact:
         return True
-    limit = measurement.facts.get(template.max_distinguishable_fact)
+    limit = measurement.facts.get(template.max_locatable_fact)
     nodes = {_node(metric.subject) for metric, _ in failures}
     return isinstance(limit, int) and len(nodes if template.whole_node_title else failures) <= limit
 
