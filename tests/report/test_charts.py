@@ -71,8 +71,8 @@ def test_y_begins_at_zero_but_for_a_loss() -> None:
 def test_subjects_share_a_chart_and_names_of_one_family_too() -> None:
     both = only(series("loss", [1], [1], "n/gpu0"), series("loss", [1], [2], "n/gpu1"))
     assert [(line.label, line.style) for line in both.curves] == [("n/gpu0", 0), ("n/gpu1", 1)]
-    family = only(series("loss.together", [1], [1]), series("loss.alone", [1], [2]))
-    assert (family.title, [line.label for line in family.curves]) == ("loss", ["together", "alone"])
+    family = only(series("loss.ddp", [1], [1]), series("loss.single_process", [1], [2]))
+    assert (family.title, [line.label for line in family.curves]) == ("loss", ["ddp", "single_process"])
     mixed = only(series("loss.a", [1], [1], "n1"), series("loss.b", [1], [2], "n2"))
     assert [line.label for line in mixed.curves] == ["a, n1", "b, n2"]
 

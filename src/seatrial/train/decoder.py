@@ -181,7 +181,7 @@ class Decoder(nn.Module):
     """Tokens [batch, length] → logits [batch, length, vocabulary], or with targets their summed loss in nats.
 
     Computes in ``dtype``. ``gradient_hook`` gets this rank's gradient at the first block's output, before gradient
-    communication: it shows errors of all later blocks.
+    communication: NaN and infinity from any later block reach it.
     """
 
     def __init__(self, shape: Architecture, dtype: torch.dtype) -> None:

@@ -18,7 +18,7 @@ from seatrial.model import UsageError
 from seatrial.train.architecture import Architecture
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2  # max 448; max 57,344
-_MULTIPLE = 16  # required by torch._scaled_mm, of the second matrix's sizes and the inner one
+_MULTIPLE = 16  # torch._scaled_mm requires that n and k of [m, k] @ [k, n] are multiples of it
 _CAPABILITY = (8, 9)  # Ada: the first tensor cores with fp8
 
 

@@ -36,7 +36,7 @@ def test_expected_error_is_the_error_of_each_rank(monkeypatch: pytest.MonkeyPatc
         raise SeatrialError(BIT_FLIP_MESSAGE)
 
     monkeypatch.setattr(loop, "train", peer_error)
-    monkeypatch.setattr(loop, "train_with_rank_errors", rank_error)
+    monkeypatch.setattr(loop, "train_without_error_propagation", rank_error)
     variant = variants.Variant(settings=train_config.load("tiny/checkpoint"), out=tmp_path, expect_error=True)
     assert variants.run_variant(variant) == BIT_FLIP_MESSAGE
 

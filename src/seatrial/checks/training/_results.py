@@ -20,8 +20,8 @@ from seatrial.train import train_config
 
 TOKENS_PER_GPU = "tokens_per_second_per_gpu"
 CPU_ONLY = "CPU ONLY: tiny config on shared CPU cores; not a GPU result"
-_LOSS_WINDOW = 3  # steps averaged at either end: batch noise is larger than the progress of one step
-# Percent above the expected value: torch's allocator rounds up; 2 and 4 H200 had 0.2 to 0.6 %
+_LOSS_WINDOW = 3  # maximum number of first and last steps averaged: one batch's noise exceeds one step's progress
+# Percent above the calculated size: torch's allocator rounds up; 2 and 4 H200 had 0.2 to 0.6 %
 MAX_MEMORY_EXCESS = 10.0
 _ARTIFACTS = ("config.json", "metrics.json", "steps.jsonl")
 
@@ -61,7 +61,7 @@ _METRICS_JSON = {  # metric → key of metrics.json; null gives no metric
     "trained_parameters": "trained_parameters",
     "train_runtime": "train_runtime_s",
 }
-_RATES = (TOKENS_PER_GPU, "mfu", "gemm_share")  # proportional to the speed: they share its samples
+_RATES = (TOKENS_PER_GPU, "mfu", "gemm_share")  # proportional to the speed: their samples come from its samples
 # Maximum number of samples: enough for a 95 % interval. In a long training each sample covers several steps, so that
 # occasional stalls spread over all samples.
 _MAX_SAMPLES = 16
@@ -100,9 +100,7 @@ def settings_fact(options: WorkloadOptions) -> Fact:
 def facts_from_options(
     options: WorkloadOptions, shipped: str, *names: str, check_overrides: Sequence[str] = ()
 ) -> dict[str, JsonValue]:
-    """The facts ``run`` of the trainings ``names`` on GPUs, with FLOPs per token and precision; {} for an invalid
-    config.
-    """
+    """The facts ``run`` of the trainings ``names``, with FLOPs per token and precision; {} for an invalid config."""
     try:
         config = train_config.load(options.config or shipped, (*check_overrides, *options.overrides))
         flops = config.architecture().flops_per_token(config.seq_len, weight_gradients=not config.use_lora)
@@ -174,7 +172,7 @@ def train_on_one_gpu(
 
 
 def efficiency(name: str, runs: Sequence[TrainingResult], baseline: Sequence[TrainingResult]) -> Iterator[Metric]:
-    """Metric efficiency.NAME: median tokens/s/GPU of ``runs`` in percent of ``baseline``; none if one is unknown."""
+    """Metric efficiency.NAME: median tokens/s/GPU of ``runs`` in percent of ``baseline``'s; none if one is unknown."""
     speeds, baseline_speeds = (
         [speed for result in results if (speed := result.value(TOKENS_PER_GPU))] for results in (runs, baseline)
     )
@@ -209,7 +207,10 @@ def training_observations(
 
 
 def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Observation]:
-    """The metrics of ``RULES`` and their facts: the worst value over the trainings of a check, by training name."""
+    """The metrics of ``RULES`` over all trainings of a check, and facts that name the training.
+
+    The first failed training's exit_code, the lowest loss_drop, the sums of steps_missing and nonfinite_losses.
+    """
     problems = {name: result.problem for name, result in results.items() if result.problem}
     yield Fact(name="trained", value="no" if problems else "yes")
     if problems:
@@ -284,11 +285,11 @@ def _metric_values(trained: TrainingResult) -> dict[str, Any]:
 
 
 def _relative_speeds(trained: TrainingResult) -> tuple[float, ...]:
-    """Speed of each measured step relative to the speed of the training, in at most 16 windows of steps.
+    """The speed of at most ``_MAX_SAMPLES`` windows of the measured steps, relative to the speed of the training.
 
     The measured steps are the last ``steps_measured`` (metrics.json): those after ``untimed_steps``, without saving.
-    The training's speed is the sum of their tokens over the sum of their seconds, so 1 is inside the range but is not
-    the median. Empty if steps.jsonl does not give the training's speed: its lines are then of other steps.
+    The training's speed is the sum of their tokens over the sum of their seconds: 1 lies between the smallest and the
+    largest sample, but need not be the median. Empty if steps.jsonl gives another speed: it then has other steps.
     """
     speed, count, ranks = (trained.value(name) for name in (TOKENS_PER_GPU, "steps_measured", "world_size"))
     lines = trained.steps[-count:] if isinstance(count, int) and count > 0 else ()
@@ -330,9 +331,11 @@ def is_number(value: Any) -> bool:
 
 
 def _run_fact(trained: TrainingResult) -> dict[str, Any]:
-    names = ("model", "weights", "dataset", "stack", "strategy", "precision", "world_size", "mfu_formula", "final")
-    more = ("flops_per_token", "slowest_rank", "phases_s", "loss_entropy_bound", "torch")
-    values = {name: trained.value(name) for name in (*names, *more)}
+    names = (
+        *("model", "weights", "dataset", "stack", "strategy", "precision", "world_size", "mfu_formula", "final"),
+        *("flops_per_token", "slowest_rank", "phases_s", "loss_entropy_bound", "torch"),
+    )
+    values = {name: trained.value(name) for name in names}
     problem = {"problem": trained.problem} if trained.problem else {}
     return {name: value for name, value in values.items() if value is not None} | problem
 

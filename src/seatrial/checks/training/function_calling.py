@@ -66,7 +66,7 @@ _FINAL_STEPS = 3  # final_loss is their mean: the loss of one batch is noisy
 class TrainingTask:
     """The training with all overrides.
 
-    ``check_overrides``: the overrides of this check, with reasons. ``requested_strategy``: without these overrides.
+    ``check_overrides``: override of this check → its reason. ``requested_strategy``: parallel.strategy without them.
     """
 
     config_name: str
@@ -271,7 +271,7 @@ CHECK = Check(
         Rule(
             metric="tokens_per_second_per_gpu",
             expect="> 2000 tokens/s/GPU",  # success criterion of the workload on two nodes with eight H100 each
-            applies_if={**_TRAINED, "device": "cuda"},  # not in a trial file: CPUs have no threshold
+            applies_if={**_TRAINED, "device": "cuda"},  # a threshold in a trial file would apply to CPUs too
             meaning="The workload's success criterion is 2000 tokens/s per GPU.",
             fix="train.lora is also slow on one GPU: check device.gemm. Otherwise check collectives.all_gather: ZeRO-3 "
             "and FSDP2 gather all weights in every micro-batch. The fact run has the strategy and the slowest rank",
