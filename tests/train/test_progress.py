@@ -65,10 +65,7 @@ def test_a_folder_in_use_cannot_be_resumed(tmp_path: Path) -> None:
     """For example a requeued Slurm job and a run started manually."""
     first = StepLog(config(), SINGLE_RANK, tmp_path, completed_steps=0)
     resume = config(checkpoint={"resume": True})
-    for start in (
-        progress.create_run_folder,
-        lambda settings, out: StepLog(settings, SINGLE_RANK, out, completed_steps=0),
-    ):
+    for start in (progress.create_run_folder, lambda settings, out: StepLog(settings, SINGLE_RANK, out, 0)):
         first.write(step(1))
         with pytest.raises(UsageError, match=f"another training is running in {tmp_path}"):
             start(resume, tmp_path)
@@ -86,9 +83,8 @@ def test_a_resumed_run_keeps_the_lines_of_its_steps(tmp_path: Path) -> None:
     log.close()
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line.get("loss") for line in lines] == [None, None, 2.0]
-    StepLog(
-        config(), World(1, 2, torch.device("cpu"), "n1"), tmp_path / "not there", completed_steps=0
-    )  # only rank 0 writes
+    rank_1 = World(1, 2, torch.device("cpu"), "n1")
+    StepLog(config(), rank_1, tmp_path / "not there", completed_steps=0)  # only rank 0 writes
 
 
 def test_phases_end_with_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
