@@ -152,14 +152,14 @@ class Checkpointer:
                 state_dict_saver.save(state, storage_writer=writer, process_group=self._group)
             self.results.append(self._finalize("save", incomplete, folder, step, shapes, start, None))
             return
-        upload: Any = state_dict_saver.async_save(
+        pending_write: Any = state_dict_saver.async_save(
             state, storage_writer=writer, process_group=self._group, async_stager=self._stager
         )
         blocked = time.monotonic() - start
 
         def finalize() -> CheckpointTiming:
             with _convert_dcp_errors(incomplete):
-                upload.result()
+                pending_write.result()
             return self._finalize("async save", incomplete, folder, step, shapes, start, blocked)
 
         self._running = self._thread.submit(finalize)

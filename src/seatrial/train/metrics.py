@@ -127,21 +127,22 @@ def _speed(
     settings: TrainConfig, world: World, measured: Sequence[Step], ranks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Speed, MFU and step times of the ``measured`` steps on this rank's clock; ranks are synchronized each step."""
-    shape = settings.model.architecture()
+    architecture = settings.model.architecture()
     seconds = sorted(step.seconds for step in measured)
     speed = sum(step.tokens for step in measured) / sum(seconds) / world.size
-    flops = shape.flops_per_token(settings.seq_len, weight_gradients=not settings.use_lora)
+    flops = architecture.flops_per_token(settings.seq_len, weight_gradients=not settings.use_lora)
     tflops = speed * flops / 1e12
     peak = peak_tflops(ranks[0]["device"])
     gemm = min((rank["gemm_tflops"] for rank in ranks if rank["gemm_tflops"] is not None), default=None)
     waits = [step.data_wait_s for step in measured if step.data_wait_s is not None]
+    flops_factor = 4 if settings.use_lora else 6
     return {
         "steps_measured": len(measured),
         "tokens_per_second_per_gpu": speed,
         "flops_per_token": flops,
         "tflops_per_gpu": tflops,
         "mfu_percent": None if peak is None else 100 * tflops / peak,
-        "mfu_formula": f"({4 if settings.use_lora else 6}·N + 12·L·h·d·s) · tok/s/GPU / peak; N = {shape.parameters:,}",
+        "mfu_formula": f"({flops_factor}·N + 12·L·h·d·s) · tok/s/GPU / peak; N = {architecture.parameters:,}",
         "peak_tflops": peak,
         "gemm_percent": None if gemm is None else 100 * tflops / gemm,
         "gemm_tflops": gemm,
