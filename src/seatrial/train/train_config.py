@@ -89,9 +89,7 @@ class _Finite(Frozen):
 
 
 class Schedule(_Finite):
-    """Learning rate: linear warm-up for ``warmup_steps``, then decay; the step after the last would have
-    ``min_ratio`` × ``peak``.
-    """
+    """Learning rate: linear warm-up, then decay to ``min_ratio`` × ``peak``, reached one step after the last."""
 
     peak: float = Field(default=5e-5, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "linear"

@@ -132,7 +132,7 @@ def run_stages(
     Raises SeatrialError if a training cannot start.
     """
     results: dict[str, list[TrainingResult]] = {}
-    by_training: dict[str, TrainingResult] = {}
+    results_by_training: dict[str, TrainingResult] = {}
     for stage in stages:
         folder = stage.name.replace("_", "-") or "sft"
         results[stage.name] = _workload.train(
@@ -140,11 +140,11 @@ def run_stages(
         )
         subjects = stage.subjects or [CLUSTER] * len(results[stage.name])
         for number, (subject, result) in enumerate(zip(subjects, results[stage.name], strict=True)):
-            by_training[f"{stage.name} on {subject}" if stage.subjects else folder] = result
+            results_by_training[f"{stage.name} on {subject}" if stage.subjects else folder] = result
             if context.rank == 0:
                 yield from training_observations(context, result, stage.name, subject, metrics_only=number > 0)
     if context.rank == 0:
-        yield from combined_observations(by_training)
+        yield from combined_observations(results_by_training)
     return results
 
 
