@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.base import Check, Context, Options, RuleFact
 from seatrial.checks.host.filesystem_shared import read_volume
 from seatrial.checks.training import _results, _workload
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope, UsageError
@@ -412,6 +412,7 @@ CHECK = Check(
             fix="Check collectives.all_reduce: it transports the flag. If it passes, report this with the version",
         ),
     ),
+    rule_facts={"resharded": RuleFact()},
     measure=measure,
     limit_s=2400.0,  # slow filesystems take long
     options=CheckpointOptions,
