@@ -65,7 +65,7 @@ def located(measurements: list[Measurement]) -> list[str]:
 
 
 def _as_on_gpus(lead: Measurement) -> Measurement:
-    facts = {**lead.facts, "backend": "nccl", "link": NVLINK}
+    facts = {**lead.facts, "backend": "nccl", "gpu": "NVIDIA Unknown", "link": NVLINK}
     metrics = tuple(replace(metric, name=BUSBW) if metric.name == "busbw.64KiB" else metric for metric in lead.metrics)
     return lead.model_copy(update={"facts": facts, "metrics": metrics})
 
