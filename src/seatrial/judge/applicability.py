@@ -37,9 +37,9 @@ def invalid_shape(check: Check, lookup: MetricLookup, group: MeasurementGroup) -
     """The first of SHAPE_FACTS that cannot select a reference value for the group, as text; empty if there is none."""
     if group.failed:
         return ""
-    ranks, nodes = group.ranks_and_nodes
-    if group.invalid_shape or not ranks or lookup.bounded_by != COLLECTIVE:
+    if group.invalid_shape or lookup.bounded_by != COLLECTIVE or not any(group.ranks_and_nodes):
         return group.invalid_shape
+    ranks, nodes = group.ranks_and_nodes
     expected = dict(zip(("world_size", "nodes"), metric_shape(check, lookup, ranks, nodes), strict=True))
     wrong = next((name for name, count in expected.items() if group.facts[name] != count), "")
     return fact_text(wrong, group.facts, f"{expected[wrong]}, as measured") if wrong else ""

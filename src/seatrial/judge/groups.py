@@ -67,7 +67,7 @@ class MeasurementGroup:
         self.is_per_gpu, self.required_per = check.scope is Scope.GPU, required_per
         self._measurements, self._disagreements = measurements, dict[str, str]()
 
-    @property
+    @cached_property
     def ranks_and_nodes(self) -> tuple[int, int]:
         """The number of measured ranks and of their nodes; 0 and 0 if the measurements have no rank numbers."""
         ranked = [measurement for measurement in self._measurements if measurement.rank is not None]

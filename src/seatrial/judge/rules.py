@@ -200,8 +200,8 @@ class _RuleEvaluation:
     def _invalid_fact(self, group: MeasurementGroup) -> str:
         """The first fact that the rule depends on without a declared value, as text; empty if there is none."""
         if not self._conditions.items() <= group.facts.items():
-            declared, both = self._check.rule_facts, (self._rule.applies_if, self._rule.reference_if)
-            invalid = next(filter(None, (invalid_fact(required, declared, group) for required in both)), "")
+            rule, declared = self._rule, self._check.rule_facts
+            invalid = invalid_fact(rule.applies_if, declared, group) or invalid_fact(rule.reference_if, declared, group)
             if invalid or mismatched_facts(self._conditions, group.facts):
                 return invalid
         return invalid_shape(self._check, self._lookup, group) if self._needs_shape else ""
