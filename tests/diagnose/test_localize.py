@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain, combinations
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.bench.data_check import Mismatch
 from seatrial.bench.pairs import PairResults, PairTiming, round_robin
@@ -207,7 +208,8 @@ def test_cpu_measurements_have_no_finding() -> None:
 
 def test_confidence_is_low_without_the_fact_max_locatable_nodes() -> None:
     metric = Metric(name="gpu_share", value=0.1, unit="of the median", subject="node0/gpu0")
-    measured = Measurement(check=CHECK.name, subject="node0", metrics=(metric,))
+    facts: dict[str, JsonValue] = {"backend": "nccl", "comparable": "yes"}
+    measured = Measurement(check=CHECK.name, subject="node0", metrics=(metric,), facts=facts)
     assert failed(measured) == {"node0/gpu0"}
     assert [finding.confidence for finding in findings(measured, measured)] == ["low"]
 

@@ -67,10 +67,11 @@ def test_metric_required_per_ordered_pair() -> None:
 def test_metric_required_per_pair_in_either_order() -> None:
     name, metric = "collectives.gpu_pairs", "busbw.1GiB"
     pairs = {f"{metric}@{pair}": 359.0 for pair in ("gpu0->gpu1", "gpu2->gpu0", "gpu1->gpu2")}
-    others = [rank(number, name, {}, backend="nccl") for number in (1, 2)]
-    assert missing(verdicts(name, rank(0, name, pairs, backend="nccl"), *others, metric=metric)) == []
+    facts = {"backend": "nccl", "world_size": 2}
+    others = [rank(number, name, {}, **facts) for number in (1, 2)]
+    assert missing(verdicts(name, rank(0, name, pairs, **facts), *others, metric=metric)) == []
     del pairs[f"{metric}@gpu2->gpu0"]
-    (detail,) = missing(verdicts(name, rank(0, name, pairs, backend="nccl"), *others, metric=metric))
+    (detail,) = missing(verdicts(name, rank(0, name, pairs, **facts), *others, metric=metric))
     assert "1 of 3" in detail
     assert detail.endswith(": n0/gpu0->gpu2")
 
@@ -147,7 +148,8 @@ def test_rule_may_not_apply_to_another_model_or_without_an_nvlink_bridge() -> No
     without_bf16 = rank(2, "device.gemm", {}, has_bf16="no", gpu=UNKNOWN)
     results = verdicts("device.gemm", *ranks, without_bf16, metric="tflops.bf16")
     assert [verdict.outcome for verdict in results] == [Outcome.ERROR, Outcome.ERROR, Outcome.SKIP]
-    bridged = [rank(number, "device.burn", {"new_errors.nvlinks_down": 0}, unit="links") for number in (0, 1)]
+    burn = ("device.burn", {"new_errors.nvlinks_down": 0})
+    bridged = [rank(number, *burn, unit="links", reads_nvlinks_down="yes") for number in (0, 1)]
     without_bridge = rank(2, "device.burn", {}, reads_nvlinks_down="no: no NVLink")
     results = verdicts("device.burn", *bridged, without_bridge, metric="new_errors.nvlinks_down")
     assert [verdict.outcome for verdict in results] == [Outcome.PASS, Outcome.PASS, Outcome.SKIP]

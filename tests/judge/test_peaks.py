@@ -169,7 +169,8 @@ def trained(
 ) -> Measurement:
     values = ((SPEED, speed, "tokens/s/GPU"), ("mfu.native", mfu, "%"))
     metrics = tuple(Metric(name=name, value=value, unit=unit, subject="cluster") for name, value, unit in values)
-    facts = {"gpu": gpu, "world_size": 1, "nodes": 1, "run.native": {"precision": precision, **run}}
+    facts = {"device": "cuda", "trained": "yes", "settings": "shipped", "gpu": gpu, "world_size": 1, "nodes": 1}
+    facts |= {"run.native": {"precision": precision, **run}}
     return Measurement(check="train.lora", subject="n0/gpu0", rank=0, metrics=metrics, facts=facts)
 
 

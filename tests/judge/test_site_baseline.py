@@ -29,7 +29,7 @@ def run(*values: float, gpu: str = "NVIDIA Unknown") -> Trial:
             subject=f"n0/gpu{index}",
             rank=index,
             metrics=(Metric(name="tflops.bf16", value=value, unit="TFLOP/s", subject=f"n0/gpu{index}"),),
-            facts={"gpu": gpu, "world_size": 1, "nodes": 1},
+            facts={"backend": "cuda", "has_bf16": "yes", "gpu": gpu, "world_size": 1, "nodes": 1},
         )
         for index, value in enumerate(values)
     )
@@ -84,7 +84,7 @@ def test_value_above_the_hardware_limit_is_rejected(tmp_path: Path) -> None:
 
 
 def test_value_across_nodes_has_the_network_class() -> None:
-    facts: dict[str, JsonValue] = {"gpu": "NVIDIA Unknown", "world_size": 16, "nodes": 2}
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA Unknown", "backend": "nccl", "world_size": 16, "nodes": 2}
     busbw = Metric(name="busbw.8GiB", value=320, unit="GB/s", subject="cluster")
     reduced = Measurement(check="collectives.all_reduce", subject="cluster", metrics=(busbw,), facts=facts)
     sockets = Measurement(check="collectives.transport", subject="n0/gpu0", facts={"transports": {"NET/Socket": 2}})
@@ -100,14 +100,13 @@ def test_value_per_node_is_learned_for_one_node() -> None:
         Measurement(
             check="collectives.each_node",
             subject=f"{node}/gpu0",
-            rank=rank,
             metrics=(
                 Metric(name="busbw.8GiB", value=busbw, unit="GB/s", subject=node),
                 Metric(name="wrong_elements", value=0, unit="count", subject=node),
             ),
             facts=facts,
         )
-        for rank, node, busbw in ((0, "n0", 300.0), (8, "n1", 310.0))
+        for node, busbw in (("n0", 300.0), ("n1", 310.0))
     ]
     (learned,) = site_baseline.learn("lab", {"a": trial_with(*each)}, catalog()).expected["all_reduce.busbw.8GiB"]
     assert (learned.gpus, learned.nodes, learned.value, learned.fabric) == (8, 1, 305, "")
@@ -120,7 +119,6 @@ def test_metric_with_optional_reference_is_learned(backend: str, learned: bool) 
         return Measurement(
             check="collectives.broadcast",
             subject="n0/gpu0",
-            rank=0,
             metrics=tuple(Metric(name=name, value=v, unit=u, subject="cluster") for name, (v, u) in units.items()),
             facts={"gpu": "NVIDIA Unknown", "world_size": 8, "nodes": 1, "backend": backend},
         )
@@ -192,7 +190,7 @@ def test_learn_and_judge_on_the_command_line(tmp_path: Path) -> None:
 
 def test_value_with_a_warning_is_not_learned() -> None:
     """Otherwise the low value would become the reference value of the next run."""
-    facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 1, "nodes": 1}
+    facts: dict[str, JsonValue] = {"backend": "cuda", "gpu": "NVIDIA H200", "world_size": 1, "nodes": 1}
     measurement = Measurement(
         check="device.memory",
         subject="n0/gpu0",
@@ -248,7 +246,7 @@ def test_lax_value_is_rejected(baseline: Baseline, text: str) -> None:
 def test_lax_value_is_marked_in_verdicts(value: float, required: float | None, is_lax: bool) -> None:
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 8, "nodes": 1, "backend": "nccl"}
     busbw = Metric(name="busbw.1GiB", value=value, unit="GB/s", subject="cluster")
-    measurement = Measurement(check="collectives.all_gather", subject="n0/gpu0", rank=0, metrics=(busbw,), facts=facts)
+    measurement = Measurement(check="collectives.all_gather", subject="n0/gpu0", metrics=(busbw,), facts=facts)
     references = References(expected(value, required=required), skus())
     (verdict,) = [
         v
@@ -272,6 +270,7 @@ def test_training_value_far_below_its_bound_is_not_lax() -> None:
     }
     lab = Baseline(name="s", learned_from=(), expected={"train.lora.native": (ReferenceValue.model_validate(fields),)})
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 8, "nodes": 1}
+    facts |= {"device": "cuda", "trained": "yes", "settings": "shipped"}
     facts["run.native"] = {"precision": "bf16 compute", "flops_per_token": 29.77e9}
     speed = Metric(name="tokens_per_second_per_gpu.native", value=10_000, unit="tokens/s/GPU", subject="cluster")
     measurement = Measurement(check="train.lora", subject="n0/gpu0", rank=0, metrics=(speed,), facts=facts)
@@ -292,8 +291,8 @@ def test_value_across_nodes_applies_to_its_network_only() -> None:
 
 
 def test_value_across_nodes_of_an_unknown_network_is_not_learned() -> None:
-    facts: dict[str, JsonValue] = {"gpu": "NVIDIA Unknown", "world_size": 16, "nodes": 2}
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA Unknown", "backend": "nccl", "world_size": 16, "nodes": 2}
     busbw = Metric(name="busbw.8GiB", value=5, unit="GB/s", subject="cluster")
-    reduced = Measurement(check="collectives.all_reduce", subject="n0/gpu0", rank=0, metrics=(busbw,), facts=facts)
+    reduced = Measurement(check="collectives.all_reduce", subject="n0/gpu0", metrics=(busbw,), facts=facts)
     with pytest.raises(UsageError, match=r"all_reduce\.busbw\.8GiB was measured across 2 nodes"):
         site_baseline.learn("lab", {"a": trial_with(reduced)}, catalog())

@@ -68,11 +68,7 @@ def test_reference_value_fails_and_warns_below_its_shares(value: float, outcome:
 
 @pytest.mark.parametrize(
     "facts",
-    [
-        {"gpu": "NVIDIA Testx", "world_size": 4, "nodes": 1},
-        {"gpu": "NVIDIA Test", "world_size": 8, "nodes": 1},
-        {"world_size": 4, "nodes": 1},
-    ],
+    [{"gpu": "NVIDIA Testx", "world_size": 4, "nodes": 1}, {"gpu": "NVIDIA Test", "world_size": 8, "nodes": 1}],
 )
 def test_unknown_hardware_is_unjudged(facts: dict[str, JsonValue]) -> None:
     (verdict,) = verdicts(check(BY_REFERENCE), measured(1e9, facts=facts))
@@ -192,10 +188,8 @@ def test_plausibility_uses_reference_values_of_the_same_settings_only(settings: 
     assert one_verdict(check(rule), measurement, ABOVE_390, References(None, [sku])).outcome is outcome
 
 
-def test_unnamed_devices_and_zeros_are_no_peer_group() -> None:
+def test_zeros_are_no_peer_group() -> None:
     node_check = check(BY_REFERENCE, scope=Scope.NODE)
-    unnamed = [measured(100, subject=f"n{index}", facts={"world_size": 1, "nodes": 1}) for index in range(4)]
-    assert {outcome for _, outcome in outcomes(node_check, *unnamed)} == {Outcome.UNJUDGED}
     assert {verdict.outcome for verdict in verdicts(node_check, *peers(0, 0, 0, 100))} == {Outcome.UNJUDGED}
 
 
@@ -315,11 +309,13 @@ def test_threshold_that_rejects_good_hardware_is_an_error(value: float, threshol
     assert (Reason.IMPOSSIBLE_THRESHOLD in verdict.reasons) is (outcome is Outcome.ERROR)
 
 
-def test_optional_reference_without_value_is_skipped() -> None:
+def test_optional_reference_without_value_is_skipped_on_known_models() -> None:
     rule = BY_REFERENCE.model_copy(update={"reference_optional": True})
-    (verdict,) = verdicts(check(rule), measured(1, facts=UNKNOWN_GPU))
+    (verdict,) = verdicts(check(rule), measured(1, facts=FOUR | {"world_size": 8}))
     assert (verdict.outcome, verdict.reasons, verdict.basis) == (Outcome.SKIP, (Reason.NO_THRESHOLD,), None)
-    assert verdict.detail == "no SKU data for NVIDIA Unknown"
+    (unknown,) = verdicts(check(rule), measured(1, facts=UNKNOWN_GPU))
+    assert (unknown.outcome, unknown.reasons) == (Outcome.UNJUDGED, (Reason.NO_REFERENCE,))
+    assert unknown.detail == "no SKU data for NVIDIA Unknown"
     assert outcomes(check(rule), measured(1, facts=FOUR)) == [("cluster", Outcome.FAIL)]
 
 
@@ -327,7 +323,7 @@ def test_optional_reference_is_not_replaced_by_peers() -> None:
     """On a board with two sockets, some pairs of GPUs are always slower than most."""
     rule = BY_REFERENCE.model_copy(update={"reference_optional": True})
     results = verdicts(check(rule, scope=Scope.NODE), *peers(100, 101, 99, 100, 40))
-    assert {verdict.outcome for verdict in results} == {Outcome.SKIP}
+    assert {verdict.outcome for verdict in results} == {Outcome.UNJUDGED}
 
 
 @pytest.mark.parametrize(

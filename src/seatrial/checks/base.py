@@ -7,6 +7,7 @@ kills processes, installs software or writes outside ``context.artifacts_dir``, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Any, Literal
 from pydantic import JsonValue
 
 from seatrial.hardware.links import FactRole
-from seatrial.model import CLUSTER, Fact, Frozen, Metric, Observation, Phase, Rule, Scope
+from seatrial.model import CLUSTER, Fact, Frozen, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 
 SubjectKind = Literal["rank", "pair", "ordered pair", "node", "rail", "gpu"]
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
+# Values that any fact in Check.rule_facts may have: the machine does not have it, or the user may not read it
+NOT_SUPPORTED, PERMISSION_DENIED = "not_supported", "permission_denied"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +118,31 @@ class Needs:
     min_ranks: int = 1
 
 
+@dataclass(frozen=True)
+class RuleFact:
+    """A fact that rules depend on: its values, and what a value other than the required one means.
+
+    ``values``: regular expression of the values. "no", NOT_SUPPORTED and PERMISSION_DENIED may be followed by
+    ": REASON". ``reason``: why a rule does not apply, for a value without REASON; ``{}`` is the value.
+    ``not_supported``, ``permission_denied``: the outcome of the rules with these values. ``varies_by_device``: GPUs of
+    one model may differ in it, such as NVLink bridges.
+    """
+
+    values: str = "yes|no"
+    reason: str = ""
+    not_supported: Literal[Outcome.SKIP, Outcome.UNJUDGED, Outcome.ERROR] = Outcome.SKIP
+    permission_denied: Literal[Outcome.SKIP, Outcome.UNJUDGED, Outcome.ERROR] = Outcome.UNJUDGED
+    varies_by_device: bool = False
+
+    def accepts(self, value: JsonValue) -> bool:
+        """Whether the fact may have this value."""
+        if not isinstance(value, str):
+            return False
+        state = value.partition(": ")[0]
+        is_state = state in (NOT_SUPPORTED, PERMISSION_DENIED)
+        return is_state or bool(re.fullmatch(self.values, state if state == "no" else value))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """The declaration of one check."""
@@ -140,6 +168,8 @@ class Check:
     # For a CLUSTER check: each node has its own communicator and is evaluated separately against the reference value of
     # one node. Its first rank reports the metrics and the facts gpu, world_size and nodes of that node.
     per_node: bool = False
+    # The facts that rules name in applies_if and reference_if. A missing fact, or another value, is an ERROR.
+    rule_facts: Mapping[str, RuleFact] = field(default_factory=dict)
     # Facts known from the options before the measurement, such as FLOP per token; used to validate the thresholds of a
     # trial when it is loaded
     facts_from_options: Callable[[Any], Mapping[str, JsonValue]] = _no_facts
@@ -153,6 +183,17 @@ class Check:
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises SeatrialError for a rule that depends on an undeclared fact, or on a value that it cannot have."""
+        for rule in self.rules:
+            for name, required in (*rule.applies_if.items(), *rule.reference_if.items()):
+                condition = f"check {self.name}, rule on {rule.metric}: requires the fact {name} = {required!r}"
+                if name not in self.rule_facts:
+                    raise SeatrialError(f"{condition}, which is not in rule_facts; add {name!r}: RuleFact(...)")
+                if not self.rule_facts[name].accepts(required):
+                    values = self.rule_facts[name].values
+                    raise SeatrialError(f"{condition}; rule_facts allows {values}: correct the rule or the values")
 
     @property
     def reads_error_counters(self) -> bool:

@@ -165,7 +165,8 @@ def threshold_errors(
             assert check
             lookup = metric_lookup(check, metric, reference_key(metric, check.rules))
             unit = declared_unit(metric, check.metrics) or threshold.unit
-            ranks, nodes = _ranks_and_nodes(check, lookup, gpus, config.cluster.nodes)
+            nodes = 1 if check.per_node else config.cluster.nodes
+            ranks, nodes = metric_shape(check, lookup, gpus * nodes, nodes)
             facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": ranks, "nodes": nodes}
             facts |= check.facts_from_options(check.options.model_validate(setting.options))
             error = (
@@ -177,13 +178,14 @@ def threshold_errors(
                 yield f"checks.{name}.expect.{metric}: {error}"
 
 
-def _ranks_and_nodes(check: Check, lookup: MetricLookup, gpus: int, nodes: int) -> tuple[int, int]:
-    """The number of ranks and nodes that a metric refers to, as checks record them."""
+def metric_shape(check: Check, lookup: MetricLookup, ranks: int, nodes: int) -> tuple[int, int]:
+    """The number of ranks and nodes that a metric refers to, as checks record them.
+
+    ``ranks`` and ``nodes`` are those of the communicator: of one node if the check is ``per_node``.
+    """
     if lookup.bounded_by != COLLECTIVE:
         return 1, 1  # a metric of one device
-    if check.per_node:
-        return (2 if "pair" in check.required_per.values() else gpus), 1
-    return gpus * nodes, nodes
+    return (2 if "pair" in check.required_per.values() else ranks), nodes
 
 
 def validate_thresholds(

@@ -194,9 +194,15 @@ class _RuleEvaluator:
         reference = self.references.find(self.lookup.reference_key, self.facts, peers, self.unit)
         if isinstance(reference, Reference):
             return _ReferenceEvaluator(self, reference).verdict
-        if rule.reference_optional:
+        if rule.reference_optional and not self.has_unknown_model:
             return lambda metric: self.make(metric, Outcome.SKIP, Reason.NO_THRESHOLD, detail=reference)
         return lambda metric: self.make(metric, Outcome.UNJUDGED, Reason.NO_REFERENCE, detail=reference)
+
+    @cached_property
+    def has_unknown_model(self) -> bool:
+        """Whether there are no SKU data for one of the device models."""
+        models = str(self.facts.get("gpu") or "").split(MODEL_SEPARATOR)
+        return any(isinstance(self.references.sku(model), str) for model in models)
 
     def _compare_with_peers(self, metric: Metric) -> Verdict:
         """WARN for a low outlier of the peer group; a uniform slowdown of the group is not detected."""
@@ -354,13 +360,13 @@ class _ThresholdEvaluator:
             return f"the check requires {self._evaluator.rule.check_threshold}", ""
         if threshold.op not in _LOWER_BOUNDS:
             is_tight = threshold.op == "==" or metric.value >= LAX_RATIO * threshold.value
-            if self._has_unknown_model or unit not in TIME_UNITS or is_tight:
+            if self._evaluator.has_unknown_model or unit not in TIME_UNITS or is_tight:
                 return "", ""
             factor = threshold.value / max(metric.value, 1e-9)
             return f"{measured} was measured; a {factor:,.3g}x slowdown would pass", ""
         if isinstance(reference, Reference) and reference.unit == unit:
             best, best_text = reference.value, reference_text(reference)
-        elif self._has_unknown_model:
+        elif self._evaluator.has_unknown_model:
             return "", ""
         else:
             best, best_text = metric.value, f"the measured {measured}"
@@ -372,12 +378,6 @@ class _ThresholdEvaluator:
     @cached_property
     def _relative_strictness(self) -> float:
         return relative_strictness(self._threshold, self._evaluator.rule.check_threshold)
-
-    @cached_property
-    def _has_unknown_model(self) -> bool:
-        """Whether there are no SKU data for one of the device models."""
-        models = str(self._evaluator.facts.get("gpu") or "").split(MODEL_SEPARATOR)
-        return any(isinstance(self._evaluator.references.sku(model), str) for model in models)
 
 
 def above_physical_limit(check: str, metric: Metric, bound: Bound) -> Verdict:

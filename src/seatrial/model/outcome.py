@@ -53,6 +53,8 @@ class Reason(StrEnum):
     NOT_APPLICABLE = "not_applicable"
     APPLIES_TO_PEERS_ONLY = "applies_to_peers_only"  # for no recorded reason
     RANKS_DISAGREE = "ranks_disagree"
+    FACT_INVALID = "fact_invalid"  # missing, of another type, or a value that the check does not declare
+    FACT_UNREADABLE = "fact_unreadable"  # not supported or permission denied, where the rule needs the fact
     NO_RULE = "no_rule"
     THRESHOLD_NOT_EVALUATED = "threshold_not_evaluated"
     THRESHOLD_ON_OTHER_SIZE = "threshold_on_other_size"  # the trial has a threshold on the same metric at another size

@@ -51,6 +51,7 @@ def _upgraded(document: Record) -> Record:
     _change_each(trial, "results", lambda result: _rename_fields(result, _RESULT))
     for key, change in (("jobs", _job), ("measurements", _measurement), ("retries", _measurement)):
         _change_each(trial, key, change)
+    _add_retried(trial)
     _change_each(trial, "verdicts", _verdict)
     _change_each(trial, "findings", lambda finding: _without_field(_rename_fields(finding, _FINDING), "judged_by"))
     trial["insights"] = [
@@ -98,6 +99,19 @@ def _measurement(measurement: Record) -> Record:
         facts["error_counters"] = _rename_fields(counters, _COUNTERS)
     measurement["facts"] = facts
     return measurement
+
+
+def _add_retried(trial: Record) -> None:
+    """Adds the fact ``retried`` of collectives.gpu_pairs, which the first versions did not record.
+
+    They retried slow pairs, unless the option was false, wherever they measured ``shared_links``.
+    """
+    check = "collectives.gpu_pairs"
+    options = [job["options"].get(check, {}) for job in trial.get("jobs", ())]
+    retried = "no" if any(values.get("retry") is False for values in options) else "yes"
+    for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
+        if measurement["check"] == check and any(item["name"] == "shared_links" for item in measurement["metrics"]):
+            measurement["facts"].setdefault("retried", retried)
 
 
 def _verdict(verdict: Record) -> Record:

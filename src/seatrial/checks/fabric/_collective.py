@@ -179,6 +179,7 @@ def collective_check(name: str, title: str, *, rules: tuple[Rule, ...] = (), lim
             "sizes_not_allocated": "sizes",
         },
         rules=(_results.allocation_rule(name, "sizes=[1MiB, 1GiB]"), _WRONG_DATA_RULE, *rules),
+        rule_facts=_results.BACKEND,
         measure=partial(measure, name),
         limit_s=limit_s,
         needs=Needs(min_ranks=2),

@@ -19,7 +19,7 @@ from typing import get_args
 import yaml
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.base import Check, Context, Options, RuleFact
 from seatrial.checks.faults import failing_job, leftovers
 from seatrial.checks.faults.failing_job import Fault, FaultRecord
 from seatrial.config.layers import ENV_PREFIX
@@ -312,6 +312,7 @@ CHECK = Check(
     scope=Scope.CONTROL,  # its runs use all nodes: no other job of this trial may run
     metrics=METRICS,
     rules=tuple(rule for fault in FAULTS for rule in _rules(fault)),
+    rule_facts={"scheduler": RuleFact("slurm|none")},
     measure=measure,
     limit_s=1800,  # six Slurm jobs, three of which start torch
     options=FailureOptions,

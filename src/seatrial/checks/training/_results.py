@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Context
+from seatrial.checks.base import Context, RuleFact
 from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, SeatrialError, Series
@@ -60,6 +60,13 @@ _METRICS_JSON = {  # metric → key of metrics.json; null gives no metric
     "parameters": "parameters",
     "trained_parameters": "trained_parameters",
     "train_runtime": "train_runtime_s",
+}
+# Check.rule_facts of RULES and memory_rule, and of further rules of the checks with a training
+RULE_FACTS = {
+    "trained": RuleFact(reason="a training failed"),
+    "device": RuleFact("cuda|cpu"),
+    "settings": RuleFact("shipped|changed"),
+    "cpu_offload": RuleFact(reason="the option cpu_offload is set"),
 }
 _RATES = (TOKENS_PER_GPU, "mfu", "gemm_share")  # proportional to the speed: their samples come from its samples
 # Maximum number of samples: enough for a 95 % interval. In a long training each sample covers several steps, so that

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.base import Check, Context, Options, RuleFact
 from seatrial.checks.host.filesystem_shared import read_volume
 from seatrial.checks.training import _results, _workload
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope, UsageError
@@ -415,6 +415,7 @@ CHECK = Check(
             "this defect of seatrial with the version",
         ),
     ),
+    rule_facts={"resharded": RuleFact()},
     measure=measure,
     limit_s=2400.0,  # three starts of up to 600 s, and saves on a slow filesystem
     options=CheckpointOptions,

@@ -20,7 +20,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.base import Check, Context, Options, RuleFact
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu
 from seatrial.model import (
@@ -428,6 +428,11 @@ CHECK = Check(
             fix=f"{_SEE_LOG}; check free space and permissions of the run directory: df -h; ls -ld",
         ),
     ),
+    rule_facts={
+        "steps_configured": RuleFact(reason="the options configure no number of steps"),
+        "loss_configured": RuleFact(reason="the options configure no source of the loss"),
+        "artifacts_configured": RuleFact(reason="the option artifacts is not set"),
+    },
     measure=measure,
     limit_s=2100,  # more than train_limit_s
     options=CommandOptions,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.base import Check, Context, Options, RuleFact
 from seatrial.checks.training import _workload
 from seatrial.model import (
     CLUSTER,
@@ -389,6 +389,7 @@ CHECK = Check(
             "`nvidia-smi -q -d ECC,ROW_REMAPPER` and `dmesg | grep -i xid` on their nodes.",
         ),
     ),
+    rule_facts={"device": RuleFact("cuda|cpu")},
     measure=measure,
     limit_s=900.0,  # many processes on few CPU cores are slow
     options=DdpOptions,

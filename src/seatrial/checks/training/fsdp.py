@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context
+from seatrial.checks.base import Check, Context, RuleFact
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
@@ -52,7 +52,7 @@ def measure(context: Context, options: FsdpOptions) -> Iterator[Observation]:
     stack_overrides = {stack: configs_and_overrides[stack][1] for stack in stacks}
     if context.rank == 0:
         yield from facts
-        yield Fact(name="layers", value=layers or "all")
+        yield Fact(name="layers", value=str(layers or "all"))
         yield Fact(name="cpu_offload", value="yes" if options.cpu_offload else "no")
         yield _results.settings_fact(options)
         yield Fact(name="method", value=_method(config, layers, stack_overrides))
@@ -143,6 +143,11 @@ CHECK = Check(
             "check device.gemm and device.burn; slowest_rank in the fact run.native names a host",
         ),
     ),
+    rule_facts={
+        **_results.RULE_FACTS,
+        "data": RuleFact("generated|rows", "the training has no generated data, whose entropy is known"),
+        "layers": RuleFact(r"all|\d+"),
+    },
     measure=measure,
     facts_from_options=_facts_from_options,
     limit_s=900.0,

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from seatrial.bench.child_result import EXIT_DISK_FULL, EXIT_USAGE_ERROR
-from seatrial.checks.base import Check, Context
+from seatrial.checks.base import Check, Context, RuleFact
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope, SeatrialError, UsageError
@@ -320,6 +320,12 @@ CHECK = Check(
             "max_steps",
         ),
     ),
+    rule_facts={
+        **_results.RULE_FACTS,
+        "pretrained": RuleFact(reason="the model has random weights"),
+        "use_lora": RuleFact(reason="the config does not use LoRA"),
+        "tensorboard": RuleFact(reason="the config requests no TensorBoard logs"),
+    },
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, NAME),
     limit_s=1500.0,  # training and evaluation, each with the option limit_s

@@ -125,6 +125,7 @@ CHECK = Check(
             "-q -d CLOCK,POWER,PERFORMANCE). All slow: gemm_share shows whether GPUs or software are the cause",
         ),
     ),
+    rule_facts=_results.RULE_FACTS,
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, NAME, *STACKS),
     limit_s=1200.0,

@@ -26,6 +26,7 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     metrics=_results.metric_units(),
     rules=_results.RULES,
+    rule_facts=_results.RULE_FACTS,
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, NAME),
     limit_s=700.0,

@@ -55,6 +55,7 @@ CHECK = Check(
             'M.from_pretrained("…/final")\'; check filesystem.shared and free disk space',
         ),
     ),
+    rule_facts=_results.RULE_FACTS,
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, NAME),
     limit_s=700.0,

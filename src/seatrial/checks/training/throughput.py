@@ -11,7 +11,7 @@ from statistics import median
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context
+from seatrial.checks.base import Check, Context, RuleFact
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
@@ -22,6 +22,7 @@ GPU, NODE, ALL = "gpu", "node", "cluster"
 STAGES = (GPU, NODE, ALL)
 GPU_OVERRIDES = ("max_steps=20", "untimed_steps=8")
 MIN_SAMPLES = 256  # and at least two batches per rank; generated in seconds, without effect on the speed
+_STRATEGY = "(ddp|fsdp2|zero3|single)"  # of one training, in metrics.json
 LAYERS = 8  # of 32: 2.0 of 7.2 billion parameters, 32 GB of weights, gradients and Adam state on one GPU
 
 
@@ -58,8 +59,8 @@ def measure(context: Context, options: ThroughputOptions) -> Iterator[Observatio
     if context.rank == 0:
         yield from _scaling(results)
         trainings = [result for stage_results in results.values() for result in stage_results]
-        strategies = sorted({str(result.value("strategy")) for result in trainings})
-        yield Fact(name="parallelism", value=" and ".join(strategies))
+        if strategies := sorted({result.value("strategy") for result in trainings if result.metrics}):
+            yield Fact(name="parallelism", value=" and ".join(strategies))
         yield from _results.memory_excess(trainings)
 
 
@@ -120,6 +121,7 @@ CHECK = Check(
         "memory_excess": "%",
     },
     rules=(*_results.RULES, _results.memory_rule(parallelism="fsdp2", cpu_offload="no")),
+    rule_facts={**_results.RULE_FACTS, "parallelism": RuleFact(rf"{_STRATEGY}( and {_STRATEGY})*")},
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(
         options, NAME, *STAGES, check_overrides=layers_override(options)
