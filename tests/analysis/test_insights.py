@@ -276,7 +276,7 @@ def test_lax_threshold_is_in_the_terminal_summary(capsys: pytest.CaptureFixture[
 
 
 def test_rejudging_changes_no_verdict_of_a_shipped_trial() -> None:
-    trial = load_trial(RESULTS / "2026-11-22-4xh200" / "acceptance.trial.json")
+    trial = load_trial(RESULTS / "2026-11-22-2xh200-restructured" / "final-acceptance.trial.json")
     rejudged = rejudge(trial)
     before, after = (
         Counter((verdict.check, verdict.subject, verdict.metric, verdict.outcome) for verdict in each.verdicts)
