@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -283,7 +284,7 @@ def _sampler(job: Job, me: Identity, folder: Path) -> Iterator[None]:
     argv = [sys.executable, "-m", "seatrial.telemetry.sampler", str(samples), str(job.telemetry_hz)]
     child = None
     with contextlib.suppress(OSError):
-        child = processes.start(argv, env={}, stdout=log, stderr=log)
+        child = processes.start(argv, env={}, stdout=log, stderr=log, death_signal=signal.SIGKILL)
     yield
     if child:
         processes.terminate(child)

@@ -63,13 +63,14 @@ _STDIN = Path("-")
 def _explained(log: Path) -> tuple[Finding, ...]:
     """The findings of a log or of standard input. Raises UsageError for an unreadable file."""
     from seatrial.diagnose import explain as explain_log
+    from seatrial.util.input_files import open_file
 
     try:
         if log == _STDIN:
             if sys.stdin is None:  # Python's value for a closed stream
                 raise UsageError("standard input is closed")
             return explain_log(sys.stdin.buffer, "standard input")
-        with log.open("rb") as file:
+        with open_file(log, pipes=True) as file:
             return explain_log(file, str(log))
     except OSError as error:
         raise UsageError(f"cannot read {log}: {error.strerror or error}") from error

@@ -26,10 +26,10 @@ from seatrial.config import renames
 from seatrial.config.expect import declared_unit, limit_error, metric_error, nearest
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
-from seatrial.model import UsageError, format_bytes
+from seatrial.model import UsageError
+from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 
 ENV_PREFIX = "SEATRIAL_SET_"
-MAX_BYTES = 2**20  # of a trial file. Trial files are a page long; PyYAML needs minutes for a file above this size
 # Characters that names, paths and variables must not contain: they end a line of a job script, or are not UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 Tree = dict[str, Any]
@@ -152,12 +152,10 @@ def _read_file(trial: str) -> str:
         near = nearest(trial, trial_names())
         raise UsageError(f"unknown trial {trial!r}{near}; expected {', '.join(trial_names())} or a .yaml file")
     try:
-        with Path(trial).open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise UsageError(f"{trial} is larger than the limit of {format_bytes(MAX_BYTES)}")
-        return content.decode("utf-8")
-    except (OSError, ValueError) as error:
+        return read_text(Path(trial), MAX_CONFIG_BYTES)
+    except OSError as error:
+        raise UsageError(f"cannot read {trial}: {error.strerror or error}") from error
+    except ValueError as error:  # not UTF-8, or a path with a null character
         raise UsageError(f"cannot read {trial}: {error}") from error
 
 

@@ -7,8 +7,6 @@ and the ranks' journals.
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +17,8 @@ from seatrial.config.schema import Config
 from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_validation_error
 from seatrial.pipeline.upgrade import upgrade
 from seatrial.util import journal
-from seatrial.util.files import atomic_write
+from seatrial.util.files import atomic_write, remove_incomplete
+from seatrial.util.input_files import MAX_RECORD_BYTES, parse_json, read_text
 from seatrial.util.journal import Journal
 
 _LOG_SUFFIXES = (".log", ".err", ".out")
@@ -77,10 +76,12 @@ class RunDir:
     def reopen(cls, path: Path) -> RunDir:
         """Open an existing run directory. Raises UsageError if run.json is absent, changed, damaged or not readable."""
         try:
-            text = (path / "run.json").read_text(encoding="utf-8")
+            text = read_text(path / "run.json")
             request = Request.model_validate_json(text)
             _check_unchanged(path, text)
-            return cls(path.resolve(), request)
+            run_dir = cls(path.resolve(), request)
+            remove_incomplete(run_dir.path)
+            return run_dir
         except OSError as error:
             raise UsageError(f"--resume {path}: {error.strerror or error}: {error.filename}") from error
         except ValidationError as error:
@@ -122,7 +123,11 @@ class RunDir:
         records, saved.warnings = journal.read(self._journal.path)
         keys = {_key(record) for record in records}
         paths = sorted(self.path.glob("jobs/*/attempt*/rank*.jsonl"))
-        rank_records = [record for path in paths for record in journal.read(path)[0]]
+        rank_records = []
+        for path in paths:
+            rank_journal, warnings = journal.read(path)
+            rank_records += rank_journal
+            saved.warnings += warnings
         new = [record for record in rank_records if _is_successful(record) and _key(record) not in keys]
         # measurements of ranks that the user started after the check's error was recorded replace that error
         failed = [record for record in records if _failed(record)]
@@ -205,49 +210,18 @@ def _add_record(record: journal.Record, saved: SavedRun) -> None:
         (saved.retries if measurement.retry else saved.measurements).append(measurement)
 
 
-MAX_NESTING = 100  # levels in trial.json; records so far have about ten
-
-
 def load_trial(path: Path) -> Trial:
     """The record of a run: ``path`` is its folder or its trial.json. Raises UsageError that says what is wrong."""
     file = path / "trial.json" if path.is_dir() else path
     hint = f"; its measurements may be whole: seatrial run --resume {file.parent}" if _has_journal(file.parent) else ""
     try:
-        return Trial.model_validate(upgrade(_strict_json(file.read_text(encoding="utf-8"))))
+        return Trial.model_validate(upgrade(parse_json(read_text(file, MAX_RECORD_BYTES))))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
         raise UsageError(f"{file} is no trial.json of this version: {first_validation_error(error)}{hint}") from error
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
-
-
-def _strict_json(text: str) -> object:
-    """Parse JSON with finite numbers and at most MAX_NESTING levels. Raises ValueError."""
-    try:
-        document: object = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
-    except RecursionError as error:
-        raise ValueError(f"nested deeper than {MAX_NESTING} levels") from error
-    level = [document]
-    for _ in range(MAX_NESTING):
-        groups = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
-        level = [child for group in groups for child in group]
-    if level:
-        raise ValueError(f"nested deeper than {MAX_NESTING} levels")
-    return document
-
-
-def _integer(text: str) -> int:
-    if len(text) > 20:  # 64 bits, and a sign
-        raise ValueError(f"number too large: {text[:20]}…")
-    return int(text)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"number not finite: {text}")
-    return value
 
 
 def _has_journal(folder: Path) -> bool:

@@ -8,7 +8,6 @@ flipped bit. A save writes to ``….incomplete`` and renames the folder at the e
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import threading
 import time
@@ -35,6 +34,7 @@ from seatrial.train import disk
 from seatrial.train.parallel import BuiltModel, World
 from seatrial.train.train_config import Checkpoint
 from seatrial.util.files import sync_folder, write_json
+from seatrial.util.input_files import read_json
 
 MANIFEST_FILE = "manifest.json"
 THREADS = 4  # per rank, for writing and hashing: one thread does not saturate a fast filesystem
@@ -289,7 +289,7 @@ def _file_error(path: Path, entry: Mapping[str, Any]) -> str:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = read_json(folder / MANIFEST_FILE)
         _ = manifest["step"], manifest["files"], manifest["shapes"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SeatrialError(f"cannot read {folder / MANIFEST_FILE}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: the process limit (ulimit -f)
+_INCOMPLETE = re.compile(r"\.incomplete-(\d+|[a-z0-9_]{8})$")  # pid of stage(), or random part of mkdtemp
 Content = bytes | Callable[[BinaryIO], object]  # the bytes, or a function that writes them
 
 
@@ -71,6 +73,17 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+
+
+def remove_incomplete(folder: Path) -> None:
+    """Remove the temporary files and folders that a killed process left below ``folder``; nothing may write there now."""
+    for path in sorted(folder.rglob("*.incomplete-*")):
+        if not _INCOMPLETE.search(path.name):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path) -> None:
