@@ -85,3 +85,14 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert not staged.exists()
     assert not list((tmp_path / "jobs").iterdir())
     assert len(list(tmp_path.iterdir())) == 4, "files with other names are kept"
+
+
+def test_mode_of_a_file_is_kept_or_set(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    atomic_write(path, b"secret", mode=0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+    atomic_write(path, b"fetched from a node")
+    assert path.stat().st_mode & 0o777 == 0o600
+    atomic_write(tmp_path / "new", b"")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode

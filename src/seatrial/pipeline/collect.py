@@ -13,6 +13,7 @@ from typing import Protocol
 from seatrial.config.schema import Config
 from seatrial.model import Job, JobResult, Measurement, Outcome, Session, Timing
 from seatrial.pipeline.run_directory import RunDir
+from seatrial.util.secrets import redacted, secret_values
 
 
 class Show(Protocol):
@@ -51,6 +52,9 @@ class Collected:
     jobs: list[Job] = field(default_factory=list)  # in the order of their start
     _counts: Counter[tuple[str, bool]] = field(default_factory=Counter)  # measurements by check and retry
 
+    def __post_init__(self) -> None:
+        self._secret_values = secret_values(self.settings.model_dump())
+
     def job_started(self, job: Job, attempt: int) -> None:
         self.jobs.append(job)
         self.show.job_started(job, attempt)
@@ -61,6 +65,8 @@ class Collected:
     def measured(self, measurement: Measurement) -> None:
         if self.jobs and self.jobs[-1].retry:  # the launcher's error measurements do not have the flag
             measurement = measurement.model_copy(update={"retry": True})
+        if measurement.error:
+            measurement = measurement.model_copy(update={"error": redacted(measurement.error, self._secret_values)})
         self.run_dir.save(measurement)
         (self.retries if measurement.retry else self.measurements).append(measurement)
         self._counts[measurement.check, measurement.retry] += 1  # a search in all measurements would be quadratic
@@ -69,6 +75,7 @@ class Collected:
             self.on_complete(self, measurement.check)
 
     def finished(self, result: JobResult) -> None:
+        result = result.model_copy(update={"cause": redacted(result.cause, self._secret_values)})
         self.run_dir.save_result(result)
         self.results.append(result)
 

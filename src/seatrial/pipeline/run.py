@@ -39,7 +39,7 @@ from seatrial.pipeline.rejudge import load_baseline, make_decision
 from seatrial.pipeline.resume import checked_plan, load_earlier_session, remaining_plan
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.pipeline.survey import Survey, cpu_only, discover, tested_hardware
-from seatrial.util import processes, signals
+from seatrial.util import processes, secrets, signals
 
 INTERRUPTED = "interrupted"
 
@@ -179,6 +179,8 @@ def _stop_handled(collected: Collected) -> Iterator[None]:
 
 def _trial(collected: Collected, plan: Plan, survey: Survey, assessment: _Assessment, start_clock: float) -> Trial:
     request, settings = collected.run_dir.request, collected.settings
+    config = settings.model_dump(mode="json")
+    secret_values = secrets.secret_values(config)
     gpu_error = survey.gpu_error(settings)
     seconds = _check_seconds(list(settings.checks), collected.measurements)
     retry_seconds = _check_seconds(list(settings.checks), collected.retries)
@@ -186,7 +188,7 @@ def _trial(collected: Collected, plan: Plan, survey: Survey, assessment: _Assess
     session = Session(
         started=time.time() - (time.monotonic() - start_clock),
         seconds=time.monotonic() - start_clock,
-        command=("seatrial", *sys.argv[1:]),
+        command=secrets.redacted(("seatrial", *sys.argv[1:]), secret_values),
         stop_reason=collected.stop_reason,
         overhead=tuple(collected.timings),
     )
@@ -195,14 +197,14 @@ def _trial(collected: Collected, plan: Plan, survey: Survey, assessment: _Assess
     return Trial(
         seatrial=__version__,
         name=settings.name,
-        command=request.command,
+        command=secrets.redacted(request.command, secret_values),
         host=socket.gethostname(),
         started=request.started,
         seconds=sum(session.seconds for session in sessions),
-        config=settings.model_dump(mode="json"),
+        config=secrets.redacted(config, secret_values),
         origins=request.origins,
-        environment=survey.facts,
-        jobs=plan.jobs,
+        environment=secrets.redacted(survey.facts, secret_values),
+        jobs=tuple(job.without_secrets() for job in plan.jobs),
         excluded_checks=plan.excluded_checks,
         stop_reason=collected.stop_reason,
         gpu_error=gpu_error,
@@ -212,7 +214,10 @@ def _trial(collected: Collected, plan: Plan, survey: Survey, assessment: _Assess
         measurements=tuple(collected.measurements),
         retries=tuple(collected.retries),
         verdicts=assessment.verdicts,
-        findings=assessment.findings,
+        findings=tuple(
+            Finding.model_validate(secrets.redacted(finding.model_dump(), secret_values))
+            for finding in assessment.findings
+        ),
         insights=assessment.insights,
         telemetry=assessment.telemetry,
         timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),

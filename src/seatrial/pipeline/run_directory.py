@@ -1,7 +1,7 @@
 """The run directory: files that a trial writes while it runs, so that no measurement is lost if it is killed.
 
-``run.json`` holds the request, ``measurements.jsonl`` one line per measurement and ended job. ``--resume`` reads these
-and the ranks' journals.
+``run.json`` holds the request with its secrets, hence mode 0600; ``measurements.jsonl`` one line per measurement and
+ended job. ``--resume`` reads these and the ranks' journals.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from seatrial.util import journal
 from seatrial.util.files import atomic_write, remove_incomplete
 from seatrial.util.input_files import MAX_RECORD_BYTES, parse_json, read_text
 from seatrial.util.journal import Journal
+from seatrial.util.secrets import PRIVATE
 
 _LOG_SUFFIXES = (".log", ".err", ".out")
 _DISCARDED_CHECKS, _DISCARDED_RETRIES = "discarded_checks", "discarded_retries"  # keys of records in measurements.jsonl
@@ -65,7 +66,7 @@ class RunDir:
             if any(path.iterdir()):
                 raise UsageError(f"--out {path} is not empty: use another directory, or continue with --resume {path}")
             text = request.model_dump_json(indent=2)
-            atomic_write(path / "run.json", text.encode())
+            atomic_write(path / "run.json", text.encode(), mode=PRIVATE)
             run_dir = cls(path.resolve(), request)
             run_dir._journal.append({"request": _digest(text)})
             return run_dir

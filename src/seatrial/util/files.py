@@ -7,9 +7,11 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,15 +20,16 @@ _INCOMPLETE = re.compile(r"\.incomplete-(\d+|[a-z0-9_]{8})$")  # pid of stage(),
 Content = bytes | Callable[[BinaryIO], object]  # the bytes, or a function that writes them
 
 
-def atomic_write(path: Path, content: Content, *, sync: bool = True) -> None:
+def atomic_write(path: Path, content: Content, *, sync: bool = True, mode: int | None = None) -> None:
     """Replace ``path`` atomically; on failure the previous file remains. Raises OSError.
 
-    ``sync``: fsync before returning; without it a crash of the machine can lose the content.
+    ``sync``: fsync before returning; without it a crash of the machine can lose the content. ``mode``: by default that
+    of the previous file.
     """
-    stage(path, content, sync=sync).replace(path)
+    stage(path, content, sync=sync, mode=mode).replace(path)
 
 
-def stage(path: Path, content: Content, *, sync: bool = True) -> Path:
+def stage(path: Path, content: Content, *, sync: bool = True, mode: int | None = None) -> Path:
     """Write ``content`` to a temporary file beside ``path`` and return its path; the caller renames it.
 
     Raises OSError, after removing the temporary file.
@@ -34,8 +37,10 @@ def stage(path: Path, content: Content, *, sync: bool = True) -> Path:
     if path.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     staged = path.with_name(f"{path.name}.incomplete-{os.getpid()}")
+    if mode is None:
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666
     try:
-        with staged.open("wb") as file:
+        with open(staged, "wb", opener=partial(os.open, mode=mode)) as file:
             if callable(content):
                 content(file)
             else:
@@ -76,7 +81,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_incomplete(folder: Path) -> None:
-    """Remove the temporary files and folders that a killed process left below ``folder``; nothing may write there now."""
+    """Remove the temporary files and folders of killed processes below ``folder``; nothing may write there now."""
     for path in sorted(folder.rglob("*.incomplete-*")):
         if not _INCOMPLETE.search(path.name):
             continue
