@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 from pydantic import JsonValue
@@ -28,7 +29,19 @@ from seatrial.judge.plausibility import (
     threshold_error,
     undetected_slowdown,
 )
-from seatrial.model import Basis, BasisKind, Metric, Outcome, Reason, Rule, Threshold, Verdict, format_value
+from seatrial.model import (
+    Basis,
+    BasisKind,
+    Metric,
+    Outcome,
+    PlausibleRange,
+    Reason,
+    Rule,
+    Threshold,
+    Verdict,
+    format_value,
+    plausible_range,
+)
 from seatrial.util.quantiles import median_interval
 
 # Values above this multiple of the reference value are measured wrongly, or the reference value is wrong. The largest
@@ -50,6 +63,7 @@ class RuleEvaluators:
         self._check, self._rule, self._trial = check.name, rule, trial
         self._references, self._peer_groups = references, peer_groups
         self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
+        self._may_exceed_100 = any(fnmatchcase(rule.metric, pattern) for pattern in check.may_exceed_100)
         self._evaluators: dict[tuple[object, ...], _RuleEvaluator] = {}
         # A threshold of the check without a reference gives the same verdict for the same value on all subjects
         self._is_subject_independent = rule.expect is not None and not rule.reference and not trial
@@ -81,7 +95,15 @@ class RuleEvaluators:
         key = (group.shape, reference_applies, peers.node, unit)
         if key not in self._evaluators:
             self._evaluators[key] = _RuleEvaluator(
-                self._check, self._rule, unit, group.facts, self._trial, self._references, peers, self._lookup
+                self._check,
+                self._rule,
+                unit,
+                group.facts,
+                self._trial,
+                self._references,
+                peers,
+                self._lookup,
+                self._may_exceed_100,
             )
         return self._evaluators[key]
 
@@ -90,7 +112,8 @@ class RuleEvaluators:
 class _RuleEvaluator:
     """One rule of ``check`` for metrics in ``unit`` and the device model, ranks and nodes in ``facts``.
 
-    ``trial``: name of the trial if the rule is its threshold, empty for a rule of the check.
+    ``trial``: name of the trial if the rule is its threshold, empty for a rule of the check. ``may_exceed_100``: see
+    Check.
     """
 
     check: str
@@ -101,6 +124,7 @@ class _RuleEvaluator:
     references: References
     peers: PeerGroup
     lookup: MetricLookup
+    may_exceed_100: bool
 
     def verdict(self, metric: Metric) -> Verdict:
         """The verdict on ``metric``, without the rule's meaning, evidence and fix."""
@@ -111,6 +135,9 @@ class _RuleEvaluator:
             rule, never_negative = self.rule, "/s" in metric.unit or metric.unit in _NEVER_NEGATIVE
             if never_negative or (rule.expect and not rule.may_be_negative and rule.expect.is_met_by(value)):
                 return self.make(metric, Outcome.ERROR, Reason.NEGATIVE_VALUE)
+        if value not in self._plausible_range:
+            detail = f"{self._plausible_range} {metric.unit}".rstrip()
+            return self.make(metric, Outcome.ERROR, Reason.OUTSIDE_PLAUSIBLE_RANGE, detail=detail)
         return self._evaluate(metric)
 
     def make(
@@ -137,6 +164,10 @@ class _RuleEvaluator:
             ratio,
             interval=interval,
         )
+
+    @cached_property
+    def _plausible_range(self) -> PlausibleRange:
+        return plausible_range(self.unit, self.may_exceed_100)
 
     @cached_property
     def _limit(self) -> float:

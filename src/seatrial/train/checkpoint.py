@@ -23,14 +23,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.storage import WriteResult
 
 from seatrial.model import SeatrialError
-from seatrial.train import disk
+from seatrial.train import disk, safe_loading
 from seatrial.train.parallel import BuiltModel, World
 from seatrial.train.train_config import Checkpoint
 from seatrial.util.files import sync_folder, write_json
@@ -218,7 +218,8 @@ class Checkpointer:
         self._verify(checkpoints, manifest["files"])
         state = _state(built.model, optimizer)
         with _raise_seatrial_error(checkpoints[-1], "read"):
-            state_dict_loader.load(state, storage_reader=FileSystemReader(checkpoints[-1]), process_group=self._group)
+            reader = safe_loading.Reader(checkpoints[-1])
+            state_dict_loader.load(state, reader, planner=safe_loading.Planner(), process_group=self._group)
         set_state_dict(
             built.model,
             optimizer,

@@ -240,6 +240,7 @@ CHECK = Check(
         *_counter_rules(),
     ),
     measure=measure,
+    may_exceed_100=("drift",),
     limit_s=300.0,
     options=BurnOptions,
     performance_metrics=("tflops.*",),
