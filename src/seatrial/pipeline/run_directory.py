@@ -7,6 +7,7 @@ ended job. ``--resume`` reads these and the ranks' journals.
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -211,18 +212,33 @@ def _add_record(record: journal.Record, saved: SavedRun) -> None:
         (saved.retries if measurement.retry else saved.measurements).append(measurement)
 
 
+VERSIONS = ("1", "2")  # of trial.json; upgrade() reads the first
+
+
 def load_trial(path: Path) -> Trial:
     """The record of a run: ``path`` is its folder or its trial.json. Raises UsageError that says what is wrong."""
     file = path / "trial.json" if path.is_dir() else path
     hint = f"; its measurements may be whole: seatrial run --resume {file.parent}" if _has_journal(file.parent) else ""
     try:
-        return Trial.model_validate(upgrade(parse_json(read_text(file, MAX_RECORD_BYTES))))
+        document = parse_json(read_text(file, MAX_RECORD_BYTES))
+        _check_version(document, file)
+        return Trial.model_validate(upgrade(document))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
         raise UsageError(f"{file} is no trial.json of this version: {first_validation_error(error)}{hint}") from error
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
+
+
+def _check_version(document: object, file: Path) -> None:
+    """Raise UsageError for a record of another schema version."""
+    if isinstance(document, dict) and (version := document.get("schema_version", VERSIONS[-1])) not in VERSIONS:
+        writer = reprlib.repr(document.get("seatrial", "unknown"))
+        raise UsageError(
+            f"{file} is no trial.json of this version: schema_version is {reprlib.repr(version)}, expected one of "
+            f"{VERSIONS}: use the version of seatrial that wrote it ({writer})"
+        )
 
 
 def _has_journal(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,11 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
             # Without this check, the Trainer takes one more step in the middle of an epoch
             if checkpoints.saved_step(checkpoint) >= config.max_steps:
                 raise SeatrialError(f"cannot resume {out}: all of its {config.max_steps} steps are done")
-        with safe_loading.weights_only(*_deepspeed_classes(config)):
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        try:
+            with safe_loading.weights_only(*_deepspeed_classes(config)):
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except pickle.UnpicklingError as error:
+            raise SeatrialError(f"refused to load {checkpoint}: {str(error).splitlines()[0]}") from error
     report = metrics.report(
         config, world, _training_run(config, trainer, recorder, world, _dataset_info(config, prepared)), phases
     )
