@@ -153,8 +153,12 @@ class Collector:
             self._lines[node].append(rest)
             return
         kind, _, nodes = rest.partition(" ")
-        package = base64.b64decode("".join(self._lines.pop(node, [])))
-        contents, limit = unpack(package, self.folder.parents[2]), LIMIT_BYTES // int(nodes)
+        try:
+            package = base64.b64decode("".join(self._lines.pop(node, [])))
+            limit = LIMIT_BYTES // int(nodes)
+        except (ValueError, ZeroDivisionError):  # damaged on its way: sent again
+            return
+        contents = unpack(package, self.folder.parents[2])
         complete = contents.whole or len(package) >= limit
         if complete or kind == ".part":
             self._nodes = int(nodes)

@@ -146,8 +146,10 @@ def _read_pair(images_path: Path, labels_path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _content(path: Path) -> bytes:
-    raw = read_bytes(path)
     try:
+        raw = read_bytes(path)
         return raw if path.suffix != ".gz" else gunzip(raw, MAX_DOCUMENT_BYTES)
+    except OSError as error:
+        raise SeatrialError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise SeatrialError(f"{path} is not readable: {error}") from error
+        raise SeatrialError(f"{path} {error}") from error

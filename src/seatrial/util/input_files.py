@@ -95,7 +95,7 @@ def gunzip(packed: bytes, max_bytes: int) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
             content = file.read(max_bytes + 1)
     except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"truncated or damaged: {error}") from error
+        raise ValueError(f"is truncated or damaged: {error}") from error
     if len(content) > max_bytes:
         raise ValueError(f"unpacks to more than the limit of {max_bytes} bytes")
     return content
