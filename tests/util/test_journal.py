@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from seatrial.util.journal import Follower, Journal, lock, read
+from seatrial.util.journal import Journal, JournalReader, lock, read
 
 PATH = Path("runs/today")
 
@@ -51,32 +51,32 @@ def test_deeply_nested_line_gives_a_warning(tmp_path: Path) -> None:
     assert len(warnings[0]) < 300
 
 
-def test_follower_warns_once_and_continues(tmp_path: Path) -> None:
+def test_journal_reader_warns_once_and_continues(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     path.write_bytes(b'[1]\n{"bytes": "\xff"}\n' + b"[" * 100_000 + b'\n{"a": 1}\n')
-    follower = Follower(path)
-    assert follower.poll() == [{"a": 1}]
-    assert follower.poll() == []
-    assert len(follower.warnings) == 3
+    reader = JournalReader(path)
+    assert reader.poll() == [{"a": 1}]
+    assert reader.poll() == []
+    assert len(reader.warnings) == 3
 
 
 def test_directory_and_pipe_do_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        assert Follower(path).poll() == []
+        assert JournalReader(path).poll() == []
         assert read(path) == ([], [])
 
 
-def test_follower_waits_for_complete_lines(tmp_path: Path) -> None:
+def test_journal_reader_waits_for_complete_lines(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
-    follower = Follower(path)
-    assert follower.poll() == []
+    reader = JournalReader(path)
+    assert reader.poll() == []
     path.write_text('{"a": 1}\n{"b"')
-    assert follower.poll() == [{"a": 1}]
+    assert reader.poll() == [{"a": 1}]
     with path.open("a") as file:
         file.write(": 2}\n")
-    assert follower.poll() == [{"b": 2}]
-    assert follower.poll() == []
+    assert reader.poll() == [{"b": 2}]
+    assert reader.poll() == []
 
 
 def test_lock_is_exclusive_until_close(tmp_path: Path) -> None:
@@ -108,16 +108,16 @@ def test_number_that_is_not_finite_gives_a_warning(text: str, tmp_path: Path) ->
     records, (warning,) = read(path)
     assert records == [{"b": 1}]
     assert f"number not finite: {text}" in warning
-    follower = Follower(path)
-    assert follower.poll() == [{"b": 1}]
-    assert f"number not finite: {text}" in follower.warnings[0]
+    reader = JournalReader(path)
+    assert reader.poll() == [{"b": 1}]
+    assert f"number not finite: {text}" in reader.warnings[0]
 
 
-def test_follower_skips_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_skips_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seatrial.util.journal.MAX_LINE_BYTES", 100)
     path = tmp_path / "j.jsonl"
     path.write_bytes(bytes(250) + b'\n{"a": 1}\n')
-    follower = Follower(path)
-    records = [record for _ in range(4) for record in follower.poll()]
+    reader = JournalReader(path)
+    records = [record for _ in range(4) for record in reader.poll()]
     assert records == [{"a": 1}]
-    assert follower.warnings
+    assert reader.warnings

@@ -1,4 +1,4 @@
-"""Previews of a run, and run directories for jobs that the user starts (launcher torchrun)."""
+"""Previews of a run, and run directories for jobs that the user starts with torchrun."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from seatrial.checks import catalog
 from seatrial.config import layers
-from seatrial.config.layers import CheckSchema, Resolved
+from seatrial.config.layers import CheckSchema, ResolvedTrial
 from seatrial.config.schema import Config
 from seatrial.judge import plausibility
 from seatrial.launch import launcher_for
@@ -18,14 +18,14 @@ from seatrial.model import Job
 from seatrial.pipeline.plan import Plan, make_plan
 from seatrial.pipeline.rejudge import load_baseline
 from seatrial.pipeline.run_directory import Request, RunDir
-from seatrial.pipeline.survey import discover
+from seatrial.pipeline.this_host import discover
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE, redacted
 
 
 @dataclass(frozen=True)
 class Preview:
-    """The plan of a run, and each job with its rendered command; both commands and these jobs are without secrets."""
+    """The plan of a run. ``rendered``: each job with its command as text, both without secrets."""
 
     plan: Plan
     rendered: tuple[tuple[Job, str], ...]
@@ -33,9 +33,9 @@ class Preview:
 
 def preview(request: Request) -> Preview:
     """Return the plan and the commands of a run without starting it. Raises UsageError."""
-    settings, survey = request.config, discover()
-    plausibility.validate_thresholds(settings, catalog(), survey.gpu_models(settings), load_baseline(settings))
-    plan = make_plan(settings, catalog(), survey.devices(settings), only=request.only, skip=request.skip)
+    settings, this_host = request.config, discover()
+    plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
+    plan = make_plan(settings, catalog(), this_host.node_gpus(settings), only=request.only, skip=request.skip)
     return Preview(plan, tuple(_shown(settings, job, Path("RUN")) for job in plan.jobs))
 
 
@@ -45,11 +45,10 @@ def prepare(request: Request, path: Path) -> Preview:
     ``run --resume`` on the directory then collects their results.
     """
     run_dir = RunDir.create(path, request)
-    survey = discover()
-    baseline = load_baseline(request.config)
-    plausibility.validate_thresholds(request.config, catalog(), survey.gpu_models(request.config), baseline)
-    plan = make_plan(request.config, catalog(), survey.devices(request.config), only=request.only, skip=request.skip)
-    run_dir.save_machine(survey.machine(request.config))
+    settings, this_host = request.config, discover()
+    plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
+    plan = make_plan(settings, catalog(), this_host.node_gpus(settings), only=request.only, skip=request.skip)
+    run_dir.save_machine(this_host.machine(settings))
     rendered = []
     for job in plan.jobs:
         if job.placement != "control":  # run --resume runs the control job on this host
@@ -68,7 +67,7 @@ def _shown(settings: Config, job: Job, run_dir: Path) -> tuple[Job, str]:
     return shown, redacted(launcher_for(settings, job.placement).render(shown, run_dir).text)
 
 
-def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
+def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> ResolvedTrial:
     """Return the config of the trial ``trial``, with overrides and environment variables. Raises UsageError."""
     schemas = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
     return layers.resolve(trial, overrides=overrides, environ=os.environ, schemas=schemas)

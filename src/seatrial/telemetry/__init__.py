@@ -17,7 +17,7 @@ MAX_GAP_MESSAGES = 8
 def summarize_run(
     run_dir: Path, jobs: Sequence[Job], measurements: Sequence[Measurement], phases: Mapping[str, str]
 ) -> Telemetry | None:
-    """Merge the samplers' files of a run and summarise them; None if no job had telemetry. ``phases``: by check.
+    """Merge and summarise the samplers' files of a run; None if no job had telemetry. ``phases``: check → phase.
 
     Missing or damaged data and an unwritable disk are reported in ``warnings``; they do not prevent the record.
     """
@@ -41,11 +41,11 @@ def summarize_run(
                 aggregator.add(device)
         except (OSError, ValueError) as error:
             messages.append(f"{path}: not read to its end: {_reason(error)}")
-    gaps = aggregator.sampling_gaps()
-    gaps += _sampler_errors(run_dir) if gaps else ()
-    messages += gaps[:MAX_GAP_MESSAGES]
-    if len(gaps) > MAX_GAP_MESSAGES:
-        messages.append(f"and {len(gaps) - MAX_GAP_MESSAGES} more")
+    gap_messages = aggregator.sampling_gaps()
+    gap_messages += _sampler_errors(run_dir) if gap_messages else ()
+    messages += gap_messages[:MAX_GAP_MESSAGES]
+    if len(gap_messages) > MAX_GAP_MESSAGES:
+        messages.append(f"and {len(gap_messages) - MAX_GAP_MESSAGES} more messages about missing samples")
     names = tuple(str(path.relative_to(run_dir)) for path in paths)
     return aggregator.summary().model_copy(update={"files": names, "warnings": tuple(messages)})
 
@@ -55,7 +55,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def _sampler_errors(run_dir: Path) -> Iterator[str]:
-    """The last line of each sampler's stderr, if any."""
+    """Yield the last line that each sampler wrote to stderr."""
     for log in sorted(run_dir.glob("jobs/*/attempt*/rank*.samples.err")):
         if log.is_file() and (lines := read_bytes(log).decode("utf-8", errors="replace").strip().splitlines()):
             yield f"{log.relative_to(run_dir)}: {lines[-1][:300]}"
