@@ -156,7 +156,7 @@ BILLION_LAUGHS = "a: &a [x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}
         ("1: 2\n" + HOST, ["the key '1'"]),
         ("null: x\n" + HOST, ["the key 'null'"]),
         ("? [a]\n: x\n" + HOST, ["not text"]),
-        ("x" * 2**20 + ": 1\n" + HOST, ["1MiB"]),
+        ("x" * 2**20 + ": 1\n" + HOST, ["1048576"]),
         ("slurm: {time_min: " + "9" * 5_000 + "}\n" + HOST, ["not valid YAML", "digits"]),
         ("cluster: {nodes: 0x" + "f" * 5_000 + "}\n" + HOST, ["cluster.nodes", "20000 bits"]),
         ("cluster: {nodes: 2000000}\n" + HOST, ["cluster.nodes", "less than or equal to 1000000"]),

@@ -148,7 +148,7 @@ def test_rejected_run_and_runs_without_values_raise() -> None:
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [("[", "cannot read the baseline"), ("5", "is not a baseline"), ("{name: x}", "learned_from: Field required")],
+    [("[", "not valid YAML"), ("5", "is not a baseline"), ("{name: x}", "learned_from: Field required")],
 )
 def test_damaged_file_raises(tmp_path: Path, content: str, text: str) -> None:
     path = tmp_path / "site.yaml"

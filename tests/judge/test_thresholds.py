@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pydantic import JsonValue
 
@@ -71,7 +73,7 @@ def test_reference_value_fails_and_warns_below_its_shares(value: float, outcome:
     [{"gpu": "NVIDIA Testx", "world_size": 4, "nodes": 1}, {"gpu": "NVIDIA Test", "world_size": 8, "nodes": 1}],
 )
 def test_unknown_hardware_is_unjudged(facts: dict[str, JsonValue]) -> None:
-    (verdict,) = verdicts(check(BY_REFERENCE), measured(1e9, facts=facts))
+    (verdict,) = verdicts(check(BY_REFERENCE), measured(1e4, facts=facts))
     assert (verdict.outcome, verdict.reasons) == (Outcome.UNJUDGED, (Reason.NO_REFERENCE,))
     assert verdict.detail
 
@@ -482,3 +484,40 @@ def test_slow_node_is_compared_with_the_other_nodes() -> None:
 def test_two_gpus_of_a_node_are_not_compared() -> None:
     results = verdicts(check(PEER_LIMIT, scope=Scope.GPU), *node_of_gpus(430, 385))
     assert {verdict.outcome for verdict in results} == {Outcome.PASS}
+
+
+@pytest.mark.parametrize(
+    ("unit", "threshold", "value", "outcome"),
+    [
+        ("%", "> 95 %", 1e308, Outcome.ERROR),  # such as an accuracy
+        ("%", "> 95 %", 100.1, Outcome.ERROR),
+        ("%", "> 95 %", 100.0, Outcome.PASS),
+        ("°C", "< 90 °C", 200.0, Outcome.ERROR),
+        ("W", "> 100 W", 1e6, Outcome.ERROR),
+        ("bool", "> 0 bool", 2.0, Outcome.ERROR),
+        ("count", "<= 3 count", 1.5, Outcome.ERROR),
+        ("count", "<= 3 count", 2.0, Outcome.PASS),
+        ("GB/s", "> 1 GB/s", 1e9, Outcome.ERROR),
+        ("files/s", "> 1 files/s", 1e300, Outcome.ERROR),
+        ("s", "> 1 s", 1e12, Outcome.ERROR),
+        ("", "> 1", 1e300, Outcome.ERROR),
+    ],
+)
+def test_value_outside_the_range_of_its_unit_is_a_measurement_error(
+    unit: str, threshold: str, value: float, outcome: Outcome
+) -> None:
+    for trial in ({}, {"m": Threshold.parse(threshold)}):
+        rule = Rule(metric="m", expect=Threshold.parse(threshold), meaning="w", fix="r")
+        metric = Metric(name="m", value=value, unit=unit, subject="cluster")
+        verdict = one_verdict(check(rule), Measurement(check="c", subject="cluster", metrics=(metric,)), trial)
+        assert verdict.outcome is outcome
+        assert (Reason.OUTSIDE_PLAUSIBLE_RANGE in verdict.reasons) is (outcome is Outcome.ERROR)
+
+
+@pytest.mark.parametrize(("value", "outcome"), [(130.0, Outcome.PASS), (1e5, Outcome.ERROR)])
+def test_share_that_may_exceed_100_percent(value: float, outcome: Outcome) -> None:
+    rule = Rule(metric="efficiency.x", expect=Threshold.parse("> 90 %"), meaning="w", fix="r")
+    speedup = replace(check(rule), may_exceed_100=("efficiency.*",))
+    metric = Metric(name="efficiency.x", value=value, unit="%", subject="cluster")
+    measurement = Measurement(check="c", subject="cluster", metrics=(metric,))
+    assert one_verdict(speedup, measurement, {}).outcome is outcome

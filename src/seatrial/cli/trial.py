@@ -128,7 +128,7 @@ def _file_identity(path: Path) -> tuple[int, int] | None:
 
 def _print_plan(preview: Preview, as_json: bool) -> None:
     if as_json:
-        print_json([job.model_dump(mode="json") for job in preview.plan.jobs])
+        print_json([job.model_dump(mode="json") for job, _ in preview.rendered])
         return
     for measurement in preview.plan.not_run:
         print(f"# not run: {measurement.check}: {measurement.skipped or measurement.error}")

@@ -26,11 +26,11 @@ from seatrial.config import renames
 from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_error
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
-from seatrial.model import UsageError, format_bytes
+from seatrial.model import UsageError
+from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 
 ENV_PREFIX = "SEATRIAL_SET_"
 _YAML_SUFFIXES = (".yaml", ".yml")
-MAX_BYTES = 2**20  # of a trial or training config: these are a page long; PyYAML needs minutes for larger files
 # Characters that no value may contain: they end a line of a job script, or cannot be encoded in UTF-8
 _UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 Tree = dict[str, Any]
@@ -159,12 +159,10 @@ def _read_trial(trial: str) -> tuple[Tree, str]:
 
 def _read_file(path: str) -> str:
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise UsageError(f"{path} is larger than the limit of {format_bytes(MAX_BYTES)}")
-        return content.decode("utf-8")
-    except (OSError, ValueError) as error:
+        return read_text(Path(path), MAX_CONFIG_BYTES)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:  # not UTF-8, or a path with a null character
         raise UsageError(f"cannot read {path}: {error}") from error
 
 

@@ -11,6 +11,7 @@ from seatrial.checks.base import Check
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.signatures import Match, search
 from seatrial.model import Finding, JobResult, JobState, Measurement, Trial, Verdict, format_bytes
+from seatrial.util.input_files import open_file
 
 # Bytes read from the end of a log, where errors are; a log may have any size
 _TAIL_BYTES = 4 * 2**20
@@ -103,7 +104,7 @@ def _finding(match: Match, subject: str, confidence: str) -> Finding:
 
 def _search_log(log: Path, run_dir: Path, ignore: str = "") -> list[Match]:
     """The signatures in a log. Lines that contain ``ignore`` count as empty, which keeps the line numbers."""
-    with log.open("rb") as file:
+    with open_file(log) as file:
         lines, _ = _tail(file)
     if ignore:
         lines = ["" if ignore in line else line for line in lines]
@@ -115,7 +116,7 @@ def _tail(file: BinaryIO) -> tuple[list[str], bool]:
     if file.seekable():
         begin = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
         file.seek(begin)
-        tail, is_cut = file.read(), begin > 0
+        tail, is_cut = file.read(_TAIL_BYTES), begin > 0
     else:
         tail, is_cut = b"", False
         while chunk := file.read(_TAIL_BYTES):

@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from seatrial.checks.base import Check
+from seatrial.config.strict_yaml import parse_yaml
 from seatrial.hardware import links
 from seatrial.model import (
     Baseline,
@@ -27,6 +28,7 @@ from seatrial.model import (
     Verdict,
     first_validation_error,
 )
+from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 
 Key = tuple[str, str, int, int, str, str]  # reference key, GPU model, GPUs, nodes, unit, network class
 
@@ -34,9 +36,11 @@ Key = tuple[str, str, int, int, str, str]  # reference key, GPU model, GPUs, nod
 def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
     """The baseline in a file. Raises UsageError for invalid files, unknown reference keys and duplicate values."""
     try:
-        baseline = Baseline.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"cannot read the baseline {path}: {error}") from error
+        baseline = Baseline.model_validate(parse_yaml(read_text(path, MAX_CONFIG_BYTES), str(path)))
+    except OSError as error:
+        raise UsageError(f"cannot read the baseline {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: {error}") from error
     except ValidationError as error:
         message = first_validation_error(error)
         raise UsageError(f"{path} is not a baseline written by `seatrial baseline learn`: {message}") from error

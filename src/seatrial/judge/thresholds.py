@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 from pydantic import JsonValue
@@ -35,11 +36,13 @@ from seatrial.model import (
     BasisKind,
     Metric,
     Outcome,
+    PlausibleRange,
     Reason,
     Rule,
     Threshold,
     Verdict,
     format_value,
+    plausible_range,
 )
 
 # Values above this multiple of the reference value are measured wrongly, or the reference value is wrong. The largest
@@ -62,6 +65,7 @@ class RuleEvaluators:
         self._check, self._rule, self._trial = check.name, rule, trial
         self._references, self._peer_groups = references, peer_groups
         self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
+        self._may_exceed_100 = any(fnmatchcase(rule.metric, pattern) for pattern in check.may_exceed_100)
         self._evaluators: dict[tuple[object, ...], _RuleEvaluator] = {}
         # A threshold of the check without a reference gives the same verdict for the same value on all subjects
         self._is_subject_independent = rule.expect is not None and not rule.reference and not trial
@@ -106,6 +110,7 @@ class RuleEvaluators:
                 peers,
                 node_peers,
                 self._lookup,
+                self._may_exceed_100,
             )
         return self._evaluators[key]
 
@@ -114,7 +119,8 @@ class RuleEvaluators:
 class _RuleEvaluator:
     """One rule of ``check`` for metrics in ``unit`` and the device model, ranks and nodes in ``facts``.
 
-    ``trial``: name of the trial if the rule is its threshold, empty for a rule of the check.
+    ``trial``: name of the trial if the rule is its threshold, empty for a rule of the check. ``may_exceed_100``: see
+    Check.
     """
 
     check: str
@@ -126,6 +132,7 @@ class _RuleEvaluator:
     peers: PeerGroup
     node_peers: PeerGroup
     lookup: MetricLookup
+    may_exceed_100: bool
 
     def verdict(self, metric: Metric) -> Verdict:
         """The verdict on ``metric``, without the rule's meaning, evidence and fix."""
@@ -136,6 +143,9 @@ class _RuleEvaluator:
             rule, never_negative = self.rule, "/s" in metric.unit or metric.unit in _NEVER_NEGATIVE
             if never_negative or (rule.expect and not rule.may_be_negative and rule.expect.is_met_by(value)):
                 return self.make(metric, Outcome.ERROR, Reason.NEGATIVE_VALUE)
+        if value not in self._plausible_range:
+            detail = f"{self._plausible_range} {metric.unit}".rstrip()
+            return self.make(metric, Outcome.ERROR, Reason.OUTSIDE_PLAUSIBLE_RANGE, detail=detail)
         verdict = self._evaluate(metric)
         if verdict.outcome in _FAIL_OR_ERROR:
             return verdict
@@ -167,6 +177,10 @@ class _RuleEvaluator:
             ratio,
             interval=interval,
         )
+
+    @cached_property
+    def _plausible_range(self) -> PlausibleRange:
+        return plausible_range(self.unit, self.may_exceed_100)
 
     @cached_property
     def _limit(self) -> float:

@@ -29,7 +29,7 @@ from seatrial.model.measurement import (
 from seatrial.model.outcome import WORST_FIRST, BasisKind, Outcome, Reason, worst
 from seatrial.model.rule import Baseline, ParsedThreshold, ReferenceValue, Rule, Threshold
 from seatrial.model.trial import Decision, DecisionValue, Finding, Insight, Session, Timing, Trial
-from seatrial.model.units import ByteSize, format_bytes, format_value, parse_bytes
+from seatrial.model.units import ByteSize, PlausibleRange, format_bytes, format_value, parse_bytes, plausible_range
 from seatrial.model.verdict import Basis, Retry, Verdict
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "Outcome",
     "ParsedThreshold",
     "Phase",
+    "PlausibleRange",
     "Reason",
     "ReferenceValue",
     "Retry",
@@ -80,5 +81,6 @@ __all__ = [
     "format_bytes",
     "format_value",
     "parse_bytes",
+    "plausible_range",
     "worst",
 ]

@@ -66,6 +66,7 @@ class Reason(StrEnum):
     IMPOSSIBLE_THRESHOLD = "impossible_threshold"
     # The value is bad, or cannot be correct
     NEGATIVE_VALUE = "negative_value"
+    OUTSIDE_PLAUSIBLE_RANGE = "outside_plausible_range"  # of its unit
     ABOVE_PHYSICAL_LIMIT = "above_physical_limit"
     IMPLAUSIBLY_HIGH = "implausibly_high"  # compared with the reference value
     THRESHOLD_VIOLATED = "threshold_violated"

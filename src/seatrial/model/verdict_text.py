@@ -42,6 +42,7 @@ _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.UNIT_MISMATCH: "; unit mismatch: the threshold is in {detail!r}",
     Reason.IMPOSSIBLE_THRESHOLD: "; invalid threshold: {detail}",
     Reason.NEGATIVE_VALUE: "; measurement error: the value cannot be negative",
+    Reason.OUTSIDE_PLAUSIBLE_RANGE: "; measurement error: expected {detail}",
     Reason.ABOVE_PHYSICAL_LIMIT: "; measurement error: above the physical limit: {detail}",
     Reason.IMPLAUSIBLY_HIGH: "; implausibly high: check the measurement and the reference value",
     Reason.THRESHOLD_VIOLATED: "{expected}",

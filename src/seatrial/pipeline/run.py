@@ -40,7 +40,7 @@ from seatrial.pipeline.results import Display, TrialResults
 from seatrial.pipeline.resume import load_earlier_sessions, remaining_plan, startable_plan
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.pipeline.this_host import ThisHost, cpu_only, discover, tested_hardware
-from seatrial.util import processes, signals
+from seatrial.util import processes, secrets, signals
 
 INTERRUPTED = "interrupted"
 
@@ -192,6 +192,8 @@ def _trial(
 ) -> Trial:
     """Return the record of the trial. ``process_start``: start of this process, in seconds of time.monotonic()."""
     request, settings = results.run_dir.request, results.settings
+    config = settings.model_dump(mode="json")
+    secret_values = secrets.secret_values(config)
     gpu_error = this_host.gpu_error(settings)
     seconds = _check_seconds(list(settings.checks), results.measurements)
     retry_seconds = _check_seconds(list(settings.checks), results.retries)
@@ -199,7 +201,7 @@ def _trial(
     session = Session(
         started=time.time() - (time.monotonic() - process_start),
         seconds=time.monotonic() - process_start,
-        command=("seatrial", *sys.argv[1:]),
+        command=secrets.redacted(("seatrial", *sys.argv[1:]), secret_values),
         stop_reason=results.stop_reason,
         overhead=tuple(results.timings),
     )
@@ -208,14 +210,14 @@ def _trial(
     return Trial(
         seatrial=__version__,
         name=settings.name,
-        command=request.command,
+        command=secrets.redacted(request.command, secret_values),
         host=socket.gethostname(),
         started=request.started,
         seconds=sum(session.seconds for session in sessions),
-        config=settings.model_dump(mode="json"),
+        config=secrets.redacted(config, secret_values),
         origins=request.origins,
-        environment=this_host.facts,
-        jobs=plan.jobs,
+        environment=secrets.redacted(this_host.facts, secret_values),
+        jobs=tuple(job.without_secrets() for job in plan.jobs),
         excluded_checks=plan.excluded_checks,
         stop_reason=results.stop_reason,
         gpu_error=gpu_error,
@@ -225,7 +227,10 @@ def _trial(
         measurements=tuple(results.measurements),
         retries=tuple(results.retries),
         verdicts=assessment.verdicts,
-        findings=assessment.findings,
+        findings=tuple(
+            Finding.model_validate(secrets.redacted(finding.model_dump(), secret_values))
+            for finding in assessment.findings
+        ),
         insights=assessment.insights,
         telemetry=assessment.telemetry,
         timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from seatrial.model import Frozen, UsageError, first_validation_error
+from seatrial.util.input_files import read_json
 
 _MODELS = resources.files("seatrial") / "data" / "models"
 
@@ -161,7 +161,7 @@ def _read_config(name: str) -> Any:
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except FileNotFoundError as error:
         raise UsageError(
             f"unknown model {name!r}: expected one of {', '.join(presets())}, or a local folder with a config.json"

@@ -8,7 +8,6 @@ flipped bit. A save writes to ``….incomplete`` and renames the folder at the e
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import threading
 import time
@@ -24,17 +23,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.storage import WriteResult
 
 from seatrial.model import SeatrialError
-from seatrial.train import disk
+from seatrial.train import disk, safe_loading
 from seatrial.train.parallel import BuiltModel, World
 from seatrial.train.train_config import Checkpoint
 from seatrial.util.files import sync_folder, write_json
+from seatrial.util.input_files import read_json
 
 MANIFEST_FILE = "manifest.json"
 THREADS = 4  # per rank, for writing and hashing: one thread does not saturate a fast filesystem
@@ -219,7 +219,8 @@ class Checkpointer:
         self._verify(checkpoints, manifest["files"])
         state = _state(built.model, optimizer)
         with _convert_dcp_errors(checkpoints[-1], "read"):
-            state_dict_loader.load(state, storage_reader=FileSystemReader(checkpoints[-1]), process_group=self._group)
+            reader, planner = safe_loading.Reader(checkpoints[-1]), safe_loading.Planner()
+            state_dict_loader.load(state, storage_reader=reader, planner=planner, process_group=self._group)
         set_state_dict(
             built.model,
             optimizer,
@@ -290,7 +291,7 @@ def _file_error(path: Path, entry: Mapping[str, Any]) -> str:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = read_json(folder / MANIFEST_FILE)
         _ = manifest["step"], manifest["files"], manifest["shapes"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SeatrialError(f"cannot read {folder / MANIFEST_FILE}: {error}") from error

@@ -20,6 +20,7 @@ from seatrial.train.disk import atomic_write_folder
 from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
+from seatrial.util.input_files import read_json
 
 BLOCKS_FILE, INFO_FILE = "blocks.npy", "dataset.json"
 DEFAULT_SEQUENCES = 4096  # without data.samples; an acceptance run reads each sequence at most twice
@@ -113,7 +114,7 @@ def _write_blocks(settings: TrainConfig, blocks_folder: Path) -> None:
 
 def _load_blocks(blocks_folder: Path) -> Blocks:
     try:
-        info = DatasetInfo(**json.loads((blocks_folder / INFO_FILE).read_text(encoding="utf-8")))
+        info = DatasetInfo(**read_json(blocks_folder / INFO_FILE))
         return Blocks(np.load(blocks_folder / BLOCKS_FILE, mmap_mode="r"), info)
     except (OSError, ValueError, TypeError) as error:
         raise SeatrialError(f"cannot read the prepared data in {blocks_folder}: {error}") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.model import UsageError
+from seatrial.util.input_files import MAX_RECORD_BYTES, open_file, read_bytes
 
 END_TOKEN = "<|end|>"  # ends each row, with a tokenizer trained here
 # Common end tokens; the first one in the tokenizer's vocabulary is used
@@ -31,7 +32,7 @@ def _rows(path: Path) -> Iterator[Any]:
     if path.suffix == ".parquet":
         yield from _parquet_rows(path)
     elif path.suffix == ".jsonl":
-        with path.open("rb") as file:
+        with open_file(path) as file:
             for number, line in enumerate(file, 1):
                 yield _parse_json(line, f"{path}, row {number}")
     elif path.suffix == ".json":
@@ -42,7 +43,7 @@ def _rows(path: Path) -> Iterator[Any]:
 
 def _json_rows(path: Path) -> list[Any]:
     """The rows of a JSON list, the format of alpaca-cleaned and glaive-function-calling-v2."""
-    rows = _parse_json(path.read_bytes(), str(path))
+    rows = _parse_json(read_bytes(path, MAX_RECORD_BYTES), str(path))
     if not isinstance(rows, list):
         raise UsageError(f"{path}: expected a JSON list of rows; rename a file of JSON lines to .jsonl")
     return rows

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from seatrial.model import SeatrialError, first_validation_error
+from seatrial.util.input_files import read_text
 
 FILE_NAME = "trainer_state.json"
 MAX_BYTES = 64 * 2**20  # 300,000 steps of 200 B
@@ -87,10 +88,7 @@ def read(path: Path) -> TrainerState:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise SeatrialError(f"{path} has {size} bytes, at most {MAX_BYTES} are supported; {_EXPECTED}")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path, MAX_BYTES))
     except OSError as error:
         raise SeatrialError(f"cannot read {path}: {error.strerror or error}; {_EXPECTED}") from error
     except (ValueError, RecursionError) as error:

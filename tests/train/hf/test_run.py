@@ -23,6 +23,7 @@ from seatrial.train.train_config import TrainConfig
 from tests.paths import CONFIGS
 from tests.train import ranks
 from tests.train.hf import runs
+from tests.train.test_safe_loading import Command
 
 pytestmark = pytest.mark.training
 
@@ -98,6 +99,16 @@ def test_checkpoint_of_another_model_is_rejected(sft: tuple[Path, dict[str, Any]
     shutil.copytree(sft[0] / "data", tmp_path / "data")
     with pytest.raises(UsageError, match=r"checkpoint-12 .*another model: shape of base_model\S+lora_A\S+ is missing"):
         runs.train(runs.config("sft-smollm-135m", "checkpoint.resume=true", "use_lora=true"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_pickle_of_a_stranger_is_refused_on_resume(sft: tuple[Path, dict[str, Any]], tmp_path: Path, name: str) -> None:
+    newest = shutil.copytree(sft[0] / "checkpoints" / "checkpoint-12", tmp_path / "checkpoints" / "checkpoint-12")
+    shutil.copytree(sft[0] / "data", tmp_path / "data")
+    torch.save(Command(tmp_path / "marker"), newest / name)
+    with pytest.raises(SeatrialError, match=f"refused to load {newest}"):
+        runs.train(runs.config("sft-smollm-135m", "checkpoint.resume=true", "max_steps=13"), tmp_path)
+    assert not (tmp_path / "marker").exists()
 
 
 def test_complete_run_is_not_resumed(sft: tuple[Path, dict[str, Any]]) -> None:

@@ -6,7 +6,6 @@ After each run it checks the Slurm queue, and runs ``nodes.leftovers`` on the no
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -45,6 +44,9 @@ from seatrial.model import (
     Verdict,
 )
 from seatrial.util import processes
+from seatrial.util.files import atomic_write
+from seatrial.util.input_files import MAX_RECORD_BYTES, read_json, read_text
+from seatrial.util.secrets import PRIVATE
 
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 METRICS = {
@@ -89,11 +91,12 @@ class TrialRunner:
         settings = CheckSettings(limit_s=limit_s, options=options)
         config = self.config.model_copy(update={"name": name, "checks": {check.name: settings}})
         file, out, err = (self.folder / f"{name}{ending}" for ending in (".yaml", ".out", ".err"))
-        file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+        atomic_write(file, text.encode(), mode=PRIVATE)
         program = [sys.executable, "-m", "seatrial", "run", str(file), "--out", str(self.folder / name)]
         code = _exit_code(["env", *_env_unset_args(), *program], out, err)
         try:
-            return Trial.model_validate_json((self.folder / name / "trial.json").read_text(encoding="utf-8"))
+            return Trial.model_validate_json(read_text(self.folder / name / "trial.json", MAX_RECORD_BYTES))
         except (OSError, ValueError) as error:
             lines = err.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["empty"]
             raise SeatrialError(
@@ -111,7 +114,7 @@ def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
 
     Raises SeatrialError if a run fails to start or leaves no record, NotApplicable for a single rank.
     """
-    request = json.loads((context.run_dir / "run.json").read_text(encoding="utf-8"))
+    request = read_json(context.run_dir / "run.json")
     folder = context.artifacts_dir / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir()
     runner = TrialRunner(folder, Config.model_validate(request["config"]), context.progress)

@@ -255,6 +255,7 @@ CHECK = Check(
         },
     },
     measure=measure,
+    may_exceed_100=("drift",),
     limit_s=300.0,
     options=BurnOptions,
     performance_metrics=("tflops.*",),

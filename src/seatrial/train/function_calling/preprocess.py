@@ -20,6 +20,7 @@ from seatrial.model import UsageError
 from seatrial.train.disk import atomic_write_folder
 from seatrial.train.function_calling.glaive import Conversation, RejectedRow, convert
 from seatrial.util.files import write_json
+from seatrial.util.input_files import MAX_RECORD_BYTES, open_file, read_bytes
 
 Split = Literal["train", "seen", "unseen"]
 SPLITS: tuple[Split, ...] = ("train", "seen", "unseen")
@@ -142,10 +143,10 @@ def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
         if path.suffix == ".parquet":
             yield from _parquet(path)
         elif path.suffix == ".jsonl":
-            with path.open("rb") as lines:
+            with open_file(path) as lines:
                 yield from (_row(line) for line in lines if line.strip())
         elif path.suffix == ".json":
-            rows = json.loads(path.read_text(encoding="utf-8"))
+            rows = json.loads(read_bytes(path, MAX_RECORD_BYTES))
             if not isinstance(rows, list):
                 raise UsageError(f"{path}: expected a JSON list of rows")
             yield from (row if isinstance(row, dict) else {} for row in rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import warnings
 from pathlib import Path
@@ -15,6 +14,7 @@ from transformers import TrainingArguments
 
 from seatrial.model import UsageError
 from seatrial.train.train_config import TrainConfig
+from seatrial.util.input_files import read_json
 
 NO_DEEPSPEED = "fsdp2 instead of zero3: deepspeed is not installed"
 
@@ -154,7 +154,7 @@ def _deepspeed_config(path: str) -> dict[str, Any]:
     deprecation = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
     warnings.filterwarnings("ignore", deprecation, FutureWarning)
     try:
-        settings = json.loads(Path(path).read_text(encoding="utf-8"))
+        settings = read_json(Path(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read parallel.deepspeed {path}: {error}") from error
     if not isinstance(settings, dict) or settings.get("zero_optimization", {}).get("stage") != 3:

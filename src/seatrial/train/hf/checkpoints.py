@@ -16,6 +16,7 @@ from seatrial.model import SeatrialError, UsageError
 from seatrial.train import disk
 from seatrial.train.hf import ranks
 from seatrial.util.files import write_json
+from seatrial.util.input_files import read_bytes
 
 METADATA_FILE = "seatrial.json"
 LAST_WRITTEN_FILE = "trainer_state.json"  # transformers writes it last
@@ -109,7 +110,7 @@ def _write_error(error: BaseException, folder: Path) -> str | None:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document = json.loads(read_bytes(path))  # NaN is allowed: a loss in trainer_state.json may be NaN
+    except (OSError, ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
