@@ -176,7 +176,7 @@ def test_learn_and_judge_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "trial.json").write_text(good.model_dump_json())
     file = tmp_path / "lab.yaml"
     code, out, err = command("baseline", "learn", tmp_path, "--out", file)
-    assert (code, out) == (0, f"{file}: 1 values, runs: 1\n"), err
+    assert (code, out) == (0, f"{file}: 1 reference value from 1 run\n"), err
     assert command("baseline", "learn", tmp_path, "--out", file)[0] == 2, "an existing file is not overwritten"
     settings = {"name": "t", "checks": {"device.gemm": {}}}
     slow = run(300, 300).model_copy(update={"config": settings, "jobs": ()})
@@ -200,8 +200,8 @@ def test_value_with_a_warning_is_not_learned() -> None:
     )
     with pytest.raises(UsageError, match="was REJECTED"):
         site_baseline.learn("lab", {"a": trial_with(measurement)}, catalog())
-    good = measurement.model_copy(update={"metrics": (replace(measurement.metrics[0], value=4300),), "retry": True})
-    lifted = trial_with(measurement, retries=(good,))
+    good = measurement.model_copy(update={"metrics": (replace(measurement.metrics[0], value=4300),), "retry": 1})
+    lifted = trial_with(measurement, retries=(good, good.model_copy(update={"retry": 2})))
     with pytest.raises(UsageError, match=r"no values to learn in a: n0/gpu0: WARN, copy is 1,600 GB/s.*not reproduced"):
         site_baseline.learn("lab", {"a": lifted}, catalog())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
@@ -44,19 +45,20 @@ def judge(
             verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.UNKNOWN_CHECK,)))
         else:
             check, first = checks[name], by_check.get(name, ())
+            judge_measurements = partial(
+                judge_check, check, expect=setting.expect, trial=config.name, references=references
+            )
             verdicts += coverage_errors(name, config.cluster, jobs, by_check)
             verdicts += unevaluated_thresholds(name, setting, first, config.name)
-            first_verdicts = judge_check(check, first, setting.expect, config.name, references)
             verdicts += error_counters.verdicts(check, first)
             verdicts += values_above_peak(check, first, references)
             if retries is None:
-                verdicts += first_verdicts
+                verdicts += judge_measurements(first)
                 continue
-            second = [measurement for measurement in retries if measurement.check == name]
-            second_verdicts = judge_check(check, second, setting.expect, config.name, references) if second else []
-            verdicts += retry.combined_verdicts(check, first_verdicts, first, second_verdicts, second)
-            verdicts += error_counters.verdicts(check, second)
-            verdicts += values_above_peak(check, second, references)
+            check_retries = [measurement for measurement in retries if measurement.check == name]
+            verdicts += retry.combined_verdicts(check, first, check_retries, judge_measurements)
+            verdicts += error_counters.verdicts(check, check_retries)
+            verdicts += values_above_peak(check, check_retries, references)
     return tuple(verdicts)
 
 
@@ -65,23 +67,28 @@ def checks_to_retry(
     measurements: Sequence[Measurement],
     retries: Sequence[Measurement],
     checks: Mapping[str, Check],
+    number: int,
     site: Baseline | None = None,
 ) -> dict[str, str]:
-    """The checks with failed performance metrics and without a complete retry, each with a summary of its failures.
+    """The checks that need retry ``number`` (1 or 2), each with a summary of its bad performance metrics.
 
-    Checks with an error in any measurement are not retried.
+    Checks with an error in an earlier measurement are not retried.
     """
     references = references_for(links.read(measurements, checks), site)
     failures_by_check: dict[str, str] = {}
     for name, setting in config.checks.items():
         first = [measurement for measurement in measurements if measurement.check == name]
-        second = [measurement for measurement in retries if measurement.check == name]
         if name not in checks or not first or any(measurement.error for measurement in first):
             continue
-        if retry.covers_same_subjects(first, second):
+        rounds = [first, *retry.complete_retries(first, [each for each in retries if each.check == name])]
+        if len(rounds) != number:
             continue
-        verdicts = judge_check(checks[name], first, setting.expect, config.name, references)
-        if failures := [verdict.summary for verdict in retry.retryable_failures(checks[name], verdicts)]:
+        judge_measurements = partial(
+            judge_check, checks[name], expect=setting.expect, trial=config.name, references=references
+        )
+        if failures := [
+            verdict.summary for verdict in retry.verdicts_to_retry(checks[name], rounds, judge_measurements)
+        ]:
             others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
             failures_by_check[name] = failures[0] + others
     return failures_by_check

@@ -73,6 +73,8 @@ class Rule(Frozen):
     reference_optional: bool = False  # without a reference value the metric is only recorded (SKIP)
     reference_if: dict[str, str] = {}  # fact → value required for the reference value to apply
     compare_with_peers: bool = False  # compare with the peer group only: WARN for outliers below ``warn_below``
+    # FAIL below this share of the median of the GPUs of the same model on the node, or on all nodes
+    peer_fail_below: float | None = None
     asymmetry_limit: float = 0.0  # WARN if one direction of a pair is below this share of the other
     applies_if: dict[str, str] = {}  # fact → value required for the rule to apply, else SKIP
     may_be_negative: bool = False  # if not, a negative value is a measurement error
