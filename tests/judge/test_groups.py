@@ -67,7 +67,7 @@ def test_metric_required_per_ordered_pair() -> None:
 def test_metric_required_per_pair_in_either_order() -> None:
     name, metric = "collectives.gpu_pairs", "busbw.1GiB"
     pairs = {f"{metric}@{pair}": 359.0 for pair in ("gpu0->gpu1", "gpu2->gpu0", "gpu1->gpu2")}
-    facts = {"backend": "nccl", "world_size": 2}
+    facts: dict[str, Any] = {"backend": "nccl", "world_size": 2}
     others = [rank(number, name, {}, **facts) for number in (1, 2)]
     assert missing(verdicts(name, rank(0, name, pairs, **facts), *others, metric=metric)) == []
     del pairs[f"{metric}@gpu2->gpu0"]

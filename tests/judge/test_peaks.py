@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
@@ -169,7 +170,14 @@ def trained(
 ) -> Measurement:
     values = ((SPEED, speed, "tokens/s/GPU"), ("mfu.native", mfu, "%"))
     metrics = tuple(Metric(name=name, value=value, unit=unit, subject="cluster") for name, value, unit in values)
-    facts = {"device": "cuda", "trained": "yes", "settings": "shipped", "gpu": gpu, "world_size": 1, "nodes": 1}
+    facts: dict[str, JsonValue] = {
+        "device": "cuda",
+        "trained": "yes",
+        "settings": "shipped",
+        "gpu": gpu,
+        "world_size": 1,
+        "nodes": 1,
+    }
     facts |= {"run.native": {"precision": precision, **run}}
     return Measurement(check="train.lora", subject="n0/gpu0", rank=0, metrics=metrics, facts=facts)
 

@@ -95,3 +95,10 @@ def test_series_and_insights_of_an_upgraded_record_are_those_of_the_record() -> 
     curves = {check: {s.name for m in trial.measurements if m.check == check for s in m.series} for check in catalog()}
     assert curves["train.ddp"] == {"loss.ddp", "loss.single_process"}
     assert curves["train.parity"] == {"loss.ddp", "loss.fsdp2", "loss.single_process"}
+
+
+def test_record_of_version_2_has_the_present_facts_of_filesystem_shared() -> None:
+    path = ROOT / "docs/results/2026-11-22-2xh200-restructured/final-quick.trial.json"
+    (facts, *_) = [m.facts for m in load_trial(path).measurements if m.check == "filesystem.shared"]
+    assert {"any_path_usable", "any_path_shared"} <= facts.keys()
+    assert not {"usable", "examined"} & facts.keys()

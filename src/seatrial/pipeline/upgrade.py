@@ -27,21 +27,31 @@ _TELEMETRY = {
     "complaints": "warnings",
 }
 _LOAD = {"throttled": "throttled_share"}
+_SHARED = "filesystem.shared"
 _ROLES = {"least": "min", "greatest": "max"}
 _COUNTERS = {"denied": "permission_denied", "lacks": "not_supported", "unread": "unreadable", "grew": "increased"}
 
 
 def upgrade(document: object) -> object:
-    """Return a record of schema version 1 as one of version 2; return anything else or damaged unchanged.
+    """Return a record of schema version 1 or 2 with the present names; return anything else or damaged unchanged.
 
     A verdict keeps its text as ``detail``, without the fields of version 2; ``seatrial judge`` makes new verdicts.
     """
-    if not isinstance(document, dict) or document.get("schema_version") != "1":
+    if not isinstance(document, dict) or document.get("schema_version") not in ("1", "2"):
         return document
     try:
-        return _upgraded(document)
+        return _upgraded(document) if document["schema_version"] == "1" else _with_present_facts(document)
     except (AttributeError, TypeError, KeyError):
         return document  # damaged: Trial.model_validate names the first error
+
+
+def _with_present_facts(document: Record) -> Record:
+    """The record of version 2 with the present names of the facts that rules of filesystem.shared require."""
+    for measurement in (*document.get("measurements", ()), *document.get("retries", ())):
+        if measurement["check"] == _SHARED:
+            facts = measurement.get("facts", {})
+            measurement["facts"] = {renames.new_fact(_SHARED, name): value for name, value in facts.items()}
+    return document
 
 
 def _upgraded(document: Record) -> Record:

@@ -366,7 +366,7 @@ CHECK = Check(
     rules=RULES,
     rule_facts={
         "several_nodes": RuleFact(reason="single node"),
-        "any_path_usable": RuleFact(reason="no path is writable"),
+        "any_path_usable": RuleFact(reason="no path is usable"),
         "paths_from": RuleFact("options|run directory", "the paths come from the {}"),
         "any_path_shared": RuleFact(reason="no path is shared by all nodes"),
         "inodes_limited": RuleFact(reason="the filesystem has no fixed number of inodes"),
