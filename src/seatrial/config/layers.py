@@ -26,7 +26,7 @@ from seatrial.config import renames
 from seatrial.config.expect import declared_unit, limit_error, metric_error, nearest
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
-from seatrial.model import UsageError, format_bytes
+from seatrial.model import Threshold, UsageError, format_bytes
 
 ENV_PREFIX = "SEATRIAL_SET_"
 MAX_BYTES = 2**20  # of a trial file. Trial files are a page long; PyYAML needs minutes for a file above this size
@@ -84,6 +84,7 @@ def resolve(
     from_scheduler = [entry for entry in _from_scheduler(environ) if entry[1] not in origins]
     for origin, key, value in [*from_scheduler, *_from_environment(environ), *overrides]:
         path = _split(key, schemas)
+        _require_no_contradiction(tree, path, value, origin, origins)
         _assign(tree, path, value, origin)
         _record(value, origin, path, origins)
     config = _validate(tree, Source(source, origins), schemas)
@@ -207,6 +208,24 @@ def _assign(tree: Tree, path: tuple[str, ...], value: Any, origin: str) -> None:
         if not isinstance(tree, dict):
             raise UsageError(f"{origin}: {'.'.join(path[: depth + 1])} is a value, not a group of keys")
     tree[path[-1]] = value
+
+
+def _require_no_contradiction(
+    tree: Tree, path: tuple[str, ...], value: Any, origin: str, origins: Mapping[str, str]
+) -> None:
+    """Raise UsageError if ``value`` replaces a threshold of an earlier source and no value meets both bounds."""
+    if len(path) != 4 or path[2] != "expect":  # checks, NAME, expect, METRIC
+        return
+    replaced: Any = tree
+    for part in path:
+        replaced = replaced.get(part) if isinstance(replaced, dict) else None
+    try:
+        earlier, later = Threshold.parse(replaced), Threshold.parse(value)
+    except ValueError:  # no threshold there yet, or an invalid one, which is refused later
+        return
+    if "==" not in (earlier.op, later.op) and later.excludes(earlier):
+        key = ".".join(path)
+        raise UsageError(f"{origin}: {key}: {later} contradicts {earlier} of {origins[key]}: no value meets both")
 
 
 def _record(value: Any, origin: str, path: tuple[str, ...], origins: dict[str, str]) -> None:

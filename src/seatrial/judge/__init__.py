@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from seatrial.checks.base import Check
-from seatrial.config.schema import Config
+from seatrial.config.schema import CheckSettings, Config
 from seatrial.hardware import links
-from seatrial.hardware.references import references_for
+from seatrial.hardware.references import References, references_for
 from seatrial.judge import error_counters, retry
 from seatrial.judge.coverage import coverage_errors, unevaluated_thresholds
 from seatrial.judge.peaks import values_above_peak
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Reason, Verdict
+from seatrial.model import CLUSTER, Baseline, BasisKind, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import gc_paused
 
 
@@ -25,13 +25,16 @@ def judge(
     excluded_checks: Mapping[str, str],
     site: Baseline | None = None,
     retries: Sequence[Measurement] | None = (),
+    *,
+    site_includes_run: bool = False,
 ) -> tuple[Verdict, ...]:
     """Verdicts on all checks of a trial, in the trial's order, including checks without a measurement.
 
-    ``jobs`` define on how many subjects each check must be measured. ``site`` is the site's baseline. ``retries`` are
-    second measurements of checks that failed; they confirm or lift a FAIL. None: the retries are not made yet.
+    ``jobs`` define on how many subjects each check must be measured. ``site`` is the site's baseline, learned from this
+    run among others if ``site_includes_run``. ``retries`` are second measurements of checks that failed; they confirm
+    or lift a FAIL. None: the retries are not made yet.
     """
-    references = references_for(links.read(measurements, checks), site)
+    references = references_for(links.read(measurements, checks), site, site_includes_run=site_includes_run)
     by_check: dict[str, list[Measurement]] = {}
     for measurement in measurements:
         by_check.setdefault(measurement.check, []).append(measurement)
@@ -46,15 +49,20 @@ def judge(
             check, first = checks[name], by_check.get(name, ())
             verdicts += coverage_errors(name, config.cluster, jobs, by_check)
             verdicts += unevaluated_thresholds(name, setting, first, config.name)
-            first_verdicts = judge_check(check, first, setting.expect, config.name, references)
+            first_verdicts = _judge_check(check, first, setting, config.name, references)
             verdicts += error_counters.verdicts(check, first)
             verdicts += values_above_peak(check, first, references)
             if retries is None:
                 verdicts += first_verdicts
                 continue
             second = [measurement for measurement in retries if measurement.check == name]
-            second_verdicts = judge_check(check, second, setting.expect, config.name, references) if second else []
-            verdicts += retry.combined_verdicts(check, first_verdicts, first, second_verdicts, second)
+            second_verdicts = _judge_check(check, second, setting, config.name, references) if second else []
+            for is_of_trial in (False, True):  # a rule and a threshold on the same metric are retried separately
+                of_first, of_second = (
+                    [verdict for verdict in of_both if _is_of_trial(verdict) is is_of_trial]
+                    for of_both in (first_verdicts, second_verdicts)
+                )
+                verdicts += retry.combined_verdicts(check, of_first, first, of_second, second)
             verdicts += error_counters.verdicts(check, second)
             verdicts += values_above_peak(check, second, references)
     return tuple(verdicts)
@@ -80,8 +88,20 @@ def checks_to_retry(
             continue
         if retry.covers_same_subjects(first, second):
             continue
-        verdicts = judge_check(checks[name], first, setting.expect, config.name, references)
+        verdicts = _judge_check(checks[name], first, setting, config.name, references)
         if failures := [verdict.summary for verdict in retry.retryable_failures(checks[name], verdicts)]:
             others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
             failures_by_check[name] = failures[0] + others
     return failures_by_check
+
+
+def _judge_check(
+    check: Check, measurements: Sequence[Measurement], setting: CheckSettings, trial: str, references: References
+) -> list[Verdict]:
+    expect, override, options = setting.expect, setting.override, setting.options
+    return judge_check(check, measurements, expect, trial, references, override=override, options=options)
+
+
+def _is_of_trial(verdict: Verdict) -> bool:
+    """Whether the verdict is that of a threshold of the trial."""
+    return verdict.basis is not None and verdict.basis.kind is BasisKind.TRIAL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,7 +20,8 @@ from seatrial.pipeline.run_directory import load_trial
 def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
     """Return the trial judged by the rules of this version, with another site baseline if one is given.
 
-    Raises UsageError if its config is not valid in this version or the baseline exceeds physical limits.
+    Raises UsageError if its config is not valid in this version, or if the baseline exceeds physical limits or is of
+    other GPU models.
     """
     try:
         settings = Config.model_validate(trial.config)
@@ -31,8 +32,17 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
     site = site_baseline.load(baseline, catalog()) if baseline else trial.baseline
     if baseline and site:
         plausibility.validate_baseline(site, catalog())
+        if mismatch := site_baseline.gpu_model_error(site, gpu_models(trial.measurements)):
+            raise UsageError(mismatch)
     verdicts = judge(
-        settings, trial.jobs, trial.measurements, catalog(), trial.excluded_checks, site, retries=trial.retries
+        settings,
+        trial.jobs,
+        trial.measurements,
+        catalog(),
+        trial.excluded_checks,
+        site,
+        retries=trial.retries,
+        site_includes_run=includes_run(site, trial.host, trial.started, trial.measurements),
     )
     decision = make_decision(
         settings,
@@ -42,6 +52,7 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
         (trial.stop_reason, trial.gpu_error),
         tested_hardware=trial.decision.tested_hardware,
         cpu_only=trial.decision.cpu_only,
+        site=site,
     )
     insights = trial_insights(settings, trial.measurements, catalog(), site)
     findings = refreshed_findings(trial, verdicts, catalog())
@@ -68,6 +79,11 @@ def load_baseline(settings: Config) -> Baseline | None:
     return site_baseline.load(Path(settings.baseline), catalog()) if settings.baseline else None
 
 
+def includes_run(site: Baseline | None, host: str, started: float, measurements: Sequence[Measurement]) -> bool:
+    """Return whether the site baseline was learned from the run with these measurements."""
+    return site is not None and site.includes(site_baseline.learned_run("", host, started, measurements))
+
+
 def make_decision(
     settings: Config,
     measurements: Sequence[Measurement],
@@ -77,8 +93,26 @@ def make_decision(
     *,
     tested_hardware: str,
     cpu_only: bool,
+    site: Baseline | None = None,
 ) -> Decision:
     """Return the decision on these verdicts, with the list of metrics without a threshold."""
     required = {name: check.required for name, check in settings.checks.items()}
     without_threshold = metrics_without_threshold(catalog(), measurements, verdicts)
-    return decide(required, verdicts, excluded_checks, tested_hardware, errors, without_threshold, cpu_only)
+    notes = [*_overridden_rules(settings)]
+    if site:
+        notes.append(site_baseline.gpu_model_error(site, gpu_models(measurements)) or site_baseline.summary(site))
+    return decide(required, verdicts, excluded_checks, tested_hardware, errors, without_threshold, cpu_only, notes)
+
+
+def _overridden_rules(settings: Config) -> Iterator[str]:
+    """Yield a note for each check whose rules the trial's thresholds replace."""
+    for name, setting in settings.checks.items():
+        check = catalog().get(name)
+        rules = {rule.metric for rule in check.rules} if check else set()
+        if replaced := [metric for metric in setting.expect if setting.override and metric in rules]:
+            yield f"override: the trial's thresholds replace the rules of {name} on {', '.join(replaced)}"
+
+
+def gpu_models(measurements: Sequence[Measurement]) -> set[str]:
+    """Return the GPU models that the checks used."""
+    return {gpu for measurement in measurements if isinstance(gpu := measurement.facts.get("gpu"), str) and gpu}

@@ -35,7 +35,7 @@ from seatrial.model import (
 from seatrial.model.telemetry import Telemetry
 from seatrial.pipeline.collect import Collected, Show
 from seatrial.pipeline.plan import Plan, retry_jobs
-from seatrial.pipeline.rejudge import load_baseline, make_decision
+from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
 from seatrial.pipeline.resume import checked_plan, load_earlier_session, remaining_plan
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.pipeline.survey import Survey, cpu_only, discover, tested_hardware
@@ -100,8 +100,18 @@ class _Assessment:
 
 def _assess(plan: Plan, collected: Collected, baseline: Baseline | None) -> _Assessment:
     settings, measurements, retries = collected.settings, collected.measurements, collected.retries
+    started = collected.run_dir.request.started
     with collected.timed("judge"):
-        verdicts = judge(settings, plan.jobs, measurements, catalog(), plan.excluded_checks, baseline, retries=retries)
+        verdicts = judge(
+            settings,
+            plan.jobs,
+            measurements,
+            catalog(),
+            plan.excluded_checks,
+            baseline,
+            retries=retries,
+            site_includes_run=includes_run(baseline, socket.gethostname(), started, measurements),
+        )
         insights = trial_insights(settings, measurements, catalog(), baseline)
     with collected.timed("diagnose"):
         findings = diagnose(collected.results, measurements, retries, verdicts, catalog(), collected.run_dir.path)
@@ -224,6 +234,7 @@ def _trial(collected: Collected, plan: Plan, survey: Survey, assessment: _Assess
             (collected.stop_reason, gpu_error),
             tested_hardware=tested_hardware(settings, plan, survey),
             cpu_only=cpu_only(settings, survey),
+            site=assessment.baseline,
         ),
     )
 
