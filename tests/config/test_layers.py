@@ -289,6 +289,26 @@ def test_a_trial_that_is_not_there() -> None:
             resolved(name)
 
 
+def test_bounds_of_two_sources_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    path = trial_file(tmp_path, 'checks: {train.cnn: {expect: {seconds: "< 180 s"}}}\n')
+    key = "checks.train.cnn.expect.seconds"
+    with pytest.raises(UsageError) as refused:
+        resolved(path, ("--set", key, "> 200 s"))
+    for text in ("--set", key, "> 200 s", "< 180 s", str(path)):
+        assert text in str(refused.value)
+    for value in ("< 60 s", "> 60 s", "== 200 s"):
+        expect = resolved(path, ("--set", key, value)).config.checks["train.cnn"].expect
+        assert expect["seconds"] == Threshold.parse(value)
+
+
+def test_override_needs_a_threshold_and_is_set_by_its_key(tmp_path: Path) -> None:
+    key = "checks.train.cnn.override"
+    path = trial_file(tmp_path, 'checks: {train.cnn: {expect: {seconds: "< 600 s"}}}\n')
+    assert resolved(path, ("--set", key, True)).config.checks["train.cnn"].override
+    with pytest.raises(UsageError, match="expect"):
+        resolved("quick", ("--set", key, True))
+
+
 def test_set_without_equals_sign_or_with_an_unknown_check() -> None:
     with pytest.raises(UsageError, match="expected key=value"):
         parse_assignment("launcher")

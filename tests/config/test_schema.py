@@ -31,6 +31,7 @@ def config(**fields: Any) -> Config:
         ({"env": {"1A": "x"}}, "env.1A"),
         ({"env": {"A B": "x"}}, "env.A B"),
         ({"cluster": {"node": 2}}, "cluster.node"),
+        ({"checks": {"host.inventory": {"override": True}}}, "checks.host.inventory"),
     ],
 )
 def test_a_wrong_value_is_refused_at_its_place(fields: dict[str, Any], where: str) -> None:
@@ -52,3 +53,4 @@ def test_what_is_not_written_down_is_the_safe_choice() -> None:
     settings = plain.checks["host.inventory"]
     assert settings.required
     assert not settings.may_skip
+    assert not settings.override

@@ -146,11 +146,7 @@ class References:
         Reads the facts ``gpu`` (NVML name), ``world_size`` and ``nodes``, as the check recorded them.
         """
         reference = self.site_or_sku_reference(key, facts)
-        if isinstance(reference, Reference):
-            if reference.unit == unit:
-                return reference
-            return f"unit mismatch: {reference.label} is {reference.value:g} {reference.unit}, the metric is in {unit}"
-        if not peers.gives_reference:
+        if isinstance(reference, Reference) or not peers.gives_reference:
             return reference
         name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
         source = f"{reference}; comparison with peers finds slow subjects, but no uniform slowdown"

@@ -203,6 +203,8 @@ class _RuleEvaluator:
         peers = NO_PEERS if rule.reference_optional else self.peers
         reference = self.references.find(self.lookup.reference_key, self.facts, peers, self.unit)
         if isinstance(reference, Reference):
+            if reference.unit != self.unit:
+                return lambda metric: self.make(metric, Outcome.UNJUDGED, Reason.UNIT_MISMATCH, detail=reference.unit)
             is_site = reference.kind is BasisKind.SITE
             return (_SiteEvaluator(self) if is_site else _ReferenceEvaluator(self, reference)).verdict
         if rule.reference_optional:

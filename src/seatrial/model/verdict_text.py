@@ -36,7 +36,7 @@ _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.NO_THRESHOLD: ", recorded without a threshold: {detail}",
     Reason.BASELINE_OF_THIS_RUN: "; the baseline was learned from this run and does not judge it: judge another run",
     Reason.BASELINE_OF_FEW_RUNS: "; {detail}",
-    Reason.UNIT_MISMATCH: "; unit mismatch: the threshold is in {detail!r}",
+    Reason.UNIT_MISMATCH: "; unit mismatch: the threshold or reference value is in {detail!r}",
     Reason.IMPOSSIBLE_THRESHOLD: "; invalid threshold: {detail}",
     Reason.NEGATIVE_VALUE: "; measurement error: the value cannot be negative",
     Reason.ABOVE_PHYSICAL_LIMIT: "; measurement error: above the physical limit: {detail}",

@@ -420,8 +420,8 @@ CHECK = Check(
                 applies_if={"device": "cuda"},
                 default_options=("config", "overrides"),
                 meaning="Saving or loading a model takes so long that GPUs mostly wait for checkpoints.",
-                fix="Compare filesystem.speed. The fact filesystem names the filesystem: nfsstat -m, df -h, dmesg on the "
-                "nodes",
+                fix="Compare filesystem.speed. The fact filesystem names the filesystem; on the nodes: nfsstat -m, "
+                "df -h, dmesg",
             )
             for metric in ("save_rate", "async_save_rate", "load_rate")
         ),
