@@ -12,7 +12,7 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.model import Measurement
 from seatrial.util.journal import read
-from seatrial.worker import Identity, _as_retry, _context, reversed_order
+from seatrial.worker import RankIdentity, _as_retry, _context, reversed_devices
 from tests.launch.scripted import job
 
 
@@ -28,7 +28,7 @@ from tests.launch.scripted import job
     ],
 )
 def test_reversed_order(visible: str | None, count: int, reversed_: str) -> None:
-    assert reversed_order(visible, count) == reversed_
+    assert reversed_devices(visible, count) == reversed_
 
 
 def test_retry_is_marked_and_has_its_own_artifacts(tmp_path: Path) -> None:
@@ -87,6 +87,6 @@ def test_context_has_the_options_of_all_checks(tmp_path: Path) -> None:
     options = {"collectives.transport": {}, "collectives.all_reduce": {"dtype": "bfloat16"}}
     spec = job("collectives.transport", "collectives.all_reduce").model_copy(update={"options": options})
     context = _context(
-        catalog()["collectives.transport"], spec, Identity(0, 2, 0), tmp_path, "cuda:0", 0, lambda _text: None
+        catalog()["collectives.transport"], spec, RankIdentity(0, 2, 0), tmp_path, "cuda:0", 0, lambda _text: None
     )
     assert context.options_by_check == options

@@ -35,7 +35,7 @@ def main() -> None:
         checks[name] = replace(checks[name], measure=measure)  # the catalog is cached, so the worker uses this
     worker._open_device = lambda *_: (job.device, 1 if job.device == "cuda" else None)
     worker._close_device = lambda job: None
-    worker.work(job, path.parents[2], path.parent / f"attempt{attempt}")
+    worker.run_checks(job, path.parents[2], path.parent / f"attempt{attempt}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The program that runs on nodes: ``python -m seatrial.worker RUN/jobs/JOB/job.json ATTEMPT``.
 
 Each rank writes a journal (``rank3.jsonl``: started checks and measurements, each on disk before the next step) and a
-heartbeat (``rank3.heartbeat.json``, rewritten every second by a separate thread: a process that waits in a collective
-has a heartbeat, a stopped or dead process has none).
+heartbeat (``rank3.heartbeat.json``, rewritten every second by a separate thread: the file of a process that waits in a
+collective changes, that of a stopped or dead process does not).
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from seatrial.util.signals import EXIT_TERMINATED, SigtermWatch
 
 HEARTBEAT_INTERVAL_S = 1.0
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-CLEANUP_S = 4.0  # from SIGTERM to exit; less than the grace period of processes.stop before SIGKILL
+CLEANUP_S = 4.0  # from SIGTERM to exit; less than the 5 s of processes.stop before SIGKILL
 TERMINATING = "terminating on SIGTERM"  # the last status: no further heartbeat follows
 Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Rank of this process in the job, from torchrun's environment variables; a single process without them."""
+class RankIdentity:
+    """Rank of this process, from torchrun's environment variables; without them rank 0 of 1."""
 
     rank: int
     world_size: int
     local_rank: int
 
     @classmethod
-    def from_environment(cls) -> Identity:
+    def from_environment(cls) -> RankIdentity:
         rank, world_size, local_rank = (
             int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
         )
@@ -81,7 +81,7 @@ class HeartbeatWriter:
     """Writes the heartbeat of one rank every ``HEARTBEAT_INTERVAL_S``, with its status.
 
     On SIGTERM it writes the status ``TERMINATING`` and ends the process, so that a rank that torchrun ends because of a
-    peer does not count as hung. A check that needs cleanup has ``cleanup_s`` seconds for it.
+    peer does not count as hung. With ``cleanup_s`` the check first gets SystemExit, and this many seconds to clean up.
     """
 
     def __init__(self, path: Path, cleanup_s: float = 0.0) -> None:
@@ -128,21 +128,21 @@ def _exit(_number: int, _frame: object) -> None:
     raise SystemExit(EXIT_TERMINATED)
 
 
-def work(job: Job, run_dir: Path, folder: Path) -> None:
+def run_checks(job: Job, run_dir: Path, folder: Path) -> None:
     """Run the job's checks in this process. Raises SeatrialError if a CLUSTER check fails on this rank.
 
     Peers may then wait in a collective: after the exit of this rank the launcher ends them and starts a new attempt.
     """
-    me = Identity.from_environment()
-    journal = Journal(folder / f"rank{me.rank}.jsonl")
+    identity = RankIdentity.from_environment()
+    journal = Journal(folder / f"rank{identity.rank}.jsonl")
     # checks of the control job submit Slurm jobs, which they must cancel before the exit
     cleanup_s = CLEANUP_S if job.placement == "control" else 0.0
-    with HeartbeatWriter(folder / f"rank{me.rank}.heartbeat.json", cleanup_s) as heartbeat:
-        device, nvml_index = _open_device(job, me, folder)
+    with HeartbeatWriter(folder / f"rank{identity.rank}.heartbeat.json", cleanup_s) as heartbeat:
+        device, nvml_index = _open_device(job, identity, folder)
         for name in job.checks:
             check = catalog()[name]
             heartbeat.set_status(name)
-            context = _context(check, job, me, run_dir, device, nvml_index, heartbeat.set_progress)
+            context = _context(check, job, identity, run_dir, device, nvml_index, heartbeat.set_progress)
             journal.append({"start": name, "time": time.time(), "subject": context.subject})
             with _error_counts(check, context) as counts:
                 measurement = measure(check, context, job.options.get(name, {}))
@@ -155,7 +155,7 @@ def work(job: Job, run_dir: Path, folder: Path) -> None:
                 raise SeatrialError(f"{name}: {measurement.error}")
         heartbeat.set_status("closing")
         _close_device(job)
-        journal.append({"done": time.time()})  # no heartbeat is expected from here on
+        journal.append({"done": time.time()})  # the launcher expects no heartbeat after this record
 
 
 def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurement:
@@ -187,7 +187,7 @@ def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurem
 
 
 def _error_counts(check: Check, context: Context) -> AbstractContextManager[ErrorCounts | None]:
-    """Return a context that reads the error counters before and after a check, outside its measured time.
+    """Return a context that reads error counters before and after a check; without a GPU it reads none.
 
     Each rank reads those of its GPU; local rank 0 also those of the node's RDMA ports.
     """
@@ -203,28 +203,30 @@ def _with_error_counts(measurement: Measurement, counts: ErrorCounts, context: C
 
 
 def _as_retry(measurement: Measurement, check: Check, job: Job) -> Measurement:
-    """Return the measurement as a retry, with a fact that states the difference from the first one."""
+    """Return the measurement as a retry; its fact ``retry`` states what differs from the first measurement."""
     difference = "same device, new process"
-    if job.placement == "ranks" and job.device == "cuda" and job.ranks_per_node > 1:
+    if job.retry == 1 and job.placement == "ranks" and job.device == "cuda" and job.ranks_per_node > 1:
         difference = "same GPU, process of another rank"
         if check.scope is Scope.CLUSTER:
             difference = "ranks in reverse order of each node's GPUs; NCCL chooses its own rings"
     elif check.scope is Scope.CLUSTER:
         difference = "same ranks on the same devices, new processes"
-    return measurement.model_copy(update={"retry": True, "facts": {**measurement.facts, "retry": difference}})
+    return measurement.model_copy(update={"retry": job.retry, "facts": {**measurement.facts, "retry": difference}})
 
 
 def _of_type(observations: Iterable[Observation], kind: type[Kind]) -> list[Kind]:
     return [observation for observation in observations if isinstance(observation, kind)]
 
 
-def _open_device(job: Job, me: Identity, folder: Path) -> tuple[str, int | None]:
+def _open_device(job: Job, identity: RankIdentity, folder: Path) -> tuple[str, int | None]:
     """Return this rank's device and its NVML index; for a ``ranks`` job, also open the process group."""
     if job.placement != "ranks":
         return "cpu", None
-    from seatrial.bench import group, rank
+    from seatrial.bench import group, rank, timing
 
-    device = f"cuda:{me.local_rank}" if job.device == "cuda" else "cpu"
+    if job.retry:
+        timing.min_windows = timing.RETRY_MIN_WINDOWS
+    device = f"cuda:{identity.local_rank}" if job.device == "cuda" else "cpu"
     group.enable_nccl_log(folder)
     group.open_group(device, timeout_s=job.limit_s)
     return device, rank.nvml_index(device)
@@ -240,19 +242,19 @@ def _close_device(job: Job) -> None:
 def _context(
     check: Check,
     job: Job,
-    me: Identity,
+    identity: RankIdentity,
     run_dir: Path,
     device: str,
     nvml_index: int | None,
     progress: Callable[[str], None],
 ) -> Context:
-    artifacts_dir = run_dir / "artifacts" / (f"{check.name}-retry" if job.retry else check.name)
+    artifacts_dir = run_dir / "artifacts" / f"{check.name}{job.retry_suffix}"
     artifacts_dir.mkdir(parents=True, exist_ok=True)
     return Context(
         node=socket.gethostname(),
-        rank=me.rank,
-        world_size=me.world_size,
-        local_rank=me.local_rank,
+        rank=identity.rank,
+        world_size=identity.world_size,
+        local_rank=identity.local_rank,
         device=device,
         nvml_index=nvml_index,
         expected_gpus=job.expected_gpus,
@@ -264,22 +266,22 @@ def _context(
     )
 
 
-def reversed_order(visible: str | None, count: int) -> str:
-    """Return CUDA_VISIBLE_DEVICES with its first ``count`` GPUs in reverse order; ``visible`` None means all GPUs."""
+def reversed_devices(visible: str | None, count: int) -> str:
+    """Return the first ``count`` GPUs of CUDA_VISIBLE_DEVICES in reverse order; ``visible`` None: it is unset."""
     devices = [str(index) for index in range(count)] if visible is None else visible.split(",")[:count]
     return ",".join(reversed(devices))
 
 
 @contextlib.contextmanager
-def _sampler(job: Job, me: Identity, folder: Path) -> Iterator[None]:
+def _sampler(job: Job, identity: RankIdentity, folder: Path) -> Iterator[None]:
     """Run the node's telemetry sampler inside the context, on local rank 0; the kernel ends it with this process.
 
-    A sampler that fails leads to missing samples, not to an error of a check.
+    If the sampler fails, samples are missing; no check fails.
     """
-    if not job.telemetry_hz or me.local_rank:
+    if not job.telemetry_hz or identity.local_rank:
         yield
         return
-    samples, log = folder / f"rank{me.rank}.samples", folder / f"rank{me.rank}.samples.err"
+    samples, log = folder / f"rank{identity.rank}.samples", folder / f"rank{identity.rank}.samples.err"
     argv = [sys.executable, "-m", "seatrial.telemetry.sampler", str(samples), str(job.telemetry_hz)]
     child = None
     with contextlib.suppress(OSError):
@@ -296,16 +298,16 @@ def main(arguments: list[str]) -> None:
     run_dir, folder = path.parents[2], path.parent / f"attempt{attempt}"
     if job.placement == "ranks" and processes.is_orphan():  # torchrun ended before die_with_parent took effect
         raise SystemExit("seatrial.worker: torchrun exited before this rank started; exiting")
-    if job.retry and job.device == "cuda":  # before CUDA is initialised
-        os.environ[_VISIBLE_DEVICES] = reversed_order(os.environ.get(_VISIBLE_DEVICES), job.ranks_per_node)
-    with _sampler(job, Identity.from_environment(), folder):  # before the import of torch, which starts threads
+    if job.retry == 1 and job.device == "cuda":  # before CUDA is initialised
+        os.environ[_VISIBLE_DEVICES] = reversed_devices(os.environ.get(_VISIBLE_DEVICES), job.ranks_per_node)
+    with _sampler(job, RankIdentity.from_environment(), folder):  # before the import of torch, which starts threads
         if job.placement != "ranks":
-            work(job, run_dir, folder)
+            run_checks(job, run_dir, folder)
             return
         with gc_paused():
             from seatrial.bench import group, rank
 
-        rank.with_torchrun_error_file(work)(job, run_dir, folder)
+        rank.with_torchrun_error_file(run_checks)(job, run_dir, folder)
     group.exit_without_teardown()
 
 

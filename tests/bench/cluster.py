@@ -30,6 +30,7 @@ from tests.train import ranks
 
 RANKS = 3
 FOLDER = "SEATRIAL_TEST_FOLDER"  # environment variable of the ranks: the folder of all scenarios
+# node names of three ranks, on three, two nodes and one node
 THREE = ("node0", "node1", "node2")
 TWO = ("node0", "node0", "node1")
 ONE = ("node0", "node0", "node0")
@@ -48,6 +49,7 @@ class Scenario:
 
 
 def on(faulty_rank: int, target: Any, name: str, replacement: Any) -> Fault:
+    """The fault that replaces attribute ``name`` of ``target`` on one rank."""
     return lambda rank: patch.object(target, name, replacement) if rank == faulty_rank else None
 
 
@@ -109,6 +111,6 @@ def outside_address() -> str:
 
 
 def resolve(name: str) -> tuple[str, ...]:
-    """Resolves the names of the scenarios' nodes."""
+    """Resolve the names of the scenarios' nodes."""
     assert name in THREE, f"unexpected name {name}"
     return (outside_address(),)

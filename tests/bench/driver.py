@@ -26,7 +26,7 @@ from seatrial.checks.base import Context
 from seatrial.model import Fact, Metric, Series
 
 Fault = Callable[[], AbstractContextManager[Any]]
-VICTIM = 1
+FAULTY_RANK = 1
 WRONG_OFFSET = 7
 FLIPPED_BIT = 3
 LATE_S = 0.004
@@ -94,8 +94,8 @@ FAULTS: dict[str, Fault] = {
     "wrong_contribution": _all_reduce_with(_add_one, _do_nothing),
     "flipped_bit": _all_reduce_with(_do_nothing, _flip_bit),
     "late": _all_reduce_with(_sleep, _do_nothing),
-    "starved": _limit_memory,
-    "starved_check": _limit_memory_of_check,
+    "no_memory": _limit_memory,
+    "no_memory_for_check": _limit_memory_of_check,
 }
 
 
@@ -133,7 +133,7 @@ def main(check: str, scenarios: dict[str, Any], out: Path) -> str:
     open_group("cpu", timeout_s=60)
     records = {}
     for name, scenario in scenarios.items():
-        fault = FAULTS[scenario["fault"]] if scenario["fault"] and rank == VICTIM else nullcontext
+        fault = FAULTS[scenario["fault"]] if scenario["fault"] and rank == FAULTY_RANK else nullcontext
         with fault():
             records[name] = run(check, scenario["options"], context)
         records[name]["notes"] = notes.copy()

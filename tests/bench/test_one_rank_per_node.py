@@ -15,7 +15,7 @@ from seatrial.bench.one_rank_per_node import (
     ParticipantError,
     Participants,
     error_text,
-    group_by_reason,
+    group_by_text,
     select_participants,
 )
 
@@ -127,7 +127,7 @@ def test_no_nccl_version_without_nccl() -> None:
 
 
 def test_names_are_grouped_by_reason() -> None:
-    assert group_by_reason({"a": "full", "b": "gone", "c": "full"}) == "full (a, c); gone (b)"
+    assert group_by_text({"a": "full", "b": "gone", "c": "full"}) == "full (a, c); gone (b)"
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_wrong_data_in_a_retry_counts() -> None:
     metrics = {(item.name, item.subject): item.value for item in observations if isinstance(item, Metric)}
     facts = {item.name: item.value for item in observations if isinstance(item, Fact)}
     assert metrics["wrong_elements", CLUSTER] == 7
-    assert metrics["pair_share", "node0->node1"] == 0
+    assert metrics["path_share", "node0->node1"] == 0
     assert metrics["shared_paths", CLUSTER] == 0
     assert facts["wrong_data"] == [
         {"from": "node0", "to": "node1", "wrong": 7, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}

@@ -24,7 +24,7 @@ def context(device: str, **fields: Any) -> Context:
         ("cpu", None, "node3/rank9"),
     ],
 )
-def test_a_process_is_called_by_its_gpu_where_it_has_one(device: str, index: int | None, subject: str) -> None:
+def test_subject_is_the_gpu_or_without_one_the_rank(device: str, index: int | None, subject: str) -> None:
     assert context(device, nvml_index=index).subject == subject
 
 
@@ -38,10 +38,10 @@ def _measure(context: Context, options: Any) -> Iterator[Observation]:
         (Phase.SINGLE_GPU, {"tflops": "TFLOP/s"}, True),
         (Phase.INTERCONNECT, {"busbw.*": "GB/s"}, True),
         (Phase.ENVIRONMENT, {"nodes": "nodes"}, False),
-        (Phase.SINGLE_GPU, {f"{NEW_ERRORS_PREFIX}ecc": "count"}, False),  # it counts them itself
+        (Phase.SINGLE_GPU, {f"{NEW_ERRORS_PREFIX}ecc": "count"}, False),  # it reads the counters itself
     ],
 )
-def test_error_counters_are_read_around_what_puts_gpus_to_work(
+def test_error_counters_are_read_around_checks_that_load_gpus(
     phase: Phase, metrics: dict[str, str], counted: bool
 ) -> None:
     check = Check(

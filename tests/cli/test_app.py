@@ -1,3 +1,5 @@
+"""Commands, help texts, shell completion and signals."""
+
 from __future__ import annotations
 
 import os
@@ -27,7 +29,7 @@ COMMANDS = [
 ]
 
 
-def test_the_commands_are_those_of_the_contract() -> None:
+def test_the_list_of_commands() -> None:
     _, out, _ = call("--help")
     assert re.findall(r"^│ ([a-z]+) ", out.partition(" Commands ")[2], re.MULTILINE) == COMMANDS
 
@@ -54,7 +56,7 @@ def test_the_shell_completes_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ignored", "sent", "code"),
+    ("ignored", "sent", "exit_code"),
     [
         ("HUP", signal.SIGHUP, 0),  # as nohup starts a program
         ("INT", signal.SIGINT, 0),  # as a shell starts one in the background
@@ -63,7 +65,7 @@ def test_the_shell_completes_commands() -> None:
         ("HUP", signal.SIGTERM, 130),
     ],
 )
-def test_a_signal_that_was_ignored_at_the_start_stays_ignored(ignored: str, sent: int, code: int) -> None:
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(ignored: str, sent: int, exit_code: int) -> None:
     shell = f'trap "" {ignored}; exec "$0" -m seatrial explain -'
     process = subprocess.Popen(
         ["sh", "-c", shell, sys.executable],
@@ -72,11 +74,11 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(ignored: str, sent
         preexec_fn=_default_signal_handlers,
     )
     assert process.stdin
-    process.stdin.write(b"nothing wrong\n" * 100_000)  # more than a pipe holds: it has been reading for a while
+    process.stdin.write(b"nothing wrong\n" * 100_000)  # more than a pipe holds, so the process has started to read
     process.stdin.flush()
     process.send_signal(sent)
     process.communicate(timeout=60)
-    assert process.returncode == code
+    assert process.returncode == exit_code
 
 
 def _default_signal_handlers() -> None:

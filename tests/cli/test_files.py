@@ -34,7 +34,7 @@ def test_a_backup_is_never_overwritten(tmp_path: Path) -> None:
     assert "mine.yaml.bak" in err
 
 
-def test_a_record_is_rewritten(tmp_path: Path) -> None:
+def test_a_trial_json_is_upgraded(tmp_path: Path) -> None:
     file = tmp_path / "trial.json"
     file.write_bytes(RECORD.read_bytes())
     assert call("migrate", str(file))[0] == 0

@@ -1,4 +1,4 @@
-"""Commands that read: discover, checks, explain."""
+"""The commands discover, checks and explain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_checks_lists_every_check_with_its_rules() -> None:
     assert {entry["name"] for entry in json.loads(out)} == set(catalog())
 
 
-def test_discover_is_one_document() -> None:
+def test_discover_prints_json_or_text() -> None:
     code, out, _ = call("discover", "--json")
     assert code == 0
     assert set(json.loads(out)) == {"host", "gpu"}

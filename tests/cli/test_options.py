@@ -1,3 +1,5 @@
+"""Exit codes and common options."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,22 +8,22 @@ from seatrial.cli.options import EXIT_CODES, EXIT_INTERRUPTED, EXIT_USAGE, check
 from seatrial.model import DecisionValue
 
 
-def test_exit_codes_are_those_of_the_contract() -> None:
+def test_exit_codes() -> None:
     assert EXIT_CODES == {DecisionValue.ACCEPTED: 0, DecisionValue.REJECTED: 1, DecisionValue.INCOMPLETE: 3}
     assert (EXIT_USAGE, EXIT_INTERRUPTED) == (2, 130)
 
 
 @pytest.mark.parametrize(
-    ("given", "names"),
+    ("values", "names"),
     [(None, ()), (["a"], ("a",)), (["a, b", "train.*"], ("a", "b", "train.*"))],
 )
-def test_names_of_checks_are_joined_by_commas_or_given_again(given: list[str] | None, names: tuple[str, ...]) -> None:
-    assert check_names(given) == names
+def test_check_names_are_separated_by_commas_or_options(values: list[str] | None, names: tuple[str, ...]) -> None:
+    assert check_names(values) == names
 
 
-def test_flags_outrank_set_and_each_knows_its_origin() -> None:
-    given = overrides_of("local", 2, 0, ["cluster.nodes=4", "limits.heartbeat_timeout_s=12"])
-    assert given == [
+def test_flags_come_after_set_and_each_value_has_its_origin() -> None:
+    overrides = overrides_of("local", 2, 0, ["cluster.nodes=4", "limits.heartbeat_timeout_s=12"])
+    assert overrides == [
         ("--set", "cluster.nodes", 4),
         ("--set", "limits.heartbeat_timeout_s", 12),
         ("--launcher", "launcher", "local"),

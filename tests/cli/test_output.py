@@ -1,3 +1,5 @@
+"""Output of results."""
+
 from __future__ import annotations
 
 import json
@@ -10,7 +12,7 @@ from seatrial.model import Trial
 from tests.report import samples
 
 
-def test_json_is_one_document_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     print_result(samples.rejected(), as_json=True, report=Path("report.html"))
     out, err = capsys.readouterr()
     assert Trial.model_validate_json(out) == samples.rejected()
@@ -19,9 +21,9 @@ def test_json_is_one_document_and_nothing_else(capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out) == {"gpus": []}
 
 
-@pytest.mark.parametrize("where", [Path("runs/report.html"), None])
-def test_the_report_is_named_only_where_there_is_one(where: Path | None, capsys: pytest.CaptureFixture[str]) -> None:
-    print_result(samples.rejected(), as_json=False, report=where)
+@pytest.mark.parametrize("report", [Path("runs/report.html"), None])
+def test_the_path_of_the_report_is_printed_if_given(report: Path | None, capsys: pytest.CaptureFixture[str]) -> None:
+    print_result(samples.rejected(), as_json=False, report=report)
     out = capsys.readouterr().out
     assert "REJECTED" in out
-    assert ("Report: runs/report.html" in out) is (where is not None)
+    assert ("Report: runs/report.html" in out) is (report is not None)

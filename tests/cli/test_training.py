@@ -12,11 +12,11 @@ from tests.train.function_calling.test_score import record
 
 
 @pytest.mark.parametrize("passed", [False, True])
-def test_the_word_prints_the_table_or_all_of_it_as_json(
+def test_evaluate_prints_a_table_or_json(
     passed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = record(passed)
-    monkeypatch.setattr("seatrial.train.hf.evaluate", lambda _config, _out: found)
+    evaluation = record(passed)
+    monkeypatch.setattr("seatrial.train.hf.evaluate", lambda _config, _out: evaluation)
 
     def out(*flags: str) -> str:
         code = app(["evaluate", "tiny/function-calling-qwen2-7b", "--out", "o", *flags], standalone_mode=False)
@@ -26,19 +26,17 @@ def test_the_word_prints_the_table_or_all_of_it_as_json(
     assert lines[0].startswith(f"{int(not passed)} 2 cases")
     assert lines[-1] == f"Results: {Path('o', 'evaluation.json')}"
     code, _, text = out("--json").partition(" ")
-    assert (code, json.loads(text)) == (str(int(not passed)), found)
+    assert (code, json.loads(text)) == (str(int(not passed)), evaluation)
 
 
-def test_train_passes_its_options_on_and_ends_the_process_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_train_passes_its_options_and_exits_without_teardown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[object] = []
     monkeypatch.setattr("seatrial.train.command.train", lambda *arguments: calls.append(arguments))
-    monkeypatch.setattr("seatrial.bench.group.exit_without_teardown", lambda: calls.append("ended"))
+    monkeypatch.setattr("seatrial.bench.group.exit_without_teardown", lambda: calls.append("exited"))
     flags = ["--set", "bsz=2", "--set", "max_steps=1", "--out", str(tmp_path), "--json"]
     app(["train", "throughput", *flags], standalone_mode=False)
     app(["train", "throughput"], standalone_mode=False)
     assert calls == [
-        *((Path("throughput"), ["bsz=2", "max_steps=1"], tmp_path, True), "ended"),
-        *((Path("throughput"), [], None, False), "ended"),
+        *((Path("throughput"), ["bsz=2", "max_steps=1"], tmp_path, True), "exited"),
+        *((Path("throughput"), [], None, False), "exited"),
     ]

@@ -1,4 +1,4 @@
-"""Commands that make or read the record of a trial."""
+"""Commands that write or read the record of a trial."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.schema import faults
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, out = run_host_only(tmp_path_factory.mktemp("cli"))
     assert f"Report: {folder / 'report.html'}" in out
     return folder
 
 
-def test_a_run_leaves_its_record_and_reports(finished: Path) -> None:
-    assert {path.name for path in finished.iterdir()} >= {
+def test_the_files_of_a_run(finished_run: Path) -> None:
+    assert {path.name for path in finished_run.iterdir()} >= {
         "trial.json",
         "measurements.jsonl",
         "report.html",
@@ -32,31 +32,31 @@ def test_a_run_leaves_its_record_and_reports(finished: Path) -> None:
         "run.json",
         "jobs",
     }
-    assert (finished / "jobs" / "nodes" / "attempt1" / "command.sh").read_text().strip()
+    assert (finished_run / "jobs" / "nodes" / "attempt1" / "command.sh").read_text().strip()
 
 
-def test_the_record_knows_where_its_values_come_from(finished: Path) -> None:
-    record = load(finished)
+def test_the_record_has_the_origin_of_settings(finished_run: Path) -> None:
+    record = load(finished_run)
     assert record.origins["cluster.nodes"] == "default"
     assert record.origins["checks.host.inventory"].endswith("host.yaml")
     assert record.command[:2] == ("seatrial", "run")
 
 
-def test_times_outside_checks_are_accounted_for(finished: Path) -> None:
-    record = load(finished)
+def test_timings_cover_the_overhead(finished_run: Path) -> None:
+    record = load(finished_run)
     names = [timing.name for timing in record.timings if timing.kind == "overhead"]
     assert {"start of the command", "discover", "plan", "judge", "report"} <= set(names)
     assert sum(timing.seconds for timing in record.timings) == pytest.approx(record.seconds, rel=0.25, abs=0.3)
 
 
-def test_the_record_is_valid_by_the_printed_schema(finished: Path) -> None:
+def test_the_record_matches_the_printed_schema(finished_run: Path) -> None:
     code, out, _ = call("schema")
     assert code == 0
     schema = json.loads(out)
-    written = json.loads((finished / "trial.json").read_text())
+    written = json.loads((finished_run / "trial.json").read_text())
     assert faults(written, schema, schema) == []
     assert set(schema["properties"]) == set(written)
-    for broken in (
+    for invalid in (
         {key: value for key, value in written.items() if key != "decision"},
         {**written, "colour": "red"},
         {**written, "schema_version": "99"},
@@ -65,29 +65,29 @@ def test_the_record_is_valid_by_the_printed_schema(finished: Path) -> None:
         {**written, "measurements": [{**written["measurements"][0], "metrics": [{"name": "x"}]}]},
         {**written, "verdicts": [{**written["verdicts"][0], "outcome": "GOOD"}]},
     ):
-        assert faults(broken, schema, schema)
+        assert faults(invalid, schema, schema)
 
 
-def test_judge_reads_an_old_run_and_changes_nothing(finished: Path) -> None:
-    before = (finished / "trial.json").read_bytes()
-    code, out, _ = run("judge", finished, "--json")
+def test_judge_changes_no_file(finished_run: Path) -> None:
+    before = (finished_run / "trial.json").read_bytes()
+    code, out, _ = run("judge", finished_run, "--json")
     assert code == 0
-    assert Trial.model_validate_json(out).verdicts == load(finished).verdicts
-    assert (finished / "trial.json").read_bytes() == before
+    assert Trial.model_validate_json(out).verdicts == load(finished_run).verdicts
+    assert (finished_run / "trial.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("name", "start"),
     [("html", "<!doctype html>"), ("junit", "<?xml"), ("prometheus", "# HELP"), ("json", "{"), ("markdown", "#")],
 )
-def test_report_prints_every_format(finished: Path, name: str, start: str) -> None:
-    code, out, err = call("report", finished, "--format", name)
+def test_report_prints_every_format(finished_run: Path, name: str, start: str) -> None:
+    code, out, err = call("report", finished_run, "--format", name)
     assert code == 0, err
     assert out.lower().startswith(start.lower())
 
 
-def test_a_record_with_a_config_that_is_none_is_not_judged(finished: Path, tmp_path: Path) -> None:
-    written = json.loads((finished / "trial.json").read_text())
+def test_a_record_with_an_invalid_config_is_not_judged(finished_run: Path, tmp_path: Path) -> None:
+    written = json.loads((finished_run / "trial.json").read_text())
     written["config"]["limits"] = "none"
     (tmp_path / "trial.json").write_text(json.dumps(written))
     code, out, err = call("judge", tmp_path)
@@ -97,8 +97,8 @@ def test_a_record_with_a_config_that_is_none_is_not_judged(finished: Path, tmp_p
     assert call("report", tmp_path)[0] == 0
 
 
-def test_an_unknown_format_names_the_known_ones(finished: Path) -> None:
-    code, _, err = call("report", finished, "--format", "pdf")
+def test_the_error_of_an_unknown_format_lists_the_formats(finished_run: Path) -> None:
+    code, _, err = call("report", finished_run, "--format", "pdf")
     assert code == 2
     assert "html, junit, prometheus, json, markdown" in err
 
@@ -111,9 +111,9 @@ def test_json_puts_one_document_on_stdout_and_progress_on_stderr(tmp_path: Path)
     assert "host.inventory" in err
 
 
-def test_checks_are_named_one_by_one_or_joined_by_commas(tmp_path: Path) -> None:
-    for given in (["host.inventory,train.*"], ["host.inventory", "--only", "train.*"]):
-        code, out, _ = call("run", "quick", "--dry-run", "--json", "--only", *given, cwd=tmp_path)
+def test_check_names_are_separated_by_commas_or_options(tmp_path: Path) -> None:
+    for names in (["host.inventory,train.*"], ["host.inventory", "--only", "train.*"]):
+        code, out, _ = call("run", "quick", "--dry-run", "--json", "--only", *names, cwd=tmp_path)
         assert code == 0
         jobs = json.loads(out)
         assert sorted(name for job in jobs for name in job["checks"]) == ["host.inventory", "train.cnn", "train.ddp"]
@@ -130,26 +130,24 @@ def test_a_dry_run_starts_nothing_and_writes_nothing(tmp_path: Path) -> None:
     assert all(line in out for line in rendered.splitlines())
 
 
-def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_the_same_second_have_different_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda _: "20261121-120000")
-    names = [str(trial._fresh_folder("quick")) for _ in range(3)]
+    names = [str(trial._new_run_folder("quick")) for _ in range(3)]
     assert names == [f"seatrial-runs/20261121-120000-quick{number}" for number in ("", "-2", "-3")]
     assert all(Path(name).is_dir() for name in names)
 
 
-def test_a_place_for_runs_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_directory_that_cannot_be_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("seatrial-runs").touch()
     with pytest.raises(UsageError, match=r"cannot write to seatrial-runs/.*-quick: Not a directory; .* with --out"):
-        trial._fresh_folder("quick")
+        trial._new_run_folder("quick")
 
 
-def test_a_report_is_named_only_when_this_run_wrote_it(finished: Path, tmp_path: Path) -> None:
+def test_the_report_is_printed_only_if_this_run_wrote_it(finished_run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
-    shutil.copytree(finished, copy)
+    shutil.copytree(finished_run, copy)
     code, out, _ = call("run", "--resume", copy)
     assert (code, f"Report: {copy / 'report.html'}" in out) == (0, True)
     (copy / "report.html").unlink()

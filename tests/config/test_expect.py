@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from seatrial.config.expect import declared_unit, limit_error, metric_error, nearest
+from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_error
 from seatrial.model import Threshold
 
 METRICS = {"busbw.*": "GB/s", "efficiency": "%", "wrong_elements": ""}
@@ -17,7 +17,7 @@ class Sized(BaseModel):
     ("metric", "unit"),
     [("busbw.1GiB", "GB/s"), ("efficiency", "%"), ("busbw", None), ("latency.1GiB", None), ("wrong_elements", "")],
 )
-def test_the_unit_of_a_metric_is_that_of_its_name_or_family(metric: str, unit: str | None) -> None:
+def test_declared_unit_of_a_metric_or_its_family(metric: str, unit: str | None) -> None:
     assert declared_unit(metric, METRICS) == unit
 
 
@@ -32,14 +32,14 @@ def test_the_unit_of_a_metric_is_that_of_its_name_or_family(metric: str, unit: s
         ("eficiency", "did you mean 'efficiency'"),
     ],
 )
-def test_a_metric_that_the_check_will_not_measure(metric: str, problem: str) -> None:
-    found = metric_error(metric, Sized(), METRICS)
-    assert problem in found
-    assert bool(found) == bool(problem)
+def test_metric_that_is_not_measured(metric: str, problem: str) -> None:
+    error = metric_error(metric, Sized(), METRICS)
+    assert problem in error
+    assert bool(error) == bool(problem)
 
 
 @pytest.mark.parametrize(
-    ("limit", "unit", "problem"),
+    ("threshold", "unit", "problem"),
     [
         ("> 350 GB/s", "GB/s", ""),
         ("> 350", "GB/s", ""),
@@ -50,12 +50,12 @@ def test_a_metric_that_the_check_will_not_measure(metric: str, problem: str) -> 
         ("> 190 %", "%", "not between 0 and 100 %"),
     ],
 )
-def test_a_threshold_in_a_wrong_unit(limit: str, unit: str, problem: str) -> None:
-    found = limit_error(Threshold.parse(limit), unit)
-    assert problem in found
-    assert bool(found) == bool(problem)
+def test_threshold_with_a_wrong_unit(threshold: str, unit: str, problem: str) -> None:
+    error = threshold_error(Threshold.parse(threshold), unit)
+    assert problem in error
+    assert bool(error) == bool(problem)
 
 
-def test_the_nearest_name_is_offered_and_only_a_near_one() -> None:
+def test_similar_name_is_suggested() -> None:
     assert nearest("eficiency", METRICS) == "; did you mean 'efficiency'?"
     assert nearest("xyz", METRICS) == ""

@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.config.layers import CheckSchema, Resolved, parse_assignment, resolve, trial_names
+from seatrial.config.layers import CheckSchema, ResolvedTrial, load_as, parse_assignment, resolve, trial_names
+from seatrial.config.schema import Config
 from seatrial.hardware.references import skus
 from seatrial.model import Threshold, UsageError
 
-KNOWN = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+SCHEMAS = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
 
 
-def resolved(trial: str | Path, *overrides: tuple[str, str, Any], environ: Mapping[str, str] | None = None) -> Resolved:
-    return resolve(str(trial), overrides=overrides, environ=environ or {}, schemas=KNOWN)
+def resolve_trial(
+    trial: str | Path, *overrides: tuple[str, str, Any], environ: Mapping[str, str] | None = None
+) -> ResolvedTrial:
+    return resolve(str(trial), overrides=overrides, environ=environ or {}, schemas=SCHEMAS)
 
 
 def trial_file(tmp_path: Path, text: str) -> Path:
@@ -29,29 +32,29 @@ def trial_file(tmp_path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("name", trial_names())
 def test_shipped_trials_resolve(name: str) -> None:
-    assert resolved(name).config.name == name
+    assert resolve_trial(name).config.name == name
 
 
-def test_there_are_the_three_trials() -> None:
+def test_names_of_the_shipped_trials() -> None:
     assert trial_names() == ["acceptance", "burn-in", "quick", "training"]
 
 
-def test_acceptance_holds_the_five_promised_thresholds() -> None:
-    checks = resolved("acceptance").config.checks
+def test_acceptance_has_its_five_thresholds() -> None:
+    checks = resolve_trial("acceptance").config.checks
     assert checks["nodes.reachable"].required
-    assert checks["collectives.all_reduce"].required  # the fifth is a floor of the models that it was asked of
+    assert checks["collectives.all_reduce"].required  # its threshold is a reference value of the GPU model
     for sku in (sku for sku in skus() if sku.name in ("NVIDIA H100 SXM", "NVIDIA H200 SXM")):
-        known = [one for one in sku.expected["all_reduce.busbw.8GiB"] if one.gpus in (8, 16)]
-        assert [one.required for one in known] == [350, 350]
+        references = [reference for reference in sku.expected["all_reduce.busbw.8GiB"] if reference.gpus in (8, 16)]
+        assert [reference.required for reference in references] == [350, 350]
     assert checks["train.ddp"].expect["tokens_per_second_per_gpu"] == Threshold.parse("> 500 tokens/s/GPU")
     assert checks["train.ddp"].expect["scaling_efficiency"] == Threshold.parse("> 90 %")
     assert checks["train.cnn"].expect["accuracy"] == Threshold.parse("> 95 %")
     assert checks["train.cnn"].expect["seconds"] == Threshold.parse("< 180 s")
 
 
-def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> None:
+def test_priority_of_sources_and_origin_of_values(tmp_path: Path) -> None:
     path = trial_file(tmp_path, "cluster: {nodes: 2}\nlimits: {heartbeat_timeout_s: 5}\nchecks: {host.inventory: }\n")
-    result = resolved(
+    result = resolve_trial(
         path,
         ("--set", "limits.heartbeat_timeout_s", 9),
         ("--nodes", "cluster.nodes", 4),
@@ -66,28 +69,28 @@ def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> No
     assert result.origins["checks.host.inventory"] == str(path)
 
 
-def test_a_scheduler_promises_gpus_unless_somebody_says_otherwise() -> None:
+def test_slurms_number_of_gpus_is_the_default() -> None:
     inside_slurm = {"SLURM_GPUS_ON_NODE": "4"}
-    result = resolved("quick", environ=inside_slurm)
+    result = resolve_trial("quick", environ=inside_slurm)
     assert result.config.cluster.gpus_per_node == 4
     assert result.origins["cluster.gpus_per_node"] == "$SLURM_GPUS_ON_NODE"
-    assert resolved("quick", ("--gpus-per-node", "cluster.gpus_per_node", 8), environ=inside_slurm).config.cluster == (
-        resolved("quick", ("x", "cluster.gpus_per_node", 8)).config.cluster
-    )
+    assert resolve_trial(
+        "quick", ("--gpus-per-node", "cluster.gpus_per_node", 8), environ=inside_slurm
+    ).config.cluster == (resolve_trial("quick", ("x", "cluster.gpus_per_node", 8)).config.cluster)
 
 
-def test_a_scheduler_that_gave_no_gpu_asks_for_no_rehearsal() -> None:
-    assert resolved("quick", environ={"SLURM_GPUS_ON_NODE": "0"}).config.cluster.gpus_per_node is None
+def test_slurm_allocation_without_gpus_selects_no_cpu_only_run() -> None:
+    assert resolve_trial("quick", environ={"SLURM_GPUS_ON_NODE": "0"}).config.cluster.gpus_per_node is None
 
 
-def test_a_scheduler_that_gave_less_than_the_trial_promises_does_not_lower_the_promise(tmp_path: Path) -> None:
+def test_slurms_number_of_gpus_does_not_replace_the_trials(tmp_path: Path) -> None:
     path = tmp_path / "eight.yaml"
     path.write_text("cluster: {gpus_per_node: 8}\nchecks: {host.inventory: }\n")
-    assert resolved(str(path), environ={"SLURM_GPUS_ON_NODE": "4"}).config.cluster.gpus_per_node == 8
+    assert resolve_trial(str(path), environ={"SLURM_GPUS_ON_NODE": "4"}).config.cluster.gpus_per_node == 8
 
 
-def test_set_reaches_into_check_and_metric_names_with_dots() -> None:
-    result = resolved(
+def test_set_with_dots_in_check_and_metric_names() -> None:
+    result = resolve_trial(
         "quick",
         ("--set", "checks.collectives.all_reduce.options.sizes", ["1MiB"]),
         ("--set", "checks.collectives.all_reduce.expect.busbw.1MiB", "> 1 GB/s"),
@@ -99,7 +102,7 @@ def test_set_reaches_into_check_and_metric_names_with_dots() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "messages"),
     [
         ("checks: {host.inventry: }", ["unknown check 'host.inventry'", "did you mean 'host.inventory'"]),
         ("lanucher: local\nchecks: {host.inventory: }", ["unknown key 'lanucher'", "did you mean 'launcher'"]),
@@ -128,12 +131,12 @@ def test_set_reaches_into_check_and_metric_names_with_dots() -> None:
         ("checks: {train.cnn: []}", ["checks.train.cnn must be a mapping"]),
     ],
 )
-def test_a_wrong_trial_file_is_named_with_what_was_expected(tmp_path: Path, text: str, words: list[str]) -> None:
+def test_error_names_the_trial_file_and_the_expected_value(tmp_path: Path, text: str, messages: list[str]) -> None:
     path = trial_file(tmp_path, text)
     with pytest.raises(UsageError) as caught:
-        resolved(path)
-    for word in [str(path), *words]:
-        assert word in str(caught.value)
+        resolve_trial(path)
+    for message in [str(path), *messages]:
+        assert message in str(caught.value)
 
 
 HOST = "checks: {host.inventory: }\n"
@@ -141,7 +144,7 @@ BILLION_LAUGHS = "a: &a [x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "messages"),
     [
         ("checks: " + "[" * 10_000, ["nested deeper than 32 levels"]),
         ("checks:\n" + "- " * 10_000 + "x", ["nested deeper than 32 levels"]),
@@ -191,14 +194,14 @@ BILLION_LAUGHS = "a: &a [x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}
         ("env: {1A: x}\n" + HOST, ["env.1A", "environment variable"]),
     ],
 )
-def test_a_hostile_trial_file_is_one_clear_message(tmp_path: Path, text: str, words: list[str]) -> None:
-    test_a_wrong_trial_file_is_named_with_what_was_expected(tmp_path, text, words)
+def test_hostile_trial_file_gives_one_message(tmp_path: Path, text: str, messages: list[str]) -> None:
+    test_error_names_the_trial_file_and_the_expected_value(tmp_path, text, messages)
 
 
-def test_a_name_comes_from_a_file_of_any_name(tmp_path: Path) -> None:
+def test_trial_name_from_a_file_name_with_special_characters(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"my\xff\ntrial (2).yaml")
     path.write_text("description: |\n  several\n  lines\n" + HOST)
-    config = resolved(path).config
+    config = resolve_trial(path).config
     assert config.name == "my\ufffd\ufffdtrial (2)"
     assert config.description == "several\nlines\n"
 
@@ -209,7 +212,7 @@ CNN = "checks: {train.cnn: {expect: {accuracy: '%s'}}}"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "messages"),
     [
         (ALL_REDUCE % ("{}", "busbw.8GB", "> 1 GB/s"), ["expect.busbw.8GB", "'8GB' is not a size"]),
         (ALL_REDUCE % ("{}", "busbw.8gib", "> 1 GB/s"), ["expect.busbw.8gib", "'8gib' is not a size"]),
@@ -238,10 +241,8 @@ CNN = "checks: {train.cnn: {expect: {accuracy: '%s'}}}"
         (CNN % "> 95 s", ["'s'", "'%'"]),
     ],
 )
-def test_a_threshold_on_what_is_never_measured_is_found_before_the_run(
-    tmp_path: Path, text: str, words: list[str]
-) -> None:
-    test_a_wrong_trial_file_is_named_with_what_was_expected(tmp_path, text, words)
+def test_threshold_of_a_metric_that_is_not_measured_is_refused(tmp_path: Path, text: str, messages: list[str]) -> None:
+    test_error_names_the_trial_file_and_the_expected_value(tmp_path, text, messages)
 
 
 @pytest.mark.parametrize(
@@ -260,12 +261,12 @@ def test_a_threshold_on_what_is_never_measured_is_found_before_the_run(
         "checks: {train.cnn: {expect: {reload_accuracy_difference: '< 0.1 %'}}}",
     ],
 )
-def test_a_threshold_on_what_is_measured_is_taken(tmp_path: Path, text: str) -> None:
-    assert resolved(trial_file(tmp_path, text)).config.checks
+def test_threshold_of_a_measured_metric_is_accepted(tmp_path: Path, text: str) -> None:
+    assert resolve_trial(trial_file(tmp_path, text)).config.checks
 
 
-def test_a_variable_for_the_workers_keeps_its_letters_and_is_text(tmp_path: Path) -> None:
-    result = resolved(
+def test_worker_variable_keeps_its_case_and_is_text(tmp_path: Path) -> None:
+    result = resolve_trial(
         trial_file(tmp_path, HOST),
         ("--set", *parse_assignment("env.Both_Cases=on")),
         ("--set", *parse_assignment("env.QUOTED='1'")),
@@ -275,38 +276,43 @@ def test_a_variable_for_the_workers_keeps_its_letters_and_is_text(tmp_path: Path
     assert result.origins["env.NCCL_DEBUG"] == "$SEATRIAL_SET_ENV__NCCL_DEBUG"
 
 
-def test_a_threshold_may_come_from_the_environment() -> None:
+def test_threshold_from_an_environment_variable() -> None:
     variable = "SEATRIAL_SET_CHECKS__TRAIN.CNN__EXPECT__ACCURACY"
-    expect = resolved("acceptance", environ={variable: "> 97 %"}).config.checks["train.cnn"].expect
+    expect = resolve_trial("acceptance", environ={variable: "> 97 %"}).config.checks["train.cnn"].expect
     assert expect["accuracy"] == Threshold.parse("> 97 %")
 
 
-def test_a_trial_that_is_not_there() -> None:
+def test_unknown_trial_and_missing_file() -> None:
     with pytest.raises(UsageError, match="did you mean 'acceptance'"):
-        resolved("aceptance")
+        resolve_trial("aceptance")
     for name in ("nosuch.yaml", "no\0such.yaml", f"{'x' * 999}.yaml"):
         with pytest.raises(UsageError, match=f"cannot read {re.escape(name)}"):
-            resolved(name)
+            resolve_trial(name)
+
+
+def test_file_that_is_not_yaml_is_refused_by_its_name() -> None:
+    with pytest.raises(UsageError, match=r"config\.json: expected a \.yaml file"):
+        load_as(Config, "config.json")
 
 
 def test_bounds_of_two_sources_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     path = trial_file(tmp_path, 'checks: {train.cnn: {expect: {seconds: "< 180 s"}}}\n')
     key = "checks.train.cnn.expect.seconds"
     with pytest.raises(UsageError) as refused:
-        resolved(path, ("--set", key, "> 200 s"))
+        resolve_trial(path, ("--set", key, "> 200 s"))
     for text in ("--set", key, "> 200 s", "< 180 s", str(path)):
         assert text in str(refused.value)
     for value in ("< 60 s", "> 60 s", "== 200 s"):
-        expect = resolved(path, ("--set", key, value)).config.checks["train.cnn"].expect
+        expect = resolve_trial(path, ("--set", key, value)).config.checks["train.cnn"].expect
         assert expect["seconds"] == Threshold.parse(value)
 
 
 def test_override_needs_a_threshold_and_is_set_by_its_key(tmp_path: Path) -> None:
     key = "checks.train.cnn.override"
     path = trial_file(tmp_path, 'checks: {train.cnn: {expect: {seconds: "< 600 s"}}}\n')
-    assert resolved(path, ("--set", key, True)).config.checks["train.cnn"].override
+    assert resolve_trial(path, ("--set", key, True)).config.checks["train.cnn"].override
     with pytest.raises(UsageError, match="expect"):
-        resolved("quick", ("--set", key, True))
+        resolve_trial("quick", ("--set", key, True))
 
 
 def test_set_without_equals_sign_or_with_an_unknown_check() -> None:
@@ -317,9 +323,9 @@ def test_set_without_equals_sign_or_with_an_unknown_check() -> None:
     assert parse_assignment("env.EMPTY=") == ("env.EMPTY", "")
     assert parse_assignment("cluster.nodes=null") == ("cluster.nodes", None)
     with pytest.raises(UsageError, match=r"did you mean 'train\.cnn'"):
-        resolved("quick", ("--set", "checks.train.cn.required", False))
+        resolve_trial("quick", ("--set", "checks.train.cn.required", False))
     with pytest.raises(UsageError, match="is a value"):
-        resolved("quick", ("--set", "name.first", "x"))
+        resolve_trial("quick", ("--set", "name.first", "x"))
 
 
 def test_set_reads_yaml() -> None:
@@ -328,7 +334,7 @@ def test_set_reads_yaml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "environ", "words"),
+    ("override", "environ", "message"),
     [
         (("--set", "slurm.partitoin", "x"), {}, "--set: unknown key 'slurm.partitoin'"),
         (("--nodes", "cluster.nodes", 0), {}, "--nodes: cluster.nodes: "),
@@ -341,13 +347,15 @@ def test_set_reads_yaml() -> None:
         ),
     ],
 )
-def test_an_error_names_who_set_the_value(override: tuple[str, str, Any], environ: dict[str, str], words: str) -> None:
+def test_error_names_the_origin_of_the_value(
+    override: tuple[str, str, Any], environ: dict[str, str], message: str
+) -> None:
     with pytest.raises(UsageError) as error:
-        resolved("quick", override, environ=environ)
-    assert str(error.value).startswith(words)
+        resolve_trial("quick", override, environ=environ)
+    assert str(error.value).startswith(message)
 
 
-def test_an_error_of_the_file_is_the_file_s_whatever_else_was_set(tmp_path: Path) -> None:
+def test_error_in_the_file_names_the_file_despite_overrides(tmp_path: Path) -> None:
     path = trial_file(tmp_path, "slurm: {time_min: soon}\nchecks: {host.inventory: }\n")
     with pytest.raises(UsageError, match=rf"^{re.escape(str(path))}: slurm.time_min"):
-        resolved(path, ("--set", "slurm.mem", "1"))
+        resolve_trial(path, ("--set", "slurm.mem", "1"))

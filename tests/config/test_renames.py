@@ -1,4 +1,4 @@
-"""Old names: the present one of each, in error messages and in rewritten files."""
+"""Renamed keys, checks, options and metrics: new names in error messages and migrated files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ checks:
 """
 
 
-def test_a_trial_is_rewritten_and_keeps_its_comments_and_quotes() -> None:
+def test_migrated_trial_keeps_comments_and_quotes() -> None:
     text, changes = renames.migrated(OLD_TRIAL, "old.yaml")
     assert text == NEW_TRIAL
     assert len(changes) == 11
@@ -50,7 +50,7 @@ def test_a_trial_is_rewritten_and_keeps_its_comments_and_quotes() -> None:
     assert renames.migrated(NEW_TRIAL, "new.yaml") == (NEW_TRIAL, [])
 
 
-def test_a_training_config_is_rewritten() -> None:
+def test_migrated_training_config() -> None:
     old = (
         "run_name: x\nsettle_steps: 3\ndata: {layout: walks, unequal: true}\n"
         "learning_rate: {shape: cosine, floor: 0.1}\n"
@@ -63,18 +63,18 @@ def test_a_training_config_is_rewritten() -> None:
     assert TrainConfig.model_validate({**yaml.safe_load(new), "model": {"name": "mistral-tiny"}}).untimed_steps == 3
 
 
-def test_a_baseline_is_rewritten() -> None:
+def test_migrated_baseline() -> None:
     old = "name: s\nlearned_from: []\nexpected:\n  transfer.h2d_alone:\n  - {gpus: 1, floor: 20}\n"
     assert renames.migrated(old, "x")[0] == old.replace("h2d_alone", "h2d_single").replace("floor", "required")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "a: 1", "a: &x 1\nb: *x", "{", "checks: {\0}", "[" * 5000])
-def test_other_files_are_refused(text: str) -> None:
+def test_other_files_are_not_migrated(text: str) -> None:
     with pytest.raises(UsageError, match=r"mine\.yaml"):
         renames.migrated(text, "mine.yaml")
 
 
-def test_a_hint_names_the_present_name_and_only_of_old_names() -> None:
+def test_hint_has_the_new_name_of_an_old_name_only() -> None:
     assert "'limits.heartbeat_timeout_s'" in renames.hint("trial", "limits.silence_s")
     assert "'socket_despite_rdma'" in renames.hint("metrics", "past_rdma", "collectives.transport")
     assert "'write_single./data'" in renames.hint("metrics", "write_one./data", "filesystem.speed")
@@ -82,23 +82,23 @@ def test_a_hint_names_the_present_name_and_only_of_old_names() -> None:
     assert renames.hint("options", "sizes", "collectives.all_reduce") == ""
 
 
-def _present_names(section: str) -> list[tuple[str, str]]:
-    """(check by its present name or pattern, new name) for all entries of a section."""
+def _new_names(section: str) -> list[tuple[str, str]]:
+    """(check by its new name or pattern, new name) for all entries of a section."""
     return [
         (renames.new_check(check), new) for check, names in renames.table()[section].items() for new in names.values()
     ]
 
 
-@pytest.mark.parametrize(("check", "name"), _present_names("metrics"))
+@pytest.mark.parametrize(("check", "name"), _new_names("metrics"))
 def test_every_new_metric_is_declared(check: str, name: str) -> None:
-    declared = {metric for known in catalog().values() if fnmatchcase(known.name, check) for metric in known.metrics}
+    declared = {metric for entry in catalog().values() if fnmatchcase(entry.name, check) for metric in entry.metrics}
     member = name.replace("*", "x")
     assert any(fnmatchcase(member, pattern) or fnmatchcase(pattern, name) for pattern in declared)
 
 
-@pytest.mark.parametrize(("check", "name"), _present_names("options"))
+@pytest.mark.parametrize(("check", "name"), _new_names("options"))
 def test_every_new_option_is_declared(check: str, name: str) -> None:
-    assert any(name in known.options.model_fields for known in catalog().values() if fnmatchcase(known.name, check))
+    assert any(name in entry.options.model_fields for entry in catalog().values() if fnmatchcase(entry.name, check))
 
 
 @pytest.mark.parametrize("name", renames.table()["checks"].values())

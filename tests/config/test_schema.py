@@ -1,4 +1,4 @@
-"""The schema of a trial: its defaults are safe, and slips of the pen are refused by name."""
+"""The schema of a trial: safe defaults, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def config(**fields: Any) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("fields", "where"),
+    ("fields", "key"),
     [
         ({"name": " "}, "name"),
         ({"name": "a/b"}, "name"),
-        ({"name": "é" * 101}, "name"),  # bytes count, not letters
+        ({"name": "é" * 101}, "name"),  # 202 bytes
         ({"cluster": {"nodes": 0}}, "cluster.nodes"),
         ({"cluster": {"gpus_per_node": -1}}, "cluster.gpus_per_node"),
         ({"limits": {"heartbeat_timeout_s": 0}}, "limits.heartbeat_timeout_s"),
@@ -34,23 +34,23 @@ def config(**fields: Any) -> Config:
         ({"checks": {"host.inventory": {"override": True}}}, "checks.host.inventory"),
     ],
 )
-def test_a_wrong_value_is_refused_at_its_place(fields: dict[str, Any], where: str) -> None:
-    with pytest.raises(ValidationError) as refused:
+def test_error_names_the_key_of_a_wrong_value(fields: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValidationError) as caught:
         config(**fields)
-    (error,) = refused.value.errors()
-    assert ".".join(str(part) for part in error["loc"] if part != "[key]") == where
+    (error,) = caught.value.errors()
+    assert ".".join(str(part) for part in error["loc"] if part != "[key]") == key
 
 
-def test_the_longest_name_leaves_room_for_the_time_in_a_file_name() -> None:
+def test_longest_name_with_time_stamp_is_a_valid_file_name() -> None:
     assert len(config(name="x" * MAX_NAME_BYTES).name) + len("20261122-195344-") <= 255
 
 
-def test_what_is_not_written_down_is_the_safe_choice() -> None:
-    plain = config(checks={"host.inventory": {}})
-    assert plain.cluster.gpus_per_node is None, "no promise is made up"
-    assert plain.retry
-    assert plain.slurm.exclusive
-    settings = plain.checks["host.inventory"]
+def test_defaults_are_the_safe_choices() -> None:
+    defaults = config(checks={"host.inventory": {}})
+    assert defaults.cluster.gpus_per_node is None, "no expected number is assumed"
+    assert defaults.retry
+    assert defaults.slurm.exclusive
+    settings = defaults.checks["host.inventory"]
     assert settings.required
     assert not settings.may_skip
     assert not settings.override

@@ -6,7 +6,7 @@ from seatrial.config.strict_yaml import MAX_LEVELS, parse_yaml
 from seatrial.model import UsageError
 
 
-def test_plain_yaml_is_read_as_it_is() -> None:
+def test_plain_yaml_is_parsed() -> None:
     assert parse_yaml("a: {b: [1, 2.5, true, null, text]}", "mine.yaml") == {"a": {"b": [1, 2.5, True, None, "text"]}}
 
 
@@ -23,7 +23,7 @@ def test_plain_yaml_is_read_as_it_is() -> None:
         ("a: [1", "expected"),
     ],
 )
-def test_what_would_harm_is_refused_with_its_source(text: str, problem: str) -> None:
+def test_unsafe_yaml_is_refused_with_its_source(text: str, problem: str) -> None:
     with pytest.raises(UsageError, match=r"^mine.yaml: not valid YAML: ") as error:
         parse_yaml(text, "mine.yaml")
     assert problem in str(error.value)

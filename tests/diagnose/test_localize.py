@@ -64,7 +64,7 @@ def fabric(
     results = PairResults(timings, SIZE, names, subjects)
     if single_rate:
         index = {f"node{node}": node for node in range(nodes)}
-        slow_pairs = [(index[a], index[b]) for a, b in results.slow_paths(MIN_SHARE)]
+        slow_pairs = [(index[a], index[b]) for a, b in results.pairs_below_best(MIN_SHARE)]
         seconds = (SIZE / 1e9 / single_rate,) * 12
         retries = (
             PairTiming(x * GPUS + gpu, y * GPUS + gpu, seconds, None)
@@ -113,10 +113,10 @@ def test_good_fabric_has_no_finding() -> None:
 
 @pytest.mark.parametrize(("nodes", "rounds"), [(3, 3), (4, 3), (5, 5), (7, 7), (8, 7), (9, 4), (12, 4), (16, 3)])
 def test_as_many_bad_nodes_as_the_fact_states_are_located(nodes: int, rounds: int) -> None:
-    distinguishable = fabric(nodes, rounds).facts["distinguishable"]
-    assert isinstance(distinguishable, int)
-    assert distinguishable >= 1
-    for count in range(1, distinguishable + 1):
+    locatable = fabric(nodes, rounds).facts["max_locatable_nodes"]
+    assert isinstance(locatable, int)
+    assert locatable >= 1
+    for count in range(1, locatable + 1):
         for bad in list(combinations(range(nodes), count))[:: max(1, nodes // 4)]:
             measured = fabric(nodes, rounds, bad=bad)
             assert sorted(located(measured)) == sorted(f"node{node}" for node in bad)
@@ -129,8 +129,8 @@ def test_two_nodes_are_not_compared_with_each_other() -> None:
     measured = fabric(2, 1, bad=(1,))
     assert not findings(measured)
     assert not failed(measured)
-    assert measured.facts["distinguishable"] == 0
-    assert measured.facts["comparable"] == "no"
+    assert measured.facts["max_locatable_nodes"] == 0
+    assert str(measured.facts["comparable"]).startswith("no: ")
 
 
 def test_with_one_round_a_node_and_its_partner_are_findings_with_low_confidence() -> None:
@@ -143,7 +143,7 @@ def test_bad_path_between_two_good_nodes() -> None:
     measured = fabric(6, 5, bad_path=(1, 4), noise=0.01)
     assert located(measured) == sorted(failed(measured)) == ["node1->node4"]
     (finding,) = findings(measured)
-    assert "pair_share 0.4863" in finding.evidence
+    assert "path_share 0.4863" in finding.evidence
     assert finding.confidence == "medium"
 
 
@@ -174,7 +174,7 @@ def test_bad_node_and_bad_path_are_both_located() -> None:
 
 
 def test_one_bad_gpu_of_a_node_is_not_the_whole_node() -> None:
-    template = CHECK.finding_templates["best_share"]
+    template = CHECK.finding_templates["gpu_share"]
     (finding,) = findings(fabric(4, 3, bad_ranks=(5,)))
     assert (finding.subject, finding.title) == ("node2/gpu1", template.title)
     (whole_node,) = findings(fabric(4, 3, bad=(2,)))
@@ -189,7 +189,7 @@ def test_node_that_sends_wrong_data_is_located() -> None:
 
 def test_wrong_data_on_all_pairs_fails_without_a_finding() -> None:
     measured = fabric(2, 1, corrupt=0)
-    assert not {metric.name for metric in measured.metrics} & {"best_share", "pair_share"}
+    assert not {metric.name for metric in measured.metrics} & {"gpu_share", "path_share"}
     assert failed(measured) == {"cluster"}
     assert not findings(measured)
 
@@ -206,8 +206,8 @@ def test_cpu_measurements_have_no_finding() -> None:
     assert not findings(measured.model_copy(update={"facts": {**measured.facts, "backend": "gloo"}}))
 
 
-def test_confidence_is_low_without_the_fact_distinguishable() -> None:
-    metric = Metric(name="best_share", value=0.1, unit="of the median", subject="node0/gpu0")
+def test_confidence_is_low_without_the_fact_max_locatable_nodes() -> None:
+    metric = Metric(name="gpu_share", value=0.1, unit="of the median", subject="node0/gpu0")
     measured = Measurement(check=CHECK.name, subject="node0", metrics=(metric,))
     assert failed(measured) == {"node0/gpu0"}
     assert [finding.confidence for finding in findings(measured, measured)] == ["low"]
@@ -229,8 +229,8 @@ def test_fault_that_a_retry_does_not_reproduce_has_low_confidence() -> None:
 
 def test_value_that_meets_the_overriding_threshold_of_the_trial_is_no_finding() -> None:
     measured, threshold = fabric(6, 5, bad_path=(1, 4)), ">= 0.4 of the best"
-    assert outcomes(verdicts(measured, pair_share=threshold), "node1->node4") == {Outcome.PASS}
-    assert not findings(measured, pair_share=threshold)
+    assert outcomes(verdicts(measured, path_share=threshold), "node1->node4") == {Outcome.PASS}
+    assert not findings(measured, path_share=threshold)
 
 
 def test_reproduced_fault_is_one_finding_with_high_confidence() -> None:
@@ -242,8 +242,8 @@ def test_reproduced_fault_is_one_finding_with_high_confidence() -> None:
 def test_refreshed_findings_replace_those_of_verdicts_only() -> None:
     bad = fabric(6, 5, bad_path=(1, 4))
     log = Finding(title="out of memory", subject="node0", confidence="medium", evidence="", source="jobs/a.log:1")
-    source = finding_source(CHECK, "pair_share")
+    source = finding_source(CHECK, "path_share")
     old = Finding(title="slow", subject="node1->node4", confidence="high", evidence="", source=source)
     trial = samples.accepted().model_copy(update={"measurements": (bad,), "findings": (old, log)})
     assert refreshed_findings(trial, verdicts(bad, bad), catalog()) == (log, *findings(bad, bad))
-    assert refreshed_findings(trial, verdicts(bad, pair_share=">= 0.4 of the best"), catalog()) == (log,)
+    assert refreshed_findings(trial, verdicts(bad, path_share=">= 0.4 of the best"), catalog()) == (log,)

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pynvml as real
+import pynvml as real_pynvml
 import pytest
 
 from seatrial.discover import gpu
@@ -16,22 +16,27 @@ PCI = tuple(f"0000:{0x1B + index:02x}:00.0" for index in range(8))
 
 
 @pytest.fixture
-def four(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GpuFacts:
+def four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GpuFacts:
     FakeNvml(*(h200(index) for index in range(4))).install(monkeypatch)
     return gpu.read(make_pci_devices(tmp_path, *PCI[:4]))
 
 
-def test_a_healthy_hgx_board(four: GpuFacts) -> None:
-    assert (four.driver, four.cuda_driver, four.nvml_unavailable) == ("580.159.04", "13.0", None)
-    assert [g.index for g in four.gpus] == [0, 1, 2, 3]
-    assert (four.lost, four.permission_denied, four.not_assigned, four.unreadable) == ((), (), (), {})
-    assert four.pci_devices == tuple(g.pci_bus_id for g in four.gpus) == PCI[:4]
-    assert four.installed_gpus == 4
-    assert four.not_usable == ()
+def test_a_healthy_hgx_board(four_gpus: GpuFacts) -> None:
+    assert (four_gpus.driver, four_gpus.cuda_driver, four_gpus.nvml_unavailable) == ("580.159.04", "13.0", None)
+    assert [g.index for g in four_gpus.gpus] == [0, 1, 2, 3]
+    assert (four_gpus.failed_gpus, four_gpus.permission_denied, four_gpus.not_assigned, four_gpus.unreadable) == (
+        (),
+        (),
+        (),
+        {},
+    )
+    assert four_gpus.pci_devices == tuple(g.pci_bus_id for g in four_gpus.gpus) == PCI[:4]
+    assert four_gpus.installed_gpus == 4
+    assert four_gpus.unusable_pci_devices == ()
 
 
-def test_fields_of_one_gpu(four: GpuFacts) -> None:
-    first = four.gpus[0]
+def test_fields_of_one_gpu(four_gpus: GpuFacts) -> None:
+    first = four_gpus.gpus[0]
     assert (first.name, first.uuid) == ("NVIDIA H200", "GPU-00000000-aaaa-bbbb-cccc-000000000000")
     assert first.compute_capability == "9.0"
     assert (first.memory_total_bytes, first.memory_used_bytes) == (150754820096, 0)
@@ -40,14 +45,14 @@ def test_fields_of_one_gpu(four: GpuFacts) -> None:
     assert (first.pcie_gen, first.pcie_gen_max, first.pcie_width, first.pcie_width_max) == (5, 5, 16, 16)
     assert first.clocks_event_reasons == ("idle",)
     assert (first.sm_clock_mhz, first.sm_clock_max_mhz, first.memory_clock_mhz) == (345, 1980, 3201)
-    assert [g.numa_node for g in four.gpus] == [0, 0, 1, 1]
+    assert [g.numa_node for g in four_gpus.gpus] == [0, 0, 1, 1]
     assert first.cpu_affinity == "0-31,64-67"
     assert first.fabric is not None
     assert (first.fabric.state, first.fabric.status, first.fabric.problems) == ("completed", 0, ())
 
 
-def test_only_existing_nvlinks_are_listed(four: GpuFacts) -> None:
-    nvlinks = four.gpus[0].nvlinks
+def test_only_existing_nvlinks_are_listed(four_gpus: GpuFacts) -> None:
+    nvlinks = four_gpus.gpus[0].nvlinks
     assert [link.link for link in nvlinks] == list(range(18))
     assert nvlinks[17].model_dump() == {
         "link": 17,
@@ -59,13 +64,13 @@ def test_only_existing_nvlinks_are_listed(four: GpuFacts) -> None:
     }
 
 
-def test_unsupported_fields_do_not_make_a_gpu_lost(four: GpuFacts) -> None:
-    assert four.gpus[0].unreadable == {"pages_retired": "Not Supported", "retirement_pending": "Not Supported"}
-    assert four.gpus[0].unsupported == ("pages_retired", "retirement_pending")
+def test_unsupported_fields_do_not_make_a_gpu_lost(four_gpus: GpuFacts) -> None:
+    assert four_gpus.gpus[0].unreadable == {"pages_retired": "Not Supported", "retirement_pending": "Not Supported"}
+    assert four_gpus.gpus[0].unsupported == ("pages_retired", "retirement_pending")
 
 
-def test_topology_over_switches(four: GpuFacts) -> None:
-    assert four.topology == (
+def test_topology_over_switches(four_gpus: GpuFacts) -> None:
+    assert four_gpus.topology == (
         ("X", "NV18", "NV18", "NV18"),
         ("NV18", "X", "NV18", "NV18"),
         ("NV18", "NV18", "X", "NV18"),
@@ -76,7 +81,7 @@ def test_topology_over_switches(four: GpuFacts) -> None:
 def test_topology_of_bridged_cards_counts_links_of_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     def bridged_to(other: int) -> dict[str, object]:
         remote = {"nvmlDeviceGetNvLinkRemotePciInfo": pci(f"00000000:{0x1B + other:02X}:00.0")}
-        return {**links(4, remote=real.NVML_NVLINK_DEVICE_TYPE_GPU), **remote}
+        return {**links(4, remote=real_pynvml.NVML_NVLINK_DEVICE_TYPE_GPU), **remote}
 
     FakeNvml(h200(0, **bridged_to(1)), h200(1, **bridged_to(0)), h200(2, **links(4, down=range(4)))).install(
         monkeypatch
@@ -87,12 +92,12 @@ def test_topology_of_bridged_cards_counts_links_of_each_pair(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("level", "name"),
     [
-        (real.NVML_TOPOLOGY_INTERNAL, "PIX"),
-        (real.NVML_TOPOLOGY_SINGLE, "PIX"),
-        (real.NVML_TOPOLOGY_MULTIPLE, "PXB"),
-        (real.NVML_TOPOLOGY_HOSTBRIDGE, "PHB"),
-        (real.NVML_TOPOLOGY_NODE, "NODE"),
-        (real.NVML_TOPOLOGY_SYSTEM, "SYS"),
+        (real_pynvml.NVML_TOPOLOGY_INTERNAL, "PIX"),
+        (real_pynvml.NVML_TOPOLOGY_SINGLE, "PIX"),
+        (real_pynvml.NVML_TOPOLOGY_MULTIPLE, "PXB"),
+        (real_pynvml.NVML_TOPOLOGY_HOSTBRIDGE, "PHB"),
+        (real_pynvml.NVML_TOPOLOGY_NODE, "NODE"),
+        (real_pynvml.NVML_TOPOLOGY_SYSTEM, "SYS"),
     ],
 )
 def test_topology_without_nvlink(monkeypatch: pytest.MonkeyPatch, level: int, name: str) -> None:
@@ -143,9 +148,9 @@ def test_a_lost_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch, tm
     fake = FakeNvml(h200(0), h200(1), broken, h200(3)).install(monkeypatch)  # type: ignore[arg-type]
     facts = gpu.read(make_pci_devices(tmp_path, *PCI[:4]))
     assert [card.index for card in facts.gpus] == [0, 1, 3]
-    assert len(facts.lost) == 1
-    assert facts.lost[0].startswith("gpu2")
-    assert (facts.installed_gpus, facts.not_usable) == (4, (PCI[2],))
+    assert len(facts.failed_gpus) == 1
+    assert facts.failed_gpus[0].startswith("gpu2")
+    assert (facts.installed_gpus, facts.unusable_pci_devices) == (4, (PCI[2],))
     assert len(facts.topology) == 3
     assert fake.open == 0
 
@@ -154,14 +159,14 @@ def test_a_gpu_lost_during_reading_is_listed_with_uuid_and_address(monkeypatch: 
     FakeNvml(h200(0), h200(1, nvmlDeviceGetEccMode=nvml_error("GpuIsLost"))).install(monkeypatch)
     facts = gpu.read()
     assert [card.index for card in facts.gpus] == [0]
-    assert facts.lost == ("gpu1 (GPU-10000000-aaaa-bbbb-cccc-000000000001, PCI 0000:1c:00.0): GPU is lost",)
+    assert facts.failed_gpus == ("gpu1 (GPU-10000000-aaaa-bbbb-cccc-000000000001, PCI 0000:1c:00.0): GPU is lost",)
 
 
 def test_gpus_without_permission_are_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeNvml(h200(0), nvml_error("NoPermission"), h200(2), nvml_error("NoPermission")).install(monkeypatch)
     facts = gpu.read(make_pci_devices(tmp_path, *PCI[:4]))
     assert [card.index for card in facts.gpus] == [0, 2]
-    assert facts.lost == ()
+    assert facts.failed_gpus == ()
     assert facts.permission_denied == ("gpu1: Insufficient Permissions", "gpu3: Insufficient Permissions")
     assert facts.installed_gpus == 2
 
@@ -182,7 +187,7 @@ def test_a_driver_that_fails_is_not_a_machine_without_gpus(
     facts = gpu.read(make_pci_devices(tmp_path, *PCI[:2], driver=None))
     assert facts.gpus == ()
     assert text in (facts.nvml_unavailable or "")
-    assert (facts.pci_devices, facts.installed_gpus, facts.not_usable) == (PCI[:2], 2, PCI[:2])
+    assert (facts.pci_devices, facts.installed_gpus, facts.unusable_pci_devices) == (PCI[:2], 2, PCI[:2])
 
 
 def test_an_unreadable_gpu_count_makes_nvml_unavailable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -227,7 +232,7 @@ def test_other_gpus_of_a_containers_host_are_not_assigned(monkeypatch: pytest.Mo
     make_pci_devices(tmp_path, PCI[7], driver="vfio-pci")
     facts = gpu.read(tmp_path)
     assert facts.not_assigned == PCI[2:]
-    assert (facts.installed_gpus, facts.not_usable) == (2, ())
+    assert (facts.installed_gpus, facts.unusable_pci_devices) == (2, ())
 
 
 def test_a_container_with_all_proc_entries_and_few_device_nodes(
@@ -247,7 +252,7 @@ def test_a_gpu_that_the_driver_does_not_list_is_not_usable(
     make_pci_devices(tmp_path, PCI[0])
     make_pci_devices(tmp_path, PCI[1], driver=driver)
     facts = gpu.read(tmp_path)
-    assert (facts.installed_gpus, facts.not_usable, facts.not_assigned) == (2, (PCI[1],), ())
+    assert (facts.installed_gpus, facts.unusable_pci_devices, facts.not_assigned) == (2, (PCI[1],), ())
 
 
 def test_pynvml_is_imported_late_and_a_missing_library_is_reported(tmp_path: Path) -> None:
@@ -264,7 +269,7 @@ def test_pynvml_is_imported_late_and_a_missing_library_is_reported(tmp_path: Pat
 
 def test_the_fake_rejects_unexpected_calls() -> None:
     fake = FakeNvml(h200())
-    with pytest.raises(real.NVMLError_Uninitialized):
+    with pytest.raises(real_pynvml.NVMLError_Uninitialized):
         fake.nvmlDeviceGetCount()
     fake.nvmlInit()
     with pytest.raises(AssertionError, match="pynvml has no nvmlDeviceGetWishes"):
@@ -276,12 +281,12 @@ def test_the_fake_rejects_unexpected_calls() -> None:
 
 
 class TestCudaVisible:
-    def test_all_gpus_if_unset(self, four: GpuFacts) -> None:
-        assert gpu.cuda_visible(four, {}) == four.gpus
+    def test_all_gpus_if_unset(self, four_gpus: GpuFacts) -> None:
+        assert gpu.cuda_visible(four_gpus, {}) == four_gpus.gpus
 
     @pytest.mark.parametrize("value", ["", " ", "-1", "NoDevFiles"])
-    def test_no_gpu(self, four: GpuFacts, value: str) -> None:
-        assert gpu.cuda_visible(four, {"CUDA_VISIBLE_DEVICES": value}) == ()
+    def test_no_gpu(self, four_gpus: GpuFacts, value: str) -> None:
+        assert gpu.cuda_visible(four_gpus, {"CUDA_VISIBLE_DEVICES": value}) == ()
 
     @pytest.mark.parametrize(
         ("value", "indices"),
@@ -294,8 +299,8 @@ class TestCudaVisible:
             ("1,GPU-3", [1, 3]),
         ],
     )
-    def test_the_order_of_the_list(self, four: GpuFacts, value: str, indices: list[int]) -> None:
-        assert [card.index for card in gpu.cuda_visible(four, {"CUDA_VISIBLE_DEVICES": value})] == indices
+    def test_the_order_of_the_list(self, four_gpus: GpuFacts, value: str, indices: list[int]) -> None:
+        assert [card.index for card in gpu.cuda_visible(four_gpus, {"CUDA_VISIBLE_DEVICES": value})] == indices
 
     @pytest.mark.parametrize(
         ("value", "problem"),
@@ -313,9 +318,11 @@ class TestCudaVisible:
             ("MIG-6f8b41ff-0000", "MIG-6f8b41ff-0000"),
         ],
     )
-    def test_a_wrong_entry_is_an_error_with_the_usable_gpus(self, four: GpuFacts, value: str, problem: str) -> None:
+    def test_a_wrong_entry_is_an_error_with_the_usable_gpus(
+        self, four_gpus: GpuFacts, value: str, problem: str
+    ) -> None:
         with pytest.raises(UsageError) as error:
-            gpu.cuda_visible(four, {"CUDA_VISIBLE_DEVICES": value})
+            gpu.cuda_visible(four_gpus, {"CUDA_VISIBLE_DEVICES": value})
         text = str(error.value)
         assert f"CUDA_VISIBLE_DEVICES={value} " in text
         assert problem in text
@@ -332,8 +339,8 @@ class TestCudaVisible:
 
 
 class TestCudaOrderWarning:
-    def test_none_for_one_model(self, four: GpuFacts) -> None:
-        assert gpu.cuda_order_warning(four, {}) is None
+    def test_none_for_one_model(self, four_gpus: GpuFacts) -> None:
+        assert gpu.cuda_order_warning(four_gpus, {}) is None
 
     def test_mixed_models_without_pci_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
         FakeNvml(geforce(0), h200(1)).install(monkeypatch)

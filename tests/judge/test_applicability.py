@@ -28,10 +28,10 @@ def test_reason_for_each_kind_of_fact(fact: str, required: str, actual: str, tex
 
 
 def test_each_mismatched_fact_is_listed_once() -> None:
-    facts = {"usable": "no", "several_nodes": "no", "backend": "cuda"}
-    applies_if = {"usable": "yes", "backend": "cuda", "several_nodes": "yes"}
-    reason = not_applicable_reason(applies_if, ["usable", "several_nodes"], facts)
-    assert reason == f"{_REASON_TEXTS['usable']}; {_REASON_TEXTS['several_nodes']}"
+    facts = {"any_path_usable": "no", "several_nodes": "no", "backend": "cuda"}
+    applies_if = {"any_path_usable": "yes", "backend": "cuda", "several_nodes": "yes"}
+    reason = not_applicable_reason(applies_if, ["any_path_usable", "several_nodes"], facts)
+    assert reason == f"{_REASON_TEXTS['any_path_usable']}; {_REASON_TEXTS['several_nodes']}"
 
 
 @pytest.mark.parametrize("machine", [{"backend": "cpu"}, {"has_usable_gpu": "no"}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from statistics import median
 from typing import Any
 
 import pytest
@@ -64,7 +65,11 @@ def first(speed: float, subject: str = "n0/gpu0", wrong: int = 0, **more: Any) -
 
 
 def second(speed: float, subject: str = "n0/gpu0", wrong: int = 0, **more: Any) -> Measurement:
-    return first(speed, subject, wrong, retry=True, facts={**FACTS, "retry": "another rank"}, **more)
+    return first(speed, subject, wrong, retry=1, facts={**FACTS, "retry": "another rank"}, **more)
+
+
+def third(speed: float, subject: str = "n0/gpu0", **more: Any) -> Measurement:
+    return first(speed, subject, retry=2, **more)
 
 
 def verdicts(
@@ -103,18 +108,56 @@ def test_two_failures_are_a_reproduced_fail() -> None:
 
 
 def test_failure_that_is_not_reproduced_warns() -> None:
-    (lifted,) = speed_verdicts([first(9)], [second(11)])
+    (lifted,) = speed_verdicts([first(9)], [second(11), third(12)])
     assert (lifted.outcome, lifted.reasons) == (Outcome.WARN, (Reason.THRESHOLD_VIOLATED, Reason.NOT_REPRODUCED))
-    assert lifted.retry == Retry(9, 11)
+    assert lifted.retry == Retry(9, 11, third_value=12)
+
+
+@pytest.mark.parametrize(
+    ("third_measurements", "outcome", "reason"),
+    [
+        ([third(8)], Outcome.FAIL, Reason.REPRODUCED),
+        ([], Outcome.UNJUDGED, Reason.NO_THIRD_MEASUREMENT),
+        ([third(8, error="gone")], Outcome.UNJUDGED, Reason.NO_THIRD_MEASUREMENT),
+    ],
+)
+@pytest.mark.parametrize("values", [(9, 11), (11, 9)])
+def test_third_measurement_decides(
+    values: tuple[float, float], third_measurements: list[Measurement], outcome: Outcome, reason: Reason
+) -> None:
+    (verdict,) = speed_verdicts([first(values[0])], [second(values[1]), *third_measurements])
+    assert (verdict.outcome, verdict.reasons[-1]) == (outcome, reason)
+
+
+def with_samples(measurement: Measurement, *samples: float) -> Measurement:
+    speed = replace(measurement.metrics[0], value=median(samples), samples=samples)
+    return measurement.model_copy(update={"metrics": (speed, *measurement.metrics[1:])})
+
+
+@pytest.mark.parametrize(
+    ("samples", "outcome"),
+    [
+        ((9.9, 9.8, 10.2, 9.9, 9.7, 10.1, 9.9), Outcome.UNJUDGED),  # near the threshold
+        ((9.4, 9.7, 10.2), Outcome.UNJUDGED),
+        ((9.4, 9.3, 9.7, 9.5, 9.4, 9.6, 10.2), Outcome.FAIL),  # together significant
+    ],
+)
+def test_two_inconclusive_measurements_are_pooled(samples: tuple[float, ...], outcome: Outcome) -> None:
+    measurement, retry = with_samples(first(9), *samples), with_samples(second(9), *samples)
+    assert speed_outcomes([measurement], None) == [Outcome.UNJUDGED]
+    (verdict,) = speed_verdicts([measurement], [retry])
+    assert (verdict.outcome, verdict.reasons[-1]) == (outcome, Reason.REPRODUCED)
+    assert checks_to_retry(CONFIG, [measurement], [], {"c": check()}, 1)
 
 
 def test_failure_in_the_retry_only_warns() -> None:
     on_gpu0, on_gpu1 = speed_verdicts(
-        [first(9, "n0/gpu0"), first(11, "n0/gpu1")], [second(8, "n0/gpu0"), second(9, "n0/gpu1")]
+        [first(9, "n0/gpu0"), first(11, "n0/gpu1")],
+        [second(8, "n0/gpu0"), second(9, "n0/gpu1"), third(8, "n0/gpu0"), third(11, "n0/gpu1")],
     )
     assert (on_gpu0.outcome, on_gpu1.outcome) == (Outcome.FAIL, Outcome.WARN)
     assert Reason.FAILED_IN_RETRY_ONLY in on_gpu1.reasons
-    assert on_gpu1.retry == Retry(11, 9)
+    assert on_gpu1.retry == Retry(11, 9, third_value=11)
 
 
 def test_failure_without_a_retry_remains_fail() -> None:
@@ -161,7 +204,7 @@ def test_retry_without_the_metric_lifts_nothing() -> None:
 def test_corruption_in_either_measurement_fails() -> None:
     outcomes = {
         verdict.metric: verdict.outcome
-        for verdict in verdicts([first(9, wrong=3)], [second(11, wrong=0)])
+        for verdict in verdicts([first(9, wrong=3)], [second(11, wrong=0), third(11)])
         if verdict.metric
     }
     assert outcomes == {"speed": Outcome.WARN, "wrong": Outcome.FAIL}
@@ -178,7 +221,9 @@ def test_retry_of_a_collective_needs_all_ranks() -> None:
         rank0 = measurement.model_copy(update={"metrics": metrics})
         return [rank0, measurement.model_copy(update={"subject": "n0/gpu1", "metrics": ()})]
 
-    assert speed_outcomes(ranks(first(9)), ranks(second(11)), cluster_check) == [Outcome.WARN]
+    third_ranks = ranks(third(11))
+    assert speed_outcomes(ranks(first(9)), [*ranks(second(11)), *third_ranks], cluster_check) == [Outcome.WARN]
+    assert speed_outcomes(ranks(first(9)), [*ranks(second(11)), third_ranks[0]], cluster_check) == [Outcome.UNJUDGED]
     assert speed_outcomes(ranks(first(9)), ranks(second(11))[:1], cluster_check) == [Outcome.FAIL]
 
 
@@ -192,10 +237,10 @@ def test_rule_and_threshold_of_the_trial_are_retried_separately() -> None:
         verdicts = judge(config, [], measured[0], {"c": check()}, {}, retries=measured[1])
         return [(verdict.outcome, verdict.retry) for verdict in verdicts if verdict.metric == "speed"]
 
-    assert results(7, 9) == [(Outcome.FAIL, Retry(7, 9)), (Outcome.WARN, Retry(7, 9))]
+    assert results(7, 9) == [(Outcome.FAIL, Retry(7, 9)), (Outcome.UNJUDGED, Retry(7, 9))]
     assert results(9, 9) == [(Outcome.FAIL, Retry(9, 9)), (Outcome.PASS, None)]
     assert results(7, 7) == [(Outcome.FAIL, Retry(7, 7)), (Outcome.FAIL, Retry(7, 7))]
-    assert set(checks_to_retry(config, [first(9)], [], {"c": check()})) == {"c"}
+    assert set(checks_to_retry(config, [first(9)], [], {"c": check()}, number=1)) == {"c"}
 
 
 def test_retries_are_no_members_of_the_peer_group() -> None:
@@ -219,31 +264,36 @@ def test_retries_are_no_members_of_the_peer_group() -> None:
 def test_recorded_retry_is_compared_with_a_new_baseline(value: float, outcome: Outcome) -> None:
     reference = ReferenceValue(gpus=1, nodes=1, value=value, unit="GB/s", source="runs", gpu="NVIDIA Unknown", runs=3)
     site = Baseline(name="lab", learned_from=learned_runs(), expected={"b": (reference,)})
-    assert speed_outcomes([first(85)], [second(99)], BY_REFERENCE, site) == [outcome]
+    assert speed_outcomes([first(85)], [second(99), third(99)], BY_REFERENCE, site) == [outcome]
 
 
 @pytest.mark.parametrize(
-    ("measurements", "retries", "check_", "is_retried"),
+    ("measurements", "retries", "check_", "next_retry"),
     [
-        ([first(9)], [], check(), True),
-        ([first(11)], [], check(), False),
-        ([first(11, wrong=1)], [], check(), False),
-        ([first(9)], [], check(performance=()), False),  # speed is no performance metric
-        ([first(9, error="gone")], [], check(), False),  # an incomplete first measurement
-        ([first(9)], [second(9)], check(), False),  # already retried
-        ([first(9)], [second(9, error="gone")], check(), True),
+        ([first(9)], [], check(), 1),
+        ([first(11)], [], check(), None),
+        ([first(11, wrong=1)], [], check(), None),
+        ([first(9)], [], check(performance=()), None),  # speed is no performance metric
+        ([first(9, error="gone")], [], check(), None),  # an incomplete first measurement
+        ([first(9)], [second(9)], check(), None),  # reproduced
+        ([first(9)], [second(9, error="gone")], check(), 1),
+        ([first(9)], [second(11)], check(), 2),
+        ([first(9), first(11, "n0/gpu1")], [second(9), second(9, "n0/gpu1")], check(), 2),
+        ([first(9)], [second(11), third(11)], check(), None),
+        ([first(9)], [second(11), third(11, error="gone")], check(), 2),
     ],
 )
-def test_checks_with_failed_performance_metrics_are_retried(
-    measurements: list[Measurement], retries: list[Measurement], check_: Check, is_retried: bool
+def test_checks_with_bad_performance_metrics_are_retried(
+    measurements: list[Measurement], retries: list[Measurement], check_: Check, next_retry: int | None
 ) -> None:
-    reasons = checks_to_retry(CONFIG, measurements, retries, {"c": check_})
-    assert set(reasons) == ({"c"} if is_retried else set())
-    assert all("9 GB/s" in reason and ">= 10 GB/s" in reason for reason in reasons.values())
+    for number in (1, 2, 3):
+        reasons = checks_to_retry(CONFIG, measurements, retries, {"c": check_}, number)
+        assert set(reasons) == ({"c"} if number == next_retry else set())
+        assert all("9 GB/s" in reason and ">= 10 GB/s" in reason for reason in reasons.values())
 
 
 def test_reason_for_a_retry_counts_further_failures() -> None:
-    reasons = checks_to_retry(CONFIG, [first(9), first(8, "n0/gpu1")], [], {"c": check()})
+    reasons = checks_to_retry(CONFIG, [first(9), first(8, "n0/gpu1")], [], {"c": check()}, 1)
     assert reasons["c"].endswith("1 more")
 
 
@@ -279,13 +329,19 @@ def slow_gpu(slow: int, *, is_retry: bool) -> list[Measurement]:
 
 def test_fault_that_follows_the_rank_is_reproduced() -> None:
     results = speed_verdicts(slow_gpu(2, is_retry=False), slow_gpu(1, is_retry=True))
-    assert [verdict.outcome for verdict in results] == [Outcome.PASS, Outcome.WARN, Outcome.FAIL, Outcome.PASS]
-    assert Reason.REPRODUCED_ON_OTHER_DEVICE in results[2].reasons
-    assert results[2].retry == Retry(4, 4, "n0/gpu1")
+    by_subject = {verdict.subject: verdict for verdict in results}
+    fault = by_subject["n0/gpu2"]
+    assert (fault.outcome, fault.reasons[-1]) == (Outcome.FAIL, Reason.REPRODUCED_ON_OTHER_DEVICE)
+    assert fault.retry == Retry(4, 4, "n0/gpu1")
 
 
-def test_fault_that_moves_to_another_subject_names_it() -> None:
+def test_fault_that_moves_to_another_gpu_is_a_fault_of_the_node() -> None:
     results = speed_verdicts(slow_gpu(2, is_retry=False), slow_gpu(0, is_retry=True))
-    assert [verdict.outcome for verdict in results] == [Outcome.WARN, Outcome.PASS, Outcome.WARN, Outcome.PASS]
-    assert Reason.NOT_REPRODUCED in results[2].reasons
-    assert results[2].retry == Retry(4, 11, "", ("n0/gpu0",))
+    (node,) = [verdict for verdict in results if verdict.subject == "n0"]
+    assert (node.outcome, node.reasons[-1]) == (Outcome.FAIL, Reason.MOVED)
+    assert node.retry == Retry(4, 4, "n0/gpu0")
+
+
+def test_reproduced_fault_is_no_moved_fault() -> None:
+    results = speed_verdicts(slow_gpu(2, is_retry=False), slow_gpu(2, is_retry=True))
+    assert [verdict.subject for verdict in results if verdict.outcome is Outcome.FAIL] == ["n0/gpu2"]

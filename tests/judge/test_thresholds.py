@@ -84,22 +84,30 @@ def test_unknown_hardware_is_unjudged(facts: dict[str, JsonValue]) -> None:
 
 
 NARROW = [359.0] * 10
-WIDE = [330.0, 335, 340, 350, 358, 359, 361, 366, 370, 390]
+WIDE = [330.0, 390, 340, 366, 358, 359, 361, 350, 370, 345]
 
 
-def test_value_below_the_reference_warns_if_the_confidence_interval_reaches_it() -> None:
+def test_value_below_the_reference_is_inconclusive_if_the_interval_reaches_it() -> None:
     assert outcomes(check(BY_REFERENCE), sampled(359, *NARROW)) == [("cluster", Outcome.FAIL)]
     (verdict,) = verdicts(check(BY_REFERENCE), sampled(359, *WIDE))
-    assert verdict.outcome is Outcome.WARN
-    assert verdict.reasons == (Reason.THRESHOLD_VIOLATED, Reason.WITHIN_CONFIDENCE_INTERVAL)
+    assert verdict.outcome is Outcome.UNJUDGED
+    assert verdict.reasons == (Reason.THRESHOLD_VIOLATED, Reason.WITHIN_SAMPLE_RANGE, Reason.INCONCLUSIVE)
 
 
-def test_value_below_the_threshold_warns_if_the_confidence_interval_reaches_it() -> None:
-    (verdict,) = verdicts(check(SPEED), sampled(9.9, 8.0, 9, 9.5, 9.8, 9.9, 10.2, 10.5, 11, 12, 13))
-    assert verdict.outcome is Outcome.WARN
-    assert verdict.reasons == (Reason.THRESHOLD_VIOLATED, Reason.WITHIN_CONFIDENCE_INTERVAL)
-    assert verdict.interval == (9.0, 12.0)
+def test_value_below_the_threshold_is_inconclusive_if_the_interval_reaches_it() -> None:
+    samples = [9.9, 9.7, 10.2, 9.8, 10.1, 9.9, 9.6, 10.3, 9.9, 10.0] * 4
+    (verdict,) = verdicts(check(SPEED), sampled(9.9, *samples))
+    assert verdict.outcome is Outcome.UNJUDGED
+    assert verdict.reasons == (Reason.THRESHOLD_VIOLATED, Reason.WITHIN_CONFIDENCE_INTERVAL, Reason.INCONCLUSIVE)
+    assert verdict.interval == (9.8, 10.1)
     assert outcomes(check(SPEED), sampled(9.9, *[9.9] * 10)) == [("cluster", Outcome.FAIL)]
+
+
+@pytest.mark.parametrize("slow", [6, 5, 4])
+def test_many_samples_far_below_the_threshold_fail_in_spite_of_a_wide_range(slow: int) -> None:
+    """GPU pairs with 6 of 7 samples at half NVLink speed."""
+    (verdict,) = verdicts(check(SPEED), sampled(5, *[5.0] * slow, *[11.0] * (7 - slow)))
+    assert (verdict.outcome, verdict.reasons[-1]) == (Outcome.FAIL, Reason.MANY_SAMPLES_BEYOND)
 
 
 def site(value: float, *, runs: int = 3, gpu: str = "NVIDIA Test", override: bool = False) -> Baseline:
@@ -472,16 +480,18 @@ def test_required_value_of_a_site_replaces_fail_below(value: float, outcome: Out
 @pytest.mark.parametrize(
     ("samples", "outcome"),
     [
-        ((3.0, 3.1, 3.3, 3.9, 10.2), Outcome.WARN),  # too few for an interval; one sample meets the threshold
+        ((3.3, 10.2), Outcome.UNJUDGED),  # too few for an interval; one sample meets the threshold
         ((3.0, 3.1, 3.3, 3.9, 4.0), Outcome.FAIL),  # few samples, since the operation is slow
         ((3.3,), Outcome.FAIL),
         ((20.0,) * 50, Outcome.FAIL),  # samples of something else: they do not include the value
     ],
 )
-def test_few_samples_warn_only_if_one_meets_the_threshold(samples: tuple[float, ...], outcome: Outcome) -> None:
+def test_few_samples_are_inconclusive_only_if_one_meets_the_threshold(
+    samples: tuple[float, ...], outcome: Outcome
+) -> None:
     verdict = one_verdict(check(SPEED), sampled(3.3, *samples), {})
     assert verdict.outcome is outcome
-    assert (Reason.WITHIN_SAMPLE_RANGE in verdict.reasons) is (outcome is Outcome.WARN)
+    assert (Reason.WITHIN_SAMPLE_RANGE in verdict.reasons) is (outcome is Outcome.UNJUDGED)
 
 
 @pytest.mark.parametrize(
@@ -503,3 +513,39 @@ def test_negative_value_is_a_measurement_error(
     verdict = one_verdict(check(rule), Measurement(check="c", subject="cluster", metrics=(metric,)), {})
     assert verdict.outcome is outcome
     assert (Reason.NEGATIVE_VALUE in verdict.reasons) is (outcome is Outcome.ERROR)
+
+
+def node_of_gpus(*values: float, node: str = "n0", model: str = "NVIDIA Test") -> list[Measurement]:
+    facts: dict[str, JsonValue] = {"gpu": model, "world_size": 4, "nodes": 1}
+    return [measured(value, subject=f"{node}/gpu{index}", facts=facts) for index, value in enumerate(values)]
+
+
+PEER_LIMIT = BY_REFERENCE.model_copy(update={"peer_fail_below": 0.90})
+
+
+def test_gpu_far_below_the_gpus_of_its_node_fails_although_it_meets_the_reference() -> None:
+    """A node of fast GPUs hides a slow one behind the reference: 12 % slower is 365 of the expected 400 GB/s."""
+    results = verdicts(check(PEER_LIMIT, scope=Scope.GPU), *node_of_gpus(*[415.0] * 7, 365))
+    assert [verdict.outcome for verdict in results] == [Outcome.PASS] * 7 + [Outcome.FAIL]
+    basis = results[-1].basis
+    assert basis is not None
+    assert (basis.kind, basis.expected, basis.fail_below) == (BasisKind.PEERS, 415, 0.90)
+    assert outcomes(check(BY_REFERENCE, scope=Scope.GPU), *node_of_gpus(*[415.0] * 7, 365))[-1][1] is Outcome.WARN
+
+
+def test_noise_that_all_gpus_of_a_node_share_is_no_fault_of_one() -> None:
+    hot_node = [value for node in range(4) for value in node_of_gpus(*[400.0] * 8, node=f"n{node}")]
+    hot_node += node_of_gpus(*[370.0] * 7, 330, node="n4")
+    results = verdicts(check(PEER_LIMIT, scope=Scope.GPU), *hot_node)
+    assert [verdict.subject for verdict in results if verdict.outcome is Outcome.FAIL] == ["n4/gpu7"]
+
+
+def test_slow_node_is_compared_with_the_other_nodes() -> None:
+    nodes = [value for node in range(4) for value in node_of_gpus(*[430.0] * 2, node=f"n{node}")]
+    results = verdicts(check(PEER_LIMIT, scope=Scope.GPU), *nodes, *node_of_gpus(380, 380, node="n4"))
+    assert [verdict.subject for verdict in results if verdict.outcome is Outcome.FAIL] == ["n4/gpu0", "n4/gpu1"]
+
+
+def test_two_gpus_of_a_node_are_not_compared() -> None:
+    results = verdicts(check(PEER_LIMIT, scope=Scope.GPU), *node_of_gpus(430, 385))
+    assert {verdict.outcome for verdict in results} == {Outcome.PASS}

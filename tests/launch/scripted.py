@@ -1,4 +1,4 @@
-"""A job whose ranks are played by a script in a real process, for events that are rare in a real worker."""
+"""Jobs whose ranks are simulated by a script in a real process, for events that are rare in a real worker."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from seatrial.checks import catalog
 from seatrial.config.schema import Limits
-from seatrial.launch.base import Rendered
+from seatrial.launch.base import RenderedJob
 from seatrial.launch.local import LocalJob, LocalLauncher
 from seatrial.launch.watch import run_job
 from seatrial.model import Job, JobResult, Measurement
 
-ALONE, TOGETHER = "train.cnn", "nodes.reachable"  # a check of GPU scope, and one of CLUSTER scope
+GPU_CHECK, CLUSTER_CHECK = "train.cnn", "nodes.reachable"  # a check of GPU scope, and one of CLUSTER scope
 HEAD = """
 import json, os, signal, sys, time
-folder, begun = sys.argv[1], time.time()
+folder = sys.argv[1]
 def raw(rank, line):
     with open(f"{folder}/rank{rank}.jsonl", "ab") as journal: journal.write(line + b"\\n")
 def write(rank, **record): raw(rank, json.dumps(record).encode())
@@ -35,7 +35,7 @@ def beat(seconds, *ranks, status="train.cnn"):
     while time.time() < end:
         for rank in ranks: heartbeat(rank, status)
         time.sleep(0.1)
-ALONE, TOGETHER = "train.cnn", "nodes.reachable"
+GPU_CHECK, CLUSTER_CHECK = "train.cnn", "nodes.reachable"
 """
 
 
@@ -48,10 +48,10 @@ class RecordingListener:
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def current_check(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         self.statuses.append(text)
 
-    def measured(self, measurement: Measurement) -> None:
+    def add_measurement(self, measurement: Measurement) -> None:
         self.measurements.append(measurement)
 
     @property
@@ -64,7 +64,7 @@ class RecordingListener:
 
 
 class Scripted:
-    """Starts one process that plays all ranks: a script for each attempt."""
+    """Starts one process per attempt; its script simulates all ranks."""
 
     name = "scripted"
 
@@ -74,12 +74,12 @@ class Scripted:
     def available(self, nodes: int) -> str | None:
         return None
 
-    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
         argv = (sys.executable, "-c", HEAD + self._scripts[attempt - 1], str(folder))
-        return Rendered(argv=argv, env={}, text="")
+        return RenderedJob(argv=argv, env={}, text="")
 
-    def start(self, rendered: Rendered, folder: Path) -> LocalJob:
+    def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
         return LocalLauncher().start(rendered, folder)
 
 
@@ -89,7 +89,7 @@ class TorchrunScript(LocalLauncher):
     def __init__(self, script: str) -> None:
         self._script = script
 
-    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         real = super().render(job, run_dir, attempt)
         folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
         program = run_dir / "worker.py"
@@ -121,7 +121,7 @@ def job(
     )
 
 
-def played(
+def run_scripted(
     launcher: Scripted | TorchrunScript, job: Job, run_dir: Path, heartbeat_timeout_s: float = 30
 ) -> tuple[list[JobResult], RecordingListener]:
     """Run the job; return the result of each attempt and the recorded events."""

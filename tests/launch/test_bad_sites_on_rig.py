@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.test_slurm_on_rig import CHECK, SOON, TRIAL, errors, nothing_is_left, started
+from tests.launch.test_slurm_on_rig import CHECK, SHORT_TIMEOUT, TRIAL, errors, nothing_is_left, started
 from tests.processes import load, ranks_in_check, until
 from tests.rig.cluster import Cluster
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Path:
-    path = tmp_path / "two.yaml"
+    path = tmp_path / "cluster.yaml"
     path.write_text(TRIAL.replace("min_seconds_per_size: 10", "min_seconds_per_size: 30"))
     return path
 
@@ -33,10 +33,10 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_node_with_different_munge_key(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
-    two = make_cluster(2)
-    two.wrong_munge_key("node1")
+    cluster = make_cluster(2)
+    cluster.wrong_munge_key("node1")
     options = ("--only", "host.inventory", "--set", "slurm.queue_s=20")
-    code, _, err = started(two, trial, tmp_path / "run", *options).finish()
+    code, _, err = started(cluster, trial, tmp_path / "run", *options).finish()
     assert code == 3, err
     (reason,) = set(errors(load(tmp_path / "run")).values())
     # depends on whether srun or the controller detects the node first
@@ -47,76 +47,76 @@ def test_node_with_different_munge_key(make_cluster: Callable[..., Cluster], tri
     else:
         assert reason.startswith("node1: srun cannot start a task on this node: Zero Bytes")
         assert first.startswith("sinfo -R; munge -n | ssh node1 unmunge")
-    assert nothing_is_left(two)
+    assert nothing_is_left(cluster)
 
 
 def test_unknown_interface_fails_preflight(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     """slurm.interface is used if a node cannot resolve the first node's name."""
-    two = make_cluster(2)
+    cluster = make_cluster(2)
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
-    two.run_on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
+    cluster.run_on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
     out = tmp_path / "run"
-    code, _, err = started(two, trial, out, "--only", "nodes.reachable", "--set", "slurm.interface=ib7").finish()
+    code, _, err = started(cluster, trial, out, "--only", "nodes.reachable", "--set", "slurm.interface=ib7").finish()
     assert code == 3, err
     reason = errors(load(out))["nodes.reachable"]
     assert "node0, node1: slurm.interface: ib7 does not exist or has no IPv4 address" in reason
     assert "Run first: srun --nodelist=node0 ip -br address" in reason
-    assert nothing_is_left(two)
+    assert nothing_is_left(cluster)
 
 
 def test_rendezvous_by_interface_address(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
-    two = make_cluster(2)
+    cluster = make_cluster(2)
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
-    two.run_on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
+    cluster.run_on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
     trial.write_text("checks: {nodes.reachable: }")
-    code, _, err = started(two, trial, tmp_path / "run").finish()
+    code, _, err = started(cluster, trial, tmp_path / "run").finish()
     assert code == 0, err
 
 
 def test_run_directory_fills_up_during_the_run(
     small: Path, make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path
 ) -> None:
-    two = make_cluster(2)
-    program = started(two, trial, small / "run", *SOON)
+    cluster = make_cluster(2)
+    program = started(cluster, trial, small / "run", *SHORT_TIMEOUT)
     until(lambda: ranks_in_check(small / "run", "ranks", CHECK, 4))
     subprocess.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k"], capture_output=True, check=False)
     code, _, err = program.finish()
     assert code == 3, err
     assert "No space left on device" in err
     assert "Traceback" not in err
-    assert nothing_is_left(two)
+    assert nothing_is_left(cluster)
 
 
 def test_run_directory_full_at_start(small: Path, make_cluster: Callable[..., Cluster], trial: Path) -> None:
-    two = make_cluster(2)
+    cluster = make_cluster(2)
     subprocess.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k"], capture_output=True, check=False)
-    code, _, err = started(two, trial, small / "run").finish()
+    code, _, err = started(cluster, trial, small / "run").finish()
     assert code == 2, err
     assert "cannot write to --out" in err
     assert "No space left on device" in err
-    assert nothing_is_left(two)
+    assert nothing_is_left(cluster)
 
 
 def test_read_only_run_directory(small: Path, make_cluster: Callable[..., Cluster], trial: Path) -> None:
-    two = make_cluster(2)
+    cluster = make_cluster(2)
     subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
-    code, _, err = started(two, trial, small / "run").finish()
+    code, _, err = started(cluster, trial, small / "run").finish()
     assert code == 2, err
     assert "cannot write to --out" in err
     assert "Read-only file system" in err
-    assert nothing_is_left(two)
+    assert nothing_is_left(cluster)
 
 
 def test_run_directory_read_only_on_one_node(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
-    two = make_cluster(2)
+    cluster = make_cluster(2)
     (tmp_path / "runs").mkdir()
     (tmp_path / "scratch").mkdir()
-    for node in two.nodes:
-        two.private_dir(tmp_path / "scratch", node)
-    two.run_on("node1", ["mount", "--bind", str(tmp_path / "runs"), str(tmp_path / "runs")])
-    two.run_on("node1", ["mount", "-o", "remount,ro,bind", str(tmp_path / "runs")])
+    for node in cluster.nodes:
+        cluster.private_dir(tmp_path / "scratch", node)
+    cluster.run_on("node1", ["mount", "--bind", str(tmp_path / "runs"), str(tmp_path / "runs")])
+    cluster.run_on("node1", ["mount", "-o", "remount,ro,bind", str(tmp_path / "runs")])
     out = tmp_path / "runs" / "run"
     trial.write_text("checks: {host.inventory: }")
-    code, _, err = started(two, trial, out, "--set", f"slurm.scratch={tmp_path / 'scratch'}").finish()
+    code, _, err = started(cluster, trial, out, "--set", f"slurm.scratch={tmp_path / 'scratch'}").finish()
     assert code == 0, err
     assert "not shared: node1" in (out / "jobs" / "nodes" / "attempt1" / "launcher.err").read_text()

@@ -7,7 +7,7 @@ import inspect
 import pytest
 from pydantic import ValidationError
 
-from seatrial.launch.base import Allocation, Launcher, Rendered, Running, Waiting
+from seatrial.launch.base import Allocation, Launcher, RenderedJob, StartedJob, WaitState
 from seatrial.launch.local import LocalJob, LocalLauncher
 from seatrial.launch.slurm import SlurmLauncher
 from seatrial.launch.slurm_job import SlurmJob
@@ -30,8 +30,8 @@ def test_a_launcher_has_a_name_and_every_method(launcher: type) -> None:
 
 @pytest.mark.parametrize("job", [LocalJob, SlurmJob])
 def test_a_started_job_has_every_method(job: type) -> None:
-    assert set(methods(Running)) == {"allocation", "waiting", "poll", "exit_reason", "cancel"}
-    for name, signature in methods(Running).items():
+    assert set(methods(StartedJob)) == {"allocation", "wait_state", "poll", "exit_reason", "cancel"}
+    for name, signature in methods(StartedJob).items():
         assert list(inspect.signature(getattr(job, name)).parameters) == list(signature.parameters), name
 
 
@@ -44,10 +44,10 @@ def test_without_a_scheduler_a_job_has_no_id_and_no_nodes() -> None:
 
 
 def test_a_rendered_job_is_not_changed_and_has_nothing_else() -> None:
-    rendered = Rendered(argv=("sh",), env={}, text="sh")
+    rendered = RenderedJob(argv=("sh",), env={}, text="sh")
     with pytest.raises(ValidationError):
         rendered.text = "rm"  # type: ignore[misc]
     with pytest.raises(ValidationError):
-        Rendered.model_validate({"argv": ("sh",), "env": {}, "text": "sh", "shell": True})
+        RenderedJob.model_validate({"argv": ("sh",), "env": {}, "text": "sh", "shell": True})
     with pytest.raises(ValidationError):
-        Waiting.model_validate({"reason": "Resources"})
+        WaitState.model_validate({"reason": "Resources"})

@@ -35,8 +35,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin" / "srun").write_text(SRUN)
     (tmp_path / "bin" / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setattr(collect, "WAIT_S", 0.0)
-    monkeypatch.setattr(collect, "RETRY_S", 0.2)
+    monkeypatch.setattr(collect, "FIRST_FETCH_S", 0.0)
+    monkeypatch.setattr(collect, "RESTART_S", 0.2)
     (tmp_path / "scratch" / "jobs" / "ranks" / "attempt1" / "logs").mkdir(parents=True)
     return tmp_path / "scratch"
 
@@ -48,47 +48,47 @@ def collector(node: Path, tmp_path: Path) -> Collector:
     return Collector(SrunTransport("7"), str(node), folder)
 
 
-def look_until(collector: Collector, condition: Callable[[], object]) -> None:
-    def looked() -> object:
+def fetch_until(collector: Collector, condition: Callable[[], object]) -> None:
+    def fetch_and_test() -> object:
         collector.fetch("node0")
         return condition()
 
-    until(looked)
+    until(fetch_and_test)
 
 
 def wait_for(collector: Collector, path: Path, text: str) -> None:
-    look_until(collector, lambda: path.exists() and path.read_text() == text)
+    fetch_until(collector, lambda: path.exists() and path.read_text() == text)
 
 
 def finish(collector: Collector, node: Path) -> None:
     (node / "ended").touch()
-    look_until(collector, lambda: collector.finished)
+    fetch_until(collector, lambda: collector.finished)
 
 
 def test_changed_files_arrive_during_the_job_and_all_at_its_end(collector: Collector, node: Path) -> None:
-    there, here = node / "jobs" / "ranks" / "attempt1", collector.folder
-    (there / "rank0.heartbeat.json").write_text("1")
-    (there / "logs" / "big.log").write_bytes(os.urandom(300_000))
-    wait_for(collector, here / "rank0.heartbeat.json", "1")
-    (there / "rank0.heartbeat.json").write_text("2")
-    wait_for(collector, here / "rank0.heartbeat.json", "2")
-    assert not (here / "logs" / "big.log").exists()
+    node_folder, local_folder = node / "jobs" / "ranks" / "attempt1", collector.folder
+    (node_folder / "rank0.heartbeat.json").write_text("1")
+    (node_folder / "logs" / "big.log").write_bytes(os.urandom(300_000))
+    wait_for(collector, local_folder / "rank0.heartbeat.json", "1")
+    (node_folder / "rank0.heartbeat.json").write_text("2")
+    wait_for(collector, local_folder / "rank0.heartbeat.json", "2")
+    assert not (local_folder / "logs" / "big.log").exists()
     (node / "artifacts").mkdir()
     (node / "artifacts" / "metrics.json").write_text("{}")
     finish(collector, node)
-    assert (here / "logs" / "big.log").stat().st_size == 300_000
-    assert (here.parents[2] / "artifacts" / "metrics.json").read_text() == "{}"
+    assert (local_folder / "logs" / "big.log").stat().st_size == 300_000
+    assert (local_folder.parents[2] / "artifacts" / "metrics.json").read_text() == "{}"
     assert (node / "collected").exists()
-    assert sorted(path.name for path in here.iterdir()) == ["logs", "rank0.heartbeat.json"]
+    assert sorted(path.name for path in local_folder.iterdir()) == ["logs", "rank0.heartbeat.json"]
 
 
 def test_files_over_the_limit_are_dropped_after_journals_and_logged(
     collector: Collector, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collect, "LIMIT_BYTES", 100_000)
-    there = node / "jobs" / "ranks" / "attempt1"
-    (there / "a.log").write_bytes(os.urandom(300_000))
-    (there / "rank0.jsonl").write_text("{}\n")
+    node_folder = node / "jobs" / "ranks" / "attempt1"
+    (node_folder / "a.log").write_bytes(os.urandom(300_000))
+    (node_folder / "rank0.jsonl").write_text("{}\n")
     finish(collector, node)
     assert (collector.folder / "rank0.jsonl").read_text() == "{}\n"
     assert not (collector.folder / "a.log").exists()
@@ -129,7 +129,7 @@ def test_failed_srun_is_reported_with_its_error(
 ) -> None:
     monkeypatch.setattr(collect, "NO_DATA_TIMEOUT_S", 3.0)
     (tmp_path / "bin" / "broken").touch()
-    look_until(collector, collector.problem)
+    fetch_until(collector, collector.problem)
     assert "srun: error: no route" in collector.missing_files()
     assert "Run first" in collector.missing_files()
 
@@ -163,7 +163,7 @@ def test_unpack_stays_inside_the_run_directory(tmp_path: Path) -> None:
     with tarfile.open(fileobj=package, mode="w:gz") as archive:
         for name in ("../outside", "jobs/../../outside", "jobs/inside"):
             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    assert unpack(package.getvalue(), tmp_path / "run").whole
+    assert unpack(package.getvalue(), tmp_path / "run").complete
     assert [path.name for path in tmp_path.rglob("*side")] == ["inside"]
 
 
@@ -211,5 +211,5 @@ def test_shellcheck_finds_nothing(text: str, tmp_path: Path) -> None:
     script = tmp_path / "node.sh"
     script.write_text(f"#!/bin/bash\n{text}")
     shellcheck = Path(sys.executable).parent / "shellcheck"
-    done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    result = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout

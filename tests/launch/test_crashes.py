@@ -21,7 +21,7 @@ from tests.launch.scripted import RecordingListener, job
 from tests.processes import Program, alive, call, heartbeats, load, ranks_in_check, until
 
 CHECK = "collectives.all_reduce"
-# heartbeat_timeout_s: on a busy host torchrun takes seconds to end after its ranks; see SOON
+# heartbeat_timeout_s: on a busy host torchrun takes seconds to end after its ranks; see SHORT_TIMEOUT
 TRIAL = """
 limits: {heartbeat_timeout_s: 20}
 checks:
@@ -29,7 +29,7 @@ checks:
   collectives.all_reduce: {options: {sizes: [10MiB], min_seconds_per_size: 3}}
   nodes.reachable:
 """
-SOON = ("--set", "limits.heartbeat_timeout_s=6")  # for tests that wait for a missing heartbeat
+SHORT_TIMEOUT = ("--set", "limits.heartbeat_timeout_s=6")  # for tests that wait for a missing heartbeat
 
 
 @pytest.fixture
@@ -40,15 +40,17 @@ def trial(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def alone(trial: Path) -> Path:
+def one_check_trial(trial: Path) -> Path:
     """The trial with CHECK only."""
     trial.write_text("\n".join(line for line in TRIAL.splitlines() if line[:2] != "  " or CHECK in line))
     return trial
 
 
-def broken_by(number: int, trial: Path, out: Path, *more: str, check: str = CHECK) -> tuple[int, str, list[int]]:
+def run_with_signal(
+    number: int, trial: Path, out: Path, *options: str, check: str = CHECK
+) -> tuple[int, str, list[int]]:
     """Run the trial and send a signal to rank 1 during ``check``; return exit code, output and remaining pids."""
-    program = Program("run", trial, "--out", out, *more)
+    program = Program("run", trial, "--out", out, *options)
     pid = until(lambda: ranks_in_check(out, "ranks", check, 2))[1]["pid"]
     os.kill(pid, number)
     code, output, _ = program.finish()
@@ -57,8 +59,8 @@ def broken_by(number: int, trial: Path, out: Path, *more: str, check: str = CHEC
 
 def test_killed_rank_is_the_cause_and_other_checks_run_again(trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    code, output, left = broken_by(signal.SIGKILL, trial, out)
-    assert (code, left) == (3, [])
+    code, output, remaining_pids = run_with_signal(signal.SIGKILL, trial, out)
+    assert (code, remaining_pids) == (3, [])
     record = load(out)
     assert record.decision.value is DecisionValue.INCOMPLETE
     (error,) = [verdict for verdict in record.verdicts if verdict.outcome is Outcome.ERROR]
@@ -86,11 +88,11 @@ def test_killed_rank_is_the_cause_and_other_checks_run_again(trial: Path, tmp_pa
     assert [job.name for job in again.jobs] == [job.name for job in record.jobs]
 
 
-def test_rank_ended_by_sigterm_is_the_cause(alone: Path, tmp_path: Path) -> None:
+def test_rank_ended_by_sigterm_is_the_cause(one_check_trial: Path, tmp_path: Path) -> None:
     """SIGTERM, which a worker handles; other signals are in test_root_cause.py."""
     out = tmp_path / "run"
-    code, output, left = broken_by(signal.SIGTERM, alone, out)
-    assert (code, left) == (3, [])
+    code, output, remaining_pids = run_with_signal(signal.SIGTERM, one_check_trial, out)
+    assert (code, remaining_pids) == (3, [])
     (result,) = load(out).results
     assert (result.state, result.failed_subject[:8]) == (JobState.FAILED, "rank 1 (")
     assert f"terminated by SIGTERM from outside; last status: {CHECK}" in result.cause
@@ -100,8 +102,8 @@ def test_rank_ended_by_sigterm_is_the_cause(alone: Path, tmp_path: Path) -> None
 def test_rank_killed_in_a_gpu_check_fails_the_check_on_all_ranks(trial: Path, tmp_path: Path) -> None:
     trial.write_text("checks: {train.cnn: {options: {epochs: 500}}, nodes.reachable: }")
     out = tmp_path / "run"
-    code, _, left = broken_by(signal.SIGKILL, trial, out, check="train.cnn")
-    assert (code, left) == (3, [])
+    code, _, remaining_pids = run_with_signal(signal.SIGKILL, trial, out, check="train.cnn")
+    assert (code, remaining_pids) == (3, [])
     record = load(out)
     errors = {
         measurement.subject.partition("/")[2]: measurement.error or ""
@@ -117,10 +119,10 @@ def test_rank_killed_in_a_gpu_check_fails_the_check_on_all_ranks(trial: Path, tm
     ] * 2
 
 
-def test_stopped_rank_is_the_cause_not_its_peer(alone: Path, tmp_path: Path) -> None:
+def test_stopped_rank_is_the_cause_not_its_peer(one_check_trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    code, _, left = broken_by(signal.SIGSTOP, alone, out, *SOON)
-    assert (code, left) == (3, [])
+    code, _, remaining_pids = run_with_signal(signal.SIGSTOP, one_check_trial, out, *SHORT_TIMEOUT)
+    assert (code, remaining_pids) == (3, [])
     record = load(out)
     hung = next(result for result in record.results if result.state is JobState.HUNG)
     assert "rank 1 (" in hung.failed_subject
@@ -129,9 +131,9 @@ def test_stopped_rank_is_the_cause_not_its_peer(alone: Path, tmp_path: Path) -> 
     assert "stopped by a signal" in hung.cause
 
 
-def test_stopped_torchrun_is_detected_after_its_ranks_end(alone: Path, tmp_path: Path) -> None:
+def test_stopped_torchrun_is_detected_after_its_ranks_end(one_check_trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = Program("run", alone, "--out", out, *SOON)
+    program = Program("run", one_check_trial, "--out", out, *SHORT_TIMEOUT)
     rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 2))[0]["pid"]
     os.kill(psutil.Process(rank).ppid(), signal.SIGSTOP)
     code, _, _ = program.finish()
@@ -175,10 +177,10 @@ def test_ctrl_c_ends_all_processes_and_writes_reports(trial: Path, tmp_path: Pat
     assert [measurement.check for measurement in record.measurements] == ["host.inventory"]
 
 
-def test_ranks_end_with_torchrun(alone: Path, tmp_path: Path) -> None:
+def test_ranks_end_with_torchrun(one_check_trial: Path, tmp_path: Path) -> None:
     """torchrun is killed while seatrial is stopped and cannot end the ranks."""
     out = tmp_path / "run"
-    program = Program("run", alone, "--out", out)
+    program = Program("run", one_check_trial, "--out", out)
     ranks = [heartbeat["pid"] for heartbeat in until(lambda: ranks_in_check(out, "ranks", CHECK, 2))]
     agent = psutil.Process(ranks[0]).ppid()
     program.process.send_signal(signal.SIGSTOP)
@@ -195,8 +197,8 @@ def test_rank_orphaned_before_its_start_exits(tmp_path: Path) -> None:
     (tmp_path / "jobs" / "ranks" / "job.json").write_text(job(CHECK).model_dump_json())
     command = [sys.executable, "-m", "seatrial.worker", str(tmp_path / "jobs" / "ranks" / "job.json"), "1"]
     environment = {**os.environ, "SEATRIAL_JOB_TAG": "of a torchrun that is gone"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "torchrun exited before this rank started" in done.stderr) == (1, True), done.stderr
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, "torchrun exited before this rank started" in result.stderr) == (1, True), result.stderr
     assert not list(tmp_path.rglob("rank0*"))
 
 
@@ -214,9 +216,9 @@ def test_environment_of_other_jobs_is_not_inherited(tmp_path: Path, monkeypatch:
     assert [measurement.error for measurement in listener.measurements] == [None] * 3
 
 
-def test_killed_trial_leaves_no_process_and_can_be_resumed(alone: Path, tmp_path: Path) -> None:
+def test_killed_trial_leaves_no_process_and_can_be_resumed(one_check_trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = Program("run", alone, "--out", out)
+    program = Program("run", one_check_trial, "--out", out)
     until(lambda: ranks_in_check(out, "ranks", CHECK, 2))
     program.process.kill()
     program.finish()

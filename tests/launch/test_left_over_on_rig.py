@@ -26,23 +26,25 @@ checks:
 
 
 def test_next_run_cancels_the_job_of_a_killed_run(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    two, out = make_cluster(2), tmp_path / "it's a run"
-    (tmp_path / "two.yaml").write_text(TRIAL)
-    program = Program("run", tmp_path / "two.yaml", "--launcher", "slurm", "--nodes", "2", "--out", out, env=two.env)
+    cluster, out = make_cluster(2), tmp_path / "it's a run"
+    (tmp_path / "cluster.yaml").write_text(TRIAL)
+    program = Program(
+        "run", tmp_path / "cluster.yaml", "--launcher", "slurm", "--nodes", "2", "--out", out, env=cluster.env
+    )
     rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[3]
-    two.run_on("node1", ["kill", "-STOP", str(rank["pid"])])  # keeps the job running
+    cluster.run_on("node1", ["kill", "-STOP", str(rank["pid"])])  # keeps the job running
     program.process.kill()
     program.finish()
     job_id = (out / "jobs/ranks/attempt1/slurm_job_id").read_text()
-    assert two.run(["squeue", "--noheader", "--format=%A"]).stdout.split() == [job_id]
+    assert cluster.run(["squeue", "--noheader", "--format=%A"]).stdout.split() == [job_id]
     held_job = ["sbatch", "--parsable", "--job-name=seatrial-ranks", "--hold", "--wrap", "sleep 300"]
-    other_job = two.run(held_job).stdout.strip()
+    other_job = cluster.run(held_job).stdout.strip()
 
-    code, _, err = Program("run", "--resume", out, env=two.env).finish()
+    code, _, err = Program("run", "--resume", out, env=cluster.env).finish()
     assert code == 0, err
     assert f"job {job_id} of an earlier run in" in err
-    assert "JobState=CANCELLED" in two.run(["scontrol", "show", "job", job_id]).stdout
-    assert two.run(["squeue", "--noheader", "--format=%A"]).stdout.split() == [other_job]
+    assert "JobState=CANCELLED" in cluster.run(["scontrol", "show", "job", job_id]).stdout
+    assert cluster.run(["squeue", "--noheader", "--format=%A"]).stdout.split() == [other_job]
     record = load(out)
     assert record.decision.value is DecisionValue.ACCEPTED
     assert [result.attempt for result in record.results if result.job == "ranks"] == [2]
@@ -53,19 +55,21 @@ def test_next_run_cancels_the_job_of_a_killed_run(make_cluster: Callable[..., Cl
 def test_ctrl_c_before_the_first_fetch_leaves_nothing_on_the_nodes(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
-    two, runs, scratch = make_cluster(2), tmp_path / "runs", tmp_path / "scratch"
+    cluster, runs, scratch = make_cluster(2), tmp_path / "runs", tmp_path / "scratch"
     for folder in (runs, scratch):
         folder.mkdir()
-        for node in two.nodes:
-            two.private_dir(folder, node)
-    (tmp_path / "two.yaml").write_text(TRIAL.replace("host.inventory:", ""))
+        for node in cluster.nodes:
+            cluster.private_dir(folder, node)
+    (tmp_path / "cluster.yaml").write_text(TRIAL.replace("host.inventory:", ""))
     options = ("--launcher", "slurm", "--nodes", "2", "--set", f"slurm.scratch={scratch}", "--out", runs / "run")
-    program = Program("run", tmp_path / "two.yaml", *options, env=two.env)
-    until(lambda: two.run_on("node1", ["find", str(scratch), "-name", "job.json"]).stdout)
+    program = Program("run", tmp_path / "cluster.yaml", *options, env=cluster.env)
+    until(lambda: cluster.run_on("node1", ["find", str(scratch), "-name", "job.json"]).stdout)
     program.process.send_signal(signal.SIGINT)
     assert program.finish()[0] == 130
-    assert nothing_is_left(two)
-    assert "".join(two.run_on(node, ["find", str(scratch), "-mindepth", "1"]).stdout for node in two.nodes) == ""
+    assert nothing_is_left(cluster)
+    assert (
+        "".join(cluster.run_on(node, ["find", str(scratch), "-mindepth", "1"]).stdout for node in cluster.nodes) == ""
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

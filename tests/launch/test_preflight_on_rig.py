@@ -24,7 +24,7 @@ checks:
 
 
 @pytest.fixture
-def two(shared_cluster: Cluster) -> Cluster:
+def cluster(shared_cluster: Cluster) -> Cluster:
     return shared_cluster
 
 
@@ -55,57 +55,57 @@ def venv(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("without", ["node0", "node1"])
-def test_venv_missing_on_one_node(two: Cluster, tmp_path: Path, without: str) -> None:
+def test_venv_missing_on_one_node(cluster: Cluster, tmp_path: Path, without: str) -> None:
     path = venv(tmp_path)
-    two.private_dir(path, without)
-    subject, cause = failed_subject_and_cause(two, tmp_path, environment=f"{{venv: {path}}}")
+    cluster.private_dir(path, without)
+    subject, cause = failed_subject_and_cause(cluster, tmp_path, environment=f"{{venv: {path}}}")
     assert subject == without
     assert f"environment.venv: {path}/bin/python" in cause
     assert f"Run first: srun --nodelist={without} ls -l {path}/bin/python" in cause
 
 
-def test_seatrial_not_importable_on_one_node(two: Cluster, tmp_path: Path) -> None:
+def test_seatrial_not_importable_on_one_node(cluster: Cluster, tmp_path: Path) -> None:
     path = venv(tmp_path)
     (path / "bin" / "python").write_text(
         f'#!/bin/sh\n[ "$(hostname)" = node0 ] || set -- -S "$@"\nexec {sys.executable} "$@"\n'
     )
-    subject, cause = failed_subject_and_cause(two, tmp_path, environment=f"{{venv: {path}}}")
+    subject, cause = failed_subject_and_cause(cluster, tmp_path, environment=f"{{venv: {path}}}")
     assert (subject, "cannot import seatrial with python" in cause) == ("node1", True)
 
 
-def test_environment_missing_on_all_nodes(two: Cluster, tmp_path: Path) -> None:
+def test_environment_missing_on_all_nodes(cluster: Cluster, tmp_path: Path) -> None:
     subject, cause = failed_subject_and_cause(
-        two, tmp_path, environment="{source: /nowhere/env.sh, modules: [cuda/99]}"
+        cluster, tmp_path, environment="{source: /nowhere/env.sh, modules: [cuda/99]}"
     )
     assert subject == "node0, node1"
     assert "node0, node1: environment.source /nowhere/env.sh" in cause
     assert "environment.modules: cannot load cuda/99" in cause
 
 
-def test_container_runtime_and_image_missing(two: Cluster, tmp_path: Path) -> None:
+def test_container_runtime_and_image_missing(cluster: Cluster, tmp_path: Path) -> None:
     subject, cause = failed_subject_and_cause(
-        two, tmp_path, container="{runtime: apptainer, image: /nowhere/torch.sif}"
+        cluster, tmp_path, container="{runtime: apptainer, image: /nowhere/torch.sif}"
     )
     assert subject == "node0, node1"
     assert "container.runtime: apptainer is not installed" in cause
     assert "container.image /nowhere/torch.sif does not exist" in cause
 
 
-def test_image_missing_on_one_node(two: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_missing_on_one_node(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "apptainer").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "bin" / "apptainer").chmod(0o755)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "torch.sif").touch()
-    two.private_dir(tmp_path / "images", "node1")
-    monkeypatch.setitem(two.env, "PATH", f"{tmp_path / 'bin'}:{two.env['PATH']}")
+    cluster.private_dir(tmp_path / "images", "node1")
+    monkeypatch.setitem(cluster.env, "PATH", f"{tmp_path / 'bin'}:{cluster.env['PATH']}")
     image = tmp_path / "images" / "torch.sif"
-    subject, cause = failed_subject_and_cause(two, tmp_path, container=f"{{runtime: apptainer, image: {image}}}")
+    subject, cause = failed_subject_and_cause(cluster, tmp_path, container=f"{{runtime: apptainer, image: {image}}}")
     assert (subject, f"container.image {image} does not exist" in cause) == ("node1", True)
 
 
-def test_pyxis_missing(two: Cluster, tmp_path: Path) -> None:
+def test_pyxis_missing(cluster: Cluster, tmp_path: Path) -> None:
     subject, cause = failed_subject_and_cause(
-        two, tmp_path, container="{runtime: pyxis, image: nvcr.io#nvidia/pytorch}"
+        cluster, tmp_path, container="{runtime: pyxis, image: nvcr.io#nvidia/pytorch}"
     )
     assert (subject, "container.runtime: Slurm has no pyxis" in cause) == ("node0, node1", True)

@@ -10,7 +10,7 @@ import pytest
 
 from seatrial.launch.rank_status import Rank, ranks_in
 from seatrial.worker import TERMINATING
-from tests.launch.scripted import ALONE, TOGETHER, job
+from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, job
 
 
 class Written:
@@ -18,7 +18,7 @@ class Written:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.rank: Rank = ranks_in(folder, job(ALONE, TOGETHER))[1]
+        self.rank: Rank = ranks_in(folder, job(GPU_CHECK, CLUSTER_CHECK))[1]
 
     def raw(self, line: bytes) -> None:
         with (self.folder / "rank1.jsonl").open("ab") as journal:
@@ -44,69 +44,69 @@ def written(tmp_path: Path) -> Written:
 
 
 def test_one_rank_per_process_of_the_job(tmp_path: Path) -> None:
-    two = job(ALONE).model_copy(update={"nodes": 2, "ranks_per_node": 3})
+    two = job(GPU_CHECK).model_copy(update={"nodes": 2, "ranks_per_node": 3})
     assert [rank.number for rank in ranks_in(tmp_path, two)] == [0, 1, 2, 3, 4, 5]
 
 
 def test_rank_without_output_has_no_last_seen(written: Written) -> None:
     rank = written.rank
     assert rank.read() == []
-    assert (rank.last_seen, rank.current, rank.done, rank.damage) == (None, None, False, "")
-    assert (rank.is_working, rank.failed, rank.is_exiting) == (True, False, False)
+    assert (rank.last_seen, rank.current_check, rank.done, rank.damage) == (None, None, False, "")
+    assert (rank.heartbeat_expected, rank.failed, rank.may_exit) == (True, False, False)
     assert rank.name == "rank 1"
 
 
 def test_rank_state_from_start_to_done(written: Written) -> None:
     rank = written.rank
-    written.start(ALONE)
+    written.start(GPU_CHECK)
     assert rank.read() == []
-    assert (rank.current, rank.subject, rank.last_seen is not None) == (ALONE, "n0/gpu1", True)
-    written.measured(ALONE)
-    assert [item.check for item in rank.read()] == [ALONE]
-    assert rank.current is None
+    assert (rank.current_check, rank.subject, rank.last_seen is not None) == (GPU_CHECK, "n0/gpu1", True)
+    written.measured(GPU_CHECK)
+    assert [item.check for item in rank.read()] == [GPU_CHECK]
+    assert rank.current_check is None
     assert rank.read() == [], "a measurement is returned once"
-    written.start(TOGETHER)
-    written.measured(TOGETHER)
+    written.start(CLUSTER_CHECK)
+    written.measured(CLUSTER_CHECK)
     written.write(done=2.0)
-    assert [item.check for item in rank.read()] == [TOGETHER]
-    assert (rank.done, rank.is_working, rank.damage) == (True, False, "")
+    assert [item.check for item in rank.read()] == [CLUSTER_CHECK]
+    assert (rank.done, rank.heartbeat_expected, rank.damage) == (True, False, "")
 
 
 def test_name_has_the_known_details(written: Written) -> None:
     written.heartbeat("starting")
     written.rank.read()
     assert written.rank.name == "rank 1 (n0, pid 4711)"
-    written.start(ALONE)
+    written.start(GPU_CHECK)
     written.rank.read()
     assert written.rank.name == "rank 1 (n0/gpu1, pid 4711)"
 
 
 def test_rank_is_exiting_after_an_error(written: Written) -> None:
-    written.start(ALONE)
-    written.measured(ALONE, error="CUDA error")
+    written.start(GPU_CHECK)
+    written.measured(GPU_CHECK, error="CUDA error")
     written.rank.read()
-    assert (written.rank.failed, written.rank.is_exiting) == (True, True)
-    written.start(TOGETHER)
+    assert (written.rank.failed, written.rank.may_exit) == (True, True)
+    written.start(CLUSTER_CHECK)
     written.rank.read()
-    assert (written.rank.failed, written.rank.is_exiting) == (True, False), "it started another check"
+    assert (written.rank.failed, written.rank.may_exit) == (True, False), "it started another check"
 
 
 def test_termination_is_read_from_the_heartbeat(written: Written) -> None:
-    written.start(ALONE)
+    written.start(GPU_CHECK)
     written.heartbeat(TERMINATING)
     written.rank.read()
-    assert (written.rank.is_terminating, written.rank.is_working) == (True, False)
+    assert (written.rank.is_terminating, written.rank.heartbeat_expected) == (True, False)
 
 
 def test_last_status_has_progress_only_of_the_same_check(written: Written) -> None:
-    written.start(ALONE)
-    written.heartbeat(ALONE, "step 3 of 4")
+    written.start(GPU_CHECK)
+    written.heartbeat(GPU_CHECK, "step 3 of 4")
     written.rank.read()
-    assert written.rank.last_status == f"{ALONE}: step 3 of 4"
-    written.measured(ALONE)
-    written.start(TOGETHER)
+    assert written.rank.last_status == f"{GPU_CHECK}: step 3 of 4"
+    written.measured(GPU_CHECK)
+    written.start(CLUSTER_CHECK)
     written.rank.read()
-    assert written.rank.last_status == TOGETHER
+    assert written.rank.last_status == CLUSTER_CHECK
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,16 @@ def test_last_status_has_progress_only_of_the_same_check(written: Written) -> No
     ],
 )
 def test_invalid_record_is_damage(line: bytes, written: Written) -> None:
-    written.start(ALONE)
+    written.start(GPU_CHECK)
     written.raw(line)
     assert written.rank.read() == []
     assert written.rank.damage
-    assert (written.rank.current, written.rank.done) == (ALONE, False)
+    assert (written.rank.current_check, written.rank.done) == (GPU_CHECK, False)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"pid": "x"}'])
 def test_unreadable_heartbeat_is_ignored(text: str, written: Written) -> None:
-    written.heartbeat(ALONE)
+    written.heartbeat(GPU_CHECK)
     written.rank.read()
     before = written.rank.heartbeat
     (written.folder / "rank1.heartbeat.json").write_text(text)
@@ -142,11 +142,11 @@ def test_unreadable_heartbeat_is_ignored(text: str, written: Written) -> None:
 
 
 def test_unchanged_heartbeat_does_not_update_last_seen(written: Written) -> None:
-    written.heartbeat(ALONE)
+    written.heartbeat(GPU_CHECK)
     written.rank.read()
     written.rank.last_seen = -1.0
     written.rank.read()
     assert written.rank.last_seen == -1.0
-    written.heartbeat(ALONE, "step 1")
+    written.heartbeat(GPU_CHECK, "step 1")
     written.rank.read()
     assert written.rank.last_seen > 0

@@ -12,7 +12,7 @@ from seatrial.launch import root_cause
 from seatrial.launch.rank_status import Rank, ranks_in
 from seatrial.model import JobState
 from tests.checks.host import mounts
-from tests.launch.scripted import ALONE, TOGETHER, TorchrunScript, job, played
+from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, TorchrunScript, job, run_scripted
 
 # output of torchrun 2.13 for a killed rank, and for a rank that it ended itself
 FAILURE = """[{index}]:
@@ -26,15 +26,17 @@ FAILURE = """[{index}]:
 ENDED = "W1121 11:57:40.321000 33 api.py:1017] Sending process {pid} closing signal SIGTERM\n"
 
 
-def write_rank(folder: Path, rank: int, *records: dict[str, object], status: str = TOGETHER, at: float = 100.0) -> None:
-    lines = [{"start": TOGETHER, "subject": f"n0/rank{rank}"}, *records]
+def write_rank(
+    folder: Path, rank: int, *records: dict[str, object], status: str = CLUSTER_CHECK, at: float = 100.0
+) -> None:
+    lines = [{"start": CLUSTER_CHECK, "subject": f"n0/rank{rank}"}, *records]
     (folder / f"rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     heartbeat = {"pid": 100 + rank, "node": "n0", "status": status, "progress": "", "time": at}
     (folder / f"rank{rank}.heartbeat.json").write_text(json.dumps(heartbeat))
 
 
 def error(rank: int, text: str, at: float) -> dict[str, object]:
-    fields = {"check": TOGETHER, "subject": f"n0/rank{rank}", "rank": rank, "error": text}
+    fields = {"check": CLUSTER_CHECK, "subject": f"n0/rank{rank}", "rank": rank, "error": text}
     return {"measurement": {**fields, "started": at - 1, "seconds": 1}}
 
 
@@ -43,11 +45,11 @@ def cause_of(folder: Path, exits: dict[int, int], ended_by_torchrun: tuple[int, 
     signals = [ENDED.format(pid=100 + rank) for rank in ended_by_torchrun]
     failures = [FAILURE.format(index=rank, rank=rank, code=code, pid=100 + rank) for rank, code in exits.items()]
     (folder / "launcher.err").write_text("".join([*signals, *failures]))
-    return root_cause.job_ended(job(TOGETHER), read(folder), 1, folder)
+    return root_cause.job_ended(job(CLUSTER_CHECK), read(folder), 1, folder)
 
 
 def read(folder: Path) -> list[Rank]:
-    ranks = ranks_in(folder, job(TOGETHER, ALONE))
+    ranks = ranks_in(folder, job(CLUSTER_CHECK, GPU_CHECK))
     for rank in ranks:
         rank.read()
     return ranks
@@ -58,11 +60,11 @@ def test_the_earliest_error_is_the_cause(first: int, second: int, tmp_path: Path
     write_rank(tmp_path, first, error(first, "CUDA error", at=50.0))
     write_rank(tmp_path, second, error(second, "Connection closed by peer", at=50.3))
     cause = cause_of(tmp_path, {0: 1, 1: 1})
-    assert (cause.rank, cause.cause) == (first, f"{TOGETHER}: CUDA error")
+    assert (cause.rank, cause.cause) == (first, f"{CLUSTER_CHECK}: CUDA error")
 
 
 def test_error_of_a_rank_that_continued_is_not_the_cause(tmp_path: Path) -> None:
-    write_rank(tmp_path, 0, error(0, "too slow", at=10.0), {"start": ALONE, "subject": "n0/rank0"})
+    write_rank(tmp_path, 0, error(0, "too slow", at=10.0), {"start": GPU_CHECK, "subject": "n0/rank0"})
     write_rank(tmp_path, 1, error(1, "CUDA error", at=50.0))
     assert cause_of(tmp_path, {0: 143, 1: 1}, ended_by_torchrun=(0,)).rank == 1
 
@@ -71,7 +73,7 @@ def test_exit_without_message_precedes_peer_errors(tmp_path: Path) -> None:
     write_rank(tmp_path, 0, error(0, "Connection closed by peer", at=50.0))
     write_rank(tmp_path, 1)
     cause = cause_of(tmp_path, {0: 1, 1: 3})
-    assert (cause.rank, cause.cause) == (1, f"exit code 3; last status: {TOGETHER}")
+    assert (cause.rank, cause.cause) == (1, f"exit code 3; last status: {CLUSTER_CHECK}")
 
 
 def test_abort_after_an_error_message_counts_as_reported(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_abort_after_a_killed_peer_is_not_the_cause(killed: int, aborted: int, t
     write_rank(tmp_path, aborted)
     cause = cause_of(tmp_path, {aborted: -6, killed: -9})
     assert cause.rank == killed
-    assert cause.cause.startswith(f"killed by SIGKILL; last status: {TOGETHER}")
+    assert cause.cause.startswith(f"killed by SIGKILL; last status: {CLUSTER_CHECK}")
 
 
 @pytest.mark.parametrize("code", [143, -15])
@@ -94,7 +96,7 @@ def test_rank_ended_by_torchrun_is_not_the_cause(code: int, tmp_path: Path) -> N
     write_rank(tmp_path, 0, status="terminating on SIGTERM", at=40.0)  # the clocks of nodes may differ
     write_rank(tmp_path, 1, error(1, "CUDA error", at=50.0))
     cause = cause_of(tmp_path, {0: code, 1: 1}, ended_by_torchrun=(0,))
-    assert (cause.rank, cause.cause) == (1, f"{TOGETHER}: CUDA error")
+    assert (cause.rank, cause.cause) == (1, f"{CLUSTER_CHECK}: CUDA error")
 
 
 def test_rank_killed_by_torchrun_is_not_the_cause(tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_earlier_sigterm_from_outside_is_the_cause_of_peer_errors(tmp_path: Path
     write_rank(tmp_path, 0, error(0, "Connection closed by peer", at=50.0))
     write_rank(tmp_path, 1, status="terminating on SIGTERM", at=49.9)
     cause = cause_of(tmp_path, {0: 1, 1: 143})
-    assert (cause.rank, cause.cause) == (1, f"terminated by SIGTERM from outside; last status: {TOGETHER}")
+    assert (cause.rank, cause.cause) == (1, f"terminated by SIGTERM from outside; last status: {CLUSTER_CHECK}")
 
 
 def test_sigterm_after_an_earlier_error_is_not_the_cause(tmp_path: Path) -> None:
@@ -131,7 +133,7 @@ def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
     with log.open("ab") as file:
         file.write(b"\nOSError: disk error\n")
     write_rank(tmp_path, 0)
-    cause = root_cause.job_ended(job(TOGETHER), read(tmp_path), 1, tmp_path)
+    cause = root_cause.job_ended(job(CLUSTER_CHECK), read(tmp_path), 1, tmp_path)
     assert (cause.subject, cause.cause) == ("launcher", "exit code 1. Last error in its log: OSError: disk error")
 
 
@@ -139,11 +141,11 @@ def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
 def test_full_run_directory_is_reported(tmp_path: Path) -> None:
     with mounts.tmpfs(tmp_path / "small", "size=64k") as small:
         write_rank(small, 0)
-        assert root_cause.job_ended(job(TOGETHER), read(small), 1, small).cause == "exit code 1"
+        assert root_cause.job_ended(job(CLUSTER_CHECK), read(small), 1, small).cause == "exit code 1"
         with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
-        cause = root_cause.job_ended(job(TOGETHER), read(small), 1, small).cause
+        cause = root_cause.job_ended(job(CLUSTER_CHECK), read(small), 1, small).cause
     assert cause.startswith(f"exit code 1. The file system of {small} is full")
 
 
@@ -155,7 +157,7 @@ def test_torchrun_output_is_read_per_node(tmp_path: Path) -> None:
     """Two nodes can have equal pids: a rank ended by one torchrun differs from a rank that died under the other."""
     write_rank(tmp_path, 0, status="terminating on SIGTERM")
     write_rank(tmp_path, 1)
-    two = job(TOGETHER).model_copy(update={"nodes": 2, "ranks_per_node": 1})
+    two = job(CLUSTER_CHECK).model_copy(update={"nodes": 2, "ranks_per_node": 1})
     died = FAILURE.format(index=0, rank=1, code=-9, pid=4711)
     (tmp_path / "launcher.err").write_text(labelled(0, ENDED.format(pid=4711)) + labelled(1, died))
     cause = root_cause.job_ended(two, read(tmp_path), 1, tmp_path)
@@ -166,7 +168,7 @@ def test_rank_with_exit_code_0_is_the_cause_of_its_peers_error(tmp_path: Path) -
     write_rank(tmp_path, 0, error(0, "Connection closed by peer", at=50.0))
     write_rank(tmp_path, 1)
     cause = cause_of(tmp_path, {0: 1})
-    assert (cause.rank, cause.cause) == (1, f"exit code 0 before the end of its checks; last status: {TOGETHER}")
+    assert (cause.rank, cause.cause) == (1, f"exit code 0 before the end of its checks; last status: {CLUSTER_CHECK}")
 
 
 def test_rank_ended_by_torchrun_did_not_exit_early(tmp_path: Path) -> None:
@@ -187,17 +189,17 @@ srun: Force Terminated StepId=12.0
 @pytest.mark.parametrize(
     ("end", "expected"),
     [
-        ("Exited with exit code 3", f"exit code 3; last status: {TOGETHER}"),
-        ("Killed", f"killed by SIGKILL; last status: {TOGETHER}"),
-        ("Segmentation fault (core dumped)", f"killed by SIGSEGV; last status: {TOGETHER}"),
-        ("Out Of Memory", f"killed by SIGKILL; last status: {TOGETHER}"),
+        ("Exited with exit code 3", f"exit code 3; last status: {CLUSTER_CHECK}"),
+        ("Killed", f"killed by SIGKILL; last status: {CLUSTER_CHECK}"),
+        ("Segmentation fault (core dumped)", f"killed by SIGSEGV; last status: {CLUSTER_CHECK}"),
+        ("Out Of Memory", f"killed by SIGKILL; last status: {CLUSTER_CHECK}"),
     ],
 )
 def test_srun_output_gives_the_failed_node_and_exit_code(end: str, expected: str, tmp_path: Path) -> None:
     for rank in 0, 1:
         write_rank(tmp_path, rank)
     (tmp_path / "launcher.err").write_text(_KILLS.format(end=end))
-    two = job(TOGETHER, placement="nodes").model_copy(update={"nodes": 2, "ranks_per_node": 1})
+    two = job(CLUSTER_CHECK, placement="nodes").model_copy(update={"nodes": 2, "ranks_per_node": 1})
     cause = root_cause.job_ended(two, read(tmp_path), 1, tmp_path, "Slurm job 7 is FAILED")
     assert (cause.rank, cause.cause.startswith(expected)) == (1, True)
 
@@ -207,7 +209,7 @@ def test_cancelled_job_is_not_attributed_to_a_task(tmp_path: Path) -> None:
         write_rank(tmp_path, rank)
     aborted = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
     (tmp_path / "launcher.err").write_text(aborted + "srun: error: node0: task 0: Terminated\n")
-    two = job(TOGETHER, placement="nodes").model_copy(update={"nodes": 2, "ranks_per_node": 1})
+    two = job(CLUSTER_CHECK, placement="nodes").model_copy(update={"nodes": 2, "ranks_per_node": 1})
     cause = root_cause.job_ended(two, read(tmp_path), 1, tmp_path, "Slurm job 7 is CANCELLED")
     assert (cause.subject, cause.cause) == ("launcher", "Slurm job 7 is CANCELLED")
 
@@ -216,7 +218,7 @@ def test_killed_torchrun_is_attributed_to_its_node(tmp_path: Path) -> None:
     write_rank(tmp_path, 0, error(0, "Connection closed by peer", at=50.0))
     write_rank(tmp_path, 1, status="terminating on SIGTERM")
     (tmp_path / "launcher.err").write_text(_KILLS.format(end="Killed"))
-    cause = root_cause.job_ended(job(TOGETHER), read(tmp_path), 1, tmp_path)
+    cause = root_cause.job_ended(job(CLUSTER_CHECK), read(tmp_path), 1, tmp_path)
     assert (cause.subject, "killed by SIGKILL" in cause.cause) == ("node1", True)
 
 
@@ -234,7 +236,7 @@ def test_reset_node_is_the_cause_not_its_peers(tmp_path: Path) -> None:
         "srun: Job step aborted: Waiting up to 4 seconds for job step to finish.\n"
         "srun: error: Timed out waiting for job step to complete\n"
     )
-    two = job(TOGETHER).model_copy(update={"nodes": 2, "ranks_per_node": 1})
+    two = job(CLUSTER_CHECK).model_copy(update={"nodes": 2, "ranks_per_node": 1})
     ranks = read(tmp_path)
     assert ranks[1].heartbeat
     ranks[1].heartbeat = ranks[1].heartbeat.model_copy(update={"node": "n1"})
@@ -245,11 +247,11 @@ def test_reset_node_is_the_cause_not_its_peers(tmp_path: Path) -> None:
 def test_node_failure_reported_by_srun_is_the_cause(tmp_path: Path) -> None:
     write_rank(tmp_path, 0, error(0, "Connection closed by peer", at=50.0))
     (tmp_path / "launcher.err").write_text("srun: error: Node failure on node1\n")
-    cause = root_cause.job_ended(job(TOGETHER), read(tmp_path), 1, tmp_path)
+    cause = root_cause.job_ended(job(CLUSTER_CHECK), read(tmp_path), 1, tmp_path)
     assert (cause.subject, "scontrol show node node1" in cause.cause) == ("node1", True)
 
 
-LATE = f"measured(0, {TOGETHER!r}, 'RuntimeError: Connection closed by peer'); sys.exit(1)"
+LATE = f"measured(0, {CLUSTER_CHECK!r}, 'RuntimeError: Connection closed by peer'); sys.exit(1)"
 ENDS = {
     "exit code 3; last status: nodes.reachable": "os._exit(3)",
     "killed by signal 40 (SIGRTMIN+6); last status: nodes.reachable": "os.kill(os.getpid(), 40)",
@@ -257,15 +259,15 @@ ENDS = {
     "terminated by SIGTERM from outside; last status: nodes.reachable": (
         "heartbeat(1, 'terminating on SIGTERM'); os._exit(143)"
     ),
-    f"{ALONE}: OSError: no such file": f"measured(1, {ALONE!r}, 'OSError: no such file'); os._exit(1)",
+    f"{GPU_CHECK}: OSError: no such file": f"measured(1, {GPU_CHECK!r}, 'OSError: no such file'); os._exit(1)",
 }
 
 
 @pytest.mark.parametrize("cause", ENDS)
 def test_first_failed_rank_under_torchrun(cause: str, tmp_path: Path) -> None:
-    mine = TOGETHER if TOGETHER in cause else ALONE
-    script = f"start(rank, {mine!r})\nif rank == 1: {ENDS[cause]}\ntime.sleep(30)"
-    (result,), listener = played(TorchrunScript(script), job(mine), tmp_path)
+    check = CLUSTER_CHECK if CLUSTER_CHECK in cause else GPU_CHECK
+    script = f"start(rank, {check!r})\nif rank == 1: {ENDS[cause]}\ntime.sleep(30)"
+    (result,), listener = run_scripted(TorchrunScript(script), job(check), tmp_path)
     assert result.state is JobState.FAILED
     assert result.failed_subject.startswith("rank 1 (n0/rank1, pid ")
     assert result.cause.startswith(cause)
@@ -276,21 +278,22 @@ def test_lost_connection_under_torchrun_is_not_the_cause(tmp_path: Path) -> None
     """The peer reports the lost connection and exits before torchrun polls."""
     # the peer waits, so that it never ends first on a busy host
     script = (
-        f"start(rank, {TOGETHER!r})\ngone = f'{{folder}}/gone'\nif rank == 1: open(gone, 'w').close(); os._exit(3)\n"
+        f"start(rank, {CLUSTER_CHECK!r})\ngone = f'{{folder}}/gone'\n"
+        "if rank == 1: open(gone, 'w').close(); os._exit(3)\n"
         f"while not os.path.exists(gone): time.sleep(0.01)\n{LATE}"
     )
-    (result,), listener = played(TorchrunScript(script), job(TOGETHER), tmp_path)
+    (result,), listener = run_scripted(TorchrunScript(script), job(CLUSTER_CHECK), tmp_path)
     assert result.failed_subject.startswith("rank 1 (n0/rank1, pid ")
-    assert [where[:2] for where in listener.errors] == [(TOGETHER, "n0/rank1")]
+    assert [where[:2] for where in listener.errors] == [(CLUSTER_CHECK, "n0/rank1")]
 
 
 def test_rank_killed_in_teardown_under_torchrun(tmp_path: Path) -> None:
     script = (
-        "start(rank, ALONE); measured(rank, ALONE); heartbeat(rank, 'closing')\n"
+        "start(rank, GPU_CHECK); measured(rank, GPU_CHECK); heartbeat(rank, 'closing')\n"
         "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndone(0); os._exit(0)"
     )
-    (result,), listener = played(TorchrunScript(script), job(ALONE), tmp_path)
+    (result,), listener = run_scripted(TorchrunScript(script), job(GPU_CHECK), tmp_path)
     assert result.state is JobState.FAILED
     assert result.cause.startswith("killed by SIGKILL; last status: closing")
-    assert [where[0] for where in listener.errors] == [ALONE]
+    assert [where[0] for where in listener.errors] == [GPU_CHECK]
     assert "after this check, rank 1 (n0/rank1" in listener.errors[0][2]

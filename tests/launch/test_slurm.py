@@ -86,8 +86,8 @@ def test_shellcheck_finds_nothing(name: str, tmp_path: Path) -> None:
     script = tmp_path / "job.sbatch"
     script.write_text(rendered(name))
     shellcheck = Path(sys.executable).parent / "shellcheck"
-    done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    result = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
 
 
 def test_values_are_quoted_for_the_shell(tmp_path: Path) -> None:
@@ -104,15 +104,15 @@ def test_values_are_quoted_for_the_shell(tmp_path: Path) -> None:
 
 VALID = {
     "prints": "echo hello; echo trouble >&2; printf whole",
-    "reads what is not set": "echo $NOT_SET; true",
-    "is strict itself, and changes the directory": "set -euo pipefail; cd /",
-    "has names like the script's own": "export RUN_DIR=/x JOB_DIR=/x ATTEMPT_DIR=/x TOKEN=x node=x output=x",
+    "reads an unset variable": "echo $NOT_SET; true",
+    "sets strict mode and changes the directory": "set -euo pipefail; cd /",
+    "sets variables with names of the script": "export RUN_DIR=/x JOB_DIR=/x ATTEMPT_DIR=/x TOKEN=x node=x output=x",
 }
 BROKEN = {
     "fails": "false",
     "ends the shell": "exit 0",
     "ends the shell with an error": "exit 3",
-    "reads what is not set, and minds": "set -u; echo $NOT_SET",
+    "fails on an unset variable": "set -u; echo $NOT_SET",
 }
 
 
@@ -123,15 +123,15 @@ def test_preflight_checks_the_environment_file(text: str, tmp_path: Path) -> Non
     settings = Config(name="t", checks={}, environment=Environment(source=str(source)))
     script = SlurmLauncher(settings).render(NODES, tmp_path).text
     preflight = script[script.index("report_error() {") : script.index("functions=")]
-    environment = script[script.index("here=$PWD") : script.index("python=(")]
+    environment = script[script.index("job_cwd=$PWD") : script.index("python=(")]
     begin = f"set -euo pipefail; export SLURMD_NODENAME=n0 SEATRIAL_RUN_DIR={tmp_path} SEATRIAL_TOKEN=\n"
-    tried = _bash(
+    preflight_result = _bash(
         f'{begin}{preflight}\nbash -c "$(declare -f report_error shares_run_dir preflight); preflight"', tmp_path
     )
-    assert ("environment.source" in tried.stdout) == (text in BROKEN.values())
+    assert ("environment.source" in preflight_result.stdout) == (text in BROKEN.values())
     if text in VALID.values():
-        done = _bash(f'{begin}{environment}\necho "$SEATRIAL_RUN_DIR $PWD ${{FOUND-}}"', tmp_path)
-        assert done.stdout.splitlines()[-1].endswith(f"{tmp_path} {tmp_path} yes")
+        result = _bash(f'{begin}{environment}\necho "$SEATRIAL_RUN_DIR $PWD ${{FOUND-}}"', tmp_path)
+        assert result.stdout.splitlines()[-1].endswith(f"{tmp_path} {tmp_path} yes")
 
 
 def _bash(code: str, folder: Path) -> subprocess.CompletedProcess[str]:

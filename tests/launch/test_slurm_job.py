@@ -10,7 +10,7 @@ import pytest
 
 from seatrial.config.schema import Cluster, Config, Slurm
 from seatrial.launch import slurm_job
-from seatrial.launch.base import Rendered
+from seatrial.launch.base import RenderedJob
 from seatrial.launch.slurm import SlurmLauncher
 from seatrial.launch.slurm_job import SlurmJob, cancel_remaining_jobs, job_collector, unavailable_nodes
 from seatrial.model import SeatrialError
@@ -21,7 +21,7 @@ SETTINGS = Config(name="t", checks={}, cluster=Cluster(nodes=4))
 DOWN = failure("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
 
 
-def show(state: str, reason: str = "None", nodes: str = "node[0-1]", code: str = "0:0") -> CommandResult:
+def scontrol_output(state: str, reason: str = "None", nodes: str = "node[0-1]", code: str = "0:0") -> CommandResult:
     return success(f"JobId=7 JobName=x\n   JobState={state} Reason={reason}\n   ExitCode={code}\n   NodeList={nodes}\n")
 
 
@@ -46,7 +46,7 @@ def queued(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> QueuedJob:
 
 
 @pytest.mark.parametrize(
-    ("reason", "first"),
+    ("reason", "first_command"),
     [
         ("PartitionTimeLimit", "sinfo -o '%P %l'; then --set slurm.time_min=MINUTES"),
         ("QOSMaxNodePerJobLimit", "sacctmgr show qos"),
@@ -56,15 +56,17 @@ def queued(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> QueuedJob:
         ("launch_failed_requeued_held", "scontrol release 7"),
     ],
 )
-def test_permanent_pending_reason_ends_at_once_with_first_command(reason: str, first: str, queued: QueuedJob) -> None:
-    waiting = queued.with_state(show("PENDING", reason, "(null)")).job.waiting()
+def test_permanent_pending_reason_ends_at_once_with_first_command(
+    reason: str, first_command: str, queued: QueuedJob
+) -> None:
+    waiting = queued.with_state(scontrol_output("PENDING", reason, "(null)")).job.wait_state()
     assert waiting
     assert waiting.permanent
-    assert f"Run first: scontrol show job 7; {first}" in waiting.reason
+    assert f"Run first: scontrol show job 7; {first_command}" in waiting.reason
 
 
 @pytest.mark.parametrize(
-    ("reason", "first"),
+    ("reason", "first_command"),
     [
         ("ReqNodeNotAvail,_UnavailableNodes:node1", "sinfo -R"),
         ("ReqNodeNotAvail,_Reserved_for_maintenance", "scontrol show reservations"),
@@ -73,37 +75,37 @@ def test_permanent_pending_reason_ends_at_once_with_first_command(reason: str, f
     ],
 )
 def test_pending_job_ends_after_queue_s(
-    reason: str, first: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    reason: str, first_command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     queued = QueuedJob(monkeypatch, tmp_path, queue_s=100)
-    waiting = queued.with_state(show("PENDING", reason, "(null)")).job.waiting()
+    waiting = queued.with_state(scontrol_output("PENDING", reason, "(null)")).job.wait_state()
     assert waiting
     assert not waiting.permanent
     assert "Run first" not in waiting.reason
     queued.job.submitted -= 101
-    waiting = queued.job.waiting()
+    waiting = queued.job.wait_state()
     assert waiting
     assert waiting.permanent
-    assert first in waiting.reason.partition("Run first: ")[2]
+    assert first_command in waiting.reason.partition("Run first: ")[2]
     assert "2 of 4 nodes are usable, the trial needs 4: node1 is DOWN+NOT_RESPONDING" in waiting.reason
     assert "node2 is IDLE+DRAIN: fan broken" in waiting.reason
 
 
 def test_time_limit_above_the_partitions_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     queued = QueuedJob(monkeypatch, tmp_path, partition="short")
-    pending = show("PENDING", "PartitionConfig", "(null)")
-    waiting = queued.with_state(success(pending.out + "   TimeLimit=01:00:00\n")).job.waiting()
+    pending = scontrol_output("PENDING", "PartitionConfig", "(null)")
+    waiting = queued.with_state(success(pending.out + "   TimeLimit=01:00:00\n")).job.wait_state()
     assert waiting
     assert "partition short allows 5 minutes, the job requests 60. Run first: scontrol show job 7" in waiting.reason
 
 
 def test_job_launch_failure_names_the_log_directory(queued: QueuedJob) -> None:
-    queued.with_state(show("FAILED", "JobLaunchFailure", code="0:0")).job.poll()
+    queued.with_state(scontrol_output("FAILED", "JobLaunchFailure", code="0:0")).job.poll()
     assert "slurmd could not start the script. Run first: srun ls -ld /tmp" in queued.job.exit_reason()
 
 
 def test_node_fail_names_nodes_and_first_command(queued: QueuedJob) -> None:
-    queued.with_state(show("NODE_FAIL", "NodeDown")).job.poll()
+    queued.with_state(scontrol_output("NODE_FAIL", "NodeDown")).job.poll()
     exit_reason = queued.job.exit_reason()
     assert "on node[0-1] is NODE_FAIL (reason: NodeDown)" in exit_reason
     assert "nodes are usable, the trial needs 4" in exit_reason
@@ -111,37 +113,37 @@ def test_node_fail_names_nodes_and_first_command(queued: QueuedJob) -> None:
 
 
 def test_controller_outage_is_tolerated_up_to_its_limit(queued: QueuedJob) -> None:
-    assert queued.with_state(show("RUNNING")).job.poll() is None
-    assert queued.with_state(DOWN).job.waiting() is None, "a short outage is not reported"
+    assert queued.with_state(scontrol_output("RUNNING")).job.poll() is None
+    assert queued.with_state(DOWN).job.wait_state() is None, "a short outage is not reported"
     queued.job._last_response -= 11
-    waiting = queued.job.waiting()
+    waiting = queued.job.wait_state()
     assert waiting
     assert not waiting.permanent
     assert ": the controller does not answer" in waiting.reason
-    assert queued.with_state(show("RUNNING")).job.waiting() is None
+    assert queued.with_state(scontrol_output("RUNNING")).job.wait_state() is None
     queued.with_state(
         failure("slurm_load_jobs error: Slurm backup controller in standby mode")
     ).job._last_response -= 601
-    waiting = queued.job.waiting()
+    waiting = queued.job.wait_state()
     assert waiting
     assert waiting.permanent
 
 
 def test_requeued_job_is_ended(queued: QueuedJob) -> None:
-    assert queued.with_state(show("RUNNING")).job.waiting() is None
-    waiting = queued.with_state(show("PENDING", "BeginTime", "(null)")).job.waiting()
+    assert queued.with_state(scontrol_output("RUNNING")).job.wait_state() is None
+    waiting = queued.with_state(scontrol_output("PENDING", "BeginTime", "(null)")).job.wait_state()
     assert waiting
     assert waiting.permanent
     assert "Slurm job 7 was requeued after its start (reason: BeginTime)" in waiting.reason
 
 
 def test_completing_state_has_a_time_limit(queued: QueuedJob) -> None:
-    assert queued.with_state(show("COMPLETING", "NonZeroExitCode", code="3:0")).job.poll() is None
-    waiting = queued.job.waiting()
+    assert queued.with_state(scontrol_output("COMPLETING", "NonZeroExitCode", code="3:0")).job.poll() is None
+    waiting = queued.job.wait_state()
     assert waiting
     assert (waiting.reason, waiting.permanent) == ("", False)
     queued.job._completing_since -= 10
-    waiting = queued.job.waiting()
+    waiting = queued.job.wait_state()
     assert waiting
     assert waiting.reason == "Slurm job 7 is COMPLETING on node[0-1]"
     queued.job._completing_since -= 180
@@ -150,7 +152,7 @@ def test_completing_state_has_a_time_limit(queued: QueuedJob) -> None:
 
 @pytest.mark.parametrize(("code", "polled"), [("0:0", 0), ("0:15", 1)])
 def test_stuck_completing_job_returns_its_exit_code(queued: QueuedJob, code: str, polled: int) -> None:
-    queued.with_state(show("COMPLETING", code=code))
+    queued.with_state(scontrol_output("COMPLETING", code=code))
     queued.job.collector.finished = True
     assert queued.job.poll() is None
     queued.job._completing_since -= 200
@@ -162,7 +164,7 @@ def test_unknown_job_counts_as_cancelled(queued: QueuedJob) -> None:
     assert queued.with_state(failure("slurm_load_jobs error: Invalid job id specified")).job.cancel() == ""
 
 
-RENDERED = Rendered(argv=("sbatch", "--parsable"), env={}, text="#!/bin/bash")
+RENDERED = RenderedJob(argv=("sbatch", "--parsable"), env={}, text="#!/bin/bash")
 SQUEUE = f"squeue --all --noheader --user={os.getuid()} '--format=%A %o'"
 
 
@@ -207,7 +209,11 @@ def test_job_that_cannot_be_cancelled_stops_the_next_run(monkeypatch: pytest.Mon
     monkeypatch.setattr(slurm_job, "_CANCEL_LIMIT_S", 0.3)
     (attempt / "token").write_text("secret")
     (attempt / "shared").touch()
-    answers = {SQUEUE: success(f"7 {attempt}/job.sbatch\n"), "scontrol show job 7": show("RUNNING"), "scancel 7": DOWN}
+    answers = {
+        SQUEUE: success(f"7 {attempt}/job.sbatch\n"),
+        "scontrol show job 7": scontrol_output("RUNNING"),
+        "scancel 7": DOWN,
+    }
     fake = FakeSlurm(answers).install(monkeypatch)
     with pytest.raises(SeatrialError, match=r"earlier run .*still RUNNING .*Run first: scontrol show job 7"):
         list(cancel_remaining_jobs(attempt.parents[2], SETTINGS))

@@ -25,12 +25,12 @@ checks:
   nodes.reachable:
 """
 # for tests that wait for a missing heartbeat; otherwise torchrun may take seconds to end after its ranks
-SOON = ("--set", "limits.heartbeat_timeout_s=12")
+SHORT_TIMEOUT = ("--set", "limits.heartbeat_timeout_s=12")
 ONLY = ("--only", CHECK)  # for tests that need no other check
 
 
 @pytest.fixture
-def two(make_cluster: Callable[..., Cluster]) -> Cluster:
+def cluster(make_cluster: Callable[..., Cluster]) -> Cluster:
     return make_cluster(2)
 
 
@@ -41,7 +41,7 @@ def sound(shared_cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Path:
-    path = tmp_path / "two.yaml"
+    path = tmp_path / "cluster.yaml"
     path.write_text(TRIAL)
     return path
 
@@ -97,7 +97,7 @@ def test_a_rank_killed_on_another_node_is_named(sound: Cluster, trial: Path, tmp
 
 def test_a_rank_stopped_on_another_node_is_named(sound: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = started(sound, trial, out, *SOON, *ONLY)
+    program = started(sound, trial, out, *SHORT_TIMEOUT, *ONLY)
     rank = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))[2]
     sound.run_on("node1", ["kill", "-STOP", str(rank["pid"])])
     assert program.finish()[0] == 3
@@ -117,17 +117,17 @@ def test_ctrl_c_empties_the_queue(sound: Cluster, trial: Path, tmp_path: Path) -
     assert {measurement.check for measurement in load(out).measurements} == {"host.inventory"}
 
 
-def test_job_that_cannot_start_reports_the_reason(two: Cluster, trial: Path, tmp_path: Path) -> None:
-    two.drain("node1", "fan broken")
+def test_job_that_cannot_start_reports_the_reason(cluster: Cluster, trial: Path, tmp_path: Path) -> None:
+    cluster.drain("node1", "fan broken")
     out = tmp_path / "run"
-    code, _, err = started(two, trial, out, "--set", "slurm.queue_s=3").finish()
+    code, _, err = started(cluster, trial, out, "--set", "slurm.queue_s=3").finish()
     assert code == 3
     reasons = errors(load(out))
     assert set(reasons) == {"host.inventory", CHECK, "nodes.reachable"}
     expected = ("DOWN, DRAINED or reserved", "ReqNodeNotAvail, UnavailableNodes:node1")  # depends on the state of Slurm
     assert all("PENDING" in reason and any(text in reason for text in expected) for reason in reasons.values())
     assert "waiting: Slurm job" in err
-    assert nothing_is_left(two)
+    assert nothing_is_left(cluster)
 
 
 @pytest.mark.parametrize(
@@ -150,21 +150,21 @@ def test_refused_submission_names_the_next_command(
 
 
 def test_controller_down(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
-    two = make_cluster(2, extra="MessageTimeout=2")
-    two.stop_controller()
-    code, _, err = started(two, trial, tmp_path / "run").finish()
+    cluster = make_cluster(2, extra="MessageTimeout=2")
+    cluster.stop_controller()
+    code, _, err = started(cluster, trial, tmp_path / "run").finish()
     assert code == 3
     assert "the controller does not answer" in err
     assert "Run first: scontrol ping" in err
 
 
 @pytest.mark.timeout(450)
-def test_node_failure_during_the_job(two: Cluster, trial: Path, tmp_path: Path) -> None:
+def test_node_failure_during_the_job(cluster: Cluster, trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    program = started(two, trial, out, *SOON, *ONLY)
+    program = started(cluster, trial, out, *SHORT_TIMEOUT, *ONLY)
     heartbeats = until(lambda: ranks_in_check(out, "ranks", CHECK, 4))
     pids = [str(heartbeat["pid"]) for heartbeat in heartbeats if heartbeat["node"] == "node1"]
-    two.kill_slurmd("node1")
-    two.run_on("node1", ["kill", "-KILL", *pids])
+    cluster.kill_slurmd("node1")
+    cluster.run_on("node1", ["kill", "-KILL", *pids])
     assert program.finish(260)[0] == 3
     assert "node1" in errors(load(out))[CHECK]

@@ -39,8 +39,8 @@ def test_shellcheck_finds_nothing(name: str, tmp_path: Path) -> None:
     script = tmp_path / "torchrun.sh"
     script.write_text(rendered(name))
     shellcheck = Path(sys.executable).parent / "shellcheck"
-    done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    result = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
 
 
 def test_pyxis_needs_slurm() -> None:
@@ -52,8 +52,8 @@ def test_missing_master_addr_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "torchrun.sh"
     script.write_text(rendered("ranks"))
     env = {name: value for name, value in os.environ.items() if name != "MASTER_ADDR"}
-    done = subprocess.run(["bash", script, "0"], env=env, capture_output=True, text=True, check=False)
-    assert "MASTER_ADDR: set it to the host name or address" in done.stderr
+    result = subprocess.run(["bash", script, "0"], env=env, capture_output=True, text=True, check=False)
+    assert "MASTER_ADDR: set it to the host name or address" in result.stderr
 
 
 def test_torchrun_requires_gpus_per_node(tmp_path: Path) -> None:

@@ -24,33 +24,33 @@ checks:
 
 def prepared(folder: Path) -> Path:
     """Render a run directory for two nodes with two processes each."""
-    (folder / "two.yaml").write_text(TRIAL)
+    (folder / "cluster.yaml").write_text(TRIAL)
     options = ("--nodes", "2", "--gpus-per-node", "0", "--out", folder / "run")
-    code, out, err = call("render", "torchrun", folder / "two.yaml", *options)
+    code, out, err = call("render", "torchrun", folder / "cluster.yaml", *options)
     assert code == 0, err
     scripts = [(folder / "run" / "jobs" / name / "torchrun.sh").read_text() for name in ("nodes", "ranks")]
     assert out == "".join(f"{text}\n" for text in scripts)
     return folder / "run"
 
 
-def by_hand(cluster: Cluster, run_dir: Path, job: str) -> None:
+def start_by_hand(cluster: Cluster, run_dir: Path, job: str) -> None:
     """Run the script on each node at the same time."""
     command = ["env", "MASTER_ADDR=node0", "bash", str(run_dir / "jobs" / job / "torchrun.sh")]
     with ThreadPoolExecutor() as pool:
         ended = pool.map(lambda node: cluster.run_on(node, [*command, node.removeprefix("node")], 120), cluster.nodes)
-    for done in ended:
-        assert done.returncode == 0, done.stderr
+    for result in ended:
+        assert result.returncode == 0, result.stderr
 
 
 def test_resume_collects_ranks_started_by_the_user(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """A job that was not started is an ERROR with the command; --resume after the start completes it."""
-    two, run_dir = make_cluster(2), prepared(tmp_path)
-    by_hand(two, run_dir, "nodes")
+    cluster, run_dir = make_cluster(2), prepared(tmp_path)
+    start_by_hand(cluster, run_dir, "nodes")
     assert run("run", "--resume", run_dir)[0] == 3
     errors = {item.check: item.message for item in load(run_dir).verdicts if item.outcome is Outcome.ERROR}
     assert set(errors) == {"collectives.all_reduce"}
     assert f"Run on each node: bash {run_dir}/jobs/ranks/torchrun.sh NODE" in errors["collectives.all_reduce"]
-    by_hand(two, run_dir, "ranks")
+    start_by_hand(cluster, run_dir, "ranks")
     code, out, err = run("run", "--resume", run_dir)
     assert code == 0, err
     record = load(run_dir)

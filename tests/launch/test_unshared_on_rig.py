@@ -10,7 +10,7 @@ import pytest
 
 from seatrial.model import DecisionValue, Outcome
 from seatrial.telemetry import files as telemetry
-from tests.launch.test_slurm_on_rig import CHECK, ONLY, SOON, errors, nothing_is_left
+from tests.launch.test_slurm_on_rig import CHECK, ONLY, SHORT_TIMEOUT, errors, nothing_is_left
 from tests.processes import Program, load, ranks_in_check, until
 from tests.rig.cluster import Cluster
 
@@ -42,7 +42,7 @@ class Site:
             cluster.private_dir(folder / "runs", node)
 
     def started(self, seconds: float = 1, *more: str, first: str = "") -> Program:
-        trial = self.folder / "two.yaml"
+        trial = self.folder / "cluster.yaml"
         trial.write_text(TRIAL.replace("SECONDS", str(seconds)))
         options = ("--launcher", "slurm", "--nodes", "2", "--set", f"slurm.scratch={self.scratch}", *more)
         return Program("run", trial, *options, "--out", self.out, env=self.cluster.env, first=first)
@@ -97,7 +97,7 @@ def test_killed_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callabl
 
 def test_stopped_remote_rank_is_the_cause_and_logs_are_fetched(make_site: Callable[..., Site]) -> None:
     site = make_site()
-    program = site.started(60, *SOON, *ONLY)
+    program = site.started(60, *SHORT_TIMEOUT, *ONLY)
     rank = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[2]
     site.cluster.run_on("node1", ["kill", "-STOP", str(rank["pid"])])
     assert program.finish()[0] == 3

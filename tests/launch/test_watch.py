@@ -18,34 +18,34 @@ from seatrial.launch.rank_status import Rank
 from seatrial.launch.watch import _sleep, run_job
 from seatrial.model import JobState
 from seatrial.util import processes
-from seatrial.util.journal import Follower
-from tests.launch.scripted import ALONE, TOGETHER, RecordingListener, Scripted, job, played
+from seatrial.util.journal import JournalReader
+from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, RecordingListener, Scripted, job, run_scripted
 
 
 def test_exiting_rank_has_the_teardown_time(tmp_path: Path) -> None:
     script = (
-        "start(0, TOGETHER); start(1, TOGETHER); measured(1, TOGETHER, 'CUDA error')\n"
+        "start(0, CLUSTER_CHECK); start(1, CLUSTER_CHECK); measured(1, CLUSTER_CHECK, 'CUDA error')\n"
         "heartbeat(0, 'terminating on SIGTERM'); time.sleep(2); sys.exit(1)"
     )
-    (result,), _ = played(Scripted(script), job(TOGETHER), tmp_path, heartbeat_timeout_s=0.8)
-    assert (result.state, result.cause) == (JobState.FAILED, f"{TOGETHER}: CUDA error")
+    (result,), _ = run_scripted(Scripted(script), job(CLUSTER_CHECK), tmp_path, heartbeat_timeout_s=0.8)
+    assert (result.state, result.cause) == (JobState.FAILED, f"{CLUSTER_CHECK}: CUDA error")
 
 
 class Interrupting(RecordingListener):
-    def current_check(self, text: str) -> None:
-        if text == ALONE:
+    def show_status(self, text: str) -> None:
+        if text == GPU_CHECK:
             raise KeyboardInterrupt
 
 
 def test_measurements_fetched_on_ctrl_c_are_kept_without_errors(tmp_path: Path) -> None:
     script = (
-        "def leave(*_): measured(0, ALONE); measured(1, ALONE, 'a peer has gone'); os._exit(0)\n"
+        "def leave(*_): measured(0, GPU_CHECK); measured(1, GPU_CHECK, 'a peer has gone'); os._exit(0)\n"
         "signal.signal(signal.SIGTERM, leave)\n"
-        "start(1, ALONE); start(0, ALONE); time.sleep(60)"
+        "start(1, GPU_CHECK); start(0, GPU_CHECK); time.sleep(60)"
     )
     listener = Interrupting()
     with pytest.raises(KeyboardInterrupt):
-        list(run_job(Scripted(script), job(ALONE), tmp_path, Limits(startup_s=30), catalog(), listener))
+        list(run_job(Scripted(script), job(GPU_CHECK), tmp_path, Limits(startup_s=30), catalog(), listener))
     assert [(measurement.rank, measurement.error) for measurement in listener.measurements] == [(0, None)]
 
 
@@ -53,8 +53,8 @@ def test_time_stopped_does_not_count_as_missing_heartbeats(tmp_path: Path) -> No
     ranks = [
         Rank(
             0,
-            (ALONE,),
-            Follower(tmp_path / "rank0.jsonl"),
+            (GPU_CHECK,),
+            JournalReader(tmp_path / "rank0.jsonl"),
             tmp_path / "rank0.heartbeat.json",
             last_seen=time.monotonic(),
         )
@@ -66,39 +66,40 @@ def test_time_stopped_does_not_count_as_missing_heartbeats(tmp_path: Path) -> No
     assert before + 1.8 < (ranks[0].last_seen or 0.0) <= time.monotonic()
 
 
-MEASURED = "for rank in 0, 1: start(rank, ALONE); measured(rank, ALONE)\n"
+MEASURED = "for rank in 0, 1: start(rank, GPU_CHECK); measured(rank, GPU_CHECK)\n"
 
 
 def test_finished_rank_needs_no_heartbeat(tmp_path: Path) -> None:
     script = (
-        "for rank in 0, 1: start(rank, ALONE)\nmeasured(0, ALONE); done(0); beat(3, 1); measured(1, ALONE); done(1)"
+        "for rank in 0, 1: start(rank, GPU_CHECK)\n"
+        "measured(0, GPU_CHECK); done(0); beat(3, 1); measured(1, GPU_CHECK); done(1)"
     )
-    (result,), listener = played(Scripted(script), job(ALONE), tmp_path, heartbeat_timeout_s=2)
+    (result,), listener = run_scripted(Scripted(script), job(GPU_CHECK), tmp_path, heartbeat_timeout_s=2)
     assert (result.state, result.cause, listener.errors) == (JobState.COMPLETED, "", [])
 
 
 def test_rank_hung_in_teardown_is_the_cause(tmp_path: Path) -> None:
     script = MEASURED + "done(0); heartbeat(1, 'closing'); time.sleep(60)"
-    (result,), listener = played(Scripted(script), job(ALONE), tmp_path, heartbeat_timeout_s=0.8)
+    (result,), listener = run_scripted(Scripted(script), job(GPU_CHECK), tmp_path, heartbeat_timeout_s=0.8)
     assert result.state is JobState.HUNG
     assert result.failed_subject.startswith("rank 1 (n0/rank1")
     assert "last status: closing" in result.cause
-    assert [error[0] for error in listener.errors] == [ALONE]
+    assert [error[0] for error in listener.errors] == [GPU_CHECK]
     assert "after this check, rank 1 (n0/rank1" in listener.errors[0][2]
 
 
 def test_terminating_rank_needs_no_heartbeat(tmp_path: Path) -> None:
     script = (
-        "for rank in 0, 1: start(rank, ALONE)\n"
-        "heartbeat(0, 'terminating on SIGTERM'); beat(3, 1); measured(1, ALONE); done(1); sys.exit(1)"
+        "for rank in 0, 1: start(rank, GPU_CHECK)\n"
+        "heartbeat(0, 'terminating on SIGTERM'); beat(3, 1); measured(1, GPU_CHECK); done(1); sys.exit(1)"
     )
-    (result,), _ = played(Scripted(script), job(ALONE), tmp_path, heartbeat_timeout_s=2)
+    (result,), _ = run_scripted(Scripted(script), job(GPU_CHECK), tmp_path, heartbeat_timeout_s=2)
     assert result.state is JobState.FAILED
 
 
 def test_launcher_that_outlives_its_ranks_is_hung(tmp_path: Path) -> None:
     script = MEASURED + "done(0); done(1); time.sleep(60)"
-    (result,), listener = played(Scripted(script), job(ALONE), tmp_path, heartbeat_timeout_s=0.5)
+    (result,), listener = run_scripted(Scripted(script), job(GPU_CHECK), tmp_path, heartbeat_timeout_s=0.5)
     assert result.state is JobState.HUNG
     assert "all ranks ended at least 0.5 s ago" in result.cause
     assert len(listener.errors) == 1
@@ -106,61 +107,68 @@ def test_launcher_that_outlives_its_ranks_is_hung(tmp_path: Path) -> None:
 
 def test_cluster_check_time_counts_from_the_last_start(tmp_path: Path) -> None:
     script = (
-        "start(0, TOGETHER); start(1, ALONE); beat(1.5, 0, 1); measured(1, ALONE); start(1, TOGETHER)\n"
-        "for rank in 0, 1: measured(rank, TOGETHER); done(rank)"
+        "start(0, CLUSTER_CHECK); start(1, GPU_CHECK); beat(1.5, 0, 1); measured(1, GPU_CHECK)\n"
+        "start(1, CLUSTER_CHECK)\n"
+        "for rank in 0, 1: measured(rank, CLUSTER_CHECK); done(rank)"
     )
-    checks = job(ALONE, TOGETHER, limits={TOGETHER: 1})
-    (result,), _ = played(Scripted("start(0, ALONE); measured(0, ALONE)\n" + script), checks, tmp_path)
+    checks = job(GPU_CHECK, CLUSTER_CHECK, limits={CLUSTER_CHECK: 1})
+    (result,), _ = run_scripted(Scripted("start(0, GPU_CHECK); measured(0, GPU_CHECK)\n" + script), checks, tmp_path)
     assert (result.state, result.cause) == (JobState.COMPLETED, "")
 
 
 def test_gpu_check_time_counts_from_each_ranks_start(tmp_path: Path) -> None:
-    script = "start(0, ALONE); beat(2.2, 0); start(1, ALONE); beat(60, 0, 1)"
-    (result,), _ = played(Scripted(script), job(ALONE, limits={ALONE: 2.5}), tmp_path)
+    script = "start(0, GPU_CHECK); beat(2.2, 0); start(1, GPU_CHECK); beat(60, 0, 1)"
+    (result,), _ = run_scripted(Scripted(script), job(GPU_CHECK, limits={GPU_CHECK: 2.5}), tmp_path)
     assert result.state is JobState.TIMEOUT
     assert result.failed_subject.startswith("rank 0 (n0/rank0")
 
 
 def test_late_rank_in_an_earlier_check_is_the_cause(tmp_path: Path) -> None:
-    script = "start(0, ALONE); measured(0, ALONE); start(0, TOGETHER); start(1, ALONE); beat(60, 0, 1)"
-    checks = job(ALONE, TOGETHER, limits={ALONE: 1, TOGETHER: 0.5})
-    (result,), listener = played(Scripted(script), checks, tmp_path)
+    script = "start(0, GPU_CHECK); measured(0, GPU_CHECK); start(0, CLUSTER_CHECK); start(1, GPU_CHECK); beat(60, 0, 1)"
+    checks = job(GPU_CHECK, CLUSTER_CHECK, limits={GPU_CHECK: 1, CLUSTER_CHECK: 0.5})
+    (result,), listener = run_scripted(Scripted(script), checks, tmp_path)
     assert result.state is JobState.TIMEOUT
     assert result.failed_subject.startswith("rank 1 (n0/rank1")
-    assert f"{ALONE} exceeded its time limit of 1 s" in result.cause
-    assert {(check, subject) for check, subject, _ in listener.errors} == {(ALONE, "n0/rank1"), (TOGETHER, "n0/rank1")}
+    assert f"{GPU_CHECK} exceeded its time limit of 1 s" in result.cause
+    assert {(check, subject) for check, subject, _ in listener.errors} == {
+        (GPU_CHECK, "n0/rank1"),
+        (CLUSTER_CHECK, "n0/rank1"),
+    }
 
 
 def test_all_late_ranks_are_counted(tmp_path: Path) -> None:
-    script = "start(0, TOGETHER); start(1, TOGETHER); beat(60, 0, 1, status=TOGETHER)"
-    (result,), listener = played(Scripted(script), job(TOGETHER, limits={TOGETHER: 0.5}), tmp_path)
+    script = "start(0, CLUSTER_CHECK); start(1, CLUSTER_CHECK); beat(60, 0, 1, status=CLUSTER_CHECK)"
+    (result,), listener = run_scripted(Scripted(script), job(CLUSTER_CHECK, limits={CLUSTER_CHECK: 0.5}), tmp_path)
     assert (result.state, result.failed_subject) == (JobState.TIMEOUT, "2 ranks")
-    assert listener.errors[0][:2] == (TOGETHER, "cluster")
+    assert listener.errors[0][:2] == (CLUSTER_CHECK, "cluster")
 
 
 def test_least_advanced_rank_is_the_cause_of_a_job_timeout(tmp_path: Path) -> None:
-    script = "start(0, ALONE); measured(0, ALONE); done(0); start(1, ALONE); beat(60, 1)"
-    (result,), listener = played(Scripted(script), job(ALONE, limit_s=3), tmp_path)
+    script = "start(0, GPU_CHECK); measured(0, GPU_CHECK); done(0); start(1, GPU_CHECK); beat(60, 1)"
+    (result,), listener = run_scripted(Scripted(script), job(GPU_CHECK, limit_s=3), tmp_path)
     assert result.state is JobState.TIMEOUT
     assert "the job exceeded its time limit of 3 s" in result.cause
     assert result.failed_subject.startswith("rank 1 (n0/rank1")
-    assert [error[:2] for error in listener.errors] == [(ALONE, "n0/rank1")]
+    assert [error[:2] for error in listener.errors] == [(GPU_CHECK, "n0/rank1")]
 
 
 def test_crash_gives_an_error_for_each_missing_measurement(tmp_path: Path) -> None:
-    script = "for rank in 0, 1, 2: start(rank, ALONE)\nmeasured(0, ALONE); sys.exit(1)"
-    (result,), listener = played(Scripted(script), job(ALONE, ranks=3), tmp_path)
+    script = "for rank in 0, 1, 2: start(rank, GPU_CHECK)\nmeasured(0, GPU_CHECK); sys.exit(1)"
+    (result,), listener = run_scripted(Scripted(script), job(GPU_CHECK, ranks=3), tmp_path)
     assert result.state is JobState.FAILED
-    assert [error[:2] for error in listener.errors] == [(ALONE, "n0/rank1"), (ALONE, "n0/rank2")]
+    assert [error[:2] for error in listener.errors] == [(GPU_CHECK, "n0/rank1"), (GPU_CHECK, "n0/rank2")]
 
 
 def test_crash_between_checks_is_an_error_and_other_checks_run(tmp_path: Path) -> None:
-    again = "for rank in 0, 1: start(rank, TOGETHER); measured(rank, TOGETHER); done(rank)"
-    results, listener = played(Scripted(MEASURED + "sys.exit(3)", again), job(ALONE, TOGETHER), tmp_path)
+    again = "for rank in 0, 1: start(rank, CLUSTER_CHECK); measured(rank, CLUSTER_CHECK); done(rank)"
+    results, listener = run_scripted(Scripted(MEASURED + "sys.exit(3)", again), job(GPU_CHECK, CLUSTER_CHECK), tmp_path)
     assert [result.state for result in results] == [JobState.FAILED, JobState.COMPLETED]
-    assert [error[:2] for error in listener.errors] == [(ALONE, "cluster")]
+    assert [error[:2] for error in listener.errors] == [(GPU_CHECK, "cluster")]
     assert "after this check, launcher: exit code 3" in listener.errors[0][2]
-    assert {measurement.check for measurement in listener.measurements if not measurement.error} == {ALONE, TOGETHER}
+    assert {measurement.check for measurement in listener.measurements if not measurement.error} == {
+        GPU_CHECK,
+        CLUSTER_CHECK,
+    }
 
 
 GOOD = b'{"check": "train.cnn", "subject": "n0/rank1", "rank": 1}'
@@ -185,8 +193,8 @@ DAMAGE = {
 
 @pytest.mark.parametrize("line", DAMAGE.values(), ids=DAMAGE)
 def test_damaged_journal_is_an_error_of_its_rank(line: bytes, tmp_path: Path) -> None:
-    script = f"for rank in 0, 1: start(rank, ALONE)\nmeasured(0, ALONE); done(0); raw(1, {line!r})"
-    (result,), listener = played(Scripted(script), job(ALONE), tmp_path)
+    script = f"for rank in 0, 1: start(rank, GPU_CHECK)\nmeasured(0, GPU_CHECK); done(0); raw(1, {line!r})"
+    (result,), listener = run_scripted(Scripted(script), job(GPU_CHECK), tmp_path)
     assert result.state is JobState.FAILED
     assert result.failed_subject.startswith("rank 1 (n0/rank1")
     assert "invalid record in its journal" in result.cause
@@ -197,24 +205,26 @@ def test_damaged_journal_is_an_error_of_its_rank(line: bytes, tmp_path: Path) ->
 
 @pytest.mark.parametrize("heartbeat", ["[]", "5", "{}", '{"pid": "x"}', "[" * 100_000, "\x00"])
 def test_damaged_heartbeat_does_not_count(heartbeat: str, tmp_path: Path) -> None:
-    script = f"start(0, ALONE); open(folder + '/rank0.heartbeat.json', 'w').write({heartbeat!r}); time.sleep(60)"
-    (result,), _ = played(Scripted(script), job(ALONE, ranks=1), tmp_path, heartbeat_timeout_s=0.5)
+    script = f"start(0, GPU_CHECK); open(folder + '/rank0.heartbeat.json', 'w').write({heartbeat!r}); time.sleep(60)"
+    (result,), _ = run_scripted(Scripted(script), job(GPU_CHECK, ranks=1), tmp_path, heartbeat_timeout_s=0.5)
     assert (result.state, result.failed_subject.startswith("rank 0 (n0/rank0")) == (JobState.HUNG, True)
 
 
 def test_journal_takes_precedence_over_heartbeat(tmp_path: Path) -> None:
     script = (
-        "start(0, ALONE); heartbeat(0, ALONE, 'epoch 5 of 5'); time.sleep(0.3); measured(0, ALONE)\n"
-        "write(0, start=TOGETHER, subject='n0/rank0', time=0); time.sleep(60)"
+        "start(0, GPU_CHECK); heartbeat(0, GPU_CHECK, 'epoch 5 of 5'); time.sleep(0.3); measured(0, GPU_CHECK)\n"
+        "write(0, start=CLUSTER_CHECK, subject='n0/rank0', time=0); time.sleep(60)"
     )
-    (result,), _ = played(Scripted(script), job(ALONE, TOGETHER, ranks=1), tmp_path, heartbeat_timeout_s=2)
-    assert f"last status: {TOGETHER}" in result.cause
+    (result,), _ = run_scripted(
+        Scripted(script), job(GPU_CHECK, CLUSTER_CHECK, ranks=1), tmp_path, heartbeat_timeout_s=2
+    )
+    assert f"last status: {CLUSTER_CHECK}" in result.cause
 
 
 def test_heartbeat_adds_progress_of_the_same_check(tmp_path: Path) -> None:
-    script = "start(0, ALONE); heartbeat(0, ALONE, 'epoch 5 of 5'); time.sleep(60)"
-    (result,), _ = played(Scripted(script), job(ALONE, ranks=1), tmp_path, heartbeat_timeout_s=0.5)
-    assert f"last status: {ALONE}: epoch 5 of 5" in result.cause
+    script = "start(0, GPU_CHECK); heartbeat(0, GPU_CHECK, 'epoch 5 of 5'); time.sleep(60)"
+    (result,), _ = run_scripted(Scripted(script), job(GPU_CHECK, ranks=1), tmp_path, heartbeat_timeout_s=0.5)
+    assert f"last status: {GPU_CHECK}: epoch 5 of 5" in result.cause
 
 
 @pytest.fixture
@@ -230,11 +240,11 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_full_disk_is_not_reported_as_a_hang(tiny_disk: Path) -> None:
     script = (
-        "start(0, ALONE)\ntry: open(folder + '/filler', 'wb').write(bytes(1 << 20))\nexcept OSError: pass\n"
+        "start(0, GPU_CHECK)\ntry: open(folder + '/filler', 'wb').write(bytes(1 << 20))\nexcept OSError: pass\n"
         "time.sleep(60)"
     )
     with pytest.raises(OSError, match="No space left") as failure:
-        played(Scripted(script), job(ALONE, ranks=1), tiny_disk, heartbeat_timeout_s=0.5)
+        run_scripted(Scripted(script), job(GPU_CHECK, ranks=1), tiny_disk, heartbeat_timeout_s=0.5)
     assert failure.value.errno == errno.ENOSPC
 
 
@@ -261,15 +271,15 @@ def test_process_in_uninterruptible_sleep_does_not_block(
 ) -> None:
     monkeypatch.setattr(processes, "_SIGKILL_WAIT_S", 0.5)
     monkeypatch.setattr(LocalJob, "cancel", lambda self: processes.stop(self.child, grace_s=0.5))
-    rest = "measured(0, ALONE); done(0); os._exit(0)" if measured else "time.sleep(60)"
+    rest = "measured(0, GPU_CHECK); done(0); os._exit(0)" if measured else "time.sleep(60)"
     script = (
-        "start(0, ALONE); pid = os.fork()\n"
+        "start(0, GPU_CHECK); pid = os.fork()\n"
         f"while pid and open('{freezer}/freezer.state').read() != 'FROZEN\\n': time.sleep(0.01)\n"
         f"if pid: {rest}\n"
         f"open('{freezer}/cgroup.procs', 'w').write(str(os.getpid()))\n"
         f"open('{freezer}/freezer.state', 'w').write('FROZEN')\ntime.sleep(60)"
     )
-    (result,), listener = played(Scripted(script), job(ALONE, ranks=1), tmp_path, heartbeat_timeout_s=1)
+    (result,), listener = run_scripted(Scripted(script), job(GPU_CHECK, ranks=1), tmp_path, heartbeat_timeout_s=1)
     pid = (freezer / "cgroup.procs").read_text().strip()
     assert result.state is JobState.HUNG
     assert f"still running after SIGKILL: pid {pid} (state disk-sleep)" in result.cause

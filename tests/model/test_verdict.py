@@ -20,7 +20,7 @@ _VERDICT = Verdict(
     basis=Basis(BasisKind.TRIAL, "mine", 10.0, "GB/s", ">="),
     evidence="e",
     interval=(4.0, 6.0),
-    retry=Retry(5.0, 6.0, "n0/gpu1", ("n1",)),
+    retry=Retry(5.0, 6.0, "n0/gpu1", 7.0),
 )
 _ADAPTER = TypeAdapter(Verdict)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.model import Job, Machine, Outcome
-from seatrial.pipeline.collect import Collected
+from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.run_directory import Request, RunDir
 
 JOB = Job(
@@ -24,7 +24,7 @@ JOB = Job(
 HERE = Machine(host="h", gpus=("GPU-1", "GPU-2"))
 
 
-class SilentShow:
+class SilentDisplay:
     """Shows nothing; records warnings and retry reasons."""
 
     def __init__(self) -> None:
@@ -33,14 +33,14 @@ class SilentShow:
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def current_check(self, text: str) -> None: ...
+    def show_status(self, text: str) -> None: ...
 
-    def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
+    def show_plan(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
 
     def retry_started(self, job: Job, reasons: Mapping[str, str]) -> None:
         self.retry_reasons = {job.name: reasons[job.checks[0]]}
 
-    def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
+    def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -51,5 +51,5 @@ def request(**cluster: int) -> Request:
     return Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
 
 
-def collected(run_dir: RunDir) -> Collected:
-    return Collected(run_dir, run_dir.request.config, SilentShow())
+def results(run_dir: RunDir) -> TrialResults:
+    return TrialResults(run_dir, run_dir.request.config, SilentDisplay())

@@ -9,14 +9,14 @@ from pydantic import JsonValue
 from seatrial.checks.base import Check, Context, Needs, Options
 from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
 from seatrial.model import Observation, Phase, Scope, UsageError
-from seatrial.pipeline.plan import Devices, make_plan, retry_jobs
+from seatrial.pipeline.plan import NodeGpus, make_plan, retry_jobs
 
 
 def never(context: Context, options: Options) -> Iterator[Observation]:
     raise AssertionError("planning measures nothing")
 
 
-def declared(name: str, scope: Scope, needs: Needs | None = None, limit_s: float = 10) -> Check:
+def make_check(name: str, scope: Scope, needs: Needs | None = None, limit_s: float = 10) -> Check:
     return Check(
         name=name,
         title=name,
@@ -30,7 +30,7 @@ def declared(name: str, scope: Scope, needs: Needs | None = None, limit_s: float
     )
 
 
-class Reserved(Options):
+class ReservationOptions(Options):
     """Options with a reservation."""
 
     reservation: str | None = None
@@ -39,10 +39,10 @@ class Reserved(Options):
 CHECKS = {
     check.name: check
     for check in (
-        declared("host.a", Scope.NODE),
-        declared("gpu.b", Scope.GPU, Needs(gpus=True)),
-        declared("all.c", Scope.CLUSTER, Needs(min_ranks=2), limit_s=20),
-        declared("all.d", Scope.CLUSTER),
+        make_check("host.a", Scope.NODE),
+        make_check("gpu.b", Scope.GPU, Needs(gpus=True)),
+        make_check("all.c", Scope.CLUSTER, Needs(min_ranks=2), limit_s=20),
+        make_check("all.d", Scope.CLUSTER),
     )
 }
 
@@ -51,12 +51,12 @@ def config(nodes: int = 1, gpus: int | None = None) -> Config:
     return Config(
         name="t",
         cluster=Cluster(nodes=nodes, gpus_per_node=gpus),
-        checks={name: CheckSettings(options={"of": name}) for name in CHECKS},
+        checks={name: CheckSettings(options={"option": name}) for name in CHECKS},
     )
 
 
 def test_checks_that_share_a_placement_share_a_job() -> None:
-    plan = make_plan(config(nodes=2), CHECKS, Devices(4))
+    plan = make_plan(config(nodes=2), CHECKS, NodeGpus(4))
     assert [(job.name, job.checks) for job in plan.jobs] == [
         ("nodes", ("host.a",)),
         ("ranks", ("gpu.b", "all.c", "all.d")),
@@ -66,23 +66,23 @@ def test_checks_that_share_a_placement_share_a_job() -> None:
     assert (ranks.nodes, ranks.ranks_per_node, ranks.device) == (2, 4, "cuda")
     assert ranks.limits == {"gpu.b": 10, "all.c": 20, "all.d": 10}
     assert ranks.limit_s == 180 + 10 + 20 + 10
-    assert ranks.options["all.c"] == {"of": "all.c"}
+    assert ranks.options["all.c"] == {"option": "all.c"}
 
 
 def test_control_checks_run_once_on_this_host() -> None:
-    checks = {"slurm.x": declared("slurm.x", Scope.CONTROL)}
+    checks = {"slurm.x": make_check("slurm.x", Scope.CONTROL)}
     settings = config(nodes=4).model_copy(update={"checks": {"slurm.x": CheckSettings()}})
-    (job,) = make_plan(settings, checks, Devices(0)).jobs
+    (job,) = make_plan(settings, checks, NodeGpus(0)).jobs
     assert (job.name, job.nodes, job.ranks_per_node, job.expected_nodes) == ("control", 1, 1, 4)
 
 
 def test_trial_overrides_limit_s() -> None:
-    more = config().model_copy(update={"checks": {"all.c": CheckSettings(limit_s=99)}})
-    assert make_plan(more, CHECKS, Devices(2)).jobs[0].limits == {"all.c": 99}
+    longer = config().model_copy(update={"checks": {"all.c": CheckSettings(limit_s=99)}})
+    assert make_plan(longer, CHECKS, NodeGpus(2)).jobs[0].limits == {"all.c": 99}
 
 
 def test_without_gpu_two_cpu_ranks_run() -> None:
-    plan = make_plan(config(), CHECKS, Devices(0))
+    plan = make_plan(config(), CHECKS, NodeGpus(0))
     assert (plan.jobs[1].ranks_per_node, plan.jobs[1].device) == (2, "cpu")
     (skipped,) = plan.not_run
     assert skipped.check == "gpu.b"
@@ -90,7 +90,7 @@ def test_without_gpu_two_cpu_ranks_run() -> None:
 
 
 def test_missing_gpus_never_lead_to_a_cpu_run() -> None:
-    plan = make_plan(config(gpus=8), CHECKS, Devices(0, "8 GPUs expected, 0 usable"))
+    plan = make_plan(config(gpus=8), CHECKS, NodeGpus(0, "8 GPUs expected, 0 usable"))
     assert [job.name for job in plan.jobs] == ["nodes"]
     assert {measurement.check: measurement.error for measurement in plan.not_run} == dict.fromkeys(
         ("gpu.b", "all.c", "all.d"), "8 GPUs expected, 0 usable"
@@ -98,46 +98,46 @@ def test_missing_gpus_never_lead_to_a_cpu_run() -> None:
 
 
 def test_check_for_several_ranks_is_skipped_on_one_gpu() -> None:
-    plan = make_plan(config(), CHECKS, Devices(1))
+    plan = make_plan(config(), CHECKS, NodeGpus(1))
     (skipped,) = plan.not_run
     assert (skipped.check, skipped.skipped) == ("all.c", "needs 2 ranks, this trial has 1")
 
 
 def test_only_and_skip_patterns() -> None:
-    plan = make_plan(config(), CHECKS, Devices(2), only=["all.*", "host.a"], skip=["all.d"])
+    plan = make_plan(config(), CHECKS, NodeGpus(2), only=["all.*", "host.a"], skip=["all.d"])
     assert [job.checks for job in plan.jobs] == [("host.a",), ("all.c",)]
     assert plan.excluded_checks == {"gpu.b": "--only", "all.d": "--skip"}
 
 
 def test_pattern_without_match_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"no check of this trial matches 'host\.b'; did you mean 'host\.a'"):
-        make_plan(config(), CHECKS, Devices(2), only=["host.b"])
+        make_plan(config(), CHECKS, NodeGpus(2), only=["host.b"])
 
 
 def test_done_checks_are_not_planned() -> None:
-    plan = make_plan(config(), CHECKS, Devices(2), done=["host.a", "all.c"])
+    plan = make_plan(config(), CHECKS, NodeGpus(2), done=["host.a", "all.c"])
     assert [job.checks for job in plan.jobs] == [("gpu.b", "all.d")]
 
 
 def test_retry_job_has_the_same_placement() -> None:
-    first = make_plan(config(nodes=2), CHECKS, Devices(4))
-    (job,) = retry_jobs(first.jobs, {"all.c": "slow", "gpu.b": "slow"}, startup_s=180)
-    assert (job.name, job.checks, job.retry) == ("ranks-retry", ("gpu.b", "all.c"), True)
+    first = make_plan(config(nodes=2), CHECKS, NodeGpus(4))
+    (job,) = retry_jobs(first.jobs, {"all.c": "slow", "gpu.b": "slow"}, startup_s=180, number=1)
+    assert (job.name, job.checks, job.retry) == ("ranks-retry", ("gpu.b", "all.c"), 1)
     assert (job.limits, job.limit_s) == ({"gpu.b": 10, "all.c": 20}, 180 + 10 + 20)
-    same = {"name", "checks", "limits", "limit_s", "retry"}
-    assert job.model_dump(exclude=same) == first.jobs[1].model_dump(exclude=same)
-    assert list(retry_jobs(first.jobs, {}, 180)) == []
+    changed = {"name", "checks", "limits", "limit_s", "retry"}
+    assert job.model_dump(exclude=changed) == first.jobs[1].model_dump(exclude=changed)
+    assert list(retry_jobs(first.jobs, {}, 180, 1)) == []
 
 
 @pytest.mark.parametrize(("options", "expected"), [({}, "week47"), ({"reservation": "other"}, "other")])
 def test_reservation_is_the_default_option(options: dict[str, JsonValue], expected: str) -> None:
-    asks = replace(declared("host.a", Scope.NODE), options=Reserved)
+    with_reservation = replace(make_check("host.a", Scope.NODE), options=ReservationOptions)
     trial = config().model_copy(
         update={"slurm": Slurm(reservation="week47"), "checks": {"host.a": CheckSettings(options=options)}}
     )
-    (job,) = make_plan(trial, {"host.a": asks}, Devices(0)).jobs
+    (job,) = make_plan(trial, {"host.a": with_reservation}, NodeGpus(0)).jobs
     assert job.options == {"host.a": {"reservation": expected}}
     (job,) = make_plan(
-        trial.model_copy(update={"slurm": Slurm()}), {"host.a": declared("host.a", Scope.NODE)}, Devices(0)
+        trial.model_copy(update={"slurm": Slurm()}), {"host.a": make_check("host.a", Scope.NODE)}, NodeGpus(0)
     ).jobs
     assert job.options == {"host.a": options}

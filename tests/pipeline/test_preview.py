@@ -12,8 +12,8 @@ from seatrial.model import Threshold, UsageError
 from seatrial.pipeline.preview import prepare, preview
 from seatrial.pipeline.run import run
 from seatrial.pipeline.run_directory import Request, RunDir
-from tests.pipeline.fixtures import SilentShow
-from tests.pipeline.test_survey import survey
+from tests.pipeline.fixtures import SilentDisplay
+from tests.pipeline.test_this_host import this_host
 
 
 @pytest.mark.parametrize("start", ["run", "preview", "prepare"])
@@ -21,15 +21,15 @@ def test_threshold_above_the_hardware_is_refused_before_the_start(
     start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("run", "preview"):
-        monkeypatch.setattr(f"seatrial.pipeline.{module}.discover", lambda: survey("NVIDIA H100 80GB HBM3"))
+        monkeypatch.setattr(f"seatrial.pipeline.{module}.discover", lambda: this_host("NVIDIA H100 80GB HBM3"))
     gemm = CheckSettings(expect={"tflops.bf16": Threshold.parse("> 1979 TFLOP/s")})  # the datasheet's, with sparsity
     config = Config(name="t", launcher="local", cluster=Cluster(gpus_per_node=1), checks={"device.gemm": gemm})
-    asked = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
-    ways: dict[str, Callable[[], object]] = {
-        "run": lambda: run(RunDir.create(tmp_path / "run", asked), SilentShow()),
-        "preview": lambda: preview(asked),
-        "prepare": lambda: prepare(asked, tmp_path / "run"),
+    request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    calls: dict[str, Callable[[], object]] = {
+        "run": lambda: run(RunDir.create(tmp_path / "run", request), SilentDisplay()),
+        "preview": lambda: preview(request),
+        "prepare": lambda: prepare(request, tmp_path / "run"),
     }
     with pytest.raises(UsageError, match=r"device\.gemm\.expect\.tflops\.bf16: > 1,979 TFLOP/s is above .* 989\.5"):
-        ways[start]()
+        calls[start]()
     assert not list((tmp_path / "run").glob("jobs/*"))

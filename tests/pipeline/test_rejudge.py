@@ -23,8 +23,8 @@ def test_rejudge_is_idempotent() -> None:
 
 def test_missing_measurement_is_an_error() -> None:
     trial = load_trial(RECORD)
-    kept = tuple(measurement for measurement in trial.measurements if measurement.check != "device.gemm")
-    judged = rejudge(trial.model_copy(update={"measurements": kept}))
+    other_measurements = tuple(measurement for measurement in trial.measurements if measurement.check != "device.gemm")
+    judged = rejudge(trial.model_copy(update={"measurements": other_measurements}))
     assert judged.decision.value is DecisionValue.INCOMPLETE
     assert Outcome.ERROR in {verdict.outcome for verdict in judged.verdicts if verdict.check == "device.gemm"}
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from seatrial.model import Machine, Measurement
-from seatrial.pipeline.collect import Collected
 from seatrial.pipeline.plan import Plan
-from seatrial.pipeline.resume import completed_checks, load_earlier_session
+from seatrial.pipeline.results import TrialResults
+from seatrial.pipeline.resume import completed_checks, load_earlier_sessions
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.util.journal import Journal, Record
-from tests.pipeline.fixtures import HERE, JOB, SilentShow, collected, request
+from tests.pipeline.fixtures import HERE, JOB, SilentDisplay, request, results
 
 
 def test_two_measurements_of_one_rank_do_not_complete_a_check() -> None:
@@ -24,8 +24,8 @@ def test_two_measurements_of_one_rank_do_not_complete_a_check() -> None:
 
 def test_check_skipped_by_an_earlier_plan_is_not_complete() -> None:
     skipped = Measurement(check="train.cnn", subject="cluster", skipped="no GPU")
-    alone = JOB.model_copy(update={"ranks_per_node": 1})
-    assert completed_checks(Plan((alone,), (), {}), [skipped]) == []
+    one_rank = JOB.model_copy(update={"ranks_per_node": 1})
+    assert completed_checks(Plan((one_rank,), (), {}), [skipped]) == []
     assert completed_checks(Plan((), (skipped,), {}), [skipped]) == ["train.cnn"]
 
 
@@ -33,30 +33,30 @@ def test_check_skipped_by_an_earlier_plan_is_not_complete() -> None:
 def test_measurements_of_another_machine_are_discarded_permanently(tmp_path: Path, now: Machine) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
     run_dir.save_machine(HERE)
-    run_dir.save(Measurement(check="host.inventory", subject="h", rank=0))
-    same = collected(run_dir)
-    load_earlier_session(same, HERE)
-    assert len(same.measurements) == 1
-    other = collected(run_dir)
-    load_earlier_session(other, now)
-    assert other.measurements == []
-    back = collected(run_dir)
-    load_earlier_session(back, HERE)
-    assert back.measurements == [], "and coming back does not bring them back"
+    run_dir.save_measurement(Measurement(check="host.inventory", subject="h", rank=0))
+    same_machine = results(run_dir)
+    load_earlier_sessions(same_machine, HERE)
+    assert len(same_machine.measurements) == 1
+    changed = results(run_dir)
+    load_earlier_sessions(changed, now)
+    assert changed.measurements == []
+    returned = results(run_dir)
+    load_earlier_sessions(returned, HERE)
+    assert returned.measurements == [], "also after a return to the first machine"
 
 
 def test_record_of_another_machine_is_set_aside(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
     run_dir.save_machine(HERE)
-    run_dir.save(Measurement(check="host.inventory", subject="h", rank=0))
+    run_dir.save_measurement(Measurement(check="host.inventory", subject="h", rank=0))
     record = tmp_path / "out/trial.json"
     record.write_text("ACCEPTED")
-    load_earlier_session(collected(run_dir), HERE)
+    load_earlier_sessions(results(run_dir), HERE)
     assert record.exists()
-    watching = SilentShow()
+    display = SilentDisplay()
     new_driver = HERE.model_copy(update={"versions": ("driver 590",)})
-    load_earlier_session(Collected(run_dir, run_dir.request.config, watching), new_driver)
-    assert watching.warnings == ["machine changed from h to h; driver 590: measuring all checks again"]
+    load_earlier_sessions(TrialResults(run_dir, run_dir.request.config, display), new_driver)
+    assert display.warnings == ["machine changed from h to h; driver 590: measuring all checks again"]
     assert not record.exists()
     assert (tmp_path / "out/trial.json.before").read_text() == "ACCEPTED"
 
@@ -64,22 +64,22 @@ def test_record_of_another_machine_is_set_aside(tmp_path: Path) -> None:
 def test_discard_of_another_machine_survives_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = RunDir.create(tmp_path / "out", request())
     run_dir.save_machine(HERE)
-    run_dir.save(Measurement(check="host.inventory", subject="h", rank=0))
+    run_dir.save_measurement(Measurement(check="host.inventory", subject="h", rank=0))
     other = Machine(host="other", gpus=())
     append = Journal.append
     written: list[Record] = []
 
-    def one_line_then_death(journal: Journal, record: Record) -> None:
+    def append_once(journal: Journal, record: Record) -> None:
         if written:
             raise KeyboardInterrupt
         written.append(record)
         append(journal, record)
 
-    with monkeypatch.context() as dying:
-        dying.setattr(Journal, "append", one_line_then_death)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", append_once)
         with pytest.raises(KeyboardInterrupt):
-            load_earlier_session(collected(run_dir), other)
-    again = collected(run_dir)
-    load_earlier_session(again, other)
+            load_earlier_sessions(results(run_dir), other)
+    resumed = results(run_dir)
+    load_earlier_sessions(resumed, other)
     assert written
-    assert again.measurements == []
+    assert resumed.measurements == []

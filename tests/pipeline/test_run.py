@@ -13,20 +13,20 @@ import pytest
 
 from seatrial import report
 from seatrial.config.schema import CheckSettings, Cluster, Config
-from seatrial.launch.base import Rendered
+from seatrial.launch.base import RenderedJob
 from seatrial.launch.local import LocalJob
 from seatrial.model import DecisionValue, Job, Measurement, Outcome, Reason, Retry, Trial, Verdict
-from seatrial.pipeline.collect import Collected
 from seatrial.pipeline.rejudge import rejudge
+from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.run import INTERRUPTED, run
 from seatrial.pipeline.run_directory import RunDir, load_trial
 from tests import processes
 from tests.launch.scripted import HEAD, Scripted
-from tests.pipeline.fixtures import SilentShow, request
+from tests.pipeline.fixtures import SilentDisplay, request
 from tests.processes import Program, heartbeats, until
 
 
-def test_ctrl_c_while_writing_reports_is_deferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_writing_reports_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_all = report.write_all
 
     def interrupted(trial: Trial, run_dir: Path) -> list[Path]:
@@ -34,30 +34,30 @@ def test_ctrl_c_while_writing_reports_is_deferred(tmp_path: Path, monkeypatch: p
         return write_all(trial, run_dir)
 
     monkeypatch.setattr(report, "write_all", interrupted)
-    trial = run(RunDir.create(tmp_path / "out", request()), SilentShow())
+    trial = run(RunDir.create(tmp_path / "out", request()), SilentDisplay())
     assert (trial.decision.value, trial.stop_reason) == (DecisionValue.ACCEPTED, "")
     assert Trial.model_validate_json((tmp_path / "out/trial.json").read_text()) == trial
     assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 def test_ctrl_c_while_measuring_writes_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(self: Collected, measurement: Measurement) -> None:
+    def interrupt(self: TrialResults, measurement: Measurement) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Collected, "measured", interrupt)
-    trial = run(RunDir.create(tmp_path / "out", request()), SilentShow())
+    monkeypatch.setattr(TrialResults, "add_measurement", interrupt)
+    trial = run(RunDir.create(tmp_path / "out", request()), SilentDisplay())
     assert (trial.decision.value, trial.stop_reason) == (DecisionValue.INCOMPLETE, INTERRUPTED)
     assert (tmp_path / "out/report.html").exists()
 
 
-@pytest.mark.parametrize(("expect", "verb"), [(0, DecisionValue.INCOMPLETE), (10**9, DecisionValue.REJECTED)])
-def test_unwritable_record_is_never_accepted(tmp_path: Path, expect: int, verb: DecisionValue) -> None:
+@pytest.mark.parametrize(("expect", "decision"), [(0, DecisionValue.INCOMPLETE), (10**9, DecisionValue.REJECTED)])
+def test_unwritable_record_is_never_accepted(tmp_path: Path, expect: int, decision: DecisionValue) -> None:
     settings = {"expect": {"nofile_soft": f">= {expect} files"}}
     config = Config(name="t", checks={"host.inventory": CheckSettings.model_validate(settings)})
     run_dir = RunDir.create(tmp_path / "out", request().model_copy(update={"config": config}))
     (tmp_path / "out/report.html").mkdir()
-    trial = run(run_dir, SilentShow())
-    assert trial.decision.value is verb
+    trial = run(run_dir, SilentDisplay())
+    assert trial.decision.value is decision
     written = Trial.model_validate_json((tmp_path / "out/trial.json").read_text())
     assert written.decision == trial.decision
 
@@ -66,7 +66,7 @@ SPEED, METRIC = "filesystem.speed", "write_single.run_directory"
 BROKEN = "sys.exit(3)\n"
 
 
-def speed(gb_s: float, ranks: tuple[int, ...] = (0, 1), again: bool = False, seconds: float = 0) -> str:
+def speed(gb_s: float, ranks: tuple[int, ...] = (0, 1), retry: int = 0, seconds: float = 0) -> str:
     """Return a script in which these ranks measure METRIC."""
     metrics = [
         {"name": METRIC, "value": gb_s, "unit": "GB/s", "subject": "cluster"},
@@ -75,24 +75,26 @@ def speed(gb_s: float, ranks: tuple[int, ...] = (0, 1), again: bool = False, sec
     return f"""
 for rank in {ranks}:
     start(rank, "{SPEED}")
-    fields = {{"check": "{SPEED}", "subject": f"n0/rank{{rank}}", "rank": rank, "retry": {again}, "seconds": {seconds}}}
+    fields = {{"check": "{SPEED}", "subject": f"n0/rank{{rank}}", "rank": rank, "retry": {retry}, "seconds": {seconds}}}
     write(rank, measurement=fields | {{"started": time.time(), "metrics": {metrics} if rank == 0 else []}})
     done(rank)
 """
 
 
-class Played(Scripted):
-    """Runs a script per job name; raises KeyboardInterrupt after the job ``stopped``."""
+class ScriptLauncher(Scripted):
+    """Runs a script per job name; raises KeyboardInterrupt after the job ``stopped_job``."""
 
-    def __init__(self, scripts: Mapping[str, str], stopped: str = "") -> None:
-        self._by_job, self._stopped = scripts, stopped
+    def __init__(self, scripts: Mapping[str, str], stopped_job: str = "") -> None:
+        self._by_job, self._stopped_job = scripts, stopped_job
 
-    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
-        return Rendered(argv=(sys.executable, "-c", HEAD + self._by_job[job.name], str(folder)), env={}, text=job.name)
+        return RenderedJob(
+            argv=(sys.executable, "-c", HEAD + self._by_job[job.name], str(folder)), env={}, text=job.name
+        )
 
-    def start(self, rendered: Rendered, folder: Path) -> LocalJob:
-        if rendered.text == self._stopped:
+    def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
+        if rendered.text == self._stopped_job:
             subprocess.run(rendered.argv, check=True)
             raise KeyboardInterrupt
         return super().start(rendered, folder)
@@ -104,15 +106,16 @@ def speed_trial(out: Path, retry: bool = True) -> RunDir:
     return RunDir.create(out, request().model_copy(update={"config": config}))
 
 
-def played(
-    monkeypatch: pytest.MonkeyPatch, run_dir: RunDir, *, stopped: str = "", **scripts: str
-) -> tuple[Trial, SilentShow]:
-    show, launcher = SilentShow(), Played({name.replace("_", "-"): text for name, text in scripts.items()}, stopped)
+def run_scripts(
+    monkeypatch: pytest.MonkeyPatch, run_dir: RunDir, *, stopped_job: str = "", **scripts: str
+) -> tuple[Trial, SilentDisplay]:
+    display = SilentDisplay()
+    launcher = ScriptLauncher({name.replace("_", "-"): text for name, text in scripts.items()}, stopped_job)
     with monkeypatch.context() as patch:
         patch.setattr("seatrial.pipeline.run.launcher_for", lambda settings, placement: launcher)
-        trial = run(run_dir, show)
+        trial = run(run_dir, display)
     os.close(run_dir._journal.fileno())  # releases the lock
-    return trial, show
+    return trial, display
 
 
 def metric_verdict(trial: Trial) -> Verdict:
@@ -122,77 +125,105 @@ def metric_verdict(trial: Trial) -> Verdict:
 
 def test_not_reproduced_failure_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = speed_trial(tmp_path / "out")
-    trial, show = played(monkeypatch, run_dir, ranks=speed(0.5, seconds=1000), ranks_retry=speed(2))
+    trial, display = run_scripts(
+        monkeypatch, run_dir, ranks=speed(0.5, seconds=1000), ranks_retry=speed(2), ranks_retry2=speed(3)
+    )
     assert (trial.decision.value, metric_verdict(trial).outcome) == (DecisionValue.ACCEPTED, Outcome.WARN)
-    assert show.retry_reasons == {"ranks-retry": f"{METRIC} is 0.5 GB/s, expected > 1 GB/s"}
-    assert [result.job for result in trial.results] == ["ranks", "ranks-retry"]
+    assert display.retry_reasons == {"ranks-retry2": f"{METRIC} is 0.5 GB/s, expected > 1 GB/s"}
+    assert [result.job for result in trial.results] == ["ranks", "ranks-retry", "ranks-retry2"]
     assert [job.name for job in trial.jobs] == ["ranks"]
     assert [
         [measurement.metrics[0].value for measurement in each if measurement.metrics]
         for each in (trial.measurements, trial.retries)
     ] == [
         [0.5],
-        [2],
+        [2, 3],
     ]
     took = {timing.name: timing.seconds for timing in trial.timings}
     assert (took[SPEED], took[f"{SPEED} (retry)"]) == (1000, 0)
     assert took["start and end of job ranks-retry"] > 0
     recorded = [item for item in load_trial(run_dir.path).verdicts if item.retry]
     assert [(item.reasons, item.retry) for item in recorded] == [
-        ((Reason.THRESHOLD_VIOLATED, Reason.NOT_REPRODUCED), Retry(0.5, 2))
+        ((Reason.THRESHOLD_VIOLATED, Reason.NOT_REPRODUCED), Retry(0.5, 2, third_value=3))
     ]
     for name in ("report.html", "junit.xml"):
-        assert "not reproduced (0.5 GB/s, then 2 GB/s)" in (run_dir.path / name).read_text(), name
+        assert "not reproduced (0.5 GB/s, then 2 GB/s, then 3 GB/s)" in (run_dir.path / name).read_text(), name
     figures = [line for line in (run_dir.path / "metrics.prom").read_text().splitlines() if METRIC in line]
     assert [line.partition("{")[0] for line in figures] == [
         "seatrial_measured_bytes_per_second",
         "seatrial_retry_measured_bytes_per_second",
+        "seatrial_retry_measured_bytes_per_second",
     ]
+    assert len({line.rpartition(" ")[0] for line in figures}) == 3, "each sample has labels of its own"
 
 
 def test_reproduced_failure_is_rejected_and_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = speed_trial(tmp_path / "out")
-    trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_retry=speed(0.4))
+    trial, _ = run_scripts(monkeypatch, run_dir, ranks=speed(0.5), ranks_retry=speed(0.4))
     assert trial.decision.value is DecisionValue.REJECTED
     assert metric_verdict(trial).retry == Retry(0.5, 0.4)
     assert Reason.REPRODUCED in metric_verdict(trial).reasons
     assert rejudge(trial).verdicts == trial.verdicts
-    resumed, show = played(monkeypatch, RunDir.reopen(run_dir.path))
+    resumed, display = run_scripts(monkeypatch, RunDir.reopen(run_dir.path))
     assert (resumed.verdicts, resumed.retries) == (trial.verdicts, trial.retries)
-    assert (len(resumed.results), show.retry_reasons) == (2, {})
+    assert (len(resumed.results), display.retry_reasons) == (2, {})
 
 
 def test_failed_retry_keeps_the_failure_and_is_repeated_by_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = speed_trial(tmp_path / "out")
-    trial, _ = played(monkeypatch, run_dir, ranks=speed(0.5), ranks_retry=BROKEN)
+    trial, _ = run_scripts(monkeypatch, run_dir, ranks=speed(0.5), ranks_retry=BROKEN)
     assert (trial.decision.value, metric_verdict(trial).outcome) == (DecisionValue.REJECTED, Outcome.FAIL)
     assert Reason.RETRY_FAILED in metric_verdict(trial).reasons
     assert len(trial.measurements) == 2
-    resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2))
+    resumed, _ = run_scripts(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2), ranks_retry2=speed(2))
     assert (resumed.measurements, metric_verdict(resumed).outcome) == (trial.measurements, Outcome.WARN)
     assert not any(measurement.error for measurement in resumed.retries)
 
 
+@pytest.mark.parametrize(("third", "decision"), [(0.4, DecisionValue.REJECTED), (2.0, DecisionValue.ACCEPTED)])
+def test_third_measurement_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, third: float, decision: DecisionValue
+) -> None:
+    run_dir = speed_trial(tmp_path / "out")
+    trial, _ = run_scripts(monkeypatch, run_dir, ranks=speed(0.5), ranks_retry=speed(2), ranks_retry2=speed(third))
+    assert (trial.decision.value, metric_verdict(trial).retry) == (decision, Retry(0.5, 2, third_value=third))
+    assert rejudge(load_trial(run_dir.path)).verdicts == trial.verdicts
+
+
+def test_interrupted_third_measurement_is_not_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = speed_trial(tmp_path / "out")
+    scripts = {"ranks": speed(0.5), "ranks_retry": speed(2)}
+    trial, _ = run_scripts(
+        monkeypatch, run_dir, stopped_job="ranks-retry2", ranks_retry2=speed(3, ranks=(0,), retry=2), **scripts
+    )
+    verdict = metric_verdict(trial)
+    assert (verdict.outcome, verdict.reasons[-1]) == (Outcome.UNJUDGED, Reason.NO_THIRD_MEASUREMENT)
+    resumed, _ = run_scripts(monkeypatch, RunDir.reopen(run_dir.path), **scripts, ranks_retry2=speed(3))
+    assert (resumed.decision.value, metric_verdict(resumed).outcome) == (DecisionValue.ACCEPTED, Outcome.WARN)
+
+
 def test_retry_can_be_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trial, show = played(monkeypatch, speed_trial(tmp_path / "out", retry=False), ranks=speed(0.5))
-    assert (trial.decision.value, show.retry_reasons) == (DecisionValue.REJECTED, {})
+    trial, display = run_scripts(monkeypatch, speed_trial(tmp_path / "out", retry=False), ranks=speed(0.5))
+    assert (trial.decision.value, display.retry_reasons) == (DecisionValue.REJECTED, {})
     assert (metric_verdict(trial).value, metric_verdict(trial).retry) == (0.5, None)
     assert Reason.NOT_RETRIED in metric_verdict(trial).reasons
 
 
 def test_interrupted_retry_is_repeated_by_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = speed_trial(tmp_path / "out")
-    half = speed(3, ranks=(0,), again=True)  # the other rank had not measured yet
-    trial, _ = played(monkeypatch, run_dir, stopped="ranks-retry", ranks=speed(0.5), ranks_retry=half)
+    first_rank_only = speed(3, ranks=(0,), retry=1)
+    trial, _ = run_scripts(
+        monkeypatch, run_dir, stopped_job="ranks-retry", ranks=speed(0.5), ranks_retry=first_rank_only
+    )
     assert (trial.stop_reason, trial.decision.value) == (INTERRUPTED, DecisionValue.REJECTED)
     assert Reason.NOT_RETRIED in metric_verdict(trial).reasons
-    resumed, _ = played(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2))
+    resumed, _ = run_scripts(monkeypatch, RunDir.reopen(run_dir.path), ranks_retry=speed(2), ranks_retry2=speed(2.5))
     assert resumed.measurements == trial.measurements
-    assert [measurement.metrics[0].value for measurement in resumed.retries if measurement.metrics] == [2]
-    assert metric_verdict(resumed).retry == Retry(0.5, 2)
-    finished, _ = played(monkeypatch, RunDir.reopen(run_dir.path))
+    assert [measurement.metrics[0].value for measurement in resumed.retries if measurement.metrics] == [2, 2.5]
+    assert metric_verdict(resumed).retry == Retry(0.5, 2, third_value=2.5)
+    finished, _ = run_scripts(monkeypatch, RunDir.reopen(run_dir.path))
     assert (finished.retries, finished.verdicts) == (resumed.retries, resumed.verdicts)
 
 

@@ -34,54 +34,54 @@ def closed(run_dir: RunDir) -> Path:
 
 
 def test_saved_records_are_recovered_in_order(tmp_path: Path) -> None:
-    first = RunDir.create(tmp_path / "out", REQUEST)
-    here = Machine(host="h", gpus=("GPU-1",))
-    first.save_machine(here)
-    first.save(measured("a"))
-    first.save(measured("b"))
-    first.discard_checks(["a"])
-    saved = RunDir.reopen(closed(first)).recover()
+    run_dir = RunDir.create(tmp_path / "out", REQUEST)
+    machine = Machine(host="h", gpus=("GPU-1",))
+    run_dir.save_machine(machine)
+    run_dir.save_measurement(measured("a"))
+    run_dir.save_measurement(measured("b"))
+    run_dir.discard_checks(["a"])
+    saved = RunDir.reopen(closed(run_dir)).recover()
     assert [measurement.check for measurement in saved.measurements] == ["b"]
-    assert (saved.machine, saved.warnings) == (here, [])
+    assert (saved.machine, saved.warnings) == (machine, [])
 
 
 def test_measurement_only_in_a_rank_journal_is_recovered_once(tmp_path: Path) -> None:
     """The main process was killed before it saved a measurement that a rank had written."""
-    first = RunDir.create(tmp_path / "out", REQUEST)
-    first.save(measured("a", 0))
+    run_dir = RunDir.create(tmp_path / "out", REQUEST)
+    run_dir.save_measurement(measured("a", 0))
     for rank in (0, 1):
         journal = Journal(tmp_path / "out/jobs/ranks/attempt1" / f"rank{rank}.jsonl")
         journal.append({"start": "a", "time": 5.0})
         journal.append({"measurement": measured("a", rank).model_dump(mode="json")})
         journal.append({"measurement": measured("c", rank, error="peer lost").model_dump(mode="json")})
-    again = RunDir.reopen(closed(first))
-    assert [(item.check, item.rank) for item in again.recover().measurements] == [("a", 0), ("a", 1)]
-    assert [item.rank for item in RunDir.reopen(closed(again)).recover().measurements] == [0, 1]
+    reopened = RunDir.reopen(closed(run_dir))
+    assert [(item.check, item.rank) for item in reopened.recover().measurements] == [("a", 0), ("a", 1)]
+    assert [item.rank for item in RunDir.reopen(closed(reopened)).recover().measurements] == [0, 1]
 
 
 def test_run_directory_is_locked(tmp_path: Path) -> None:
-    first = RunDir.create(tmp_path / "out", REQUEST)
+    run_dir = RunDir.create(tmp_path / "out", REQUEST)
     with pytest.raises(UsageError, match="is in use"):
         RunDir.reopen(tmp_path / "out")
-    RunDir.reopen(closed(first))
+    RunDir.reopen(closed(run_dir))
 
 
 def test_directory_without_measurements_is_removed(tmp_path: Path) -> None:
-    RunDir.create(tmp_path / "out", REQUEST).discard()
+    RunDir.create(tmp_path / "out", REQUEST).remove_if_unused()
     assert not (tmp_path / "out").exists()
     used = RunDir.create(tmp_path / "out", REQUEST)
-    used.save(measured())
-    used.discard()
+    used.save_measurement(measured())
+    used.remove_if_unused()
     assert (tmp_path / "out/run.json").exists()
 
 
 def test_changed_or_damaged_request_is_refused(tmp_path: Path) -> None:
     out = closed(RunDir.create(tmp_path / "out", REQUEST))
-    whole = (out / "run.json").read_text()
-    (out / "run.json").write_text(json.dumps({**json.loads(whole), "only": ["x"]}))
+    original = (out / "run.json").read_text()
+    (out / "run.json").write_text(json.dumps({**json.loads(original), "only": ["x"]}))
     with pytest.raises(UsageError, match="was changed"):
         RunDir.reopen(out)
-    (out / "run.json").write_text(whole)
+    (out / "run.json").write_text(original)
     (out / "measurements.jsonl").unlink()
     with pytest.raises(UsageError, match="no matching measurements"):
         RunDir.reopen(out)
@@ -90,30 +90,30 @@ def test_changed_or_damaged_request_is_refused(tmp_path: Path) -> None:
         RunDir.reopen(out)
 
 
-def again(check: str, rank: int = 0, error: str | None = None, started: float = 6.0) -> Measurement:
+def retried(check: str, rank: int = 0, error: str | None = None, started: float = 6.0) -> Measurement:
     return measured(check, rank, error).model_copy(update={"retry": True, "started": started})
 
 
 def test_retries_are_discarded_without_their_first_measurements(tmp_path: Path) -> None:
-    first = RunDir.create(tmp_path / "out", REQUEST)
-    for measurement in (measured("a"), measured("b"), again("a"), again("b")):
-        first.save(measurement)
-    first.discard_retries(["a"])
-    saved = first.recover()
+    run_dir = RunDir.create(tmp_path / "out", REQUEST)
+    for measurement in (measured("a"), measured("b"), retried("a"), retried("b")):
+        run_dir.save_measurement(measurement)
+    run_dir.discard_retries(["a"])
+    saved = run_dir.recover()
     assert [measurement.check for measurement in saved.measurements] == ["a", "b"]
-    assert saved.retries == [again("b")]
-    first.discard_checks(["b"])
-    saved = first.recover()
+    assert saved.retries == [retried("b")]
+    run_dir.discard_checks(["b"])
+    saved = run_dir.recover()
     assert ([measurement.check for measurement in saved.measurements], saved.retries) == (["a"], [])
 
 
 def test_retry_only_in_a_rank_journal_replaces_its_error(tmp_path: Path) -> None:
-    first = RunDir.create(tmp_path / "out", REQUEST)
-    first.save(measured("a", 0))
-    first.save(again("a", 0, error="start it by hand"))
+    run_dir = RunDir.create(tmp_path / "out", REQUEST)
+    run_dir.save_measurement(measured("a", 0))
+    run_dir.save_measurement(retried("a", 0, error="start it by hand"))
     journal = Journal(tmp_path / "out/jobs/ranks-retry/attempt1/rank0.jsonl")
-    journal.append({"measurement": again("a", 0, started=7.0).model_dump(mode="json")})
+    journal.append({"measurement": retried("a", 0, started=7.0).model_dump(mode="json")})
     for _ in range(2):
-        saved = first.recover()
-        assert saved.measurements == [measured("a", 0)], "the first measurement is not lost"
-        assert saved.retries == [again("a", 0, started=7.0)]
+        saved = run_dir.recover()
+        assert saved.measurements == [measured("a", 0)], "the run_dir measurement is not lost"
+        assert saved.retries == [retried("a", 0, started=7.0)]

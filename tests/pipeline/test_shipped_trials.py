@@ -1,4 +1,4 @@
-"""The shipped trials have the durations and thresholds that their comments state."""
+"""The shipped trial burn-in has the durations and thresholds that its comments state."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from seatrial.checks.training.ddp import DdpOptions
 from seatrial.config.layers import CheckSchema, resolve
 from seatrial.config.schema import CheckSettings
 
-KNOWN = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+SCHEMAS = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
 
 
 @pytest.fixture
 def burn_in() -> dict[str, CheckSettings]:
-    return resolve("burn-in", environ={}, schemas=KNOWN).config.checks
+    return resolve("burn-in", environ={}, schemas=SCHEMAS).config.checks
 
 
 def test_burn_in_duration_is_within_its_limits(burn_in: dict[str, CheckSettings]) -> None:
     reduce, ddp = burn_in["collectives.all_reduce"], burn_in["train.ddp"]
-    a_size = CollectiveOptions.model_validate(reduce.options).min_seconds_per_size
+    seconds_per_size = CollectiveOptions.model_validate(reduce.options).min_seconds_per_size
     training = DdpOptions.model_validate(ddp.options).min_seconds
-    assert a_size >= 60
+    assert seconds_per_size >= 60
     assert training >= 1200
-    for seconds, limit in ((a_size * len(default_sizes("all_reduce").gpu), reduce.limit_s), (training, ddp.limit_s)):
-        assert 2 * seconds < (limit or 0)  # the other half is for set-up, a slow start and the last round
+    for seconds, limit in (
+        (seconds_per_size * len(default_sizes("all_reduce").gpu), reduce.limit_s),
+        (training, ddp.limit_s),
+    ):
+        assert 2 * seconds < (limit or 0)  # the other half of the limit is for set-up and a slow start
 
 
 def test_burn_in_has_the_hardware_thresholds_of_acceptance(burn_in: dict[str, CheckSettings]) -> None:
-    acceptance = resolve("acceptance", environ={}, schemas=KNOWN).config.checks
+    acceptance = resolve("acceptance", environ={}, schemas=SCHEMAS).config.checks
     for name in ("collectives.all_reduce", "train.ddp"):
         assert burn_in[name].expect == acceptance[name].expect

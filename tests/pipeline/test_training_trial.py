@@ -29,14 +29,14 @@ class Run:
     out: str
     err: str
 
-    def of(self, check: str) -> list[Measurement]:
+    def measurements(self, check: str) -> list[Measurement]:
         """Return the measurements of a check that passed."""
         outcomes = {verdict.outcome for verdict in self.trial.verdicts if verdict.check == check}
         assert outcomes - {Outcome.SKIP} == {Outcome.PASS}, "rules on the speed of GPUs are skipped on CPUs"
         return [measurement for measurement in self.trial.measurements if measurement.check == check]
 
 
-def carried_out(trial: str, cwd: Path, seconds: float) -> Run:
+def run_trial(trial: str, cwd: Path, seconds: float) -> Run:
     code, out, err = Program("run", trial, cwd=cwd).finish(seconds)
     (folder,) = cwd.glob("seatrial-runs/*")
     return Run(folder, load(folder), code, out, err)
@@ -44,12 +44,12 @@ def carried_out(trial: str, cwd: Path, seconds: float) -> Run:
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return carried_out("training", tmp_path_factory.mktemp("training"), 800)
+    return run_trial("training", tmp_path_factory.mktemp("training"), 800)
 
 
 def test_training_trial_passes_on_two_cores(training: Run) -> None:
-    bad = [verdict for verdict in training.trial.verdicts if verdict.outcome not in (Outcome.PASS, Outcome.SKIP)]
-    assert (training.code, bad) == (0, []), training.err[-2000:]
+    not_passed = [verdict for verdict in training.trial.verdicts if verdict.outcome not in (Outcome.PASS, Outcome.SKIP)]
+    assert (training.code, not_passed) == (0, []), training.err[-2000:]
     assert training.trial.decision.cpu_only
     values = {
         metric.name: metric.value for measurement in training.trial.measurements for metric in measurement.metrics
@@ -81,7 +81,7 @@ def test_throughput_metrics_have_samples_per_step(training: Run) -> None:
 
 
 def test_one_process_ddp_and_fsdp2_agree(training: Run) -> None:
-    first, second = training.of("train.parity")
+    first, second = training.measurements("train.parity")
     assert second == Measurement(
         **{**second.model_dump(), "metrics": (), "facts": {}}
     )  # only the first rank reports metrics
@@ -89,7 +89,7 @@ def test_one_process_ddp_and_fsdp2_agree(training: Run) -> None:
 
 
 def test_checkpoint_is_resumed_and_damage_is_refused(training: Run) -> None:
-    measured, _ = training.of("train.checkpoint")
+    measured, _ = training.measurements("train.checkpoint")
     assert measured.facts["checkpoints_after_kill"] == ["step-00000003", "step-00000006.incomplete"]
     assert "rank 1 (" in str(measured.facts["nan_message"])
     figures = {metric.name: metric for metric in measured.metrics}
@@ -98,13 +98,13 @@ def test_checkpoint_is_resumed_and_damage_is_refused(training: Run) -> None:
 
 
 def test_checkpoints_leave_manifests_and_no_large_file(training: Run) -> None:
-    measured, _ = training.of("train.checkpoint")
+    measured, _ = training.measurements("train.checkpoint")
     out = training.folder / "artifacts" / "train.checkpoint" / "attempt1"
     assert not [path for path in out.rglob("*") if path.suffix == ".distcp" or path.is_symlink()]
     assert str(measured.facts["removed_files"]).startswith("44 ")
-    kept = sorted(str(path.parent.relative_to(out)) for path in out.rglob("manifest.json"))
+    manifests = sorted(str(path.parent.relative_to(out)) for path in out.rglob("manifest.json"))
     steps = {"fewer": (4,), "killed": (3, 4, 6), "uninterrupted": (3, 6)}
-    assert kept == [f"{name}/checkpoints/step-{step:08}" for name, saved in steps.items() for step in saved]
+    assert manifests == [f"{name}/checkpoints/step-{step:08}" for name, saved in steps.items() for step in saved]
     assert {training.folder / artifact.path for artifact in measured.artifacts} == {
         out / name / "metrics.json" for name in ("uninterrupted", "killed", "fewer", "fsdp2", "ddp")
     }
@@ -112,7 +112,7 @@ def test_checkpoints_leave_manifests_and_no_large_file(training: Run) -> None:
 
 def test_failed_training_is_a_verdict_with_the_end_of_its_log(tmp_path: Path) -> None:
     (tmp_path / "crash.yaml").write_text(CRASH)
-    run = carried_out("crash.yaml", tmp_path, 180)
+    run = run_trial("crash.yaml", tmp_path, 180)
     (failed,) = [verdict for verdict in run.trial.verdicts if verdict.outcome is Outcome.FAIL]
     assert (run.code, failed.metric, failed.check) == (1, "exit_code", "train.fsdp")
     assert "NonFiniteError: step 2" in failed.evidence

@@ -81,3 +81,6 @@ def test_series_and_insights_of_an_upgraded_record_are_those_of_the_record() -> 
         "cuda_graph_latency",
     ]
     assert sum(insight.title == "latency" for insight in rejudge(trial).insights) == 7
+    curves = {check: {s.name for m in trial.measurements if m.check == check for s in m.series} for check in catalog()}
+    assert curves["train.ddp"] == {"loss.ddp", "loss.single_process"}
+    assert curves["train.parity"] == {"loss.ddp", "loss.fsdp2", "loss.single_process"}

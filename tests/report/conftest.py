@@ -1,4 +1,4 @@
-"""What the tests of reports share: a catalog that does not change, golden files, and tools that CI must have."""
+"""Shared by the tests of reports: a fixed catalog of checks, golden files, and external programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _catalog(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_golden(name: str, text: str) -> None:
-    """Compare with tests/golden/NAME. UPDATE_GOLDEN=1 writes it anew: then read the difference before it is kept."""
+    """Compare ``text`` with tests/golden/NAME. UPDATE_GOLDEN=1 writes the file: read the diff before the commit."""
     path = GOLDEN / name
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
@@ -26,10 +26,10 @@ def assert_golden(name: str, text: str) -> None:
 
 
 def tool(*names: str) -> str:
-    """The first of these programs that is there. Without any the test is skipped; where CI is set it fails."""
-    found = next((path for name in names if (path := shutil.which(name))), None)
-    if found:
-        return found
+    """The path of the first installed program. If none is, the test is skipped, or fails if CI is set."""
+    path = next((path for name in names if (path := shutil.which(name))), None)
+    if path:
+        return path
     if os.environ.get("CI"):
-        pytest.fail(f"{names[0]} is not installed, and CI must run this test")
+        pytest.fail(f"{names[0]} is not installed; CI requires this test")
     pytest.skip(f"{names[0]} is not installed")

@@ -1,4 +1,4 @@
-"""Made-up trials: no number in here was measured. ``python -m tests.report.samples DIR`` renders them all."""
+"""Invented trials; no value was measured. ``python -m tests.report.samples DIR`` renders all of them in all formats."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from seatrial.model import (
     Trial,
     Verdict,
 )
-from tests.report.made_up import (
-    BEGAN,
+from tests.report.sample_data import (
     BUSBW,
+    STARTED,
     all_reduce,
     all_reduce_verdicts,
     cnn,
@@ -43,46 +43,50 @@ from tests.report.made_up import (
     host,
     host_verdicts,
     inventory,
-    passes,
-    rule,
+    metric_verdicts,
+    rule_basis,
 )
-from tests.report.made_up_telemetry import telemetry
+from tests.report.sample_telemetry import telemetry
 
 
-def _measures_nothing(context: Context, options: Any) -> Iterator[Observation]:
+def _measure(context: Context, options: Any) -> Iterator[Observation]:
     raise NotImplementedError((context, options))
 
 
 def _check(name: str, title: str, phase: Phase, scope: Scope) -> Check:
-    return Check(
-        name=name, title=title, phase=phase, scope=scope, metrics={}, rules=(), measure=_measures_nothing, limit_s=60
-    )
+    return Check(name=name, title=title, phase=phase, scope=scope, metrics={}, rules=(), measure=_measure, limit_s=60)
 
 
-# A catalog of its own, so that golden files do not change with a title of a real check.
+# Not the real catalog, so that golden files do not depend on the titles of real checks.
 CATALOG = {
     check.name: check
     for check in (
-        _check("gpu.inventory", "What every GPU is, and what state it is in", Phase.ENVIRONMENT, Scope.NODE),
+        _check("gpu.inventory", "GPU inventory: models and health", Phase.ENVIRONMENT, Scope.NODE),
         _check("host.inventory", "Operating system, limits, filesystems and network", Phase.ENVIRONMENT, Scope.NODE),
         _check("collectives.all_reduce", "All-reduce bandwidth and correctness", Phase.INTERCONNECT, Scope.CLUSTER),
-        _check("train.cnn", "A small convolutional net, trained, saved and loaded back", Phase.SINGLE_GPU, Scope.GPU),
-        _check("train.ddp", "A small transformer on every process", Phase.DISTRIBUTED, Scope.CLUSTER),
+        _check("train.cnn", "Training of a small convolutional network", Phase.SINGLE_GPU, Scope.GPU),
+        _check("train.ddp", "DDP training of a small transformer", Phase.DISTRIBUTED, Scope.CLUSTER),
     )
 }
 
 
 def accepted() -> Trial:
-    """Four GPUs of one host, all well, with one warning."""
+    """One node with four healthy GPUs, and one warning."""
     measurements = (host("h200-01"), inventory("h200-01", 4), all_reduce(BUSBW), *cnn("h200-01", 4), ddp("h200-01", 4))
     verdicts = (
         *host_verdicts("h200-01", nofile=Outcome.WARN),
-        *passes(measurements[1], "ecc_uncorrected", rule("==", 0, "")),
-        *passes(measurements[1], "pcie_width", rule(">=", 16, "")),
+        *metric_verdicts(measurements[1], "ecc_uncorrected", rule_basis("==", 0, "")),
+        *metric_verdicts(measurements[1], "pcie_width", rule_basis(">=", 16, "")),
         *all_reduce_verdicts(measurements[2], Outcome.PASS),
-        *(verdict for one in measurements[3:7] for verdict in passes(one, "accuracy", rule(">", 95, "%"))),
-        *passes(measurements[7], "tokens_per_s_per_gpu", Basis(BasisKind.TRIAL, "acceptance", 500, "tok/s", ">")),
-        *passes(measurements[7], "identical_parameters", rule("==", 1, "bool")),
+        *(
+            verdict
+            for measurement in measurements[3:7]
+            for verdict in metric_verdicts(measurement, "accuracy", rule_basis(">", 95, "%"))
+        ),
+        *metric_verdicts(
+            measurements[7], "tokens_per_s_per_gpu", Basis(BasisKind.TRIAL, "acceptance", 500, "tok/s", ">")
+        ),
+        *metric_verdicts(measurements[7], "identical_parameters", rule_basis("==", 1, "bool")),
     )
     return _trial(
         measurements=measurements,
@@ -90,23 +94,23 @@ def accepted() -> Trial:
         decision=Decision(
             value=DecisionValue.ACCEPTED,
             reason="all 5 required checks passed, with warnings in host.inventory",
-            tested_hardware="1 node × 4 GPUs on h200-01; nothing is said of links between nodes or of storage",
+            tested_hardware="1 node × 4 GPUs on h200-01; not tested: links between nodes, storage",
         ),
     )
 
 
-def watched() -> Trial:
-    """The same with telemetry."""
+def with_telemetry() -> Trial:
+    """``accepted`` with telemetry."""
     return accepted().model_copy(update={"telemetry": telemetry("h200-01", 4)})
 
 
 def rejected() -> Trial:
-    """Two nodes with a slow GPU, a broken link, remapped rows, an unknown storage and things left out."""
+    """Two nodes with ECC errors, a slow GPU, a slow all-reduce, three findings, and an excluded check."""
     names = ("node1", "node2")
     measurements = (
         *(host(name) for name in names),
         inventory("node1", 4),
-        inventory("node2", 4, sick=2),
+        inventory("node2", 4, faulty=2),
         all_reduce(
             (40.2, 120.8, 190.3, 221.7, 226.9), ranks=[f"{node}/gpu{gpu}" for node in names for gpu in range(4)]
         ),
@@ -116,23 +120,27 @@ def rejected() -> Trial:
     verdicts = (
         *host_verdicts("node1"),
         *host_verdicts("node2", nofile=Outcome.WARN),
-        *passes(measurements[2], "ecc_uncorrected", rule("==", 0, "")),
-        *passes(measurements[3], "ecc_uncorrected", rule("==", 0, ""), sick=("node2/gpu2", 3)),
+        *metric_verdicts(measurements[2], "ecc_uncorrected", rule_basis("==", 0, "")),
+        *metric_verdicts(measurements[3], "ecc_uncorrected", rule_basis("==", 0, ""), faulty=("node2/gpu2", 3)),
         *all_reduce_verdicts(measurements[4], Outcome.FAIL),
-        *(verdict for one in measurements[5:] for verdict in passes(one, "accuracy", rule(">", 95, "%"))),
+        *(
+            verdict
+            for measurement in measurements[5:]
+            for verdict in metric_verdicts(measurement, "accuracy", rule_basis(">", 95, "%"))
+        ),
         *(
             Verdict(
                 check="train.cnn",
-                subject=one.subject,
+                subject=measurement.subject,
                 metric="images_per_s",
                 outcome=Outcome.UNJUDGED,
                 reasons=(Reason.NO_REFERENCE,),
-                detail="no baseline is known for NVIDIA H20-3e",
-                value=one.metrics[1].value,
+                detail="no reference value for NVIDIA H20-3e",
+                value=measurement.metrics[1].value,
                 unit="img/s",
-                fix="Learn one from good runs: `seatrial baseline learn RUN… --out site.yaml`",
+                fix="Learn a baseline from good runs: `seatrial baseline learn RUN… --out site.yaml`",
             )
-            for one in measurements[5:]
+            for measurement in measurements[5:]
         ),
     )
     return _trial(
@@ -145,25 +153,25 @@ def rejected() -> Trial:
                 title="NVLink 7 of node2/gpu2 is down",
                 subject="node2/gpu2",
                 confidence="high",
-                evidence="Its state is inactive, and the all-reduce reaches 61 % of the expected bandwidth; "
-                "the rank time of this GPU is the longest at every size.",
+                evidence="The link is inactive, all-reduce reaches 61 % of the expected bandwidth, and the rank time "
+                "of this GPU is the longest at every size.",
                 first_command="nvidia-smi nvlink --status -i 2 && nvidia-smi nvlink -e -i 2",
-                fix="Reset the GPU with `nvidia-smi --gpu-reset -i 2` when no job runs; if it stays down, have the "
-                "baseboard reseated or exchanged.",
+                fix="Reset the GPU with `nvidia-smi --gpu-reset -i 2` when no job runs; if the link stays down, reseat "
+                "or replace the baseboard.",
                 source="NVLink state of gpu.inventory; rank_time of collectives.all_reduce",
             ),
             Finding(
                 title="Row remapping is pending on node2/gpu2",
                 subject="node2/gpu2",
                 confidence="medium",
-                evidence="3 uncorrectable ECC errors, and a remap that waits for a reset.",
+                evidence="3 uncorrectable ECC errors; the row remap needs a GPU reset.",
                 first_command="nvidia-smi -q -d ROW_REMAPPER -i 2",
             ),
             Finding(
                 title="The soft limit of open files is the distribution's default",
                 subject="node2",
                 confidence="low",
-                evidence="1024, where node1 has 1,048,576: node2 was not configured by the same role.",
+                evidence="node2 has 1,024, node1 has 1,048,576: node2 is configured differently.",
                 fix="Compare /etc/security/limits.d/ of both nodes.",
             ),
         ),
@@ -171,7 +179,7 @@ def rejected() -> Trial:
         decision=Decision(
             value=DecisionValue.REJECTED,
             reason="2 checks failed: collectives.all_reduce, gpu.inventory",
-            tested_hardware="2 nodes × 4 GPUs; train.ddp was left out by --skip",
+            tested_hardware="2 nodes × 4 GPUs; train.ddp was excluded by --skip",
         ),
     )
 
@@ -179,9 +187,9 @@ def rejected() -> Trial:
 TRACEBACK = """\
 Traceback (most recent call last):
   File "/opt/seatrial/worker.py", line 88, in run_check
-    for observation in check.measure(place, options):
+    for observation in check.measure(subject, options):
   File "/opt/seatrial/checks/collectives_all_reduce.py", line 76, in measure
-    results[size] = collectives.measure_all_reduce(size, options.dtype, place.device, options.seconds_per_size)
+    results[size] = collectives.measure_all_reduce(size, options.dtype, subject.device, options.seconds_per_size)
 torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2014, remote process exited or there was a
 network error, NCCL version 2.28.9
 ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
@@ -191,13 +199,13 @@ socketPollConnect: connect to 10.0.7.13<43817> returned Connection refused, exce
 
 
 def incomplete() -> Trial:
-    """A job that lost a rank: what was measured before stays, the rest is in error."""
+    """A job that lost a rank: earlier measurements are kept, later checks are ERROR."""
     measurements = (
         host("node1"),
         inventory("node1", 4),
         Measurement(check="collectives.all_reduce", subject="node1/gpu0", rank=0, error=TRACEBACK, seconds=12.2),
     )
-    lost = "rank 3 (node1/gpu3) was killed by SIGKILL 4.1 s into collectives.all_reduce"
+    cause = "rank 3 (node1/gpu3) was killed by SIGKILL 4.1 s into collectives.all_reduce"
     errors = (
         Verdict(
             check=check,
@@ -209,25 +217,31 @@ def incomplete() -> Trial:
             fix="See jobs/ranks/attempt1/rank3.log; on the node: `dmesg -T | grep -i -E 'oom|killed process'`",
         )
         for check, reason, evidence in (
-            ("collectives.all_reduce", lost, TRACEBACK),
+            ("collectives.all_reduce", cause, TRACEBACK),
             ("train.cnn", "not measured: the job ended before it began", ""),
             ("train.ddp", "not measured: the job ended before it began", ""),
         )
     )
     return _trial(
         measurements=measurements,
-        verdicts=(*host_verdicts("node1"), *passes(measurements[1], "ecc_uncorrected", rule("==", 0, "")), *errors),
+        verdicts=(
+            *host_verdicts("node1"),
+            *metric_verdicts(measurements[1], "ecc_uncorrected", rule_basis("==", 0, "")),
+            *errors,
+        ),
         results=(
             _result("nodes", JobState.COMPLETED, 4.1, 0.4),
-            _result("ranks", JobState.FAILED, 21.4, 7.9, failed_subject="node1/gpu3", cause=f"{lost}\n{TRACEBACK}"),
-            _result("ranks", JobState.HUNG, 61.0, 8.2, failed_subject="node1/gpu3", cause="silent for 60 s", attempt=2),
+            _result("ranks", JobState.FAILED, 21.4, 7.9, failed_subject="node1/gpu3", cause=f"{cause}\n{TRACEBACK}"),
+            _result(
+                "ranks", JobState.HUNG, 61.0, 8.2, failed_subject="node1/gpu3", cause="no heartbeat for 60 s", attempt=2
+            ),
         ),
         findings=(
             Finding(
-                title="The kernel killed a process for memory",
+                title="The kernel killed a process: out of memory",
                 subject="node1",
                 confidence="medium",
-                evidence="Rank 3 ended by SIGKILL, and no one of ours sent it.",
+                evidence="Rank 3 was killed by SIGKILL, which seatrial did not send.",
                 first_command="journalctl -k --since -10min | grep -i 'out of memory'",
                 fix="Raise the memory limit of the job, or lower `options.sizes`.",
             ),
@@ -248,13 +262,13 @@ HOSTILE = (
 
 
 def hostile() -> Trial:
-    """Text from outside, in every field that can carry it."""
-    place = f"node</text><script>/gpu0 {HOSTILE[:60]}"
-    metric = Metric(name=HOSTILE, value=1.0, unit="<i>/s", subject=place, samples=(1.0, 2.0))
-    curve = Series(name=HOSTILE, subject=place, x=(1.0, 2.0), y=(0.0, 3.0), x_unit=HOSTILE, y_unit="<b>")
+    """Hostile text in every field that may contain text of logs, tools or users."""
+    subject = f"node</text><script>/gpu0 {HOSTILE[:60]}"
+    metric = Metric(name=HOSTILE, value=1.0, unit="<i>/s", subject=subject, samples=(1.0, 2.0))
+    curve = Series(name=HOSTILE, subject=subject, x=(1.0, 2.0), y=(0.0, 3.0), x_unit=HOSTILE, y_unit="<b>")
     measurement = Measurement(
         check=HOSTILE,
-        subject=place,
+        subject=subject,
         metrics=(metric,),
         facts={HOSTILE: [{HOSTILE: HOSTILE}, {"deep": {"deeper": [[[HOSTILE]]]}}], "lines": "a\r\nb\x1b[2K\rc"},
         series=(curve,),
@@ -265,7 +279,7 @@ def hostile() -> Trial:
     )
     verdict = Verdict(
         check=HOSTILE,
-        subject=place,
+        subject=subject,
         metric=HOSTILE,
         outcome=Outcome.FAIL,
         reasons=(Reason.THRESHOLD_VIOLATED,),
@@ -276,10 +290,10 @@ def hostile() -> Trial:
         basis=Basis(BasisKind.SITE, HOSTILE, source=HOSTILE, lax_reason=HOSTILE, exceeds=HOSTILE),
     )
     finding = Finding(
-        title=HOSTILE, subject=place, confidence="low", evidence=HOSTILE, first_command=HOSTILE, source=HOSTILE
+        title=HOSTILE, subject=subject, confidence="low", evidence=HOSTILE, first_command=HOSTILE, source=HOSTILE
     )
     return _trial(
-        telemetry=telemetry(place, 2, check=HOSTILE, phase="Other"),
+        telemetry=telemetry(subject, 2, check=HOSTILE, phase="Other"),
         name=HOSTILE,
         measurements=(measurement,),
         verdicts=(verdict, replace(verdict, outcome=Outcome.WARN, subject="node1")),
@@ -293,30 +307,32 @@ def hostile() -> Trial:
     )
 
 
-def fleet() -> Trial:
-    """64 nodes of 8 GPUs: two sick GPUs, one node with another driver, one without answer."""
+def large_cluster() -> Trial:
+    """64 nodes of 8 GPUs: two faulty GPUs, one node with another driver, one rank that hangs."""
     names = [f"node{number:02}" for number in range(1, 65)]
-    sick = {"node17": 5, "node42": 2}
-    inventories = [inventory(name, 8, sick=sick.get(name, -1)) for name in names]
+    faulty = {"node17": 5, "node42": 2}
+    inventories = [inventory(name, 8, faulty=faulty.get(name, -1)) for name in names]
     hosts = [host(name, driver="570.86.15" if name == "node23" else "580.95.05") for name in names]
-    nets = [one for name in names for one in cnn(name, 8, slow=sick.get(name, -1))]
-    reduced = all_reduce(
+    trainings = [training for name in names for training in cnn(name, 8, slow=faulty.get(name, -1))]
+    all_reduces = all_reduce(
         (22.0, 90.5, 210.7, 331.9, 346.0), ranks=[f"{name}/gpu{gpu}" for name in names for gpu in range(8)]
     )
     verdicts: list[Verdict] = []
-    for name, one in zip(names, inventories, strict=True):
-        place = f"{name}/gpu{sick[name]}" if name in sick else ""
+    for name, gpus_of_node in zip(names, inventories, strict=True):
+        subject = f"{name}/gpu{faulty[name]}" if name in faulty else ""
         verdicts += host_verdicts(name, nofile=Outcome.WARN if name > "node40" else Outcome.PASS)
-        verdicts += passes(one, "ecc_uncorrected", rule("==", 0, ""), sick=(place, 3))
-        verdicts += passes(one, "pcie_width", rule(">=", 16, ""))
-    for one in nets:
-        verdicts += passes(one, "accuracy", rule(">", 95, "%"))
-    verdicts += all_reduce_verdicts(reduced, Outcome.WARN)
-    verdicts.append(Verdict(check="train.ddp", subject="node51/gpu7", outcome=Outcome.ERROR, detail="silent for 60 s"))
+        verdicts += metric_verdicts(gpus_of_node, "ecc_uncorrected", rule_basis("==", 0, ""), faulty=(subject, 3))
+        verdicts += metric_verdicts(gpus_of_node, "pcie_width", rule_basis(">=", 16, ""))
+    for training in trainings:
+        verdicts += metric_verdicts(training, "accuracy", rule_basis(">", 95, "%"))
+    verdicts += all_reduce_verdicts(all_reduces, Outcome.WARN)
+    verdicts.append(
+        Verdict(check="train.ddp", subject="node51/gpu7", outcome=Outcome.ERROR, detail="no heartbeat for 60 s")
+    )
     return _trial(
         name="burn-in",
         nodes=64,
-        measurements=(*hosts, *inventories, reduced, *nets),
+        measurements=(*hosts, *inventories, all_reduces, *trainings),
         verdicts=tuple(verdicts),
         decision=Decision(
             value=DecisionValue.REJECTED, reason="1 check failed: gpu.inventory", tested_hardware="64 nodes × 8 GPUs"
@@ -326,11 +342,11 @@ def fleet() -> Trial:
 
 SAMPLES: dict[str, Callable[[], Trial]] = {
     "accepted": accepted,
-    "watched": watched,
+    "with_telemetry": with_telemetry,
     "rejected": rejected,
     "incomplete": incomplete,
     "hostile": hostile,
-    "fleet": fleet,
+    "large_cluster": large_cluster,
 }
 
 
@@ -348,7 +364,7 @@ def _result(
         attempt=attempt,
         launcher="local",
         state=state,
-        started=BEGAN,
+        started=STARTED,
         seconds=seconds,
         startup_s=startup,
         failed_subject=failed_subject,
@@ -369,16 +385,17 @@ def _jobs(nodes: int, checks: list[str]) -> tuple[Job, ...]:
     )
 
 
-def _trial(**given: Any) -> Trial:
-    nodes = given.pop("nodes", 1)
-    measured = [measurement.check for measurement in given["measurements"]]
-    seconds = {one.check: one.seconds for one in given["measurements"]}
+def _trial(**fields: Any) -> Trial:
+    """A trial with these fields and defaults for the others."""
+    nodes = fields.pop("nodes", 1)
+    measured = [measurement.check for measurement in fields["measurements"]]
+    seconds = {measurement.check: measurement.seconds for measurement in fields["measurements"]}
     overhead = {"discover": 1.9, "start of processes": 6.4, "judge and report": 0.4}
     timings = [
         *(Timing(name=name, kind="check", seconds=value) for name, value in seconds.items()),
         *(Timing(name=name, kind="overhead", seconds=value) for name, value in overhead.items()),
     ]
-    excluded = given.get("excluded_checks", {})
+    excluded = fields.get("excluded_checks", {})
     jobs = tuple(
         job.model_copy(update={"checks": tuple(name for name in job.checks if name not in excluded)})
         for job in _jobs(nodes, measured)
@@ -388,7 +405,7 @@ def _trial(**given: Any) -> Trial:
         "name": "acceptance",
         "command": ("seatrial", "run", "acceptance", "--launcher", "local", "--set", "checks.x.expect.y=> 3 GB/s"),
         "host": "h200-01",
-        "started": BEGAN,
+        "started": STARTED,
         "seconds": sum(timing.seconds for timing in timings) + 0.8,
         "config": {
             "name": "acceptance",
@@ -417,11 +434,11 @@ def _trial(**given: Any) -> Trial:
         "findings": (),
         "timings": tuple(timings),
     }
-    return Trial(**(defaults | given))
+    return Trial(**(defaults | fields))
 
 
 def main(folder: Path) -> None:
-    """Every sample in every format, to look at."""
+    """Write every sample in every format below ``folder``."""
     for name, sample in SAMPLES.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         report.write_all(sample(), folder / name)

@@ -1,4 +1,4 @@
-"""What stands in the terminal's place: a file gets lines without blanks at their ends."""
+"""Output streams: lines in a file have no trailing blanks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def table() -> Table:
     return grid
 
 
-def test_a_file_gets_no_blanks_at_the_end_of_lines() -> None:
+def test_lines_in_a_file_have_no_trailing_blanks() -> None:
     file = io.StringIO()
     stream = Stream(file=file)
     stream.print(table())
@@ -27,14 +27,14 @@ def test_a_file_gets_no_blanks_at_the_end_of_lines() -> None:
     assert file.getvalue() == "one\n[two]\nthree [four]\n"
 
 
-def test_a_terminal_is_left_to_rich() -> None:
+def test_lines_on_a_terminal_are_unchanged() -> None:
     file = io.StringIO()
     stream = Stream(file=file, force_terminal=True, color_system=None, width=20)
     stream.print(table())
     assert file.getvalue() == f"{'one':<20}\n{'[two]':<20}\n"
 
 
-def test_the_width_that_a_person_asks_for_holds_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_width_in_COLUMNS_applies_to_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "10")
     file = io.StringIO()
     stream = Stream(file=file)

@@ -1,4 +1,4 @@
-"""The dashboards' geometry, and what the page says with it."""
+"""Curves, shades and legends of dashboards, and their texts in the HTML report."""
 
 from __future__ import annotations
 
@@ -13,106 +13,108 @@ from seatrial.report.dashboards import FRAME, DashboardView, dashboards, missing
 from seatrial.report.html_page import render
 from seatrial.report.view import chapters
 from tests.report import samples
-from tests.report.made_up_telemetry import telemetry
+from tests.report.sample_telemetry import telemetry
 from tests.report.test_html_page import Page, words
 
 CHECK = "collectives.all_reduce"
 
 
-def board(*tracks: Track, seconds: float = 10, step_s: float = 1, devices: int = 1, **more: object) -> DashboardView:
+def board(
+    *tracks: Track, seconds: float = 10, step_s: float = 1, devices: int = 1, **other_fields: object
+) -> DashboardView:
     fields = {"phase": "P", "kind": "gpu", "devices": devices, "seconds": seconds, "step_s": step_s, "spans": ()}
-    one = Dashboard.model_validate({**fields, "tracks": tracks, **more})
-    (drawn,) = dashboards(Telemetry(dashboards=(one,)), "P", [])
-    return drawn
+    dashboard = Dashboard.model_validate({**fields, "tracks": tracks, **other_fields})
+    (view,) = dashboards(Telemetry(dashboards=(dashboard,)), "P", [])
+    return view
 
 
 def track(values: list[float | None], gauge: str = "power_w", label: str = "n0/gpu0", role: str = "device") -> Track:
     return Track.model_validate({"gauge": gauge, "label": label, "role": role, "values": values})
 
 
-def test_a_value_stands_in_the_middle_of_its_step() -> None:
+def test_a_point_is_in_the_middle_of_its_step() -> None:
     (panel,) = board(track([0.0, 500.0, 500.0, 500.0, 0.0]), seconds=5).panels
-    assert (FRAME.across, FRAME.upwards) == ((84, 646), (204, 30))
+    assert (FRAME.x_range, FRAME.y_range) == ((84, 646), (204, 30))
     assert panel.curves[0].path == "M140 204l113 -174l224 0l113 174"
-    assert (panel.title, panel.y_label, panel.range) == ("Power", "W", "0–500 W")
+    assert (panel.title, panel.y_label, panel.range_text) == ("Power", "W", "0–500 W")
 
 
-def test_a_line_is_broken_where_nothing_was_read_for_long_and_not_where_pcie_waits_its_turn() -> None:
+def test_a_line_is_interrupted_at_long_gaps_but_not_where_gpus_are_read_in_turn() -> None:
     (panel,) = board(track([1.0, None, None, None, 1.0, 1.0]), seconds=6).panels
     assert panel.curves[0].path.count("M") == 1
     (panel,) = board(track([1.0, 1.0, *[None] * 11, 1.0, 1.0]), seconds=15).panels
     assert panel.curves[0].path.count("M") == 2
 
 
-def test_a_line_is_broken_where_the_time_was_cut() -> None:
-    drawn = board(track([1.0] * 10), cuts=(5.0,))
-    assert drawn.panels[0].curves[0].path.count("M") == 2
-    assert drawn.cuts == (sum(FRAME.across) / 2,)
+def test_a_line_is_interrupted_at_a_cut_of_the_time_axis() -> None:
+    view = board(track([1.0] * 10), cuts=(5.0,))
+    assert view.panels[0].curves[0].path.count("M") == 2
+    assert view.cuts == (sum(FRAME.x_range) / 2,)
 
 
-def test_a_value_by_itself_is_seen() -> None:
+def test_a_single_value_is_a_short_line() -> None:
     (panel,) = board(track([1.0, 1.0, *[None] * 12, 3.0]), seconds=15).panels
     assert panel.curves[0].path.endswith("h2")
 
 
-def test_memory_is_in_binary_units_and_percent_go_to_a_hundred() -> None:
+def test_memory_is_in_gib_and_percent_axes_end_at_100() -> None:
     memory, util = board(track([2.0**30, 3.0 * 2**30], "memory_used_bytes"), track([1.0, 2.0], "sm_util")).panels[::-1]
-    assert (memory.range, memory.y_label) == ("1–3 GiB", "GiB")
+    assert (memory.range_text, memory.y_label) == ("1–3 GiB", "GiB")
     assert util.y.high == 100
 
 
-def test_a_gauge_read_once_or_never_has_no_panel() -> None:
-    drawn = board(track([1.0, None]), track([None, None], "sm_util"), track([1.0, 2.0], "temperature_c"))
-    assert [panel.title for panel in drawn.panels] == ["Temperature"]
+def test_a_gauge_with_fewer_than_two_values_has_no_panel() -> None:
+    view = board(track([1.0, None]), track([None, None], "sm_util"), track([1.0, 2.0], "temperature_c"))
+    assert [panel.title for panel in view.panels] == ["Temperature"]
     empty = Dashboard(phase="P", kind="gpu", devices=1, seconds=1, step_s=1, spans=(), tracks=(track([1.0]),))
     assert dashboards(Telemetry(dashboards=(empty,)), "P", []) == []
     assert dashboards(None, "P", []) == []
 
 
-def test_a_device_has_one_style_in_all_panels_and_stands_in_one_legend() -> None:
-    drawn = board(
+def test_a_device_has_the_same_style_in_all_panels_and_is_in_the_common_legend() -> None:
+    view = board(
         track([1.0, 2.0], label="n0/gpu10"),
         track([1.0, 2.0], label="n0/gpu2"),
         track([1.0, 2.0], "temperature_c", "n0/gpu10"),
         track([0.0, 1.0], THROTTLED, "software power cap"),
         devices=2,
     )
-    assert [(curve.label, curve.style) for curve in drawn.legend] == [("n0/gpu2", 0), ("n0/gpu10", 1)]
-    power, temperature, throttled = drawn.panels
+    assert [(curve.label, curve.style) for curve in view.legend] == [("n0/gpu2", 0), ("n0/gpu10", 1)]
+    power, temperature, throttled = view.panels
     assert [curve.style for curve in power.curves] == [1, 0]
     assert [curve.style for curve in temperature.curves] == [1]
     assert [panel.legend for panel in (power, temperature)] == [(), ()]
     assert [curve.label for curve in throttled.legend] == ["software power cap"]
 
 
-def test_many_devices_are_a_band_their_median_and_who_keeps_away() -> None:
+def test_many_devices_are_a_band_with_median_and_outliers() -> None:
     roles = [track([value] * 3, label=role, role=role) for role, value in (("min", 1.0), ("median", 2.0), ("max", 3.0))]
-    drawn = board(*roles, track([9.0] * 3, label="n7/gpu1"), seconds=3, devices=64)
-    (panel,) = drawn.panels
+    view = board(*roles, track([9.0] * 3, label="n7/gpu1"), seconds=3, devices=64)
+    (panel,) = view.panels
     assert panel.band.endswith("Z")
     assert [curve.label for curve in panel.curves] == ["median", "n7/gpu1"]
-    assert ([curve.label for curve in panel.legend], drawn.all) == (["n7/gpu1"], "all 64")
+    assert ([curve.label for curve in panel.legend], view.band_label) == (["n7/gpu1"], "all 64")
 
 
-def test_checks_are_shaded_and_numbered_where_there_is_room() -> None:
+def test_checks_are_shaded_and_numbered_if_wide_enough() -> None:
     spans = (Span(check="a", begin=-1, end=6), Span(check="b", begin=6, end=6.1), Span(check="c", begin=6.1, end=99))
     shades = board(track([1.0] * 10), spans=spans).shades
     assert [shade.number for shade in shades] == ["1", "", "3"]
-    assert shades[0].x == FRAME.across[0]
-    assert shades[-1].x + shades[-1].width == pytest.approx(FRAME.across[1])
+    assert shades[0].x == FRAME.x_range[0]
+    assert shades[-1].x + shades[-1].width == pytest.approx(FRAME.x_range[1])
     assert shades[1].title == "2 b: 6.0 to 6.1 s"
 
 
 @pytest.mark.parametrize("value", [LARGEST * 1e8, -LARGEST * 1e8, 5e-324, -1.0, 0.0])
 @pytest.mark.parametrize("seconds", [LARGEST * 1e8, -5.0, 0.0, 5e-324])
-def test_figures_of_a_damaged_record_are_drawn_somewhere(value: float, seconds: float) -> None:
-    drawn = board(track([value, 0.0]), seconds=seconds, step_s=abs(seconds) or 1.0)
-    for number in re.findall(r"-?\d+", drawn.panels[0].curves[0].path):
+def test_extreme_values_of_a_damaged_record_have_small_coordinates(value: float, seconds: float) -> None:
+    view = board(track([value, 0.0]), seconds=seconds, step_s=abs(seconds) or 1.0)
+    for number in re.findall(r"-?\d+", view.panels[0].curves[0].path):
         assert abs(int(number)) < 10 * FRAME.width
 
 
-def test_each_phase_has_its_dashboards_in_the_page() -> None:
-    html = render(samples.watched())
+def test_the_page_has_the_dashboards_of_each_phase() -> None:
+    html = render(samples.with_telemetry())
     page = Page(html)
     text = words(page.text)
     assert "GPU dashboard 4 GPUs, 60 s, one point per 1 s 1 collectives.all_reduce 2 x 3 collectives.all_reduce" in text
@@ -120,62 +122,62 @@ def test_each_phase_has_its_dashboards_in_the_page() -> None:
     assert "collectives.all_reduce h200-01/gpu3 21 98 %" in text
     assert "software power cap 20 %, software thermal slowdown 10 %" in text
     assert "collectives.all_reduce (1 GPU)." in text
-    assert "collectives.transport" not in text, "a check of another phase or none"
+    assert "collectives.transport" not in text, "its phase has no dashboard"
     assert "Samples per second and GPU: 0.25 to 0.33. Highest CPU use of a sampler: 0.41 % of one core." in text
-    assert "h200-01: no telemetry for 41 s of its checks" in text
+    assert "h200-01: no telemetry samples for 41 s while checks ran" in text
     assert "./jobs/ranks/telemetry.jsonl.gz" in page.values("href")
     assert html.index(">Interconnect</h2>") < html.index("GPU dashboard") < html.index(">Single-GPU training</h2>")
 
 
-@pytest.mark.parametrize(("share", "told"), [(0.01, False), (0.0101, True)])
-def test_a_sampler_that_costs_too_much_is_marked(share: float, told: bool) -> None:
-    seen = telemetry("h200-01", 4).model_copy(update={"sampler_cpu_share": share})
-    html = render(samples.accepted().model_copy(update={"telemetry": seen}))
-    assert ('<b class="warn">above the limit of 1 %' in html) is told
+@pytest.mark.parametrize(("share", "is_marked"), [(0.01, False), (0.0101, True)])
+def test_cpu_use_of_a_sampler_above_the_limit_is_marked(share: float, is_marked: bool) -> None:
+    with_share = telemetry("h200-01", 4).model_copy(update={"sampler_cpu_share": share})
+    html = render(samples.accepted().model_copy(update={"telemetry": with_share}))
+    assert ('<b class="warn">above the limit of 1 %' in html) is is_marked
 
 
-def sampled() -> Trial:
-    """With samplers beside its jobs, and dashboards of the interconnect alone."""
-    trial = samples.watched()
+def trial_with_samplers() -> Trial:
+    """A trial whose jobs have samplers, with dashboards of the phase Interconnect only."""
+    trial = samples.with_telemetry()
     return trial.model_copy(update={"jobs": tuple(job.model_copy(update={"telemetry_hz": 1.0}) for job in trial.jobs)})
 
 
-def undrawn_of(trial: Trial) -> dict[str, str]:
+def missing_by_phase(trial: Trial) -> dict[str, str]:
     return {chapter.title: missing_dashboards(trial, chapter.title, chapter.checks) for chapter in chapters(trial)}
 
 
-def test_a_phase_without_a_dashboard_says_why() -> None:
-    told = undrawn_of(sampled())
-    assert told[Phase.INTERCONNECT] == ""
+def test_a_phase_without_a_dashboard_has_a_reason() -> None:
+    missing = missing_by_phase(trial_with_samplers())
+    assert missing[Phase.INTERCONNECT] == ""
     assert re.fullmatch(
         r"No GPU dashboard and no CPU dashboard: fewer than two samples in the \d+\.\d s of its checks\.",
-        told[Phase.SINGLE_GPU],
+        missing[Phase.SINGLE_GPU],
     )
-    assert told[Phase.SINGLE_GPU] in words(Page(render(sampled())).text)
+    assert missing[Phase.SINGLE_GPU] in words(Page(render(trial_with_samplers())).text)
 
 
-def test_nothing_is_missed_where_nothing_was_sampled() -> None:
-    trial = sampled()
-    skipped = tuple(one.model_copy(update={"skipped": "no GPU"}) for one in trial.measurements)
-    assert not any(undrawn_of(trial.model_copy(update={"measurements": skipped})).values())
-    assert not any(undrawn_of(trial.model_copy(update={"telemetry": None})).values())
-    assert not any(undrawn_of(samples.watched()).values()), "no job had a sampler"
+def test_no_dashboard_is_missing_without_samples_to_expect() -> None:
+    trial = trial_with_samplers()
+    skipped = tuple(entry.model_copy(update={"skipped": "no GPU"}) for entry in trial.measurements)
+    assert not any(missing_by_phase(trial.model_copy(update={"measurements": skipped})).values())
+    assert not any(missing_by_phase(trial.model_copy(update={"telemetry": None})).values())
+    assert not any(missing_by_phase(samples.with_telemetry()).values()), "no job had a sampler"
 
 
-def test_a_trial_without_telemetry_says_nothing_of_it() -> None:
+def test_the_page_of_a_trial_without_telemetry_does_not_mention_it() -> None:
     text = Page(render(samples.accepted())).text
     assert "dashboard" not in text
     assert "Telemetry" not in text
 
 
-def test_dashboards_belong_to_their_phase_and_gpus_come_first() -> None:
-    both = dashboards(telemetry("n0", 4), Phase.INTERCONNECT, [CHECK])
-    assert [one.title for one in both] == ["GPU dashboard", "CPU dashboard"]
-    assert [len(one.loads) for one in both] == [4, 0]
+def test_a_phase_has_its_own_dashboards_with_gpus_first() -> None:
+    views = dashboards(telemetry("n0", 4), Phase.INTERCONNECT, [CHECK])
+    assert [view.title for view in views] == ["GPU dashboard", "CPU dashboard"]
+    assert [len(view.loads) for view in views] == [4, 0]
     assert dashboards(telemetry("n0", 4), Phase.DEVICE, [CHECK]) == []
 
 
-def test_the_page_of_a_fleet_grows_little() -> None:
-    plain = samples.accepted()
-    fleet = render(plain.model_copy(update={"telemetry": telemetry("n0", 512)}))
-    assert len(fleet) - len(render(plain)) < 60_000
+def test_telemetry_of_512_gpus_adds_little_to_the_page() -> None:
+    without_telemetry = samples.accepted()
+    page = render(without_telemetry.model_copy(update={"telemetry": telemetry("n0", 512)}))
+    assert len(page) - len(render(without_telemetry)) < 60_000

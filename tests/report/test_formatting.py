@@ -1,4 +1,4 @@
-"""Figures, places and names of metrics, as reports write them."""
+"""Text of values, subjects and metric names."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def test_subjects_are_counted_by_kind(subjects: list[str], expected: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "shown"),
+    ("value", "unit", "expected"),
     [(3, "count", "3"), (24.77, "us", "24.77 µs"), (2**30, "B", "1GiB"), (float(2**63 - 1), "files", "unlimited")],
 )
-def test_figures_in_print(value: float, unit: str, shown: str) -> None:
-    assert print_value(value, unit) == shown
+def test_print_value(value: float, unit: str, expected: str) -> None:
+    assert print_value(value, unit) == expected
 
 
 @pytest.mark.parametrize(
-    ("values", "unit", "shown"),
+    ("values", "unit", "expected"),
     [
         ([787, 810], "TFLOP/s", "787–810 TFLOP/s"),
         ([2, 2], "s", "2 s"),
@@ -38,11 +38,11 @@ def test_figures_in_print(value: float, unit: str, shown: str) -> None:
         ([0, 1], "bool", "no–yes"),
     ],
 )
-def test_span(values: list[float], unit: str, shown: str) -> None:
-    assert format_range(values, unit) == shown
+def test_format_range(values: list[float], unit: str, expected: str) -> None:
+    assert format_range(values, unit) == expected
 
 
-def test_natural_order_survives_any_number_of_digits() -> None:
+def test_natural_key_accepts_any_number_of_digits() -> None:
     assert sorted(["node10", "node2", "node1/gpu3", "node" + "9" * 5000], key=natural_key)[:3] == [
         "node1/gpu3",
         "node2",
@@ -53,5 +53,5 @@ def test_natural_order_survives_any_number_of_digits() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"), [("busbw.1GiB", 2**30), ("p99.64KiB", 65536), ("tflops.bf16", 0), ("wrong", 0)]
 )
-def test_a_metric_is_of_a_size_where_its_name_ends_in_one(name: str, expected: int) -> None:
+def test_bytes_of(name: str, expected: int) -> None:
     assert bytes_of(name) == expected

@@ -1,4 +1,4 @@
-"""The HTML report as a document: sound, self-contained, and deaf to whatever text it shows."""
+"""The HTML report: well-formed, self-contained, and safe with hostile text."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pydantic import JsonValue
 from seatrial.model import Artifact, Outcome, Trial
 from seatrial.report.html_page import MEANINGS, SYMBOLS, href, render
 from tests.report import samples
-from tests.report.made_up import HOW
+from tests.report.sample_data import METHOD
 
 VOID = {"meta", "link", "wbr"}
 
 
 class Page(HTMLParser):
-    """The elements of a page; a tag that is not closed in its turn is an error."""
+    """The elements, attributes and text of a page. Raises AssertionError for tags that are not properly nested."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -57,7 +57,7 @@ def words(text: str) -> str:
 
 
 @pytest.mark.parametrize("sample", samples.SAMPLES)
-def test_a_page_is_sound_and_self_contained(sample: str) -> None:
+def test_the_page_is_well_formed_and_self_contained(sample: str) -> None:
     html = render(samples.SAMPLES[sample]())
     page = Page(html)
     tags = {tag for tag, _ in page.elements}
@@ -73,7 +73,7 @@ def test_a_page_is_sound_and_self_contained(sample: str) -> None:
 
 
 @pytest.mark.parametrize("sample", samples.SAMPLES)
-def test_the_decision_is_a_word_a_sign_and_its_reason(sample: str) -> None:
+def test_the_decision_has_a_symbol_and_a_reason(sample: str) -> None:
     trial = samples.SAMPLES[sample]()
     page = Page(render(trial))
     assert trial.decision.value in page.text
@@ -84,92 +84,92 @@ def test_the_decision_is_a_word_a_sign_and_its_reason(sample: str) -> None:
         assert shlex.join(trial.command) in page.text
 
 
-def test_every_trouble_has_its_evidence_and_fix() -> None:
+def test_every_problem_has_its_evidence_and_fix() -> None:
     trial = samples.rejected()
     text = words(Page(render(trial)).text)
     for verdict in trial.verdicts:
         if verdict.outcome.value in ("FAIL", "ERROR", "UNJUDGED", "WARN"):
-            for said in (verdict.message, verdict.evidence, verdict.fix.replace("`", "")):
-                assert words(said) in text
+            for expected in (verdict.message, verdict.evidence, verdict.fix.replace("`", "")):
+                assert words(expected) in text
 
 
-def test_why_a_check_brought_back_no_number_stands_in_the_overview() -> None:
+def test_the_overview_has_the_reason_of_a_skipped_check() -> None:
     trial = samples.rejected()
-    why = "does not apply: one GPU has nobody to talk to"
-    none = replace(trial.verdicts[0], outcome=Outcome.SKIP, metric="", value=None, detail=why)
-    skipped = trial.model_copy(update={"verdicts": (none,), "measurements": (), "jobs": ()})
+    reason = "not applicable: a single GPU has no peer"
+    verdict = replace(trial.verdicts[0], outcome=Outcome.SKIP, metric="", value=None, detail=reason)
+    skipped = trial.model_copy(update={"verdicts": (verdict,), "measurements": (), "jobs": ()})
     overview = render(skipped).partition('id="overview"')[2].partition("</table>")[0]
-    assert "<td>does not apply: one GPU has nobody to talk to</td>" in overview
+    assert "<td>not applicable: a single GPU has no peer</td>" in overview
 
 
-def test_every_finding_is_told() -> None:
+def test_every_finding_is_in_the_page() -> None:
     trial = samples.rejected()
     text = words(Page(render(trial)).text)
     for finding in trial.findings:
-        for said in (
+        for expected in (
             finding.title,
             finding.evidence,
             finding.first_command,
             finding.fix.replace("`", ""),
             finding.source,
         ):
-            assert words(said) in text
+            assert words(expected) in text
 
 
-def test_nothing_to_complain_of_is_said() -> None:
+def test_a_trial_without_problems() -> None:
     trial = samples.accepted()
-    good = tuple(verdict for verdict in trial.verdicts if verdict.outcome.value == "PASS")
-    assert "No FAIL, ERROR, UNJUDGED or WARN" in Page(render(trial.model_copy(update={"verdicts": good}))).text
+    passed = tuple(verdict for verdict in trial.verdicts if verdict.outcome.value == "PASS")
+    assert "No FAIL, ERROR, UNJUDGED or WARN" in Page(render(trial.model_copy(update={"verdicts": passed}))).text
 
 
-def test_how_it_was_measured_stands_open_under_the_heading() -> None:
+def test_the_method_is_below_the_heading() -> None:
     html = render(samples.accepted())
-    assert f'<p class="how">{HOW}</p>' in html
-    assert html.count(HOW) == 1  # and not among the folded facts again
+    assert f'<p class="how">{METHOD}</p>' in html
+    assert html.count(METHOD) == 1  # not repeated in the facts
 
 
-def test_the_map_has_a_legend() -> None:
-    text = words(Page(render(samples.fleet())).text)
+def test_the_node_map_has_a_legend() -> None:
+    text = words(Page(render(samples.large_cluster())).text)
     assert (
-        "A box is a GPU with its number on the node, or the symbol of an outcome other than PASS. "
+        "A box is a GPU and shows its number on the node, or the symbol of an outcome other than PASS. "
         "✗ FAIL ⊘ ERROR 0 PASS" in text
     )
-    assert "A box is a rank (a process without a GPU) with" in words(Page(render(on_ranks())).text)
+    assert "A box is a rank (a process without a GPU) and" in words(Page(render(without_gpus())).text)
 
 
-def on_ranks() -> Trial:
+def without_gpus() -> Trial:
     return Trial.model_validate_json(samples.accepted().model_dump_json().replace("h200-01/gpu", "h200-01/rank"))
 
 
-def test_how_jobs_ended() -> None:
+def test_the_state_and_failed_rank_of_jobs() -> None:
     text = words(Page(render(samples.incomplete())).text)
     assert "ranks 1 local ✗FAILED 7.9 s 21.4 s node1/gpu3" in text
-    assert "ranks, attempt 2, HUNG: node1/gpu3 silent for 60 s" in text
+    assert "ranks, attempt 2, HUNG: node1/gpu3 no heartbeat for 60 s" in text
 
 
-def test_what_ended_the_trial_early_is_said() -> None:
+def test_the_stop_reason_of_the_trial() -> None:
     trial = samples.incomplete().model_copy(update={"stop_reason": "interrupted by Ctrl-C"})
     assert "The trial was stopped: interrupted by Ctrl-C" in Page(render(trial)).text
 
 
-def test_the_config_has_origins() -> None:
+def test_each_setting_has_its_origin() -> None:
     text = words(Page(render(samples.accepted())).text)
     assert "cluster.gpus_per_node 4 --set" in text
     assert "checks.collectives.all_reduce.expect.busbw.8GiB > 350 GB/s trial file acceptance.yaml" in text
 
 
-def test_the_one_node_with_another_driver_stands_out() -> None:
-    text = words(Page(render(samples.fleet())).text)
-    assert "driver 580.95.05 node01, node02, node03 … (63 places) 570.86.15 node23" in text
+def test_a_node_with_another_driver_is_listed_separately() -> None:
+    text = words(Page(render(samples.large_cluster())).text)
+    assert "driver 580.95.05 node01, node02, node03 … (63 subjects) 570.86.15 node23" in text
 
 
-def test_the_time_bar_says_the_overhead_in_percent() -> None:
+def test_the_overhead_in_seconds_and_percent() -> None:
     text = words(Page(render(samples.accepted())).text)
-    assert "Time 62.4 s in checks and 9.5 s overhead" in text
+    assert "Time 62.4 s in checks; 9.5 s overhead" in text
     assert "13.2 % of the total" in text
 
 
-def test_a_sign_stands_beside_every_word() -> None:
+def test_every_outcome_has_its_own_symbol() -> None:
     assert all(len(SYMBOLS[outcome]) == 1 for outcome in MEANINGS)
     assert len({SYMBOLS[outcome] for outcome in MEANINGS}) == len(MEANINGS)
     html = render(samples.rejected())
@@ -178,7 +178,7 @@ def test_a_sign_stands_beside_every_word() -> None:
     )
 
 
-def test_hostile_text_is_shown_and_does_nothing() -> None:
+def test_hostile_text_is_escaped() -> None:
     page = Page(render(samples.hostile()))
     assert "<script>alert(1)</script><img src=x onerror=alert(2)> ]]> &lt; \"quotes'" in page.text
     assert "{{ 7*7 }} {% raw %}" in page.text
@@ -196,11 +196,11 @@ def test_hostile_text_is_shown_and_does_nothing() -> None:
         ('"><script>', "./%22%3E%3Cscript%3E"),
     ],
 )
-def test_links_lead_into_the_run_directory_only(path: str, link: str) -> None:
+def test_links_point_into_the_run_directory_only(path: str, link: str) -> None:
     assert href(path) == link
 
 
-def test_an_artifact_that_leads_out_is_named_without_a_link() -> None:
+def test_an_artifact_outside_the_run_directory_has_no_link() -> None:
     page = Page(render(with_artifact(Artifact(path="../../etc/passwd", title="secrets"))))
     assert "secrets (../../etc/passwd)" in page.text
     assert not [link for link in page.values("href") if "passwd" in link]
@@ -217,10 +217,10 @@ def with_artifact(artifact: Artifact) -> Trial:
     return trial.model_copy(update={"measurements": (first, *trial.measurements[1:])})
 
 
-def paired(gpus: int) -> Trial:
-    """With figures of each pair of GPUs, as transfer.peers records them."""
+def with_pair_table(gpus: int) -> Trial:
+    """A trial with a bandwidth of each ordered pair of GPUs, as transfer.peers records them."""
     rows: list[JsonValue] = [
-        [None if row == to else 780.0 + row + to / 10 for to in range(gpus)] for row in range(gpus)
+        [None if source == target else 780.0 + source + target / 10 for target in range(gpus)] for source in range(gpus)
     ]
     names = [f"gpu{number}" for number in range(gpus)]
     trial = samples.accepted()
@@ -229,19 +229,19 @@ def paired(gpus: int) -> Trial:
     return trial.model_copy(update={"measurements": (first.model_copy(update={"facts": facts}), *others)})
 
 
-def test_a_figure_for_each_pair_is_a_small_table() -> None:
-    html = render(paired(3))
+def test_bandwidths_of_gpu_pairs_are_a_table() -> None:
+    html = render(with_pair_table(3))
     Page(html)
     assert "<tr><th>GB/s</th><th>gpu0</th><th>gpu1</th><th>gpu2</th></tr>" in html
     assert "<tr><th>gpu2</th><td>782</td><td>782</td><td>–</td></tr>" in html
 
 
-def test_512_gpus_are_rendered_soon_small_and_folded() -> None:
-    trial = samples.fleet()
-    began = time.process_time()
+def test_the_page_of_512_gpus_is_rendered_in_3_s_with_collapsed_tables() -> None:
+    trial = samples.large_cluster()
+    started = time.process_time()
     html = render(trial)
-    assert time.process_time() - began < 3
+    assert time.process_time() - started < 3
     assert len(html) < 1_000_000
-    assert html.count('<details class="matrix" >') == 4
-    assert '<details class="matrix" open>' not in html
-    assert '<details class="matrix" open>' in render(samples.accepted())
+    assert html.count('<details class="by-subject" >') == 4
+    assert '<details class="by-subject" open>' not in html
+    assert '<details class="by-subject" open>' in render(samples.accepted())

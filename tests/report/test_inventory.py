@@ -1,4 +1,4 @@
-"""The plain output of discover, checks and explain."""
+"""Plain text output of discover, checks and explain."""
 
 from __future__ import annotations
 
@@ -24,41 +24,40 @@ def inventory(**facts: Any) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_a_line_for_each_thing_and_its_parts_below_it() -> None:
+def test_each_component_has_a_line_with_its_parts_below() -> None:
     assert inventory(host={"kernel": "6.8", "memory_bytes": 2**30, "numa": {"nodes": 2}}, empty={}) == [
         "host  kernel 6.8, memory 1GiB",
         "  numa  nodes 2",
     ]
 
 
-def test_lists_of_things_get_a_line_each_and_their_inner_lists_a_count() -> None:
+def test_each_record_of_a_list_has_a_line_and_an_inner_list_its_length() -> None:
     links = [{"link": 0}, {"link": 1}]
     lines = inventory(gpu={"gpus": [{"index": 0, "ecc": True, "mig": False, "links": links}, {"index": 1}]})
     assert lines == ["gpu", "  gpus", "    index 0, ecc yes, mig no, links 2", "    index 1"]
 
 
-def test_what_is_empty_is_left_out_and_zero_is_not() -> None:
+def test_empty_values_are_omitted_but_zero_is_not() -> None:
     assert inventory(a={"none": None, "text": "", "list": [], "dict": {}, "zero": 0, "no": False}) == [
         "a  zero 0, no no"
     ]
 
 
-def test_what_was_read_does_not_control_the_terminal() -> None:
+def test_terminal_sequences_in_facts_are_removed() -> None:
     assert inventory(a={"name": "\x1b[31mred [bold]x[/bold]"}) == ["a  name red [bold]x[/bold]"]
 
 
 def test_checks_are_printed_with_their_rules_and_needs() -> None:
-    every = catalog()
-    some = {name: every[name] for name in ("gpu.inventory", "train.sft_smollm")}
+    selected = {name: catalog()[name] for name in ("gpu.inventory", "train.sft_smollm")}
     target, out = console()
-    print_checks(some, target)
-    for check in some.values():
+    print_checks(selected, target)
+    for check in selected.values():
         assert check.title in out.getvalue()
         assert all(rule.metric in out.getvalue() for rule in check.rules)
     assert "FAIL unless >= 1 count if trained = yes" in out.getvalue()
 
 
-def test_a_check_without_rules_keeps_its_title() -> None:
+def test_a_check_without_rules_has_its_title() -> None:
     name, check = next((name, check) for name, check in catalog().items() if check.rules)
     target, out = console()
     print_checks({name: replace(check, rules=())}, target)
@@ -94,7 +93,7 @@ def test_findings_are_printed_with_cause_command_and_fix() -> None:
     assert lines[1:] == [["cause", "Xid", "79"], ["run", "first", "lspci"], ["fix", "reseat"]]
 
 
-def test_no_finding_is_no_all_clear() -> None:
+def test_without_findings_the_number_of_patterns_is_printed() -> None:
     target, out = console()
     print_findings([], 40, target)
     assert "none of 40 patterns" in out.getvalue()

@@ -1,4 +1,4 @@
-"""JUnit XML: what CI systems read."""
+"""The JUnit XML report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def with_verdicts(*outcomes: Outcome, reason: str = "because") -> Trial:
     return samples.accepted().model_copy(update={"verdicts": verdicts, "measurements": (), "jobs": ()})
 
 
-def the_case(trial: Trial) -> ET.Element:
+def single_case(trial: Trial) -> ET.Element:
     (case,) = ET.fromstring(render(trial)).iter("testcase")
     return case
 
@@ -41,49 +41,49 @@ def test_golden() -> None:
         (Outcome.SKIP, "skipped", None),
     ],
 )
-def test_outcomes_that_are_no_pass(outcome: Outcome, tag: str, kind: str | None) -> None:
-    case = the_case(with_verdicts(outcome))
+def test_tags_of_outcomes_other_than_pass_and_warn(outcome: Outcome, tag: str, kind: str | None) -> None:
+    case = single_case(with_verdicts(outcome))
     assert [child.tag for child in case] == [tag]
     assert (case[0].get("type"), case[0].get("message")) == (kind, "because")
 
 
-def test_a_warning_passes_and_says_so() -> None:
-    case = the_case(with_verdicts(Outcome.WARN))
+def test_a_warning_passes_with_its_text_in_system_out() -> None:
+    case = single_case(with_verdicts(Outcome.WARN))
     assert [(child.tag, child.text) for child in case] == [("system-out", "WARN m0: because")]
 
 
-def test_a_case_is_as_bad_as_its_worst_verdict_and_tells_the_others() -> None:
-    case = the_case(with_verdicts(Outcome.PASS, Outcome.SKIP, Outcome.WARN, Outcome.FAIL))
+def test_a_case_has_its_worst_outcome_and_the_text_of_all_others() -> None:
+    case = single_case(with_verdicts(Outcome.PASS, Outcome.SKIP, Outcome.WARN, Outcome.FAIL))
     assert [child.tag for child in case] == ["failure"]
     assert case[0].text == "FAIL m3: because\n\nWARN m2: because\n\nSKIP m1: because"
 
 
-def test_a_rule_that_does_not_apply_beside_one_that_passes_skips_nothing() -> None:
-    assert the_case(with_verdicts(Outcome.PASS, Outcome.SKIP)).find("skipped") is None
+def test_a_case_with_pass_and_skip_is_not_skipped() -> None:
+    assert single_case(with_verdicts(Outcome.PASS, Outcome.SKIP)).find("skipped") is None
 
 
 @pytest.mark.parametrize("sample", samples.SAMPLES)
-def test_totals_agree_with_the_cases(sample: str) -> None:
+def test_totals_are_the_numbers_of_cases(sample: str) -> None:
     root = ET.fromstring(render(samples.SAMPLES[sample]()))
     for element in [root, *root.iter("testsuite")]:
         for attribute, path in (("tests", ""), ("failures", "/failure"), ("errors", "/error"), ("skipped", "/skipped")):
             assert int(element.attrib[attribute]) == len(element.findall(f".//testcase{path}"))
 
 
-def test_a_check_that_was_left_out_is_skipped() -> None:
+def test_an_excluded_check_is_skipped() -> None:
     root = ET.fromstring(render(samples.rejected()))
     skipped = root.find("testsuite[@name='train.ddp']/testcase/skipped")
     assert skipped is not None
     assert skipped.get("message") == "excluded: --skip"
 
 
-def test_a_planned_check_that_nobody_judged_is_an_error() -> None:
+def test_a_planned_check_without_a_verdict_is_an_error() -> None:
     trial = samples.accepted().model_copy(update={"verdicts": (), "measurements": ()})
     errors = ET.fromstring(render(trial)).findall("testsuite/testcase/error")
     assert [error.get("type") for error in errors] == ["UNJUDGED"] * 5
 
 
-def test_hostile_text_is_kept_as_text() -> None:
+def test_hostile_text_is_escaped() -> None:
     root = ET.fromstring(render(samples.hostile()))
     text = "".join(root.itertext())
     assert "<script>alert(1)</script>" in text

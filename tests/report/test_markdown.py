@@ -1,4 +1,4 @@
-"""The summary for a ticket."""
+"""The Markdown summary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_golden() -> None:
     assert_golden("report-rejected.md", render(samples.rejected()))
 
 
-def test_hostile_text_stays_text() -> None:
+def test_hostile_text_is_escaped() -> None:
     html = as_html(render(samples.hostile()))
     assert "<script" not in html
     assert "<img" not in html
@@ -28,31 +28,31 @@ def test_hostile_text_stays_text() -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
 
 
-def test_nobody_is_called_and_nothing_is_linked() -> None:
+def test_mentions_and_issue_numbers_are_escaped() -> None:
     outside_code = re.sub(r"(?s)<code.*?</code>", "", as_html(render(samples.hostile())))
     assert "everyone" in outside_code
     assert "@everyone" not in outside_code
     assert "#1" not in outside_code
 
 
-def test_the_table_has_a_row_a_check_whatever_the_names_hold() -> None:
+def test_the_table_has_one_row_per_check_with_hostile_names() -> None:
     trial = samples.hostile()
     html = as_html(render(trial))
     assert html.count("<table>") == 1
-    # the header, five planned checks, the hostile one, and the hostile one that was left out
+    # the header, five planned checks, the hostile one, and the excluded hostile one
     assert html.count("<tr>") == 1 + 5 + 1 + 1
     assert html.count("<td") == 7 * 4
 
 
-def test_a_ticket_is_not_flooded() -> None:
-    trial = samples.fleet()
-    many = tuple(replace(verdict, fix=f"fix {number}") for number, verdict in enumerate(trial.verdicts))
-    text = render(trial.model_copy(update={"verdicts": many}))
+def test_the_number_of_problems_is_limited() -> None:
+    trial = samples.large_cluster()
+    different_fixes = tuple(replace(verdict, fix=f"fix {number}") for number, verdict in enumerate(trial.verdicts))
+    text = render(trial.model_copy(update={"verdicts": different_fixes}))
     assert text.count("\n### ") == MAX_PROBLEMS
     assert "… and 18 more problems (see the report)." in text
 
 
-def test_how_it_was_measured_is_told() -> None:
+def test_the_methods_of_checks_are_listed() -> None:
     assert "- **collectives.all\\_reduce**: NCCL 2.28.9, 4 ranks on 1 node;" in render(samples.accepted())
 
 

@@ -36,20 +36,20 @@ def live(out: io.StringIO) -> Live:
 
 
 def lines(out: io.StringIO) -> list[str]:
-    """Without the time at the start of each line."""
+    """The printed lines without the elapsed time at their start."""
     assert all(line[2] == ":" for line in out.getvalue().splitlines())
     return [line[7:] for line in out.getvalue().splitlines()]
 
 
-def test_a_log_gets_a_line_only_when_something_changes(live: Live, out: io.StringIO) -> None:
-    for words in ("starting", "waiting: Resources", "waiting: Resources", "a.one", "a.one", "a.one: 3 of 4", "closing"):
-        live.current_check(words)
+def test_a_log_gets_a_line_only_for_a_new_text(live: Live, out: io.StringIO) -> None:
+    for text in ("starting", "waiting: Resources", "waiting: Resources", "a.one", "a.one", "a.one: 3 of 4", "closing"):
+        live.show_status(text)
     assert lines(out) == ["waiting: Resources", "running a.one", "running a.one: 3 of 4"]
 
 
 def test_a_plan_lists_each_job_with_its_processes_and_limit(live: Live, out: io.StringIO) -> None:
     nodes = JOB.model_copy(update={"name": "hosts", "placement": "nodes"})
-    live.planned((JOB, nodes), Path("runs/x"))
+    live.show_plan((JOB, nodes), Path("runs/x"))
     run, ranks, hosts, remaining = lines(out)
     assert run.endswith("runs/x")
     assert all(part in ranks for part in ("pair", "2 × 8", "cuda", "01:30", "a.one, a.two"))
@@ -66,15 +66,15 @@ def test_only_later_attempts_are_numbered(live: Live, out: io.StringIO) -> None:
 
 def test_a_retry_gives_the_reason_of_each_check(live: Live, out: io.StringIO) -> None:
     live.retry_started(JOB, {"a.one": "slow", "a.two": "slower"})
-    one, two = lines(out)
-    assert ("a.one" in one, "slow" in one) == (True, True)
-    assert ("a.two" in two, "slower" in two) == (True, True)
+    first, second = lines(out)
+    assert ("a.one" in first, "slow" in first) == (True, True)
+    assert ("a.two" in second, "slower" in second) == (True, True)
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_a_verdict_is_printed_with_its_reason_unless_it_passes(outcome: Outcome, live: Live, out: io.StringIO) -> None:
     assert outcome in STYLES
-    live.judged("a.one", outcome, "too [slow]", 1.25)
+    live.show_outcome("a.one", outcome, "too [slow]", 1.25)
     (line,) = lines(out)
     assert line.split()[:2] == [outcome, "a.one"]
     assert ("too [slow]" in line) is (outcome is not Outcome.PASS)
@@ -89,28 +89,28 @@ def test_on_a_terminal_the_current_check_updates_the_status_line() -> None:
     out = io.StringIO()
     with Live(Console(file=out, force_terminal=True, width=60)) as live:
         live.job_started(JOB, 1)
-        live.current_check("a.one")
+        live.show_status("a.one")
         assert "job pair: a.one" in str(live._status.status)
     assert "running a.one" not in out.getvalue()
 
 
-class Full(io.StringIO):
+class FullDisk(io.StringIO):
     def write(self, text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_full_disk_does_not_end_the_trial(terminal: bool) -> None:
-    with Live(Console(file=Full(), force_terminal=terminal, width=60)) as live:
-        live.planned((JOB,), Path("runs/x"))
-        live.current_check("a.one")
-        live.judged("a.one", Outcome.FAIL, "slow", 1)
+    with Live(Console(file=FullDisk(), force_terminal=terminal, width=60)) as live:
+        live.show_plan((JOB,), Path("runs/x"))
+        live.show_status("a.one")
+        live.show_outcome("a.one", Outcome.FAIL, "slow", 1)
 
 
 def test_a_new_job_replaces_the_status_of_the_last_one() -> None:
     with Live(Console(file=io.StringIO(), force_terminal=True, width=60)) as live:
         live.job_started(JOB, 1)
-        live.current_check("a.one: 3 of 4")
+        live.show_status("a.one: 3 of 4")
         live.job_started(JOB.model_copy(update={"name": "next"}), 1)
         assert "job next: starting" in str(live._status.status)
 
@@ -119,7 +119,7 @@ def test_a_terminal_wraps_between_words_and_a_log_does_not() -> None:
     for terminal in (True, False):
         out = io.StringIO()
         with Live(Console(file=out, force_terminal=terminal, width=60, legacy_windows=False)) as live:
-            live.judged("a.one", Outcome.FAIL, "word " * 30, 1)
+            live.show_outcome("a.one", Outcome.FAIL, "word " * 30, 1)
         printed = [line for line in out.getvalue().splitlines() if "word" in line]
         assert (len(printed) > 1) is terminal
         assert all(line.rstrip("\x1b[0m").rstrip().endswith("word") for line in printed)
@@ -133,8 +133,8 @@ def test_progress_counts_checks_and_scales_typical_durations() -> None:
     assert typical > 100
     remaining.finish("device.burn", 2 * 10.7)
     assert (remaining.done, remaining.total) == (1, 3)
-    left = remaining.seconds()
-    assert left == pytest.approx(2 * (typical - 10.7), rel=0.02), "this machine needs twice the typical time"
+    rest = remaining.seconds()
+    assert rest == pytest.approx(2 * (typical - 10.7), rel=0.02), "this machine needs twice the typical time"
     remaining.finish("device.burn", 2 * 10.7)
     assert remaining.done == 1, "a retry does not count twice"
     assert "1 of 3 checks, about" in str(remaining)

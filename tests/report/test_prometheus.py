@@ -1,4 +1,4 @@
-"""metrics.prom: what Prometheus reads."""
+"""The Prometheus report, metrics.prom."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def measured(*metrics: Metric) -> Trial:
 
 
 def values(trial: Trial) -> dict[tuple[str, str], float]:
-    found = {}
+    samples_by_key = {}
     for line in render(trial).splitlines():
         if not line.startswith("#"):
             match = LINE.fullmatch(line)
             assert match, line
-            assert (match[1], match[2]) not in found, f"twice: {line}"
-            found[match[1], match[2]] = float(match[3])
-    return found
+            assert (match[1], match[2]) not in samples_by_key, f"twice: {line}"
+            samples_by_key[match[1], match[2]] = float(match[3])
+    return samples_by_key
 
 
 def promtool(text: str) -> str:
-    """What promtool has to say; nothing, when all is well."""
+    """The output of promtool, and its exit code if it is not 0; empty for valid text."""
     command = [tool("promtool"), "check", "metrics"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     return f"{done.stdout}{done.stderr}" + (f"exit {done.returncode}" if done.returncode else "")
@@ -44,16 +44,16 @@ def test_golden() -> None:
 
 
 @pytest.mark.parametrize("sample", samples.SAMPLES)
-def test_promtool_finds_nothing(sample: str) -> None:
+def test_promtool_accepts_every_sample(sample: str) -> None:
     assert promtool(render(samples.SAMPLES[sample]())) == ""
 
 
-def test_promtool_would_find_something() -> None:
+def test_promtool_rejects_invalid_text() -> None:
     assert "no help text" in promtool('# TYPE seatrial_x gauge\nseatrial_x{a="b"} 1\n')
     assert "exit" in promtool("seatrial_x{a=b} 1\n")
 
 
-def test_numbers_that_are_none_are_written_as_prometheus_reads_them() -> None:
+def test_nan_and_infinity_have_the_notation_of_prometheus() -> None:
     trial = samples.accepted().model_copy(update={"seconds": float("nan"), "started": float("-inf")})
     text = render(trial)
     assert re.search(r"^seatrial_last_run_duration_seconds\{.*\} NaN$", text, re.MULTILINE)
@@ -83,12 +83,12 @@ def test_names_and_labels_are_unique_and_explained_once(sample: str) -> None:
 
 
 @pytest.mark.parametrize("sample", samples.SAMPLES)
-def test_one_decision_is_true(sample: str) -> None:
+def test_exactly_one_decision_is_1(sample: str) -> None:
     trial = samples.SAMPLES[sample]()
     decisions = {labels: value for (name, labels), value in values(trial).items() if name == "seatrial_decision"}
     assert sorted(decisions.values()) == [0, 0, 1]
-    (true,) = (labels for labels, value in decisions.items() if value)
-    assert f'decision="{trial.decision.value}"' in true
+    (labels_of_decision,) = (labels for labels, value in decisions.items() if value)
+    assert f'decision="{trial.decision.value}"' in labels_of_decision
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_one_decision_is_true(sample: str) -> None:
         (4096, "files", "seatrial_measured_files", 4096),
     ],
 )
-def test_values_come_in_base_units(value: float, unit: str, name: str, expected: float) -> None:
+def test_values_are_in_base_units(value: float, unit: str, name: str, expected: float) -> None:
     trial = measured(Metric(name="m", value=value, unit=unit, subject="n"))
     labels = 'trial="acceptance",check="x",subject="n",metric="m"'
     assert values(trial)[name, labels] == pytest.approx(expected, rel=1e-11)
 
 
-def test_the_last_of_two_readings_of_the_same_thing_counts() -> None:
+def test_of_two_values_with_the_same_labels_the_last_counts() -> None:
     trial = measured(*(Metric(name="m", value=value, unit="s", subject="n") for value in (1, 2)))
     assert [value for (name, _), value in values(trial).items() if name == "seatrial_measured_seconds"] == [2]
 
@@ -123,7 +123,7 @@ def test_labels_are_escaped() -> None:
     assert r'metric="a\"b\\c\nd"' in render(trial)
 
 
-def test_reasons_stay_out() -> None:
+def test_messages_are_not_in_labels() -> None:
     text = render(samples.rejected())
     assert all(verdict.message not in text for verdict in samples.rejected().verdicts if verdict.fix)
     assert {key for line in text.splitlines() for key in re.findall(r'[{,]([a-z]+)="', line)} == {

@@ -7,12 +7,22 @@ from typing import Any
 import pytest
 
 from seatrial.model import Measurement, Metric, Outcome, Reason, Timing, Verdict
-from seatrial.report.sections import facts_of, is_grid, is_table, matrix, node_grid, pretty, rug_of, settings, time_bar
+from seatrial.report.sections import (
+    facts_of,
+    is_pair_table,
+    is_table,
+    node_map,
+    pretty,
+    rug_of,
+    settings,
+    subject_table,
+    time_bar,
+)
 from seatrial.report.view import chapters
 from tests.report import samples
 
 
-def test_the_time_bar_adds_up_and_accounts_for_everything() -> None:
+def test_the_time_bar_covers_the_whole_wall_time() -> None:
     trial = samples.accepted().model_copy(
         update={
             "seconds": 100.0,
@@ -30,67 +40,70 @@ def test_the_time_bar_adds_up_and_accounts_for_everything() -> None:
         ("start", 80, 10),
         ("not accounted for", 90, 10),
     ]
-    assert (bar.checks, bar.outside, bar.share) == (80, 20, 20)
+    assert (bar.check_seconds, bar.overhead_seconds, bar.overhead_percent) == (80, 20, 20)
 
 
-def test_parts_of_a_resumed_trial_are_added_up() -> None:
-    twice = tuple(Timing(name="discover", kind="overhead", seconds=one) for one in (1.0, 2.0))
-    trial = samples.accepted().model_copy(update={"seconds": 3.0, "timings": twice})
+def test_the_time_bar_adds_up_the_sessions_of_a_resumed_trial() -> None:
+    two_sessions = tuple(Timing(name="discover", kind="overhead", seconds=seconds) for seconds in (1.0, 2.0))
+    trial = samples.accepted().model_copy(update={"seconds": 3.0, "timings": two_sessions})
     assert [(part.name, part.seconds, part.width) for part in time_bar(trial).parts] == [("discover", 3.0, 100.0)]
 
 
-def test_the_time_bar_of_nothing() -> None:
+def test_the_time_bar_of_an_empty_trial_is_empty() -> None:
     bar = time_bar(samples.accepted().model_copy(update={"seconds": 0.0, "timings": ()}))
-    assert (bar.parts, bar.share) == ((), 0)
+    assert (bar.parts, bar.overhead_percent) == ((), 0)
 
 
-def test_the_map_shows_every_place_by_its_worst() -> None:
-    nodes = {node.name: node for node in node_grid(samples.fleet())}
+def test_the_node_map_shows_the_worst_outcome_of_nodes_and_devices() -> None:
+    nodes = {node.name: node for node in node_map(samples.large_cluster())}
     assert len(nodes) == 64
     assert list(nodes)[:2] == ["node01", "node02"]
-    spots = {spot.number: spot.outcome for spot in nodes["node17"].devices}
-    assert (len(spots), spots["5"], spots["4"]) == (8, Outcome.FAIL, Outcome.PASS)
+    outcomes = {device.number: device.outcome for device in nodes["node17"].devices}
+    assert (len(outcomes), outcomes["5"], outcomes["4"]) == (8, Outcome.FAIL, Outcome.PASS)
     assert nodes["node41"].outcome is Outcome.WARN
     assert nodes["node51"].devices[7].outcome is Outcome.ERROR
 
 
-def test_the_table_by_subject_puts_the_worst_first() -> None:
+def test_the_table_by_subject_has_the_worst_subject_first() -> None:
     (check,) = (
-        check for chapter in chapters(samples.fleet()) for check in chapter.checks if check.name == "gpu.inventory"
+        check
+        for chapter in chapters(samples.large_cluster())
+        for check in chapter.checks
+        if check.name == "gpu.inventory"
     )
-    table = matrix(check)
+    table = subject_table(check)
     assert table is not None
     assert table.columns[0].name == "ecc_uncorrected"
-    assert [(subject, outcome) for subject, outcome, _ in table.lines[:3]] == [
+    assert [(subject, outcome) for subject, outcome, _ in table.rows[:3]] == [
         ("node17/gpu5", Outcome.FAIL),
         ("node42/gpu2", Outcome.FAIL),
         ("node01/gpu0", Outcome.PASS),
     ]
-    cell = table.lines[0][2][0]
+    cell = table.rows[0][2][0]
     assert cell is not None
     assert (cell.value, cell.outcome) == ("3", Outcome.FAIL)
     assert cell.reason.startswith("ecc_uncorrected is 3")
 
 
-def test_only_verdicts_put_subjects_in_order() -> None:
-    """More is better of a bandwidth and worse of a time: values alone say nothing of who is worst."""
-    checks = {check.name: check for chapter in chapters(samples.fleet()) for check in chapter.checks}
-    judged_apart, judged_alike = matrix(checks["gpu.inventory"]), matrix(checks["train.cnn"])
-    assert judged_apart
-    assert judged_apart.ranked
-    assert judged_alike
-    assert not judged_alike.ranked
+def test_subjects_are_sorted_by_outcome_not_by_value() -> None:
+    """A higher value is better for a bandwidth and worse for a time."""
+    checks = {check.name: check for chapter in chapters(samples.large_cluster()) for check in chapter.checks}
+    with_failures, all_passed = subject_table(checks["gpu.inventory"]), subject_table(checks["train.cnn"])
+    assert with_failures
+    assert with_failures.has_several_outcomes
+    assert all_passed
+    assert not all_passed.has_several_outcomes
 
 
-def test_a_check_of_one_subject_needs_no_table_by_subject() -> None:
+def test_a_check_with_one_subject_has_no_table_by_subject() -> None:
     checks = {check.name: check for chapter in chapters(samples.accepted()) for check in chapter.checks}
-    assert matrix(checks["host.inventory"]) is None
+    assert subject_table(checks["host.inventory"]) is None
 
 
-def test_a_strip_only_where_values_differ() -> None:
+def test_a_row_has_a_rug_plot_only_if_values_differ() -> None:
     checks = {check.name: check for chapter in chapters(samples.accepted()) for check in chapter.checks}
-    strips = {row.name: rug_of(row) is not None for row in checks["gpu.inventory"].rows}
-    assert strips == {
+    has_rug = {row.name: rug_of(row) is not None for row in checks["gpu.inventory"].rows}
+    assert has_rug == {
         "ecc_uncorrected": False,
         "pcie_width": False,
         "temperature": True,
@@ -99,12 +112,12 @@ def test_a_strip_only_where_values_differ() -> None:
     }
 
 
-def test_facts_that_differ_show_who_differs() -> None:
+def test_a_fact_that_differs_has_its_values_with_subjects() -> None:
     measurements = tuple(
         Measurement(
             check="x",
             subject=f"node{number}",
-            facts={"method": "so", "driver": "570" if number == 3 else "580", "os": "U"},
+            facts={"method": "text", "driver": "570" if number == 3 else "580", "os": "U"},
         )
         for number in (10, 2, 3)
     )
@@ -115,25 +128,25 @@ def test_facts_that_differ_show_who_differs() -> None:
     }
 
 
-def test_facts_of_other_types_are_not_the_same() -> None:
+def test_equal_facts_of_different_types_are_different_values() -> None:
     measurements = tuple(Measurement(check="x", subject="n", facts={"f": value}) for value in (1, "1", True))
     assert [value for value, _ in facts_of(measurements)[0].values] == [1, "1", True]
 
 
-def test_every_setting_has_its_origin_or_that_of_its_parent() -> None:
-    config: dict[str, Any] = {"name": "t", "limits": {"a": 1, "b": {}}, "checks": {"x.y": {"on": True}}, "stray": None}
+def test_a_setting_without_an_origin_has_that_of_its_parent() -> None:
+    config: dict[str, Any] = {"name": "t", "limits": {"a": 1, "b": {}}, "checks": {"x.y": {"on": True}}, "unset": None}
     origins = {"name": "trial file", "limits": "default", "checks.x.y.on": "--set"}
     assert list(settings(config, origins)) == [
         ("name", "t", "trial file"),
         ("limits.a", "1", "default"),
         ("limits.b", "none", "default"),
         ("checks.x.y.on", "yes", "--set"),
-        ("stray", "–", "not recorded"),
+        ("unset", "–", "not recorded"),
     ]
 
 
 @pytest.mark.parametrize(
-    ("value", "name", "shown"),
+    ("value", "name", "expected"),
     [
         ("text", "", "text"),
         (True, "", "yes"),
@@ -146,8 +159,8 @@ def test_every_setting_has_its_origin_or_that_of_its_parent() -> None:
         ([[1]], "", "[\n [\n  1\n ]\n]"),
     ],
 )
-def test_values_in_print(value: Any, name: str, shown: str) -> None:
-    assert pretty(value, name) == shown
+def test_pretty_formats_values(value: Any, name: str, expected: str) -> None:
+    assert pretty(value, name) == expected
 
 
 @pytest.mark.parametrize(
@@ -162,7 +175,7 @@ def test_values_in_print(value: Any, name: str, shown: str) -> None:
         ("t", False),
     ],
 )
-def test_records_are_a_table(value: Any, expected: bool) -> None:
+def test_lists_and_mappings_of_records_are_tables(value: Any, expected: bool) -> None:
     assert is_table(value) is expected
 
 
@@ -177,11 +190,11 @@ def test_records_are_a_table(value: Any, expected: bool) -> None:
         ([1], False),
     ],
 )
-def test_a_figure_for_each_pair_is_a_grid(value: Any, expected: bool) -> None:
-    assert is_grid(value) is expected
+def test_a_square_matrix_with_gpu_names_is_a_pair_table(value: Any, expected: bool) -> None:
+    assert is_pair_table(value) is expected
 
 
-def test_a_reading_that_is_missing_leaves_its_cell_in_error() -> None:
+def test_a_missing_value_is_an_error_in_the_table_by_subject() -> None:
     metric = Metric(name="m", value=1, unit="s", subject="n/gpu0")
     verdicts = (
         Verdict(check="train.cnn", subject="n/gpu0", metric="m", outcome=Outcome.PASS),
@@ -196,8 +209,8 @@ def test_a_reading_that_is_missing_leaves_its_cell_in_error() -> None:
     )
     measurement = Measurement(check="train.cnn", subject="n/gpu0", metrics=(metric,))
     trial = samples.accepted().model_copy(update={"measurements": (measurement,), "verdicts": verdicts, "jobs": ()})
-    table = matrix(chapters(trial)[0].checks[0])
+    table = subject_table(chapters(trial)[0].checks[0])
     assert table is not None
-    cell = table.lines[0][2][0]
+    cell = table.rows[0][2][0]
     assert cell is not None
     assert (cell.value, cell.reason) == ("not measured", "m was not measured")

@@ -1,4 +1,4 @@
-"""The summary in the terminal."""
+"""The summary on the terminal."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_golden() -> None:
 
 
 @pytest.mark.parametrize("sample", samples.SAMPLES)
-def test_it_fits_into_80_columns_and_is_plain_text_without_a_terminal(sample: str) -> None:
+def test_without_a_terminal_it_is_plain_text_in_80_columns(sample: str) -> None:
     text = printed(samples.SAMPLES[sample]())
     assert "\x1b" not in text
-    # Commands are not wrapped: they are there to be copied.
-    assert all(cell_len(line) <= 80 for line in text.splitlines() if not line.startswith("   first "))
+    # Commands are not wrapped, so that they can be copied
+    assert all(cell_len(line) <= 80 for line in text.splitlines() if not line.startswith("   run first "))
 
 
 @pytest.mark.parametrize("sample", samples.SAMPLES)
@@ -44,7 +44,7 @@ def test_the_decision_comes_last(sample: str) -> None:
     assert last[1].strip().startswith("Tested: ")
 
 
-def test_text_from_outside_is_no_markup() -> None:
+def test_hostile_text_is_not_interpreted() -> None:
     text = printed(samples.hostile(), width=2000, tty=True)
     assert "[bold red]markup[/]" in text
     assert "[link=file:///etc/passwd]x[/link]" in text
@@ -54,7 +54,7 @@ def test_text_from_outside_is_no_markup() -> None:
     assert "\x1b[31mred" not in text
 
 
-def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[1;31mREJECTED" in printed(samples.rejected(), tty=True)
     monkeypatch.setenv("NO_COLOR", "1")
     text = printed(samples.rejected(), tty=True)
@@ -62,12 +62,12 @@ def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> 
     assert "\x1b[1;31m" not in text
 
 
-def test_a_trouble_of_many_names_a_few_and_counts_the_rest() -> None:
-    text = printed(samples.fleet(), width=200)
+def test_a_problem_of_many_subjects_lists_four_and_counts_the_rest() -> None:
+    text = printed(samples.large_cluster(), width=200)
     assert "nofile_soft is 1,024 files, expected >= 4,096 files: node41, node42, node43, node44 … and 20 more" in text
 
 
-def test_long_evidence_is_cut_and_says_so() -> None:
+def test_long_evidence_is_truncated_with_a_note() -> None:
     trial = samples.incomplete()
     lines = "\n".join(f"line {number}" for number in range(50))
     verdict = replace(trial.verdicts[-1], evidence=lines)
@@ -77,18 +77,18 @@ def test_long_evidence_is_cut_and_says_so() -> None:
     assert "… 42 more lines in the report" in text
 
 
-def test_what_was_left_out_is_told() -> None:
+def test_excluded_checks_are_listed() -> None:
     assert "  train.ddp: --skip" in printed(samples.rejected())
 
 
-def test_how_many_the_sites_baseline_judged_is_told() -> None:
+def test_the_number_of_verdicts_from_the_sites_baseline() -> None:
     trial = samples.rejected()
-    own = replace(trial.verdicts[0], basis=Basis(BasisKind.SITE, "hall-2", 363, "GB/s", source="3 runs"))
+    judged_by_site = replace(trial.verdicts[0], basis=Basis(BasisKind.SITE, "hall-2", 363, "GB/s", source="3 runs"))
     site = Baseline(name="hall-2", learned_from=("a.json",), expected={})
-    told = trial.model_copy(update={"verdicts": (own, *trial.verdicts[1:]), "baseline": site})
-    assert "2 SKIP; 1 judged by the site's baseline hall-2" in printed(told, width=120)
+    with_baseline = trial.model_copy(update={"verdicts": (judged_by_site, *trial.verdicts[1:]), "baseline": site})
+    assert "2 SKIP; 1 judged by the site's baseline hall-2" in printed(with_baseline, width=120)
     assert "baseline" not in next(line for line in printed(trial).splitlines() if line.startswith("verdicts: "))
 
 
-def test_names_of_checks_stay_whole_in_a_narrow_terminal() -> None:
-    assert "  collectives.all_reduce " in printed(samples.fleet(), width=80)
+def test_names_of_checks_are_not_truncated() -> None:
+    assert "  collectives.all_reduce " in printed(samples.large_cluster(), width=80)

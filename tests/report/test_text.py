@@ -1,4 +1,4 @@
-"""Text from outside is harmless before any report prints it."""
+"""Removal of terminal sequences and unprintable characters; other text functions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seatrial.report.text import clean, plural, prose, sanitized
+from seatrial.report.text import clean, plural, sanitized, split_code
 from tests.report import samples
 
 
 @pytest.mark.parametrize(
-    ("raw", "shown"),
+    ("raw", "expected"),
     [
         ("plain", "plain"),
         ("\x1b[1;31mred\x1b[0m", "red"),
@@ -20,7 +20,7 @@ from tests.report import samples
         ("\x1b]0;title\x1b\\text", "text"),
         ("\x1bPq#0\x1b\\text", "text"),
         ("\x1bcreset", "reset"),
-        ("\x1b]0;no end, and evidence behind it", "\ufffd]0;no end, and evidence behind it"),
+        ("\x1b]0;no end, then evidence", "\ufffd]0;no end, then evidence"),
         ("50%\r100%\r\ndone", "50%\n100%\ndone"),
         ("a\x00b\x08c\x7f", "a\ufffdb\ufffdc\ufffd"),
         ("\u202egnp.exe", "\ufffdgnp.exe"),
@@ -29,12 +29,12 @@ from tests.report import samples
         ("half \ud800", "half \ufffd"),
     ],
 )
-def test_what_a_terminal_or_a_reader_would_fall_for_is_gone(raw: str, shown: str) -> None:
-    assert clean(raw) == shown
+def test_terminal_sequences_and_unprintable_characters_are_removed(raw: str, expected: str) -> None:
+    assert clean(raw) == expected
 
 
 @given(st.text())
-def test_clean_text_holds_nothing_to_obey(text: str) -> None:
+def test_cleaned_text_has_no_control_characters(text: str) -> None:
     cleaned = clean(text)
     assert all(character in "\t\n" or ord(character) >= 32 for character in cleaned)
     assert not set(cleaned) & {"\x1b", "\x7f", "\x9b", "\u2028", "\u202e", "\u2066"}
@@ -42,7 +42,7 @@ def test_clean_text_holds_nothing_to_obey(text: str) -> None:
     assert clean(cleaned) == cleaned
 
 
-def test_every_string_of_a_trial_is_cleaned_and_nothing_else_changes() -> None:
+def test_sanitized_cleans_every_string_and_changes_nothing_else() -> None:
     assert sanitized(samples.rejected()) == samples.rejected()
     text = sanitized(samples.hostile()).model_dump_json()
     assert "\\u001b" not in text
@@ -59,8 +59,8 @@ def test_every_string_of_a_trial_is_cleaned_and_nothing_else_changes() -> None:
         ("", []),
     ],
 )
-def test_commands_stand_between_backticks(text: str, pieces: list[tuple[str, bool]]) -> None:
-    assert prose(text) == pieces
+def test_code_is_between_backticks(text: str, pieces: list[tuple[str, bool]]) -> None:
+    assert split_code(text) == pieces
 
 
 def test_plural() -> None:

@@ -50,9 +50,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def nvlink(clock: Clock, kib_per_s: int = 10**6, sums: bool = True) -> Callable[[list[tuple[int, int]]], Any]:
     """Counters that started at time 0: each link receives ``kib_per_s`` and sends twice that."""
 
-    def answer(questions: list[tuple[int, int]]) -> Any:
-        values = (real.c_nvmlFieldValue_t * len(questions))()
-        for value, (field, link) in zip(values, questions, strict=True):
+    def answer(queries: list[tuple[int, int]]) -> Any:
+        values = (real.c_nvmlFieldValue_t * len(queries))()
+        for value, (field, link) in zip(values, queries, strict=True):
             assert field in (RX, TX)
             shares = 18 if link == ALL_LINKS else 1
             value.nvmlReturn = real.NVML_SUCCESS if sums or link != ALL_LINKS else real.NVML_ERROR_INVALID_ARGUMENT
@@ -123,9 +123,9 @@ def test_every_gauge_of_a_busy_gpu(clock: Clock) -> None:
 def test_links_are_queried_separately_only_if_the_driver_has_no_sum(clock: Clock, sums: bool, query_count: int) -> None:
     counters, query_counts = nvlink(clock, sums=sums), list[int]()
 
-    def count(questions: list[tuple[int, int]]) -> Any:
-        query_counts.append(len(questions))
-        return counters(questions)
+    def count(queries: list[tuple[int, int]]) -> Any:
+        query_counts.append(len(queries))
+        return counters(queries)
 
     node_sampler = open_sampler(FakeNvml(busy_gpu(clock, nvmlDeviceGetFieldValues=count)))
     clock.now += 2
@@ -137,9 +137,9 @@ def test_sum_of_links_is_tried_once_counters_are_above_zero(clock: Clock) -> Non
     clock.now, query_counts = 0.0, list[int]()
     counters = nvlink(clock)
 
-    def count(questions: list[tuple[int, int]]) -> Any:
-        query_counts.append(len(questions))
-        return counters(questions)
+    def count(queries: list[tuple[int, int]]) -> Any:
+        query_counts.append(len(queries))
+        return counters(queries)
 
     node_sampler = open_sampler(FakeNvml(busy_gpu(clock, nvmlDeviceGetFieldValues=count)))
     clock.now = 0.0  # counters are 0: no byte since the driver was loaded
@@ -181,8 +181,8 @@ def test_gpus_are_sampled_in_turn_within_the_cpu_time(clock: Clock, monkeypatch:
 def test_wrong_sum_of_links_is_not_used(clock: Clock) -> None:
     counters = nvlink(clock)
 
-    def first_link_for_all(questions: list[tuple[int, int]]) -> Any:
-        return counters([(field, 0 if link == ALL_LINKS else link) for field, link in questions])
+    def first_link_for_all(queries: list[tuple[int, int]]) -> Any:
+        return counters([(field, 0 if link == ALL_LINKS else link) for field, link in queries])
 
     node_sampler = open_sampler(FakeNvml(busy_gpu(clock, nvmlDeviceGetFieldValues=first_link_for_all)))
     clock.now += 1

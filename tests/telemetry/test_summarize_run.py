@@ -14,7 +14,7 @@ from seatrial import telemetry
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config, Telemetry
 from seatrial.model import Job, Measurement
-from seatrial.pipeline.plan import Devices, make_plan
+from seatrial.pipeline.plan import NodeGpus, make_plan
 from seatrial.telemetry.files import TELEMETRY_FILE
 from tests.processes import Program, load
 from tests.telemetry.test_files import HEADER, write_samples
@@ -61,7 +61,7 @@ def test_many_gaps_are_reported_in_a_few_lines(tmp_path: Path) -> None:
     summary = telemetry.summarize_run(tmp_path, [JOB], many, PHASES)
     assert summary
     assert len(summary.warnings) == 9
-    assert summary.warnings[-1] == "and 92 more"
+    assert summary.warnings[-1] == "and 92 more messages about missing samples"
 
 
 def test_unwritable_folder_is_reported_without_failing(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_real_job_is_sampled_until_its_end(tmp_path: Path) -> None:
 def test_telemetry_setting_determines_the_sample_rate(enabled: bool, hz: float) -> None:
     settings = Telemetry(hz=0.5, enabled=enabled)
     plan = make_plan(
-        Config(name="t", checks={"host.inventory": CheckSettings()}, telemetry=settings), catalog(), Devices(0)
+        Config(name="t", checks={"host.inventory": CheckSettings()}, telemetry=settings), catalog(), NodeGpus(0)
     )
     assert [job.telemetry_hz for job in plan.jobs] == [hz]
 

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from seatrial.util.journal import Follower, Journal, lock, read
+from seatrial.util.journal import Journal, JournalReader, lock, read
 
 PATH = Path("runs/today")
 
@@ -51,32 +51,32 @@ def test_deeply_nested_line_gives_a_warning(tmp_path: Path) -> None:
     assert len(warnings[0]) < 300
 
 
-def test_follower_warns_once_and_continues(tmp_path: Path) -> None:
+def test_journal_reader_warns_once_and_continues(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     path.write_bytes(b'[1]\n{"bytes": "\xff"}\n' + b"[" * 100_000 + b'\n{"a": 1}\n')
-    follower = Follower(path)
-    assert follower.poll() == [{"a": 1}]
-    assert follower.poll() == []
-    assert len(follower.warnings) == 3
+    reader = JournalReader(path)
+    assert reader.poll() == [{"a": 1}]
+    assert reader.poll() == []
+    assert len(reader.warnings) == 3
 
 
 def test_directory_and_pipe_do_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        assert Follower(path).poll() == []
+        assert JournalReader(path).poll() == []
         assert read(path) == ([], [])
 
 
-def test_follower_waits_for_complete_lines(tmp_path: Path) -> None:
+def test_journal_reader_waits_for_complete_lines(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
-    follower = Follower(path)
-    assert follower.poll() == []
+    reader = JournalReader(path)
+    assert reader.poll() == []
     path.write_text('{"a": 1}\n{"b"')
-    assert follower.poll() == [{"a": 1}]
+    assert reader.poll() == [{"a": 1}]
     with path.open("a") as file:
         file.write(": 2}\n")
-    assert follower.poll() == [{"b": 2}]
-    assert follower.poll() == []
+    assert reader.poll() == [{"b": 2}]
+    assert reader.poll() == []
 
 
 def test_lock_is_exclusive_until_close(tmp_path: Path) -> None:

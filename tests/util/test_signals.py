@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from seatrial.util.signals import STOP_SIGNALS, SigtermWatch, end_on_sigterm, interrupt_once, signals_deferred
+from seatrial.util.signals import STOP_SIGNALS, SigtermWatch, end_on_sigterm, interrupt_once, stop_signals_ignored
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +44,10 @@ def test_ignored_signal_stays_ignored() -> None:
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
-def test_signals_deferred_in_the_context() -> None:
+def test_stop_signals_are_ignored_in_the_context() -> None:
     interrupt_once()
     handler = signal.getsignal(signal.SIGTERM)
-    with signals_deferred():
+    with stop_signals_ignored():
         for number in STOP_SIGNALS:
             os.kill(os.getpid(), number)
     assert signal.getsignal(signal.SIGTERM) is handler

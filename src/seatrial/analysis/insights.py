@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from seatrial.analysis import algorithms, latency_fit, sensitivity
+from seatrial.analysis import algorithms, latency_fit, power, sensitivity
 from seatrial.analysis.algorithms import size_label
 from seatrial.analysis.collective import NVLINK, PORT, Collective, collective_from
 from seatrial.checks.base import Check
@@ -48,6 +48,7 @@ def performance_insights(
             insights += sensitivity.threshold_insights(
                 collective, measurement.facts, measured, config, checks, references
             )
+    insights += power.sensitivity_insights(measurements, checks, references)
     return (*insights, *achieved_over_peak(measurements, checks, references))
 
 

@@ -29,7 +29,8 @@ from seatrial.util.failures import Failure, exit_hint, exit_reason, first_failur
 
 _POLL_S = 0.05
 _STORE_POLL_S = 1.0  # between reads of the store, which thousands of ranks may read
-_STDERR_CHARACTERS = 1500  # of a failed child, in its error
+_STDERR_CHARACTERS = 1500  # of a failed child's stderr that its error quotes
+EXIT_TIMEOUT = 124  # as timeout(1)
 _run_numbers = itertools.count()  # the same on all ranks: all run children equally often
 
 
@@ -46,9 +47,6 @@ class ChildResult:
     exit_code: int = 0
     failure_order: int = 0
     host: str = ""
-
-
-EXIT_TIMEOUT = 124  # as timeout(1)
 
 
 def run_child_ranks(
@@ -78,14 +76,17 @@ def run_child_ranks(
     release_memory(device)
     store_barrier()
     result = ChildResult()
-    for number, ranks in ((number, ranks) for number, ranks in enumerate(all_groups) if rank in ranks):
+    for number, ranks in enumerate(all_groups):
+        if rank not in ranks:
+            continue
         name = f"seatrial/children/{run_number}/{number}"
         argv = [sys.executable, "-m", module, json.dumps({"group": name, "device": device, "limit_s": limit_s, **task})]
         identity = {"RANK": ranks.index(rank), "WORLD_SIZE": len(ranks), "LOCAL_RANK": local_rank}
         variables = {**env, **{key: str(value) for key, value in identity.items()}}
-        # A training may run CUDA graphs concurrently with other operations, which seatrial's value of this forbids
-        without = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_by_seatrial else ""
-        child = processes.start(argv, env=variables, stdout=files["out"], stderr=files["err"], without=without)
+        # seatrial's value of NCCL_GRAPH_MIXING_SUPPORT forbids CUDA graphs concurrently with other operations, which a
+        # training may run
+        omitted = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_by_seatrial else ""
+        child = processes.start(argv, env=variables, stdout=files["out"], stderr=files["err"], without=omitted)
         result = _wait_for_child(child, name, limit_s, on_poll)
         result = replace(result, error=_with_stderr(result.error, files["err"])) if result.error else result
         result = result if result.error else _read_result(files["out"])
@@ -109,7 +110,7 @@ def first_failed_rank(failed: Mapping[int, ChildResult]) -> int:
 def open_child_group(task: Mapping[str, Any], backend: str = "") -> str:
     """In the child, first of all: open the children's process group and return the device.
 
-    ``backend``: other than NCCL on GPUs and gloo on CPUs, e.g. "cpu:gloo,cuda:nccl"; it connects at its first use.
+    ``backend``: replaces the default (NCCL on GPUs, gloo on CPUs), e.g. "cpu:gloo,cuda:nccl"; it connects at first use.
     """
     device, timeout = torch.device(task["device"]), timedelta(seconds=task["limit_s"])
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -157,7 +158,7 @@ def _wait_for_child(child: processes.Child, name: str, limit_s: float, on_poll: 
             error = _stop(child, f"did not end within {limit_s:g} s")
             return ChildResult(error=error, exit_code=EXIT_TIMEOUT, failure_order=order)
     if code:
-        error = f"{exit_reason(code)}{exit_hint(code)}"
+        error = ". ".join(filter(None, [exit_reason(code), exit_hint(code)]))
         return ChildResult(error=error, exit_code=code, failure_order=store.add(key, 1))
     return ChildResult()
 
@@ -167,7 +168,7 @@ def _stop(child: processes.Child, reason: str) -> str:
 
 
 def _with_stderr(error: str, stderr: Path) -> str:
-    """``error`` with the last message of stderr, then the text before it: readers may show the beginning only.
+    """``error`` with the last message of stderr, then the text before it: a shortened error still has that message.
 
     The last message starts at the last line that is not indented; its continuation lines are.
     """

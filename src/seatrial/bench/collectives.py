@@ -30,18 +30,19 @@ from seatrial.bench.buffers import NcclAllocator, TorchAllocator, buffer_allocat
 from seatrial.bench.data_check import CHUNK_ELEMENTS, ExpectedPart, Mismatch, fill_input, fill_with_nan, verify
 from seatrial.bench.operations import Operation, PreparedOperation, collective_api
 from seatrial.bench.rank import gather
-from seatrial.bench.timing import drift, median_converged
+from seatrial.bench.timing import drift, median_converged, time_is_up
 from seatrial.util.gc_pause import gc_paused
 from seatrial.util.text import and_more
 
 T = TypeVar("T")
 
-# Much longer than the 1 ms that ranks need to agree and than the fixed overhead of a window. All-reduce of 64 MiB on
-# H200 differed from nccl-tests by -1.1 % with 20 ms and +0.03 % with 50 ms (docs/results). Ten fit in MIN_TIMED_S.
+# Much longer than the 1 ms in which ranks exchange their times, and than the fixed overhead of a window. All-reduce of
+# 64 MiB on H200 differed from nccl-tests by -1.1 % with 20 ms and +0.03 % with 50 ms (docs/results). Ten fit in
+# MIN_TIMED_S.
 WINDOW_S = 0.05
 # Ten consecutive windows may agree by chance: medians over 0.2 s differed by up to 3.6 % (all-to-all, 64 MiB, 4 H200)
 MIN_TIMED_S = 0.5
-MAX_WINDOWS = 200  # enough for any percentile in a report; a longer load uses longer windows
+MAX_WINDOWS = 200  # a longer burn-in uses longer windows, not more
 
 OPERATIONS_PER_GRAPH = 100  # makes the launch time of the graph negligible
 PERCENTILE_SAMPLES = 300  # the 99th percentile needs at least 299 (one-sided 95 %, order statistics)
@@ -71,7 +72,10 @@ class AllocationError(Exception):
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds per operation, ``windows[window][rank]``; each window is ``per_window`` operations back to back."""
+    """Seconds per operation, ``windows[window][rank]``; each window is ``per_window`` operations back to back.
+
+    ``warmup``: the number of untimed operations before the first window.
+    """
 
     windows: tuple[tuple[float, ...], ...]
     per_window: int
@@ -93,6 +97,7 @@ class Timings:
 
     @property
     def drift(self) -> float:
+        """Relative increase of the time from the first to the last third of the windows."""
         return drift(self.window_means)
 
     def rank_windows(self, rank: int) -> tuple[float, ...]:
@@ -112,7 +117,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class CollectiveResult:
-    """One operation at one exact size in bytes: its times, and mismatches by rank."""
+    """One operation at one exact ``size`` in bytes: its times, and the mismatches by rank."""
 
     size: int
     timings: Timings
@@ -238,8 +243,9 @@ def time_operation(
 ) -> Timings:
     """Time windows of back-to-back operations until their median is known to 1 % or ``seconds`` are used up.
 
-    Timing lasts at least MIN_TIMED_S and ``min_seconds`` (for a burn-in). All ranks get the times of all ranks, so that
-    all run the same number of operations.
+    A median that is not known to 3 % then gets up to twice as long on a GPU. Convergence counts only after MIN_TIMED_S.
+    Timing lasts at least ``min_seconds`` (for a burn-in). All ranks get the times of all ranks, so that all run the
+    same number of operations.
     """
     window_s = max(WINDOW_S, min_seconds / MAX_WINDOWS)
     time_window(operation, 1, device)  # the first use of a size sets up connections and buffers
@@ -250,7 +256,7 @@ def time_operation(
         per_window = max(1, ceil(window_s / estimate))
     windows: list[tuple[float, ...]] = []
     spent = 0.0
-    while spent < min_seconds or not _is_complete(windows, spent, seconds):
+    while spent < min_seconds or not _is_complete(windows, spent, seconds, device):
         windows.append(tuple(gather(time_window(operation, per_window, device))))
         spent += max(windows[-1]) * per_window
     return Timings(tuple(windows), per_window, warmup)
@@ -321,10 +327,12 @@ def _captured(operation: Callable[[], object], count: int) -> Iterator[Callable[
         torch.cuda.synchronize()
 
 
-def _is_complete(windows: Sequence[tuple[float, ...]], spent: float, seconds: float) -> bool:
-    if spent >= seconds or len(windows) >= MAX_WINDOWS:
+def _is_complete(windows: Sequence[tuple[float, ...]], spent: float, seconds: float, device: torch.device) -> bool:
+    """Whether the time or the windows are used up, or the median is known to 1 % after at least MIN_TIMED_S."""
+    means = [fmean(window) for window in windows]
+    if len(windows) >= MAX_WINDOWS or time_is_up(means, spent, seconds, device.type):
         return True
-    return spent >= MIN_TIMED_S and median_converged([fmean(window) for window in windows])
+    return spent >= MIN_TIMED_S and median_converged(means)
 
 
 def _prepare(

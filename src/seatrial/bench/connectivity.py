@@ -58,7 +58,10 @@ def _is_routable(address: str) -> bool:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Port and token of a participant; ``address`` is for nodes that cannot resolve its name (None: unknown)."""
+    """A participant's listener: its port, and the token that it sends on every connection, which identifies it.
+
+    ``address`` is for nodes that cannot resolve the participant's name; None if it is unknown.
+    """
 
     port: int
     token: bytes
@@ -67,10 +70,11 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Connection:
-    """Round-trip time and clock offset of a connection in seconds, measured at one end.
+    """Median round-trip time and clock offset of a connection in seconds, measured at one end.
 
-    ``clock_offset`` is the remote clock minus the local clock, ± ``clock_uncertainty``: ((t2 - t1) + (t3 - t4)) / 2 of
-    the exchange with the shortest round trip, with an error of at most half that round trip (RFC 5905, section 8).
+    ``clock_offset`` is the remote clock minus the local clock, ± ``clock_uncertainty``, from the exchange with the
+    shortest round trip: ((t2 - t1) + (t3 - t4)) / 2, with an error of at most half that round trip (RFC 5905,
+    section 8).
     """
 
     round_trip: float

@@ -35,7 +35,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class ExpectedPart:
-    """``length`` elements of the pattern from ``position`` on: of ``rank``, or the sum over all ranks."""
+    """``length`` elements from ``position`` on: of the pattern of ``rank`` if data is only moved, else of the sum."""
 
     length: int
     position: int

@@ -19,11 +19,12 @@ MEMORY_SHARE = 0.5  # of the free memory, for one buffer; NCCL and the parent pr
 
 
 def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Return bus bandwidths in GB/s, ``busbw[name][group][window]``, and the log range that covers all ranks.
+    """Return bus bandwidths in GB/s, ``busbw[name][group][window]``, and NCCL's log of the group of all ranks.
 
     ``task``: ``size`` in bytes and ``seconds`` for the timed all-reduce in each of ``groups`` (name → groups of ranks
     that run concurrently); ``path_sizes``: sizes of one untimed all-reduce each, for NCCL's log. Also returned:
-    ``wrong_elements``, ``log`` (path), ``log_bytes``, and ``not_allocated``, the sizes that did not fit into memory.
+    ``wrong_elements``; ``log`` (path) and ``log_bytes``, the length of its part about the group of all ranks; and
+    ``not_allocated``, the sizes that did not fit into memory.
     """
     limit = MEMORY_SHARE * min_free_memory(device)
     sizes = [size for size in task["path_sizes"] if size <= limit]  # the same on all ranks: all make the same calls
@@ -33,7 +34,7 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
     log = group.nccl_log_path()
-    # Before other groups exist: the log so far is about the group of all ranks
+    # Read before other groups exist: the log so far is about the group of all ranks
     log_bytes = log.stat().st_size if device.startswith("cuda") else 0
     results = {
         name: subgroups.measure_all_reduce(groups, task["size"], device, task["seconds"])

@@ -26,7 +26,7 @@ class ParticipantError(Exception):
     """A step failed on some participants, by name in ``reasons``; raised on all ranks."""
 
     def __init__(self, reasons: Mapping[str, str], timed_out: bool) -> None:
-        super().__init__(group_by_reason(reasons))
+        super().__init__(group_by_text(reasons))
         self.reasons = dict(reasons)
         self.timed_out = timed_out  # on some participants the step may still be running
 
@@ -82,12 +82,12 @@ def select_participants(node: str, min_count: int = 1) -> Participants:
     return Participants(names, index, several_nodes=len(lowest) > 1)
 
 
-def group_by_reason(reasons: Mapping[str, str]) -> str:
-    """``{"a": "full", "b": "full"}`` → ``full (a, b)``: in a large cluster many nodes fail for the same reason."""
-    names: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        names.setdefault(reason, []).append(name)
-    return "; ".join(f"{reason} ({', '.join(affected)})" for reason, affected in names.items())
+def group_by_text(texts: Mapping[str, str]) -> str:
+    """``{"a": "full", "b": "full"}`` → ``full (a, b)``: in a large cluster many nodes have the same text."""
+    names_by_text: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        names_by_text.setdefault(text, []).append(name)
+    return "; ".join(f"{text} ({', '.join(names)})" for text, names in names_by_text.items())
 
 
 def run_with_timeout(work: Callable[[], T], seconds: float) -> T:

@@ -22,7 +22,7 @@ Buffers = tuple[torch.Tensor, torch.Tensor]  # (sent, received)
 
 @dataclass(frozen=True)
 class PreparedOperation:
-    """An operation with its buffers; ``expected`` lists the parts of ``received`` after ``sent`` was filled and it ran.
+    """An operation with its buffers; ``expected`` is the content of ``received`` after ``fill_input`` and ``run``.
 
     ``summed_ranks``: the number of ranks whose data it sums; 1 if it only moves data.
     """

@@ -1,6 +1,6 @@
-"""Send and receive between pairs of nodes, or pairs of GPUs of a node, in rounds of disjoint pairs.
+"""Send and receive between pairs of members (nodes, or GPUs of one node), in rounds of disjoint pairs.
 
-Point-to-point operations involve two ranks only, so the pairs need no process groups of their own.
+Point-to-point operations involve two ranks only, so a pair needs no process group of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from seatrial.model import SeatrialError, format_bytes
 
 @dataclass(frozen=True)
 class PairTiming:
-    """Send/receive of one rank with a partner: seconds per operation of each window, and the received data if wrong."""
+    """Send/receive of one rank with a partner: seconds per operation in each window, and the mismatch of wrong data."""
 
     rank: int
     partner: int
@@ -29,13 +29,13 @@ class PairTiming:
     mismatch: Mismatch | None
 
 
-def round_robin(nodes: int, max_rounds: int) -> list[list[tuple[int, int]]]:
-    """At most ``max_rounds`` rounds of disjoint pairs of the indices 0 to ``nodes`` - 1; no pair occurs twice.
+def round_robin(count: int, max_rounds: int) -> list[list[tuple[int, int]]]:
+    """At most ``max_rounds`` rounds of disjoint pairs of the indices 0 to ``count`` - 1; no pair occurs twice.
 
     The circle method of round-robin tournaments (Kirkman, 1847): one position is fixed, the others rotate. All rounds
-    together contain every pair once; with an odd number of nodes one of them is idle in each round.
+    together contain every pair once. With an odd ``count`` one index is idle in each round.
     """
-    circle: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
+    circle: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     rounds = []
     for _ in range(min(max_rounds, len(circle) - 1)):
         opposite = [(circle[index], circle[-1 - index]) for index in range(len(circle) // 2)]
@@ -45,9 +45,9 @@ def round_robin(nodes: int, max_rounds: int) -> list[list[tuple[int, int]]]:
 
 
 def partner_map(paired: Iterable[tuple[int, int]], members: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Rank → partner for both ranks of each pair in a round; ``members[i]`` are the ranks of node i.
+    """Rank → partner for all ranks in ``paired`` (indices of ``members``); ``members[i]`` are the ranks of member i.
 
-    Raises ValueError if paired nodes have different numbers of ranks.
+    Raises ValueError if paired members have different numbers of ranks.
     """
     partners: dict[int, int] = {}
     for a, b in paired:
@@ -59,10 +59,10 @@ def partner_map(paired: Iterable[tuple[int, int]], members: Sequence[Sequence[in
 def measure_pairs(
     partners: Mapping[int, int], size: int, device: str, seconds: float, group: dist.ProcessGroup | None = None
 ) -> list[PairTiming]:
-    """Time ranks sending ``size`` bytes to their partner while receiving as many; see ``measure_back_to_back``.
+    """Time ranks that send ``size`` bytes to their partner and receive as many at the same time.
 
     ``partners`` has both ranks of each pair; other ranks are idle. Called by all ranks with the same ``partners``, each
-    with the ``group`` that contains its partner (None: all ranks). Windows begin together on all ranks. Raises
+    with the ``group`` that contains its partner (None: all ranks). Timing is that of ``measure_back_to_back``. Raises
     SeatrialError on all ranks if the buffers do not fit on one of them.
     """
     try:
@@ -98,20 +98,21 @@ def _operation(partners: Mapping[int, int], group: dist.ProcessGroup | None) -> 
 
 @dataclass(frozen=True)
 class PairResults:
-    """Rates of all rounds in GB/s per GPU and direction; a pair with wrong data has rate 0.
+    """Timings of all rounds and retries, and the rates computed from them in GB/s per rank and direction.
 
-    ``nodes``: ranks by the name of the paired units: nodes, or single GPUs with one rank each.
+    ``members``: the ranks of each member by its name; a member is a node, or a GPU with one rank. ``subjects``: the
+    subject of each rank.
     """
 
     timings: tuple[PairTiming, ...]
     size: int
-    nodes: Mapping[str, Sequence[int]]
+    members: Mapping[str, Sequence[int]]
     subjects: Sequence[str]
-    retries: tuple[PairTiming, ...] = ()  # of pairs that were measured a second time, each without concurrent pairs
+    retries: tuple[PairTiming, ...] = ()  # second timings of slow pairs, without concurrent pairs
 
     @cached_property
     def corrupted(self) -> list[PairTiming]:
-        """Timings with wrong received data, retries included."""
+        """The timings with wrong received data, including retries."""
         return [timing for timing in (*self.timings, *self.retries) if timing.mismatch]
 
     @cached_property
@@ -119,18 +120,18 @@ class PairResults:
         return {frozenset((timing.rank, timing.partner)) for timing in self.corrupted}
 
     def rates(self, timing: PairTiming) -> tuple[float, ...]:
-        """GB/s of every window; 0 if the pair's data was wrong."""
+        """GB/s of one rank in every window; 0 if a rank of its pair received wrong data, here or in a retry."""
         wrong = frozenset((timing.rank, timing.partner)) in self._corrupted_pairs
         return tuple(0.0 if wrong else algorithm_bandwidth(self.size, seconds) for seconds in timing.seconds)
 
     @cached_property
     def best_rates(self) -> dict[int, tuple[float, ...]]:
-        """Rates of each rank with its fastest partner; low only if the rank is slow with every partner."""
+        """Rates of each rank with its fastest partner, without retries; low only if it is slow with every partner."""
         return self._best(self.timings)
 
     @cached_property
     def best_rates_with_retries(self) -> dict[int, tuple[float, ...]]:
-        """As ``best_rates``, retries included."""
+        """As ``best_rates``, with the rates of retries too."""
         return self._best((*self.timings, *self.retries))
 
     def _best(self, timings: Sequence[PairTiming]) -> dict[int, tuple[float, ...]]:
@@ -143,12 +144,12 @@ class PairResults:
 
     @cached_property
     def median_best_rate(self) -> float:
-        """Median over ranks of the median rate with the fastest partner, in GB/s."""
+        """GB/s: median of each rank's ``best_rates``, then median over ranks."""
         return median(median(rates) for rates in self.best_rates.values())
 
     @cached_property
     def by_pair(self) -> dict[tuple[str, str], list[PairTiming]]:
-        """Timings of both ends, by pair of nodes."""
+        """Timings of all ranks of a pair, by the names of its members; without retries."""
         return self._by_pair(self.timings)
 
     @cached_property
@@ -157,12 +158,12 @@ class PairResults:
 
     @cached_property
     def final_by_pair(self) -> dict[tuple[str, str], list[PairTiming]]:
-        """Timings by pair of nodes: those of the retry if there was one."""
+        """As ``by_pair``, with the timings of the retry instead if there was one."""
         return {**self.by_pair, **self.retries_by_pair}
 
     def rate_matrix(self, by_pair: Mapping[tuple[str, str], Sequence[PairTiming]]) -> list[list[float | None]]:
-        """GB/s per direction between any two of ``nodes``, in their order; None if they were not paired."""
-        names = list(self.nodes)
+        """GB/s per direction between any two of ``members``, in their order; None if they were not paired."""
+        names = list(self.members)
         gb_s: list[list[float | None]] = [[None] * len(names) for _ in names]
         for (a, b), timings in by_pair.items():
             row, column = names.index(a), names.index(b)
@@ -179,37 +180,40 @@ class PairResults:
             for pair, timings in self.retries_by_pair.items()
         }
 
-    def slow_paths(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs below ``min_share`` of the rates that their nodes reach with other partners, slowest first."""
+    def pairs_below_best(self, min_share: float) -> list[tuple[str, str]]:
+        """Pairs whose ``pair_shares`` are below ``min_share``, lowest first: both members are faster with others."""
         shares = {pair: self.pair_shares(timings) for pair, timings in self.by_pair.items()}
         medians = {pair: median(values) for pair, values in shares.items() if values}
         return sorted((pair for pair, share in medians.items() if share < min_share), key=medians.__getitem__)
 
-    def slow_pairs(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs below ``min_share`` of the median best rate, whether a node or the path is slow; slowest first."""
+    def pairs_below_median(self, min_share: float) -> list[tuple[str, str]]:
+        """Pairs below ``min_share`` of ``median_best_rate``, slowest first: a member or the path is slow."""
         rates = {pair: median(self.pair_rates(timings)) for pair, timings in self.by_pair.items()}
         required = min_share * self.median_best_rate
         return sorted((pair for pair, rate in rates.items() if rate < required), key=rates.__getitem__)
 
-    def _by_pair(self, timings: Sequence[PairTiming]) -> dict[tuple[str, str], list[PairTiming]]:
-        node_of_rank = {rank: node for node, ranks in self.nodes.items() for rank in ranks}
-        order = list(self.nodes)
-        by_pair: dict[tuple[str, str], list[PairTiming]] = {}
-        for timing in timings:
-            a, b = sorted((node_of_rank[timing.rank], node_of_rank[timing.partner]), key=order.index)
-            by_pair.setdefault((a, b), []).append(timing)
-        return by_pair
-
     def pair_rates(self, timings: Sequence[PairTiming]) -> tuple[float, ...]:
-        """GB/s of every window: bytes per rank over the mean time of all ranks, as nccl-tests' sendrecv."""
+        """GB/s of every window: bytes per rank over the mean time of the ranks, as nccl-tests' sendrecv.
+
+        Wrong data does not change this rate.
+        """
         windows = zip(*(timing.seconds for timing in timings), strict=True)
         return tuple(algorithm_bandwidth(self.size, fmean(window)) for window in windows)
 
     def pair_shares(self, timings: Sequence[PairTiming]) -> tuple[float, ...]:
-        """Rates of the slowest of these timings, divided by the lower of the best rates of its two ranks."""
+        """The lowest of ``timings``, as its ``rates`` divided by the lower best rate of its two ranks; may be empty."""
         shares = []
         for timing in timings:
-            possible = min(median(self.best_rates[timing.rank]), median(self.best_rates[timing.partner]))
-            if possible:  # a rank without a working partner tells nothing about the path
-                shares.append(tuple(rate / possible for rate in self.rates(timing)))
+            best = min(median(self.best_rates[timing.rank]), median(self.best_rates[timing.partner]))
+            if best:  # 0: a rank received wrong data with every partner, so the path cannot be judged
+                shares.append(tuple(rate / best for rate in self.rates(timing)))
         return min(shares, key=median, default=())
+
+    def _by_pair(self, timings: Sequence[PairTiming]) -> dict[tuple[str, str], list[PairTiming]]:
+        member_of_rank = {rank: name for name, ranks in self.members.items() for rank in ranks}
+        order = list(self.members)
+        by_pair: dict[tuple[str, str], list[PairTiming]] = {}
+        for timing in timings:
+            a, b = sorted((member_of_rank[timing.rank], member_of_rank[timing.partner]), key=order.index)
+            by_pair.setdefault((a, b), []).append(timing)
+        return by_pair

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from seatrial.bench.one_rank_per_node import group_by_reason
+from seatrial.bench.one_rank_per_node import group_by_text
 from seatrial.bench.storage import SharedFolder, write_and_sync
 
 # For files of other nodes to become visible; NFS may hide a new name for up to 30 s by default (acdirmin, nfs(5))
 VISIBILITY_TIMEOUT_S = 5.0
 POLL_S = 0.001
-ATTEMPTS = 5  # until two processes access the file at the same time; otherwise nothing is tested
-REPLACE_S = 0.2
+ATTEMPTS = 5  # at most, until two participants access the file at the same time; otherwise the probe is inconclusive
+REPLACE_S = 0.2  # duration of the first attempt of the rename probe
 PAGE_RECORDS = 1024  # of 4 bytes: one page
 RECORDS = 50  # appended by each participant
 RECORD_BYTES = 64
@@ -320,7 +320,7 @@ def owner_mismatch(folder: SharedFolder) -> str | None:
         by_reader = {reader: reader_owners[writer] for reader, reader_owners in zip(folder.names, owners, strict=True)}
         if len(set(by_reader.values())) > 1:
             ids = {reader: f"{uid}:{gid}" for reader, (uid, gid) in by_reader.items()}
-            texts.append(f"owner of the file of {name}: {group_by_reason(ids)}")
+            texts.append(f"owner of the file of {name}: {group_by_text(ids)}")
         elif uids[writer] not in (0, by_reader[name][0]):
             texts.append(f"owner of the file of {name}: {by_reader[name][0]}, written by uid {uids[writer]}")
     return "; ".join(texts) or None

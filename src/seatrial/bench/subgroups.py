@@ -78,7 +78,7 @@ def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, 
 
 
 def _allocate_buffer(count: int, device: str) -> torch.Tensor:
-    """A buffer, filled and verified once so that the scratch memory of the data check is known to fit as well."""
+    """A buffer, filled and verified once: this ensures that the scratch memory of the data check fits as well."""
     buffer = TorchAllocator().empty(count, torch.float32, torch.device(device))
     fill_input(buffer, 0, 2)
     verify(buffer[:CHUNK_ELEMENTS], 2)

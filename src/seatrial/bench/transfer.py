@@ -22,7 +22,7 @@ from seatrial.bench.timing import DeviceTiming, time_on_device
 from seatrial.model import SeatrialError
 
 SIZE = 2**28  # bytes of one copy over PCIe, about 5 ms, so that the launch time is negligible
-PEER_SIZE = 2**30
+PEER_SIZE = 2**30  # bytes of one copy between two GPUs
 
 WARMUP_S = 0.05  # for peer access and page tables; copy engines need no thermal warm-up
 # Load before and after concurrent measurements: longer than the skew between the processes of a node, so that the load

@@ -85,13 +85,13 @@ class FindingTemplate:
 
     ``first_command`` may contain ``{node}``, the node of the subject, and ``{pair}``, both ends of a pair.
     ``whole_node_title``: title if all subjects of a node fail; the subjects of a node then make one finding.
-    ``max_distinguishable_fact``: name of the fact with the number of faulty subjects (or nodes) that can be identified.
+    ``max_locatable_fact``: name of the fact with the number of slow subjects (or nodes) up to which all are located.
     """
 
     title: str
     first_command: str
     whole_node_title: str = ""
-    max_distinguishable_fact: str = ""
+    max_locatable_fact: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +132,7 @@ class Check:
     # Metrics, or families such as "busbw.*", that vary between runs: like metrics with a reference value, they FAIL
     # only if the retry fails too. Other metrics, such as data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()
+    key_metric: str = ""  # metric shown in summaries; default: a performance metric
     # Metrics, or families, required for each subject of a kind: for each rank of a CLUSTER check, each pair of ranks on
     # a node (one or both directions), each node, each rail, or each GPU in the fact gpus_used of a NODE check. A
     # missing value is an ERROR, except for subjects in the fact EXEMPT.

@@ -1,4 +1,4 @@
-"""The commands, their help and exit codes. A command imports its packages when it is called: help is instant."""
+"""Commands, help texts and exit codes. A command imports its packages when called, so that help is fast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.util import signals
 
 app = typer.Typer(
-    help="Acceptance test for GPU clusters: measures nodes, fabric and training, and decides ACCEPTED or REJECTED.\n\n"
+    help="Acceptance test for GPU clusters: measures nodes, fabric and training, and decides ACCEPTED, REJECTED or "
+    "INCOMPLETE.\n\n"
     "Exit codes: 0 accepted, 1 rejected, 2 usage or config error, 3 incomplete, 130 interrupted.",
     epilog=EXAMPLES["seatrial"],
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -46,7 +47,7 @@ def _root(
 
 @baseline.callback()
 def _baseline() -> None:
-    """Keep ``learn`` a command of the group: typer merges a group of one command into its parent."""
+    """Without a callback typer would merge this group into its only command, ``learn``."""
 
 
 for command in (
@@ -67,16 +68,17 @@ baseline.command(epilog=EXAMPLES["learn"])(trial.learn)
 app.add_typer(baseline, name="baseline")
 
 
-def _error(text: str, code: int) -> int:
+def _print_error(text: str, code: int) -> int:
+    """Print ``text`` on standard error and return ``code``."""
     with contextlib.suppress(OSError):  # standard error is closed: the exit code still reports the error
         print(f"seatrial: {text}", file=sys.stderr)
     return code
 
 
 def _prepare() -> None:
-    """Set up signals and standard streams."""
+    """Set up signal handlers and the encoding errors of standard streams."""
     signals.interrupt_once()
-    for stream in (sys.stdout, sys.stderr):  # a path may hold any bytes, and a terminal may accept only ASCII
+    for stream in (sys.stdout, sys.stderr):  # a path may contain any bytes, a terminal may accept only ASCII
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
@@ -86,18 +88,18 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except UsageError as error:
-        code = _error(str(error), EXIT_USAGE)
+        code = _print_error(str(error), EXIT_USAGE)
     except SeatrialError as error:
-        code = _error(str(error), EXIT_CODES[DecisionValue.INCOMPLETE])
+        code = _print_error(str(error), EXIT_CODES[DecisionValue.INCOMPLETE])
     except BrokenPipeError:  # the reader of our output has exited, as in `| head`; this is no verdict on the cluster
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
-        code = _error("interrupted", EXIT_INTERRUPTED)
+        code = _print_error("interrupted", EXIT_INTERRUPTED)
     except Exception as error:  # typer's usage errors; the module of the class depends on the version
         if hasattr(error, "show"):
             error.show()
             code = EXIT_USAGE
         else:  # a defect of seatrial, or a full disk behind stdout: Python's exit code 1 would mean REJECTED
-            code = _error(traceback.format_exc(), EXIT_CODES[DecisionValue.INCOMPLETE])
+            code = _print_error(traceback.format_exc(), EXIT_CODES[DecisionValue.INCOMPLETE])
     sys.exit(code)

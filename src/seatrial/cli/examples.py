@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def _examples(*commands: str) -> str:
-    """Typer joins single lines into a paragraph: an empty line keeps each command on its own."""
+    """The commands as a section of a help text; empty lines between them, since typer joins adjacent lines."""
     return "\n\n".join(["Examples:" if len(commands) > 1 else "Example:", *(f"$ seatrial {text}" for text in commands)])
 
 
@@ -18,7 +18,7 @@ EXAMPLES = {
         "run --resume seatrial-runs/RUN",
     ),
     "discover": _examples("discover", "discover --json"),
-    "checks": _examples("checks", "checks --json"),
+    "checks": _examples("checks", "checks device.gemm", "checks device.gemm --power", "checks --json"),
     "render": _examples(
         "render slurm acceptance --nodes 4 --gpus-per-node 8",
         "render slurm acceptance --nodes 4 --gpus-per-node 8 --only 'collectives.*'",

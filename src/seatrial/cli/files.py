@@ -17,13 +17,14 @@ def migrate(
     """Convert a file of an earlier version to the current names. The old content is kept as FILE.bak."""
     from seatrial.config import renames
     from seatrial.pipeline.run_directory import load_trial
+    from seatrial.report.text import plural
     from seatrial.util.files import atomic_write
 
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {file}: {error}") from error
-    if text.lstrip().startswith("{"):
+    if text.lstrip().startswith("{"):  # a trial.json
         new = load_trial(file).model_dump_json(indent=2) + "\n"
         changes = ["schema version 1 -> 2"] if '"schema_version": "1"' in text else []
     else:
@@ -41,4 +42,4 @@ def migrate(
             atomic_write(file, new.encode())
         except OSError as error:
             raise UsageError(f"cannot write {file} or {backup}: {error.strerror or error}") from error
-        print(f"{file}: {len(changes)} changes; old content in {backup}")
+        print(f"{file}: {plural(len(changes), 'change')}; old content in {backup}")

@@ -1,8 +1,9 @@
-"""Commands that read this machine, the list of checks, or logs: discover, checks, explain."""
+"""Commands about this machine, the checks and logs: discover, checks, explain."""
 
 from __future__ import annotations
 
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def discover(as_json: AsJson = False) -> None:
-    """Print hardware and software of this machine. Reads only; causes no load."""
-    from seatrial.pipeline.survey import discover as discover_machine
+    """Print the hardware and software of this machine. Only reads; causes no load."""
+    from seatrial.pipeline.this_host import discover as discover_machine
     from seatrial.report.inventory import print_inventory
 
     facts = discover_machine().facts
@@ -28,15 +29,33 @@ def discover(as_json: AsJson = False) -> None:
         print_inventory(facts, stdout())
 
 
-def checks(as_json: AsJson = False) -> None:
-    """List all checks with scope, needs and rules."""
+def checks(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Checks to list, or patterns; all without.")
+    ] = None,
+    power: Annotated[
+        bool, typer.Option("--power", help="Show how many samples each limit needs to reject a given slowdown.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List checks with scope, requirements and rules."""
     from seatrial.checks import catalog
-    from seatrial.report.inventory import checks_as_json, print_checks
+    from seatrial.report.inventory import checks_as_json, print_checks, print_power
 
+    selected = {name: check for name, check in catalog().items() if not names or _matches(name, names)}
+    if unknown := [pattern for pattern in names or () if not any(_matches(name, [pattern]) for name in selected)]:
+        raise UsageError(f"no check matches {', '.join(unknown)}; list all checks: seatrial checks")
     if as_json:
-        print_json(checks_as_json(catalog()))
+        print_json(checks_as_json(selected))
+    elif power:
+        for check in selected.values():
+            print_power(check, stdout())
     else:
-        print_checks(catalog(), stdout())
+        print_checks(selected, stdout())
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def explain(
@@ -45,12 +64,12 @@ def explain(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Find known failures in logs: cause, first command, fix."""
+    """Find known failures in logs; print the cause, the first command to run and the fix of each."""
     from seatrial.diagnose.signatures import signatures
-    from seatrial.pipeline.run_directory import logs
+    from seatrial.pipeline.run_directory import log_files
     from seatrial.report.inventory import print_findings
 
-    findings = [finding for path in paths for log in logs(path) for finding in _explained(log)]
+    findings = [finding for path in paths for log in log_files(path) for finding in _findings_in(log)]
     if as_json:
         print_json([finding.model_dump(mode="json") for finding in findings])
     else:
@@ -60,8 +79,8 @@ def explain(
 _STDIN = Path("-")
 
 
-def _explained(log: Path) -> tuple[Finding, ...]:
-    """The findings of a log or of standard input. Raises UsageError for an unreadable file."""
+def _findings_in(log: Path) -> tuple[Finding, ...]:
+    """The findings in a log, or in standard input. Raises UsageError if it cannot be read."""
     from seatrial.diagnose import explain as explain_log
 
     try:

@@ -1,4 +1,4 @@
-"""Options and exit codes of several commands."""
+"""Options and exit codes that several commands share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seatrial.model import DecisionValue
 
 EXIT_CODES = {DecisionValue.ACCEPTED: 0, DecisionValue.REJECTED: 1, DecisionValue.INCOMPLETE: 3}
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
-EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE  # the exit status that a shell reports for this signal
+EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE  # the exit status that a shell reports for SIGPIPE
 
 Names = Annotated[
     list[str] | None,
@@ -32,6 +32,7 @@ SetOption = Annotated[
 def overrides_of(
     launcher: str | None, nodes: int | None, gpus_per_node: int | None, assignments: list[str] | None
 ) -> list[tuple[str, str, Any]]:
+    """(option, key of the trial, value) of each setting; later entries take precedence: other options over --set."""
     from seatrial.config.layers import parse_assignment
 
     flags = [
@@ -39,9 +40,10 @@ def overrides_of(
         ("--nodes", "cluster.nodes", nodes),
         ("--gpus-per-node", "cluster.gpus_per_node", gpus_per_node),
     ]
-    given = [(flag, key, value) for flag, key, value in flags if value is not None]
-    return [("--set", *parse_assignment(text)) for text in assignments or ()] + given
+    set_flags = [(flag, key, value) for flag, key, value in flags if value is not None]
+    return [("--set", *parse_assignment(text)) for text in assignments or ()] + set_flags
 
 
-def check_names(given: list[str] | None) -> tuple[str, ...]:
-    return tuple(name.strip() for names in given or () for name in names.split(","))
+def check_names(values: list[str] | None) -> tuple[str, ...]:
+    """The names in values of --only or --skip, each of which may be a list separated by commas."""
+    return tuple(name.strip() for value in values or () for name in value.split(","))

@@ -28,12 +28,13 @@ def stderr() -> Console:
     return Stream(stderr=True)
 
 
-def print_result(result: Trial, as_json: bool, report: Path | None = None) -> None:
+def print_result(trial: Trial, as_json: bool, report: Path | None = None) -> None:
+    """Print a finished trial: its summary and the path of the report, or the record as JSON."""
     from seatrial.report.terminal import summary
 
     if as_json:
-        print(result.model_dump_json(indent=2))
+        print(trial.model_dump_json(indent=2))
         return
-    summary(result, stdout())
+    summary(trial, stdout())
     if report:
         print(f"Report: {report}")

@@ -20,11 +20,11 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Output folder; by default a new one.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model: with one process, or as one rank under torchrun."""
+    """Train a model in one process, or as one rank under torchrun."""
     from seatrial.train import command
 
     command.train(config, set_ or [], out, as_json)
-    # imported last: without torch, command.train raises the clearer error
+    # imported after command.train, whose error without torch is clearer
     from seatrial.bench.group import exit_without_teardown
 
     exit_without_teardown()
@@ -44,9 +44,11 @@ def evaluate(
     from seatrial.train import hf, train_config
     from seatrial.train.function_calling import score
 
-    record = hf.evaluate(train_config.load(config, set_ or ()), out)
+    evaluation = hf.evaluate(train_config.load(config, set_ or ()), out)
     if as_json:
-        print_json(record)
+        print_json(evaluation)
     else:
-        print(*score.table(record), f"Results: {out}/evaluation.json", sep="\n")
-    raise typer.Exit(EXIT_CODES[DecisionValue.ACCEPTED if record["sign_test"]["passed"] else DecisionValue.REJECTED])
+        print(*score.table(evaluation), f"Results: {out}/evaluation.json", sep="\n")
+    raise typer.Exit(
+        EXIT_CODES[DecisionValue.ACCEPTED if evaluation["sign_test"]["passed"] else DecisionValue.REJECTED]
+    )

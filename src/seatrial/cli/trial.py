@@ -7,7 +7,7 @@ import itertools
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,6 +28,11 @@ from seatrial.cli.options import (
 from seatrial.cli.output import print_json, print_result, stderr
 from seatrial.model import Outcome, SeatrialError, UsageError
 
+if TYPE_CHECKING:
+    from seatrial.config.layers import ResolvedTrial
+    from seatrial.pipeline.preview import Preview
+    from seatrial.pipeline.run_directory import Request
+
 
 def run(
     trial: TrialName = "quick",
@@ -42,58 +47,66 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its commands; start nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a trial, judge it and decide."""
+    """Run a trial, judge its measurements and print the decision."""
     from seatrial.pipeline import run as pipeline
     from seatrial.pipeline.preview import preview, resolve
-    from seatrial.pipeline.run_directory import Request, RunDir
+    from seatrial.pipeline.run_directory import RunDir
     from seatrial.report.progress import Live
 
     overrides = overrides_of(launcher, nodes, gpus_per_node, set_)
     if resume:
-        _refuse_with_resume(trial != "quick", overrides, only, skip, out, dry_run)
+        _require_no_options_with_resume(trial != "quick", overrides, only, skip, out, dry_run)
         run_dir = RunDir.reopen(resume)
     else:
         resolved = resolve(trial, overrides)
-        request = Request(
-            config=resolved.config,
-            origins=resolved.origins,
-            only=check_names(only),
-            skip=check_names(skip),
-            command=("seatrial", *sys.argv[1:]),
-            started=time.time(),
-        )
+        request = _request(resolved, only, skip)
         if dry_run:
             _print_plan(preview(request), as_json)
             return
-        run_dir = RunDir.create(out or _fresh_folder(resolved.config.name), request)
+        run_dir = RunDir.create(out or _new_run_folder(resolved.config.name), request)
     report = run_dir.path / "report.html"
-    before = _version(report)
+    earlier_report = _file_identity(report)
     try:
         with Live(stderr()) as live:
             result = pipeline.run(run_dir, live)
     except SeatrialError:
-        run_dir.discard()
+        run_dir.remove_if_unused()
         raise
-    print_result(result, as_json, report if _version(report) != before else None)
+    print_result(result, as_json, report if _file_identity(report) != earlier_report else None)
     if result.stop_reason or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):
         with contextlib.suppress(OSError):
             command = f"seatrial run --resume {run_dir.path}"
-            print(f"To measure the missing checks: {command} (with the same settings)", file=sys.stderr)
+            print(f"To measure the missing checks: {command}", file=sys.stderr)
     raise typer.Exit(
         EXIT_INTERRUPTED if result.stop_reason == pipeline.INTERRUPTED else EXIT_CODES[result.decision.value]
     )
 
 
-def _refuse_with_resume(trial: bool, overrides: list[Any], *others: object) -> None:
-    if trial or overrides or any(others):
+def _request(resolved: ResolvedTrial, only: list[str] | None, skip: list[str] | None) -> Request:
+    """The request of this command, which starts now."""
+    from seatrial.pipeline.run_directory import Request
+
+    return Request(
+        config=resolved.config,
+        origins=resolved.origins,
+        only=check_names(only),
+        skip=check_names(skip),
+        command=("seatrial", *sys.argv[1:]),
+        started=time.time(),
+    )
+
+
+def _require_no_options_with_resume(*options: object) -> None:
+    """Raises UsageError if an option is set."""
+    if any(options):
         raise UsageError("--resume continues with the settings of the run directory: give no trial and no other option")
 
 
-def _fresh_folder(name: str) -> Path:
-    """Create a new run directory, also when two runs start in the same second."""
-    stem = Path("seatrial-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+def _new_run_folder(name: str) -> Path:
+    """Create a new run directory; a number is added if another run started in the same second."""
+    base = Path("seatrial-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     for number in itertools.count(1):
-        path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         try:
             path.mkdir(parents=True)
             break
@@ -104,8 +117,8 @@ def _fresh_folder(name: str) -> Path:
     return path
 
 
-def _version(path: Path) -> tuple[int, int] | None:
-    """Inode and time of modification of ``path``, which change when it is replaced; None without the file."""
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Inode and modification time of ``path``, which change when it is replaced; None if it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -113,7 +126,7 @@ def _version(path: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def _print_plan(preview: Any, as_json: bool) -> None:
+def _print_plan(preview: Preview, as_json: bool) -> None:
     if as_json:
         print_json([job.model_dump(mode="json") for job in preview.plan.jobs])
         return
@@ -136,7 +149,7 @@ def render(
     skip: Names = None,
     set_: SetOption = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run directory to create, on a shared filesystem (torchrun only).")
+        Path | None, typer.Option(help="Run directory to create, on a shared filesystem (only torchrun).")
     ] = None,
 ) -> None:
     """Print the exact commands or sbatch scripts of a run."""
@@ -146,17 +159,9 @@ def render(
         print(oumi.render(train_config.load(trial, set_ or ()), out or Path("RUN")), end="")
         return
     from seatrial.pipeline.preview import prepare, preview, resolve
-    from seatrial.pipeline.run_directory import Request
 
     resolved = resolve(trial, overrides_of(launcher, nodes, gpus_per_node, set_))
-    request = Request(
-        config=resolved.config,
-        origins=resolved.origins,
-        only=check_names(only),
-        skip=check_names(skip),
-        command=("seatrial", *sys.argv[1:]),
-        started=time.time(),
-    )
+    request = _request(resolved, only, skip)
     if out and resolved.config.launcher != "torchrun":
         raise UsageError("--out requires torchrun: the other launchers create their run directory in `seatrial run`")
     planned = prepare(request, out) if out else preview(request)
@@ -169,7 +174,7 @@ def judge(
     baseline: Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge a run with the rules of this version. Needs no GPU, changes no file."""
+    """Judge a finished run with the rules of this version. Needs no GPU, changes no file."""
     from seatrial.pipeline.rejudge import rejudge
     from seatrial.pipeline.run_directory import load_trial
 
@@ -187,6 +192,7 @@ def learn(
 ) -> None:
     """Learn reference values from accepted runs, for `run --set baseline=FILE` and `judge RUN --baseline FILE`."""
     from seatrial.pipeline.rejudge import learn as learn_baseline
+    from seatrial.report.text import plural
 
     text = learn_baseline(name or out.stem, runs)
     try:
@@ -194,14 +200,14 @@ def learn(
             file.write(text)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from error
-    print(f"{out}: {text.count('gpus:')} values, runs: {len(runs)}")
+    print(f"{out}: {plural(text.count('gpus:'), 'reference value')} from {plural(len(runs), 'run')}")
 
 
 def report(
     run: RunPath,
     format: Annotated[str, typer.Option(help="html, junit, prometheus, json or markdown.")] = "markdown",
 ) -> None:
-    """Print the report of a run in another format."""
+    """Print the report of a run in one of the formats."""
     from seatrial import report as reports
     from seatrial.pipeline.run_directory import load_trial
 

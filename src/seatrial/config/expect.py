@@ -1,4 +1,4 @@
-"""Validate thresholds of a trial: the check measures the metric, and the unit is that of the metric."""
+"""Validates thresholds of a trial: the check measures the metric, and the units agree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seatrial.model import Threshold, format_bytes, parse_bytes
 
 
 def metric_error(metric: str, options: BaseModel, metrics: Mapping[str, str]) -> str:
-    """Return why the check with these ``options`` does not measure ``metric``; empty when it does."""
+    """Return why the check with these ``options`` does not measure ``metric``; empty if it does."""
     name, _, member = metric.partition(".")
     if member in ("", "*") and f"{name}.*" in metrics:
         return f"expected one of {name}.*, such as {name}.{next(iter(_members(options, name) or ['1GiB']))}"
@@ -22,47 +22,49 @@ def metric_error(metric: str, options: BaseModel, metrics: Mapping[str, str]) ->
     members = _members(options, name)
     if members is not None and member not in members:
         return f"{member!r} is not measured with these options; measured: {', '.join(members)}"
-    return _wrong_size(member) if members is None and "sizes" in type(options).model_fields else ""
+    return _spelling_error(member) if members is None and "sizes" in type(options).model_fields else ""
 
 
 def _members(options: BaseModel, metric: str) -> list[str] | None:
-    """The members of a family of metrics such as ``busbw.*``; None where the options do not list them.
+    """Return the members of a family of metrics such as ``busbw.*``; None if the options do not list them.
 
-    They are the option ``sizes`` (or the option that ``size_option_by_metric`` names for the metric), or ``paths``.
+    Members are the values of the option ``paths``, or of ``sizes`` (or another that ``size_option_by_metric`` names).
     """
     if "paths" in type(options).model_fields:
         return list(getattr(options, "paths", ())) or ["run_directory"]
     sizes = getattr(options, getattr(options, "size_option_by_metric", {}).get(metric, "sizes"), None)
-    return None if sizes is None else [_exact(size) for size in sizes]
+    return None if sizes is None else [_size_name(size) for size in sizes]
 
 
-def _exact(size: int) -> str:
-    """A size as metric names spell it: the short form where it is exact, else bytes."""
+def _size_name(size: int) -> str:
+    """Return a size as metric names spell it: ``1GiB``, or in bytes if that form is not exact."""
     short = format_bytes(size)
     return f"{size}B" if "." in short else short
 
 
-def _wrong_size(member: str) -> str:
+def _spelling_error(member: str) -> str:
+    """Return why ``member`` is not the name of a size; empty if it is."""
     try:
-        spelling = _exact(parse_bytes(member))
+        spelling = _size_name(parse_bytes(member))
     except (ValueError, OverflowError) as error:
         return str(error)
     return "" if member == spelling else f"the metric name spells {member!r} as {spelling!r}"
 
 
-def limit_error(limit: Threshold, declared: str | None) -> str:
-    """Return why ``limit`` cannot apply to a metric in the unit ``declared``; empty when it can."""
-    if limit.unit != declared and (limit.unit or declared == "%"):  # 0.9 without a unit could be a ratio or below 1 %
-        return f"the threshold has the unit {limit.unit!r}; the metric has the unit {declared!r}"
-    if declared == "%" and not 0 <= limit.value <= 100:
-        return f"{limit.value:g} % is not between 0 and 100 %"
-    if declared == "%" and limit.op in (">", ">=") and 0 < limit.value < 1:
-        return f"{limit.value:g} % is below 1 %; did you mean {limit.value * 100:g} %?"
+def threshold_error(threshold: Threshold, unit: str | None) -> str:
+    """Return why ``threshold`` cannot apply to a metric with this unit; empty if it can."""
+    # a threshold may omit the unit, except for %: 0.9 could be a ratio or a percentage
+    if threshold.unit != unit and (threshold.unit or unit == "%"):
+        return f"the threshold has the unit {threshold.unit!r}; the metric has the unit {unit!r}"
+    if unit == "%" and not 0 <= threshold.value <= 100:
+        return f"{threshold.value:g} % is not between 0 and 100 %"
+    if unit == "%" and threshold.op in (">", ">=") and 0 < threshold.value < 1:
+        return f"{threshold.value:g} % is below 1 %; did you mean {threshold.value * 100:g} %?"
     return ""
 
 
 def declared_unit(metric: str, metrics: Mapping[str, str]) -> str | None:
-    """The unit of a metric by its name or by a declared pattern such as ``busbw.*``; None for an undeclared metric."""
+    """Return the unit of a metric, declared for its name or for its family ``busbw.*``; None if undeclared."""
     if metric in metrics:
         return metrics[metric]
     family = f"{metric.partition('.')[0]}.*"
@@ -70,6 +72,6 @@ def declared_unit(metric: str, metrics: Mapping[str, str]) -> str | None:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """``; did you mean NAME?`` with the most similar valid name; empty where none is similar."""
+    """Return ``; did you mean NAME?`` with the most similar valid name; empty if none is similar."""
     match = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
     return f"; did you mean {match[0]!r}?" if match else ""

@@ -1,4 +1,4 @@
-"""Merge trial file, environment and flags into one validated config with the origin of every value.
+"""Merges trial file, environment and flags into one validated config with the origin of every value.
 
 Sources, lowest priority first:
 
@@ -23,14 +23,15 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from seatrial.config import renames
-from seatrial.config.expect import declared_unit, limit_error, metric_error, nearest
+from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_error
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import Threshold, UsageError, format_bytes
 
 ENV_PREFIX = "SEATRIAL_SET_"
-MAX_BYTES = 2**20  # of a trial file. Trial files are a page long; PyYAML needs minutes for a file above this size
-# Characters that names, paths and variables must not contain: they end a line of a job script, or are not UTF-8.
+_YAML_SUFFIXES = (".yaml", ".yml")
+MAX_BYTES = 2**20  # of a trial or training config: these are a page long; PyYAML needs minutes for larger files
+# Characters that no value may contain: they end a line of a job script, or cannot be encoded in UTF-8
 _UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 Tree = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
@@ -38,7 +39,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class CheckSchema:
-    """The options and metrics of a check, against which its settings are validated."""
+    """The options of a check, and the unit of each metric by its name; its settings are validated against them."""
 
     options: type[BaseModel]
     metrics: Mapping[str, str]
@@ -46,13 +47,13 @@ class CheckSchema:
 
 @dataclass(frozen=True)
 class Source:
-    """The file, and the origin of each value by dotted key."""
+    """Where values come from: ``origins`` is the file, flag or variable by dotted key; without one it is ``file``."""
 
     file: str
     origins: Mapping[str, str]
 
     def origin(self, path: Iterable[str]) -> str:
-        """The origin of the nearest override at, above or below ``path``; the trial file if there is none."""
+        """Return the flag or variable that set the value nearest to ``path``, above or below; else the file."""
         parts = list(path)
         parents = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
         children = [key for key in self.origins if parts and key.startswith(f"{parents[0]}.")]
@@ -61,7 +62,9 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedTrial:
+    """The config of a trial, and the origin of each value by dotted key."""
+
     config: Config
     origins: dict[str, str]
 
@@ -72,23 +75,23 @@ def resolve(
     overrides: Iterable[tuple[str, str, Any]] = (),
     environ: Mapping[str, str],
     schemas: Mapping[str, CheckSchema],
-) -> Resolved:
+) -> ResolvedTrial:
     """Resolve ``trial`` (the name of a shipped trial, or a file).
 
     ``overrides`` are (origin, dotted key, value) in rising priority. Raises UsageError with file and key.
     """
-    tree, source = _load(trial)
+    tree, file = _read_trial(trial)
     origins: dict[str, str] = {}
-    _record(tree, source, (), origins)
+    _record_origins(tree, file, (), origins)
     # Slurm may allocate fewer GPUs than the trial expects, so its number never replaces the trial's
-    from_scheduler = [entry for entry in _from_scheduler(environ) if entry[1] not in origins]
-    for origin, key, value in [*from_scheduler, *_from_environment(environ), *overrides]:
-        path = _split(key, schemas)
+    from_scheduler = [override for override in _scheduler_overrides(environ) if override[1] not in origins]
+    for origin, key, value in [*from_scheduler, *_environment_overrides(environ), *overrides]:
+        path = _split_key(key, schemas)
         _require_no_contradiction(tree, path, value, origin, origins)
         _assign(tree, path, value, origin)
-        _record(value, origin, path, origins)
-    config = _validate(tree, Source(source, origins), schemas)
-    return Resolved(config, {**_defaults(config, origins), **origins})
+        _record_origins(value, origin, path, origins)
+    config = _validate_trial(tree, Source(file, origins), schemas)
+    return ResolvedTrial(config, {**_default_origins(config, origins), **origins})
 
 
 def load_as(model: type[Model], path: str, overrides: Iterable[tuple[str, str, Any]] = ()) -> Model:
@@ -96,16 +99,18 @@ def load_as(model: type[Model], path: str, overrides: Iterable[tuple[str, str, A
 
     Raises UsageError with file and key.
     """
+    if not path.endswith(_YAML_SUFFIXES):
+        raise UsageError(f"{path}: expected a .yaml file")
     tree = parse_yaml(_read_file(path), path)
     if not isinstance(tree, dict):
         raise UsageError(f"{path}: expected a mapping with the keys {', '.join(model.model_fields)}")
     origins: dict[str, str] = {}
     for origin, key, value in overrides:
         _assign(tree, tuple(key.split(".")), value, origin)
-        _record(value, origin, tuple(key.split(".")), origins)
+        _record_origins(value, origin, tuple(key.split(".")), origins)
     source = Source(path, origins)
-    _check_values(tree, source, ())
-    _check_keys(tree, model, source, ())
+    _validate_values(tree, source, ())
+    _validate_keys(tree, model, source, ())
     return _build(model, tree, source, ())
 
 
@@ -116,11 +121,11 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise UsageError(f"--set {text}: expected key=value, such as cluster.nodes=2")
     if not value.strip() and not key.strip().startswith("env."):  # such as data.path=$UNSET
         raise UsageError(f"--set {text}: empty value; use null to unset")
-    return key.strip(), _value(key.strip(), value, f"--set {text}")
+    return key.strip(), _parse_value(key.strip(), value, f"--set {text}")
 
 
-def _value(key: str, text: str, source: str) -> Any:
-    """Parse the text after an equals sign as YAML."""
+def _parse_value(key: str, text: str, source: str) -> Any:
+    """Return the text after an equals sign, parsed as YAML."""
     if text.lstrip().startswith((">", "<")):  # a threshold; in YAML these signs start a block of text
         return text.strip()
     value = parse_yaml(text, source)
@@ -129,72 +134,74 @@ def _value(key: str, text: str, source: str) -> Any:
 
 
 def trial_names() -> list[str]:
-    """The names of the shipped trials."""
-    return sorted(Path(entry.name).stem for entry in _shipped().iterdir() if entry.name.endswith(".yaml"))
+    """Return the names of the shipped trials."""
+    return sorted(Path(entry.name).stem for entry in _shipped_trials().iterdir() if entry.name.endswith(".yaml"))
 
 
-def _shipped() -> Any:
+def _shipped_trials() -> Any:
     return resources.files("seatrial") / "data" / "trials"
 
 
-def _load(trial: str) -> tuple[Tree, str]:
-    if trial in trial_names():
-        text, source = (_shipped() / f"{trial}.yaml").read_text(encoding="utf-8"), f"trial {trial}"
-    else:
+def _read_trial(trial: str) -> tuple[Tree, str]:
+    """Return the content of a shipped trial or of a trial file, and its name for messages. Raises UsageError."""
+    names = trial_names()
+    if trial in names:
+        text, source = (_shipped_trials() / f"{trial}.yaml").read_text(encoding="utf-8"), f"trial {trial}"
+    elif trial.endswith(_YAML_SUFFIXES):
         text, source = _read_file(trial), trial
+    else:
+        hint = nearest(trial, names)
+        raise UsageError(f"unknown trial {trial!r}{hint}; expected {', '.join(names)} or a .yaml file")
     tree = parse_yaml(text, source)
     if not isinstance(tree, dict):
         raise UsageError(f"{source}: expected a mapping with the keys {', '.join(Config.model_fields)}")
     return {"name": _UNPRINTABLE.sub("\ufffd", Path(trial).stem), **tree}, source
 
 
-def _read_file(trial: str) -> str:
-    if not trial.endswith((".yaml", ".yml")):
-        near = nearest(trial, trial_names())
-        raise UsageError(f"unknown trial {trial!r}{near}; expected {', '.join(trial_names())} or a .yaml file")
+def _read_file(path: str) -> str:
     try:
-        with Path(trial).open("rb") as file:
+        with Path(path).open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise UsageError(f"{trial} is larger than the limit of {format_bytes(MAX_BYTES)}")
+            raise UsageError(f"{path} is larger than the limit of {format_bytes(MAX_BYTES)}")
         return content.decode("utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {trial}: {error}") from error
+        raise UsageError(f"cannot read {path}: {error}") from error
 
 
-def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
+def _environment_overrides(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
     overrides = []
     for name, text in sorted(environ.items()):
         if name.startswith(ENV_PREFIX):
-            key = _dotted(name.removeprefix(ENV_PREFIX))
-            overrides.append((f"${name}", key, _value(key, text, f"${name}")))
+            key = _dotted_key(name.removeprefix(ENV_PREFIX))
+            overrides.append((f"${name}", key, _parse_value(key, text, f"${name}")))
     return overrides
 
 
-def _dotted(name: str) -> str:
-    """``LIMITS__STARTUP_S`` → ``limits.startup_s``; names of variables below ``ENV__`` keep their case."""
+def _dotted_key(name: str) -> str:
+    """Return the key of a variable: ``LIMITS__STARTUP_S`` → ``limits.startup_s``; names after ``ENV__`` keep case."""
     group, separator, variable = name.partition("__")
     if separator and group.lower() == "env":
         return f"env.{variable}"
     return name.lower().replace("__", ".")
 
 
-def _from_scheduler(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
-    """The number of GPUs per node that Slurm allocated to the job around this process."""
+def _scheduler_overrides(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
+    """Return the number of GPUs per node that Slurm allocated to the job in which this process runs, if any."""
     gpus = environ.get("SLURM_GPUS_ON_NODE")
-    # An allocation without GPUs does not select a CPU-only run; --gpus-per-node 0 does
+    # an allocation without GPUs does not select a CPU-only run; only --gpus-per-node 0 does
     return [("$SLURM_GPUS_ON_NODE", "cluster.gpus_per_node", gpus)] if gpus and gpus.strip("0") else []
 
 
-def _split(key: str, schemas: Mapping[str, CheckSchema]) -> tuple[str, ...]:
-    """A dotted key as a path. Names of checks and metrics contain dots and are matched as a whole."""
+def _split_key(key: str, schemas: Mapping[str, CheckSchema]) -> tuple[str, ...]:
+    """Return a dotted key as a path. Names of checks and metrics contain dots; each is one element of the path."""
     if not key.startswith("checks."):
         return tuple(key.split("."))
     rest = key.removeprefix("checks.")
     name = next((name for name in schemas if rest == name or rest.startswith(f"{name}.")), None)
     if name is None:
-        given = ".".join(rest.split(".")[:2])
-        raise UsageError(f"{key}: unknown check{renames.hint('checks', given) or nearest(given, schemas)}")
+        unknown = ".".join(rest.split(".")[:2])
+        raise UsageError(f"{key}: unknown check{renames.hint('checks', unknown) or nearest(unknown, schemas)}")
     setting = rest.removeprefix(name).removeprefix(".")
     parts = setting.split(".", 1) if setting.startswith(("expect.", "options.")) else [setting]
     return ("checks", name, *(part for part in parts if part))
@@ -228,71 +235,70 @@ def _require_no_contradiction(
         raise UsageError(f"{origin}: {key}: {later} contradicts {earlier} of {origins[key]}: no value meets both")
 
 
-def _record(value: Any, origin: str, path: tuple[str, ...], origins: dict[str, str]) -> None:
+def _record_origins(value: Any, origin: str, path: tuple[str, ...], origins: dict[str, str]) -> None:
+    """Add ``origin`` to ``origins`` for each value at or below ``path``."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            _record(inner, origin, (*path, str(key)), origins)
+            _record_origins(inner, origin, (*path, str(key)), origins)
     elif path:
         origins[".".join(path)] = origin
 
 
-def _defaults(config: Config, origins: dict[str, str]) -> dict[str, str]:
+def _default_origins(config: Config, origins: dict[str, str]) -> dict[str, str]:
     defaults: dict[str, str] = {}
-    _record(config.model_dump(mode="json"), "default", (), defaults)
+    _record_origins(config.model_dump(mode="json"), "default", (), defaults)
     return {key: origin for key, origin in defaults.items() if key not in origins}
 
 
-def _validate(tree: Tree, source: Source, schemas: Mapping[str, CheckSchema]) -> Config:
-    _check_values(tree, source, ())
-    _check_keys(tree, Config, source, ())
+def _validate_trial(tree: Tree, source: Source, schemas: Mapping[str, CheckSchema]) -> Config:
+    _validate_values(tree, source, ())
+    _validate_keys(tree, Config, source, ())
     checks = tree.get("checks")
     if not isinstance(checks, dict) or not checks:
         raise UsageError(
             f"{source.origin(['checks'])}: 'checks' must name at least one check, as a mapping of names to settings"
         )
     for name, settings in checks.items():
-        checks[name] = _validated_check(name, {} if settings is None else settings, source, schemas)
+        checks[name] = _validate_check(name, {} if settings is None else settings, source, schemas)
     return _build(Config, tree, source, ())
 
 
-def _validated_check(name: str, settings: Any, source: Source, schemas: Mapping[str, CheckSchema]) -> Tree:
+def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[str, CheckSchema]) -> Tree:
+    """Return the settings of a check unchanged, after validation against its schema. Raises UsageError."""
     if name not in schemas:
-        near = renames.hint("checks", name) or f"{nearest(name, schemas)}; `seatrial checks` lists all checks"
-        raise UsageError(f"{source.origin(['checks', name])}: unknown check {name!r}{near}")
+        hint = renames.hint("checks", name) or f"{nearest(name, schemas)}; `seatrial checks` lists all checks"
+        raise UsageError(f"{source.origin(['checks', name])}: unknown check {name!r}{hint}")
     path = ("checks", name)
     if not isinstance(settings, dict):
         valid = ", ".join(CheckSettings.model_fields)
         raise UsageError(
             f"{source.origin(path)}: {'.'.join(path)} must be a mapping with {valid}, or empty (got {settings!r:.80})"
         )
-    _check_keys(settings, CheckSettings, source, path)
-    checked = _build(CheckSettings, settings, source, path)
-    options = schemas[name].options
-    _check_keys(checked.options, options, source, (*path, "options"))
-    chosen = _build(options, checked.options, source, (*path, "options"))
-    _check_values(
-        chosen.model_dump(), source, (*path, "options")
-    )  # again, since pydantic converts the text "inf" to a float
-    for metric, limit in checked.expect.items():
-        key = ".".join((*path, "expect", metric))
-        unit = declared_unit(metric, schemas[name].metrics)
-        problem = metric_error(metric, chosen, schemas[name].metrics) or limit_error(limit, unit)
-        if problem:
-            problem += renames.hint("metrics", metric, name)
-            raise UsageError(f"{source.origin([*path, 'expect', metric])}: {key}: {problem}")
+    _validate_keys(settings, CheckSettings, source, path)
+    validated = _build(CheckSettings, settings, source, path)
+    option_model, metrics = schemas[name].options, schemas[name].metrics
+    _validate_keys(validated.options, option_model, source, (*path, "options"))
+    options = _build(option_model, validated.options, source, (*path, "options"))
+    _validate_values(options.model_dump(), source, (*path, "options"))  # pydantic has converted the text "inf"
+    for metric, threshold in validated.expect.items():
+        unit = declared_unit(metric, metrics)
+        if problem := metric_error(metric, options, metrics) or threshold_error(threshold, unit):
+            key_path = (*path, "expect", metric)
+            hint = renames.hint("metrics", metric, name)
+            raise UsageError(f"{source.origin(key_path)}: {'.'.join(key_path)}: {problem}{hint}")
     return settings
 
 
-def _check_values(value: Any, source: Source, path: tuple[str, ...]) -> None:
-    """Raise UsageError for infinite or oversized numbers and control characters (a description may have lines)."""
+def _validate_values(value: Any, source: Source, path: tuple[str, ...]) -> None:
+    """Raise UsageError for infinite or oversized numbers and for control characters outside ``description``."""
     problem = ""
     if isinstance(value, dict):
         for key, inner in value.items():
-            _check_values(str(key), source, path)
-            _check_values(inner, source, (*path, str(key)))
+            _validate_values(str(key), source, path)
+            _validate_values(inner, source, (*path, str(key)))
     elif isinstance(value, list | tuple):
         for inner in value:
-            _check_values(inner, source, path)
+            _validate_values(inner, source, path)
     elif isinstance(value, float) and not math.isfinite(value):
         problem = f"expected a finite number (got {value})"
     elif isinstance(value, int) and value.bit_length() > 63:
@@ -303,21 +309,21 @@ def _check_values(value: Any, source: Source, path: tuple[str, ...]) -> None:
         raise UsageError(f"{source.origin(path)}: {'.'.join(path) or 'trial'}: {problem}")
 
 
-def _check_keys(tree: Mapping[str, Any], model: type[BaseModel], source: Source, path: tuple[str, ...]) -> None:
+def _validate_keys(tree: Mapping[str, Any], model: type[BaseModel], source: Source, path: tuple[str, ...]) -> None:
     for key, value in tree.items():
         field = model.model_fields.get(key)
         if field is None:
             name = ".".join((*path, key))
             valid = ", ".join(model.model_fields) or "none"
-            near = _rename_hint(model, path, key) or nearest(key, model.model_fields)
-            raise UsageError(f"{source.origin([*path, key])}: unknown key {name!r}{near} (valid: {valid})")
+            hint = _rename_hint(model, path, key) or nearest(key, model.model_fields)
+            raise UsageError(f"{source.origin([*path, key])}: unknown key {name!r}{hint} (valid: {valid})")
         inner = field.annotation
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, BaseModel):
-            _check_keys(value, inner, source, (*path, key))
+            _validate_keys(value, inner, source, (*path, key))
 
 
 def _rename_hint(model: type[BaseModel], path: tuple[str, ...], key: str) -> str:
-    """The end of an error message with the new name of a renamed key; empty if it was not renamed."""
+    """Return the end of an error message with the new name of a renamed key; empty if it was not renamed."""
     if path and path[0] == "checks":
         return renames.hint("options", key, path[1])
     section = (

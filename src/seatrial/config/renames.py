@@ -14,43 +14,46 @@ from seatrial.model import UsageError
 from seatrial.util import data_files
 
 Names = Mapping[str, str]
-_REFERENCE_FIELDS = {"floor": "required"}  # of one value in a baseline
+_REFERENCE_FIELDS = {"floor": "required"}  # fields of a reference value in a baseline
 
 
 @cache
 def table() -> dict[str, Any]:
-    """The sections of data/renames.yaml."""
+    """Return the sections of data/renames.yaml."""
     content: dict[str, Any] = data_files.read("renames.yaml")
     return content
 
 
 def new_check(name: str) -> str:
-    """The present name of a check."""
+    """Return the current name of a check."""
     return str(table()["checks"].get(name, name))
 
 
 def new_metric(check: str, name: str) -> str:
-    """The present name of a metric; ``check`` by its old or its new name."""
+    """Return the current name of a metric; ``check`` by its old or its new name."""
     return _renamed(name, _names("metrics", check))
 
 
 def new_series(check: str, name: str) -> str:
-    """The present name of a series, which has the name of a metric or of a family without the star."""
-    return new_metric(check, f"{name}.*").removesuffix(".*")
+    """Return the present name of a series: its own new name, or that of the metric or family with its name."""
+    if name in (names := _names("series", check)):
+        return names[name]
+    family = new_metric(check, f"{name}.*").removesuffix(".*")
+    return family if family != name else new_metric(check, name)
 
 
 def new_fact(check: str, name: str) -> str:
-    """The present name of a fact."""
+    """Return the current name of a fact."""
     return _renamed(name, _names("facts", check))
 
 
 def new_option(check: str, name: str) -> str:
-    """The present name of an option of ``check``."""
+    """Return the current name of an option of ``check``."""
     return _renamed(name, _names("options", check))
 
 
 def new_option_value(check: str, option: str, value: Any) -> Any:
-    """``value`` of ``option`` (its new name) by present words: a word, a list of words, or KEY=VALUE texts."""
+    """Return ``value`` of ``option`` (by its new name) with current names: a name, a KEY=VALUE text, or a list."""
     if isinstance(value, list):
         return [new_option_value(check, option, item) for item in value]
     if option == "overrides" and isinstance(value, str) and "=" in value:
@@ -62,14 +65,14 @@ def new_option_value(check: str, option: str, value: Any) -> Any:
 
 
 def new_override(text: str) -> str:
-    """``KEY=VALUE`` of a training config by its present names."""
+    """Return ``KEY=VALUE`` of a training config with current names."""
     key, _, value = text.partition("=")
     new = table()["training"].get(key, key)
     return f"{new}={table()['training_values'].get(new, {}).get(value, value)}"
 
 
 def hint(section: str, name: str, check: str = "") -> str:
-    """The end of an error message that gives the present name of ``name``; empty where the name did not change.
+    """Return the end of an error message with the current name of ``name``; empty if the name did not change.
 
     ``section`` is a section of data/renames.yaml.
     """
@@ -78,9 +81,9 @@ def hint(section: str, name: str, check: str = "") -> str:
 
 
 def migrated(text: str, source: str) -> tuple[str, list[str]]:
-    """A trial file, training config or baseline with present names, and one line per change; comments are kept.
+    """Return a trial file, training config or baseline with current names, and a line per change; keep comments.
 
-    Raises UsageError for text that is no YAML mapping of one of these kinds.
+    Raises UsageError if ``text`` is none of these.
     """
     try:
         root = yaml.compose(text, Loader=StrictLoader)
@@ -123,10 +126,10 @@ def _trial_edits(root: yaml.Node | None) -> Iterator[_Edit]:
 
 def _training_edits(root: yaml.Node | None) -> Iterator[_Edit]:
     yield from _key_edits(root, table()["training"])
-    for dotted, words in table()["training_values"].items():
-        group, _, key = dotted.partition(".")
+    for dotted_key, new_values in table()["training_values"].items():
+        group, _, key = dotted_key.partition(".")
         for scalar in _scalars(_child(_child(root, group), key)):
-            yield from _edit(scalar, words.get(scalar.value, scalar.value))
+            yield from _edit(scalar, new_values.get(scalar.value, scalar.value))
 
 
 def _baseline_edits(root: yaml.Node | None) -> Iterator[_Edit]:
@@ -138,12 +141,12 @@ def _baseline_edits(root: yaml.Node | None) -> Iterator[_Edit]:
 
 
 def _key_edits(root: yaml.Node | None, renamed: Names) -> Iterator[_Edit]:
-    """Edits of the keys, one or two levels deep, that ``renamed`` lists as dotted names of the same group."""
+    """Yield edits of keys and of keys one level below, which ``renamed`` lists as ``group.key``."""
     for key, value in _items(root):
         yield from _edit(key, renamed.get(key.value, key.value))
-        for inner, _ in _items(value):
-            if new := renamed.get(f"{key.value}.{inner.value}"):
-                yield from _edit(inner, new.rpartition(".")[2])
+        for inner_key, _ in _items(value):
+            if new := renamed.get(f"{key.value}.{inner_key.value}"):
+                yield from _edit(inner_key, new.rpartition(".")[2])
 
 
 def _edit(node: yaml.ScalarNode, new: str | None) -> Iterator[_Edit]:
@@ -166,7 +169,7 @@ def _scalars(node: yaml.Node | None) -> list[yaml.ScalarNode]:
 
 
 def _names(section: str, check: str) -> dict[str, str]:
-    """The renamed names of a check: those of patterns first, so that its own entries take precedence."""
+    """Return old name → new name for a check; entries of the check itself take precedence over those of patterns."""
     names: dict[str, str] = {}
     for exact in (False, True):
         for pattern, renamed in table()[section].items():
@@ -180,7 +183,7 @@ def _matches(pattern: str, check: str) -> bool:
 
 
 def _renamed(name: str, names: Names) -> str:
-    """``name`` by ``names``: as a whole, or by its family (the part before the last dot of ``family.*``)."""
+    """Return the new name: of the whole name, or of its family (``busbw`` in ``busbw.1GiB``), then of its run."""
     if name in names:
         new = names[name]
     else:

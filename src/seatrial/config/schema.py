@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from seatrial.model import Frozen, ParsedThreshold
 
-MAX_NAME_BYTES = 200  # with the time stamp before it, the folder name stays within 255 bytes
+MAX_NAME_BYTES = 200  # the run directory is TIME-NAME: a file name has at most 255 bytes
 
 # At most a month: larger values are typing errors, and the system's timers do not accept 1e300 seconds.
 Seconds = Annotated[float, Field(gt=0, le=31 * 24 * 3600)]
@@ -28,31 +28,31 @@ def _variable_name(name: str) -> str:
 
 
 class Cluster(Frozen):
-    """The promised size of the cluster. A smaller cluster fails; a size that is not given is not judged."""
+    """The expected size of the cluster. A smaller cluster fails; a size that is not set is not judged."""
 
     nodes: int = Field(default=1, ge=1, le=1_000_000)  # larger values, here and below, are typing errors
     gpus_per_node: int | None = Field(default=None, ge=0, le=1_000)
 
 
 class Limits(Frozen):
-    """Seconds until seatrial stops waiting. They are long, because they detect hangs and not slowness."""
+    """Seconds until seatrial stops waiting: long, since they detect hangs and not slowness."""
 
-    # many nodes that import torch from a cold network filesystem took minutes
+    # importing torch on many nodes from a network filesystem without a warm cache took minutes
     startup_s: Seconds = 180
-    # a thread of every rank writes a heartbeat each second; a rank without one for a minute hangs
+    # a thread of every rank writes a heartbeat each second, also during a collective
     heartbeat_timeout_s: Seconds = 60
 
 
 class Telemetry(Frozen):
-    """The sampler of GPU and host gauges on every node, for the dashboards of the report. No verdict uses it."""
+    """The sampler of GPU and host gauges on every node, for dashboards and findings. No verdict uses it."""
 
     enabled: bool = True
-    # the rate of cluster dashboards; NVML averages its gauges over up to a second
-    hz: float = Field(default=1.0, gt=0, le=10, description="samples a second")
+    # as usual for cluster dashboards; NVML averages its gauges over up to a second
+    hz: float = Field(default=1.0, gt=0, le=10, description="samples per second")
 
 
 class CheckSettings(Frozen):
-    """One check of a trial: whether it is required, thresholds in addition to the check's own rules, options."""
+    """One check of a trial: whether it is required, thresholds beside the check's own rules, time limit and options."""
 
     required: bool = True
     limit_s: Seconds | None = Field(default=None, description="replaces the check's time limit")
@@ -61,10 +61,10 @@ class CheckSettings(Frozen):
         default=False,
         description="the thresholds in `expect` replace the check's rules on the same metrics; the decision names them",
     )
-    # off by default: a check that does not apply has not shown that its threshold is met
+    # off by default: a check that cannot apply does not show that its thresholds are met
     may_skip: bool = Field(
         default=False,
-        description="accept the trial where the check cannot apply, despite `expect`; the decision names them",
+        description="accept the trial although the check cannot apply and has thresholds; the decision lists them",
     )
     options: dict[str, JsonValue] = {}
 
@@ -97,7 +97,7 @@ class Container(Frozen):
 
 
 class Slurm(Frozen):
-    """The header of sbatch scripts, and the time limit for queueing."""
+    """Options of sbatch scripts, and the time limit for pending jobs."""
 
     partition: str | None = None
     account: str | None = None
@@ -111,15 +111,17 @@ class Slurm(Frozen):
     exclusive: bool = True
     mem: str | None = Field(default="0", description="0: all memory of a node")
     cpus_per_task: int | None = Field(default=None, gt=0, description="by default all CPUs of the allocation")
-    time_min: int | None = Field(default=None, gt=0, description="by default the sum of the checks' time limits")
-    extra: tuple[str, ...] = Field(default=(), description="further options for the header, without #SBATCH")
-    # a new cluster has no queue; on a busy one the reason is shown while the job waits
-    queue_s: Seconds = Field(default=600, description="cancel a job that has not started after so many seconds")
-    # its address is the rendezvous endpoint where the first node's name does not resolve on all nodes
+    time_min: int | None = Field(
+        default=None, gt=0, description="time limit in minutes; by default the sum of the checks' time limits"
+    )
+    extra: tuple[str, ...] = Field(default=(), description="further sbatch options, without #SBATCH")
+    # a new cluster has no queue; on a busy one Slurm's reason is shown while the job is pending
+    queue_s: Seconds = Field(default=600, description="cancel a job that is pending for longer, in seconds")
+    # torchrun's rendezvous uses its address if some node does not resolve the first node's name
     interface: str = "eth0"
     scratch: str = Field(
         default="/tmp",
-        description="folder on each node: holds results until they are fetched, where the run directory is not shared",
+        description="folder on each node for results until they are fetched, if the run directory is not shared",
     )
 
 
@@ -135,7 +137,7 @@ class Config(Frozen):
     # on by default: a second measurement costs a minute, a node returned by mistake costs days
     retry: bool = Field(
         default=True,
-        description="measure a check again whose performance is below a threshold; it fails only if both are",
+        description="repeat a check that violates a performance threshold; it fails only if both runs violate it",
     )
     slurm: Slurm = Slurm()
     environment: Environment = Environment()

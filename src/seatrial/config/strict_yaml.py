@@ -1,4 +1,4 @@
-"""Load YAML of users: PyYAML's safe loader without anchors, duplicate keys and deep nesting."""
+"""Parses YAML of users: PyYAML's safe loader without anchors, duplicate keys and deep nesting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_LEVELS = 32  # of nesting; a trial needs five
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Parse ``text``. Raises UsageError with the name ``source``."""
+    """Parse ``text``. Raises UsageError; ``source`` is the name of the text in its message."""
     try:
         return yaml.load(text, Loader=StrictLoader)
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: an impossible date or number
@@ -20,7 +20,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 class StrictLoader(yaml.SafeLoader):
-    """Refuse duplicate keys (YAML drops the first silently), keys that are not text, nesting beyond MAX_LEVELS, and
+    """Refuses duplicate keys (YAML drops the first silently), keys that are not text, nesting beyond MAX_LEVELS, and
     anchors and aliases (a few of them expand to a billion nodes, or to a cycle).
     """
 
@@ -40,14 +40,14 @@ class StrictLoader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
+        keys = set()
         for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:str":
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} is not text", key.start_mark
                 )
-            if key.value in seen:
+            if key.value in keys:
                 problem = f"duplicate key {key.value!r}"
                 raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-            seen.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)

@@ -35,7 +35,7 @@ def localize(
                 for metric in metrics
                 if (check.name, name, metric.subject) in worst
             ]
-            certain = _are_distinguishable(template, measurement, failures)
+            certain = _are_locatable(template, measurement, failures)
             for group in _groups(template, failures):
                 yield _finding(check, template, metrics, group, certain=certain)
 
@@ -56,23 +56,23 @@ def _worst_verdicts(verdicts: Sequence[Verdict], checks: Mapping[str, Check]) ->
     return worst
 
 
-def _are_distinguishable(template: FindingTemplate, measurement: Measurement, failures: Failures) -> bool:
+def _are_locatable(template: FindingTemplate, measurement: Measurement, failures: Failures) -> bool:
     """Whether so few subjects failed that none of them can be slow only because of its partners."""
-    if not template.max_distinguishable_fact:
+    if not template.max_locatable_fact:
         return True
-    limit = measurement.facts.get(template.max_distinguishable_fact)
+    limit = measurement.facts.get(template.max_locatable_fact)
     nodes = {_node(metric.subject) for metric, _ in failures}
     return isinstance(limit, int) and len(nodes if template.whole_node_title else failures) <= limit
 
 
 def _groups(template: FindingTemplate, failures: Failures) -> Iterator[Failures]:
-    """The failures that make one finding: one subject, or all subjects of a node (only its FAILs if it has any)."""
+    """The failures of each finding: one subject, or all subjects of a node (only its FAILs if it has any)."""
     if not template.whole_node_title:
         yield from ([failure] for failure in failures)
         return
     for node in dict.fromkeys(_node(metric.subject) for metric, _ in failures):
-        of_node = [(metric, verdict) for metric, verdict in failures if _node(metric.subject) == node]
-        yield [(metric, verdict) for metric, verdict in of_node if verdict.outcome is Outcome.FAIL] or of_node
+        node_failures = [(metric, verdict) for metric, verdict in failures if _node(metric.subject) == node]
+        yield [failure for failure in node_failures if failure[1].outcome is Outcome.FAIL] or node_failures
 
 
 def _finding(

@@ -9,13 +9,13 @@ from pathlib import Path
 from seatrial.discover.file_readers import FieldReader, read_line
 from seatrial.model import Frozen
 
-# adjtimex(2): the clock is not synchronised (STA_UNSYNC). The kernel sets this state at boot, and again when the time
-# daemon has sent no update for long.
+# adjtimex(2): the clock is not synchronised. The kernel is in this state from boot, and again when the time daemon has
+# sent no update for long.
 _TIME_ERROR = 5
 
 
 class ClockFacts(Frozen):
-    """``synchronised`` is None if unreadable; ``max_error_s`` is the kernel's bound of the clock error in seconds."""
+    """``synchronised``: with a time server. ``max_error_s``: the kernel's bound of the error. None: unreadable."""
 
     synchronised: bool | None
     max_error_s: float | None

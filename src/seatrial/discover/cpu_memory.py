@@ -34,7 +34,10 @@ class NumaNode(Frozen):
 
 
 class CpuFacts(Frozen):
-    """``usable_threads`` is the number of logical CPUs that this process may use; ``quota_cores`` None: no quota."""
+    """``threads``: logical CPUs that are online; ``usable_threads``: those that this process may use.
+
+    ``quota_cores``: CPU time that the cgroups allow, in cores; None: no quota.
+    """
 
     model: str | None
     threads: int | None
@@ -48,7 +51,7 @@ class CpuFacts(Frozen):
 
 
 class MemoryFacts(Frozen):
-    """Sizes in bytes; ``limit_bytes`` is the lowest limit of the cgroups, None without an error: no limit."""
+    """Sizes in bytes; ``limit_bytes`` is the lowest limit of the cgroups. None without an error: no limit."""
 
     total_bytes: int | None
     available_bytes: int | None

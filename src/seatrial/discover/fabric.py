@@ -29,7 +29,7 @@ class Nic(Frozen):
 
 
 class NicFacts(Frozen):
-    """All physical interfaces, and virtual ones with an address; ``omitted_virtual`` counts others, such as veth."""
+    """Physical interfaces, and virtual ones with more than link-local addresses; ``omitted_virtual``: the others."""
 
     interfaces: tuple[Nic, ...]
     omitted_virtual: int
@@ -61,7 +61,7 @@ class RdmaDevice(Frozen):
 
 
 class RdmaFacts(Frozen):
-    """``devices`` is empty if there are none, or if they are unreadable; ``unreadable`` has the error then."""
+    """``devices`` is empty if there are none, or if /sys is unreadable (then ``unreadable`` has the error)."""
 
     devices: tuple[RdmaDevice, ...]
     peermem: bool  # nvidia_peermem is loaded: GPUDirect RDMA without dma-buf
@@ -78,7 +78,7 @@ class RdmaFacts(Frozen):
 
     @property
     def inaccessible_devices(self) -> list[str]:
-        """The names of devices in /sys that this user cannot open."""
+        """The names of devices in /sys whose verbs this user cannot open."""
         return [device.name for device in self.devices if device.verbs_accessible is False]
 
     @property

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class FieldReader:
-    """Reads the fields of one record; a field that cannot be read is None, with the error in ``unreadable``."""
+    """Reads the fields of one record: a field whose ``read`` fails is None, with the error in ``unreadable``."""
 
     def __init__(self) -> None:
         self.unreadable: dict[str, str] = {}
@@ -40,7 +40,7 @@ def printable(text: str) -> str:
 
 
 def path_under(root: Path, path: str) -> Path:
-    """The absolute ``path`` relative to ``root``."""
+    """The absolute ``path`` as seen with ``root`` as the root folder."""
     return root / path.lstrip("/")
 
 

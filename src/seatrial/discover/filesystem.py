@@ -22,7 +22,7 @@ _RESPONSE_TIMEOUT_S = 5.0  # a healthy parallel filesystem answers statfs in mil
 
 
 class Mount(Frozen):
-    """One filesystem; ``responding`` is False if statvfs did not return within 5 s, as with a dead NFS server."""
+    """One filesystem; ``responding`` is False if statvfs did not return within 5 s (a dead NFS server)."""
 
     target: str
     source: str
@@ -35,7 +35,7 @@ class Mount(Frozen):
 
 
 class DirectorySpace(Frozen):
-    """A folder, the type of its filesystem, and the space in bytes for this user; 0 if the folder does not exist."""
+    """A folder and the space for this user in bytes; 0 if it does not exist. ``type``: of its filesystem."""
 
     path: str
     exists: bool | None
@@ -47,7 +47,7 @@ class DirectorySpace(Frozen):
 
 
 class MountFacts(Frozen):
-    """``filesystems`` lists each filesystem with storage once; ``omitted_*`` count all other mounts."""
+    """``filesystems`` lists each filesystem with storage once; ``omitted_*``: number of all other mounts."""
 
     filesystems: tuple[Mount, ...]
     omitted_pseudo: int

@@ -49,17 +49,17 @@ _NO_GPU = ("", "-1", "NoDevFiles")  # NoDevFiles: set by Slurm for a job without
 class GpuFacts(Frozen):
     """GPUs from NVML and from the PCI bus.
 
-    ``gpus`` are usable; ``lost`` are listed by the driver but fail (index and error); ``permission_denied`` belong to
-    other users or jobs. ``not_assigned`` are PCI devices of a virtual machine or of other containers.
-    ``topology`` is a matrix over ``gpus`` with the names of nvidia-smi topo -m, ``X`` for itself and ``?`` if
-    unreadable.
+    ``gpus``: usable. ``failed_gpus``: listed by the driver, but a query fails (index and error).
+    ``permission_denied``: GPUs that this user may not open. ``pci_devices``: addresses of all GPUs on the PCI bus.
+    ``not_assigned``: those of a virtual machine or of other containers. ``topology``: the connection of each pair of
+    ``gpus``, by the names of nvidia-smi topo -m; ``X``: itself, ``?``: unreadable.
     """
 
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
     cuda_driver: str | None = None  # the newest CUDA version that the driver supports
     nvml_unavailable: str | None = None
-    lost: tuple[str, ...] = ()
+    failed_gpus: tuple[str, ...] = ()
     permission_denied: tuple[str, ...] = ()
     pci_devices: tuple[str, ...] = ()
     not_assigned: tuple[str, ...] = ()
@@ -70,14 +70,14 @@ class GpuFacts(Frozen):
     def installed_gpus(self) -> int:
         """The number of GPUs that should be usable: the larger of the counts of the driver and of the PCI bus.
 
-        If permission is denied for some, the PCI bus also lists GPUs of other jobs.
+        If permission is denied for some, only the driver's count: the PCI bus also lists GPUs of other jobs.
         """
         on_pci_bus = 0 if self.permission_denied else len(self.pci_devices) - len(self.not_assigned)
-        return max(on_pci_bus, len(self.gpus) + len(self.lost))
+        return max(on_pci_bus, len(self.gpus) + len(self.failed_gpus))
 
     @property
     def detection_error(self) -> str | None:
-        """Why the presence of GPUs is unknown; None if the driver or, without a driver, the PCI bus was readable.
+        """Why it is unknown whether there are GPUs; None if the driver or, without a driver, the PCI bus was readable.
 
         If the driver hangs, an empty PCI device list proves nothing: some virtual machines list no device.
         """
@@ -87,10 +87,10 @@ class GpuFacts(Frozen):
         return f"GPUs could not be detected: {'; '.join(dict.fromkeys([self.nvml_unavailable, *errors]))}"
 
     @property
-    def not_usable(self) -> tuple[str, ...]:
+    def unusable_pci_devices(self) -> tuple[str, ...]:
         """PCI addresses of GPUs that should be usable but are not in ``gpus``."""
-        used = {gpu.pci_bus_id for gpu in self.gpus}
-        return tuple(device for device in self.pci_devices if device not in self.not_assigned and device not in used)
+        usable = {gpu.pci_bus_id for gpu in self.gpus}
+        return tuple(device for device in self.pci_devices if device not in self.not_assigned and device not in usable)
 
 
 def read(root: Path = Path("/")) -> GpuFacts:
@@ -99,7 +99,7 @@ def read(root: Path = Path("/")) -> GpuFacts:
 
 
 def read_with_timeout(timeout_s: float = _DRIVER_TIMEOUT_S, root: Path = Path("/")) -> GpuFacts:
-    """As ``read``, with ``nvml_unavailable`` set if the driver does not respond within ``timeout_s`` seconds.
+    """GPU facts as from ``read``; ``nvml_unavailable`` is set if NVML does not respond within ``timeout_s`` seconds.
 
     A separate process reads the driver: a thread that is stuck in the kernel would keep this process from exiting.
     """
@@ -139,8 +139,8 @@ def _with_pci_devices(root: Path, facts: GpuFacts) -> GpuFacts:
 def cuda_visible(facts: GpuFacts, env: Mapping[str, str]) -> tuple[Gpu, ...]:
     """The GPUs that CUDA uses according to ``CUDA_VISIBLE_DEVICES``, in that order.
 
-    Indices are NVML's, in PCI order. CUDA enumerates the fastest GPU first unless ``CUDA_DEVICE_ORDER=PCI_BUS_ID``,
-    which differs only for mixed models (see ``cuda_order_warning``).
+    Indices are NVML's, in PCI order. CUDA's differ only for mixed models: it enumerates the fastest GPU first unless
+    ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` (see ``cuda_order_warning``).
     Raises UsageError on an entry that matches no usable GPU, or matches one twice: CUDA silently ignores that entry and
     all after it, or uses no GPU.
     """
@@ -184,10 +184,10 @@ def _matching_gpu(facts: GpuFacts, entry: str, value: str) -> Gpu:
 
 def _entry_error(facts: GpuFacts, value: str, problem: str) -> UsageError:
     usable = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in facts.gpus) or facts.nvml_unavailable or "none"
-    lost = f"; not usable: {'; '.join(facts.lost)}" if facts.lost else ""
+    failed = f"; not usable: {'; '.join(facts.failed_gpus)}" if facts.failed_gpus else ""
     return UsageError(
-        f"CUDA_VISIBLE_DEVICES={value} {problem}. Usable GPUs: {usable}{lost}. CUDA silently ignores this entry and "
-        "all after it, or uses no GPU. List each GPU once, by index or UUID, or unset the variable to use all GPUs"
+        f"CUDA_VISIBLE_DEVICES={value} {problem}; CUDA would silently use fewer GPUs or none. List each GPU once, by "
+        f"index or UUID, or unset the variable to use all GPUs. Usable GPUs: {usable}{failed}"
     )
 
 
@@ -197,19 +197,19 @@ def _driver_facts(nvml: Any) -> GpuFacts:
     cuda = driver_reader.query("cuda_driver", "nvmlSystemGetCudaDriverVersion_v2")
     gpus: list[Gpu] = []
     handles: list[Any] = []
-    lost: list[str] = []
+    failed: list[str] = []
     denied: list[str] = []
     for index in range(driver_reader.query("gpus", "nvmlDeviceGetCount") or 0):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as error:
-            (denied if error_kind(error) == "NoPermission" else lost).append(f"gpu{index}: {error}")
+            (denied if error_kind(error) == "NoPermission" else failed).append(f"gpu{index}: {error}")
             continue
         reader = NvmlReader(nvml)
         gpu = read_gpu(reader, index, handle)
         if reader.gpu_lost:
             uuid, address = gpu.uuid or "UUID unreadable", gpu.pci_bus_id or "address unreadable"
-            lost.append(f"gpu{index} ({uuid}, PCI {address}): {reader.gpu_lost}")
+            failed.append(f"gpu{index} ({uuid}, PCI {address}): {reader.gpu_lost}")
             continue
         gpus.append(gpu)
         handles.append(handle)
@@ -218,7 +218,7 @@ def _driver_facts(nvml: Any) -> GpuFacts:
         driver=driver,
         cuda_driver=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         nvml_unavailable=driver_reader.unreadable.get("gpus"),
-        lost=tuple(lost),
+        failed_gpus=tuple(failed),
         permission_denied=tuple(denied),
         topology=_topology(driver_reader, gpus, handles),
         unreadable=driver_reader.unreadable,

@@ -8,16 +8,16 @@ from typing import Any
 from seatrial.discover.nvml import NvmlReader, error_kind
 from seatrial.hardware.error_counters import increase
 
-# Name of the counter here -> in NVML, which counts per link up to NVLink 4
+# Counter -> NVML's constant for nvmlDeviceGetNvLinkErrorCounter, which supports NVLink up to version 4
 _NVLINK = {
     "nvlink_replays": "NVML_NVLINK_ERROR_DL_REPLAY",
     "nvlink_recoveries": "NVML_NVLINK_ERROR_DL_RECOVERY",
     "nvlink_crc_flits": "NVML_NVLINK_ERROR_DL_CRC_FLIT",
     "nvlink_crc_data": "NVML_NVLINK_ERROR_DL_CRC_DATA",
 }
-# NVLink 5 (B200, GB200) has other counters. Equivalent are: transitions from the state "up" to recovery (DCGM field
-# 1213), and, for replays, packets that arrive damaged and are sent again. DCGM's health watch counts
-# DCGM_FI_DEV_NVLINK_COUNT_* 1204 to 1213 as errors.
+# NVLink 5 (B200, GB200) has other counters. Equivalents of recoveries: transitions from "up" to recovery (DCGM field
+# 1213); of replays: packets that arrive damaged and are sent again. DCGM's health watch counts its fields 1204 to 1213
+# (DCGM_FI_DEV_NVLINK_COUNT_*) as errors.
 _NVLINK_5 = {
     "nvlink_replays": (
         "NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS",
@@ -36,8 +36,8 @@ _NO_SUCH_LINK = ("NotSupported", "InvalidArgument")
 class GpuErrorCounters:
     """The error counters of one GPU at ``begin`` and at ``end``.
 
-    ``unavailable``: counters that this GPU or driver does not support, or this user may not read
-    (``permission_denied``), with the error. ``unreadable``: all errors. ``gpu_lost``: the error if the GPU was lost.
+    ``unavailable``: error by counter that this GPU or driver does not support, or this user may not read (then also in
+    ``permission_denied``).
     """
 
     def __init__(self, nvml: Any, index: int) -> None:
@@ -72,12 +72,12 @@ class GpuErrorCounters:
 
     @property
     def unreadable(self) -> dict[str, str]:
-        """All fields that could not be read, with the error."""
+        """The error of each field that could not be read."""
         return self._reader.unreadable
 
     @property
     def gpu_lost(self) -> str | None:
-        """The error that shows that the GPU is lost."""
+        """The error that shows that the GPU is lost; None if it is not."""
         return self._reader.gpu_lost
 
     @property
@@ -135,9 +135,9 @@ def _link_count(reader: NvmlReader, handle: Any, link: int, name: str, counter: 
 
 
 def _nvlink_5_count(reader: NvmlReader, handle: Any, links: Sequence[int], name: str) -> int | None:
-    """The sum of an NVLink 5 counter over all links, for a counter that is not supported per link.
+    """The sum of an NVLink 5 counter over all links, for a counter that nvmlDeviceGetNvLinkErrorCounter lacks.
 
-    The scope of each field is the link. If the fields are not supported either, the earlier error stays.
+    If the NVLink 5 fields are not supported either, the earlier error stays.
     """
     nvml, function = reader.nvml, "nvmlDeviceGetFieldValues"
     fields = [(getattr(nvml, field), link) for field in _NVLINK_5[name] for link in links]
@@ -155,7 +155,7 @@ def _nvlink_5_count(reader: NvmlReader, handle: Any, links: Sequence[int], name:
     if read_error:
         reader.record_error(name, function, read_error)
         return None
-    return sum(int(value.value.ullVal) for value in values)  # ullVal is zero-initialised, so it holds a uint too
+    return sum(int(value.value.ullVal) for value in values)  # the union is zero-initialised: ullVal reads a uint too
 
 
 def _active_links(reader: NvmlReader, handle: Any) -> list[int]:

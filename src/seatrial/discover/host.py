@@ -1,4 +1,4 @@
-"""All facts of a machine that can be read without load."""
+"""All facts of a machine, read without causing load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from seatrial.discover import clock, cpu_memory, fabric, filesystem, software
 from seatrial.discover.file_readers import FieldReader, printable, read_line, read_text, start_in_thread
 from seatrial.model import Frozen
 
-_RESOLVE_TIMEOUT_S = 10.0  # two servers at the resolver's default of 5 s each
+_RESOLVE_TIMEOUT_S = 10.0  # two DNS servers, with the resolver's default timeout of 5 s each
 _CAP_IPC_LOCK = 14  # capabilities(7): locks memory regardless of RLIMIT_MEMLOCK
 
 Amount = int | Literal["unlimited"]
@@ -194,7 +194,7 @@ def _resolve_with_timeout(name: str) -> tuple[str, ...]:
 
 
 def _errors(path: str, value: JsonValue) -> Iterator[tuple[str, str]]:
-    """All entries of ``unreadable`` at any depth of a record; records in lists are identified by their name."""
+    """The entries of ``unreadable`` at any depth, by path; a list item appears by its name, target, port or index."""
     if isinstance(value, list):
         labels = ("name", "target", "port")
         value = {

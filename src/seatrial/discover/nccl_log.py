@@ -14,12 +14,12 @@ from pathlib import Path
 
 from seatrial.model import Frozen
 
-_MAX_BYTES = 2**23  # NCCL logs its connections first, about 100 B each
+_MAX_BYTES = 2**23  # enough for all connections: NCCL logs them first, in about 100 bytes each
 _VIA = re.compile(r"Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (.+)")
 _VERSION = re.compile(r"NCCL version (\S+)")
 _NETWORK = re.compile(r"Using network (.+)")
 _PLUGIN = re.compile(r"(?:NET/Plugin: Loaded net plugin|Loaded net plugin|Using external network plugin) (.+)")
-# Lines of the plugins themselves, since NCCL logs the plugin's interface only: aws-ofi-nccl, Google's gIB,
+# Lines that the plugins log, since NCCL logs only the version of their interface: aws-ofi-nccl, Google's gIB,
 # nccl-rdma-sharp-plugins
 _PLUGIN_VERSION = re.compile(
     r"NET/OFI Initializing (aws-ofi-nccl \S+)|NET/\w+ : Initializing (\w+ v\S+)|NCCL INFO (P2P plugin v\d+ \S+)"
@@ -29,7 +29,7 @@ _HCAS = re.compile(r"NET/IB : Using (.*?); OOB")
 _HCA = re.compile(r"([\w.-]+):(\d+)/(?:IB|RoCE)")
 _CHANNELS = re.compile(r"(\d+) coll channels, .*?(\d+) nvls channels")
 _NODES = re.compile(r"nRanks \d+ nNodes (\d+)")
-# NCCL src/enqueue.cc, 2.23 and later; 2.20 to 2.22 log numbers, the first of them no operation
+# NCCL src/enqueue.cc. 2.23 and later log names; 2.20 to 2.22 log numbers and no operation
 _CHOICE = re.compile(
     r"NCCL INFO (?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?"
 )
@@ -42,7 +42,7 @@ _SETTING = re.compile(r"(NCCL_\w+) set by environment to (.+?)\.?$", re.MULTILIN
 
 
 class AlgorithmChoice(Frozen):
-    """NCCL's algorithm, protocol and channels for an operation of ``size`` bytes; None if not logged."""
+    """NCCL's algorithm, protocol and number of channels for an operation of ``size`` bytes; None if not logged."""
 
     operation: str | None
     size: int
@@ -54,7 +54,8 @@ class AlgorithmChoice(Frozen):
 class NcclLog(Frozen):
     """The content of one rank's log; fields are None if not logged.
 
-    ``transports``: this rank's connections (``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA``). ``network`` is the network
+    ``transports``: number of this rank's connections by transport (``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA``).
+    ``network`` is the network
     between nodes, ``nodes`` the number of nodes. ``hcas`` are the RDMA ports (``mlx5_0/1``) of NCCL's IB transport.
     """
 
@@ -87,9 +88,9 @@ class NcclLog(Frozen):
 
 
 def read(path: Path, size: int = _MAX_BYTES, start: int = 0) -> NcclLog:
-    """The content of ``size`` bytes of a log from offset ``start``.
+    """The content of at most ``size`` bytes of a log, from offset ``start``.
 
-    Raises OSError if the log does not exist, or is no regular file (such as /dev/stderr).
+    Raises OSError if the log does not exist or is not a regular file (such as /dev/stderr).
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -145,7 +146,7 @@ def _upper_name(text: str, names: Sequence[str]) -> str:
 
 
 def _transports(text: str) -> Iterator[str]:
-    """The transports without device and sharing: ``NET/IB/2(1)/GDRDMA/Shared`` → ``NET/IB/GDRDMA``."""
+    """The transport of each connection, without device and buffer sharing: ``NET/IB/2/GDRDMA`` → ``NET/IB/GDRDMA``."""
     for match in _VIA.finditer(text):
         kind, *more = match[1].strip().split("/")
         if kind == "NET":

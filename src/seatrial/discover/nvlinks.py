@@ -1,4 +1,4 @@
-"""Expected and active NVLinks of a GPU, compared with other GPUs of its model, and the links between GPUs."""
+"""Missing NVLinks of a GPU, by comparison with other GPUs of its model, and the link types between GPUs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _PCIE_CARD = re.compile(r"PCIe|\bNVL$|\bA[34]0\b|RTX|Quadro|TITAN", re.IGNORECAS
 def links_down(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
     """The number of NVLinks that should be active and are not; None if unknown.
 
-    A card without a bridge looks like a baseboard GPU with all links down. Only models that exist as cards count as
-    cards. For other models the links should be active if another GPU in ``same_model`` (includes ``gpu``) has some.
+    A PCIe card without a bridge looks like a baseboard GPU with all links down, so cards are told apart by their model.
+    Without an active link, the links of other models are down if another GPU in ``same_model`` has active ones.
     """
     ports = max(len(other.nvlinks) for other in same_model)
     if not ports or not gpu.nvlink_states_readable:
@@ -40,14 +40,14 @@ def has_nvswitch(gpu: Gpu) -> bool:
 
 
 def links_missing(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
-    """How many active NVLinks fewer than the best of ``same_model`` the GPU has; None if unknown."""
+    """How many active NVLinks the GPU lacks in comparison with the best of ``same_model``; None if unknown."""
     if not gpu.nvlink_states_readable or not any(other.nvlinks for other in same_model):
         return None
     return max(other.active_nvlinks for other in same_model) - gpu.active_nvlinks
 
 
 def expects_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
-    """Whether the GPU should join an NVSwitch fabric: it supports one, or it is on the switches of GPUs that do."""
+    """Whether the GPU should join an NVSwitch fabric: it supports one, or is on NVSwitches while another GPU does."""
     if gpu.fabric is None:
         return False
     if gpu.fabric.state != "not supported":
@@ -57,7 +57,7 @@ def expects_fabric(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
 
 
 def fabric_ready(gpu: Gpu) -> bool:
-    """Whether the GPU has joined the NVSwitch fabric without problems."""
+    """Whether the GPU has joined the NVSwitch fabric without error or health problem."""
     fabric = gpu.fabric
     return fabric is not None and fabric.state == "completed" and fabric.status == 0 and not fabric.problems
 

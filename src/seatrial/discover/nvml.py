@@ -1,4 +1,4 @@
-"""Reads single fields through NVML; a field that fails is None and its error is kept."""
+"""Reads the fields of a GPU through NVML; a field that cannot be read is None, and its error is recorded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from seatrial.model import Frozen
 
-# Errors because of the GPU model, not its health: a GeForce has no ECC
+# Errors due to the GPU model, not its health: a GeForce has no ECC
 _NOT_SUPPORTED = ("NotSupported",)
-# Errors because of the driver version: its library lacks the function or these arguments. Such an error does not show
-# whether the GPU supports the feature.
+# Errors due to the driver version: its library lacks the function or these arguments. They do not show whether the GPU
+# supports the feature.
 _DRIVER_MISMATCH = ("FunctionNotFound", "ArgumentVersionMismatch", "Deprecated")
 _GPU_LOST = ("GpuIsLost", "ResetRequired")
 _NO_PCI_ADDRESS = "FFFFFFFF:"  # of a switch that is not visible in a virtual machine
@@ -71,7 +71,7 @@ class NvmlReader:
         return {field: self.unreadable[field] for field in sorted(self.unsupported | self.permission_denied)}
 
     def skip_unreadable(self) -> None:
-        """Do not query the fields again that have failed so far."""
+        """From now on do not query the fields that have failed so far."""
         self._skipped = frozenset(self.unreadable)
 
     def query(self, fields: str | Sequence[str], function: str, *arguments: Any) -> Any:
@@ -87,7 +87,7 @@ class NvmlReader:
             return None
 
     def record_error(self, field: str, function: str, error: Exception) -> None:
-        """Record that reading ``field`` failed, with the class of the error."""
+        """Record that reading ``field`` failed, and whether it is unsupported, denied or shows a lost GPU."""
         self.unreadable[field] = str(error)
         if error_kind(error) in _DRIVER_MISMATCH:
             self.unreadable[field] = f"{error}: the driver is too old for {function}, or too new for this nvidia-ml-py"
@@ -107,7 +107,7 @@ class NvLink(Frozen):
     version: str | None = None
     remote: Literal["gpu", "switch", "npu"] | None = None
     remote_pci: str | None = None
-    speed_mbps: int | None = None  # MB/s, unidirectional
+    speed_mbps: int | None = None  # megabytes per second, unidirectional
 
 
 class Fabric(Frozen):
@@ -141,7 +141,7 @@ class Gpu(Frozen):
     vbios: str | None = None
     compute_capability: str | None = None
     memory_total_bytes: int | None = None
-    memory_used_bytes: int | None = None  # without memory reserved by the driver
+    memory_used_bytes: int | None = None  # without the memory that the driver reserves
     mig_mode: bool | None = None
     ecc_mode: bool | None = None
     ecc_corrected: int | None = None  # since the driver was loaded
@@ -219,7 +219,7 @@ CLOCKS_EVENT_REASON_NAMES = {
 _NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 _REMOTES: dict[int, Literal["gpu", "npu", "switch"]] = {0: "gpu", 1: "npu", 2: "switch"}
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
-# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: the position of each 2-bit value, and the meaning of 1
+# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: first bit of each 2-bit value -> meaning of the value 1
 _FABRIC_HEALTH = {0: "degraded bandwidth", 2: "route recovery", 4: "route unhealthy", 6: "access timeout recovery"}
 
 

@@ -12,15 +12,15 @@ from seatrial.discover.file_readers import path_under, printable, read_line
 from seatrial.hardware.error_counters import counter_definitions
 
 _FOLDERS = ("counters", "hw_counters")
-CounterKey = tuple[str, ...]  # port such as mlx5_0/1, and counter
+CounterKey = tuple[str, ...]  # (port, counter), such as (mlx5_0/1, symbol_error)
 NO_RDMA_PORT = "no RDMA port in /sys/class/infiniband"
 
 
 class PortErrorCounters:
-    """The error counters of all RDMA ports at ``begin`` and at ``end``, with the fields of ``GpuErrorCounters``.
+    """The error counters of all RDMA ports at ``begin`` and at ``end``; fields as in ``GpuErrorCounters``.
 
-    A counter that cannot be read at ``begin`` is unavailable: not supported by the driver, or no permission. The files
-    of a virtual function contain "N/A". A counter that cannot be read at ``end`` only is a read error.
+    A counter that cannot be read at ``begin`` is ``unavailable``: not supported (the files of a virtual function
+    contain "N/A") or no permission. A counter that cannot be read only at ``end`` is in ``read_errors``.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -42,21 +42,21 @@ class PortErrorCounters:
 
     def begin(self) -> None:
         """Read all counters."""
-        for name, file in self._files.items():
+        for key, file in self._files.items():
             try:
-                self.before[name] = _read_count(file)
+                self.before[key] = _read_count(file)
             except (OSError, ValueError) as error:
-                self.unavailable[name] = _error_text(error)
+                self.unavailable[key] = _error_text(error)
                 if isinstance(error, PermissionError):
-                    self.permission_denied.add(name)
+                    self.permission_denied.add(key)
 
     def end(self) -> None:
         """Read the counters again that were readable at ``begin``."""
-        for name in self.before:
+        for key in self.before:
             try:
-                self.after[name] = _read_count(self._files[name])
+                self.after[key] = _read_count(self._files[key])
             except (OSError, ValueError) as error:
-                self.read_errors[name] = _error_text(error)
+                self.read_errors[key] = _error_text(error)
 
 
 def _files(port: Path) -> Iterator[tuple[str, Path]]:

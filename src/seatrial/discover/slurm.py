@@ -20,8 +20,8 @@ from seatrial.model import SeatrialError, UsageError
 from seatrial.util import processes
 from seatrial.util.processes import CommandResult
 
-# Slurm's clients time out earlier: after some MessageTimeouts (10 s each by default) without a controller, after a
-# minute without slurm.conf.
+# Slurm's clients time out earlier: without a controller after a few times MessageTimeout (10 s by default), without
+# slurm.conf after a minute
 COMMAND_TIMEOUT_S = 90.0
 
 
@@ -30,7 +30,7 @@ class SlurmUnavailable(SeatrialError):
 
 
 class ControllerDown(SlurmUnavailable):
-    """The controller does not respond; this machine's client seems to be in order."""
+    """The controller does not respond; the client on this machine works."""
 
 
 class SlurmRefused(SeatrialError):
@@ -81,7 +81,7 @@ def hostnames(nodes: str) -> list[str]:
 
 
 def allocations(job_id: str | int) -> dict[str, Allocation]:
-    """The resources of a running job by node. Raises SlurmUnavailable."""
+    """The resources of a running job, by node name. Raises SlurmUnavailable."""
     output = command_output(["scontrol", "--details", "show", "job", str(job_id)])
     parsed = slurm_output.parse_allocations(output)
     return {name: allocation for allocation in parsed for name in hostnames(allocation.nodes)}
@@ -120,9 +120,9 @@ def job(job_id: str | int) -> Job:
 
 
 def _job_from_accounting(job_id: str) -> Job:
-    current = settings()
-    if not current.accounting_enabled:
-        reason = f"Slurm drops jobs {current.min_job_age_s} s after their end (MinJobAge), and accounting is disabled"
+    config = settings()
+    if not config.accounting_enabled:
+        reason = f"Slurm drops jobs {config.min_job_age_s} s after their end (MinJobAge), and accounting is disabled"
         return Job(id=job_id, state=UNKNOWN, reason=reason)
     fields = ",".join(slurm_output.SACCT_FIELDS)
     argv = ["sacct", "--jobs", job_id, "--allocations", "--noheader", "--parsable2", "--format", fields]
@@ -156,11 +156,11 @@ def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
     try:
         result = processes.run_command(argv, timeout_s)
     except OSError as error:
-        first = "command -v sinfo; apt-get install slurm-client, or: module load slurm"
-        raise SlurmUnavailable(f"{argv[0]}: {error.strerror}. Run first: {first}") from None
+        first_command = "command -v sinfo; apt-get install slurm-client, or: module load slurm"
+        raise SlurmUnavailable(f"{argv[0]}: {error.strerror}. Run first: {first_command}") from None
     if result.code is None:
-        first = "scontrol ping; munge -n | unmunge"
-        raise SlurmUnavailable(f"{shlex.join(argv)} timed out after {timeout_s:g} s. Run first: {first}")
+        first_command = "scontrol ping; munge -n | unmunge"
+        raise SlurmUnavailable(f"{shlex.join(argv)} timed out after {timeout_s:g} s. Run first: {first_command}")
     return result
 
 

@@ -14,7 +14,7 @@ Duration = int | Literal["unlimited"] | None
 UNKNOWN = "UNKNOWN"
 _CONSUMABLE_CPUS = {"CR_CORE", "CR_CPU", "CR_SOCKET"}
 
-# A node has one base state and any number of flags; the names are those of sinfo(1), 22.05 to 25.11.
+# A node has one base state and any number of flags; names as in sinfo(1) of Slurm 22.05 to 25.11
 _NOT_UP = {"DOWN", "ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "NOT_RESPONDING", UNKNOWN}
 _NOT_IN_SERVICE = {"DRAIN", "DRAINED", "DRAINING", "POWER_DRAIN", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
 _RESERVED = {"MAINT", "MAINTENANCE", "RESERVED"}
@@ -58,7 +58,8 @@ class Settings(Frozen):
     mpi_default: str | None
     propagate_resource_limits: tuple[str, ...]
     propagate_resource_limits_except: tuple[str, ...]
-    constrain_ram_space: str | None  # cgroup.conf, as are the next two; Slurm shows it only if it uses cgroups
+    # the constrain_* settings are in cgroup.conf; Slurm shows them only if it uses cgroups
+    constrain_ram_space: str | None
     constrain_cores: str | None
     constrain_devices: str | None
     same_configuration: bool | None  # slurm.conf of this host equals the controller's
@@ -151,7 +152,7 @@ class Node(Frozen):
         return bool(self.states & _RESERVED)
 
     def blocked_by_reservation(self, reservation: str | None) -> bool:
-        """Whether the node rejects jobs with ``reservation`` (None: without one) because of another reservation."""
+        """Whether another reservation keeps jobs with ``reservation`` (None: jobs without one) off the node."""
         return self.reserved and (not reservation or self.reservation not in ("", reservation))
 
     @property
@@ -170,7 +171,7 @@ class Node(Frozen):
 
 
 class Allocation(Frozen):
-    """The resources of a running job on each of ``nodes`` (Slurm's hostlist); ``cpus`` in Slurm's count."""
+    """The resources of a running job on each of ``nodes`` (Slurm's hostlist); ``cpus``: CPUs as Slurm counts them."""
 
     nodes: str
     cpus: int

@@ -13,7 +13,7 @@ from seatrial.util import data_files
 
 
 class Message(Frozen):
-    """A pattern for a message; ``controller``: the controller does not respond, and this machine is in order."""
+    """A message of Slurm, by its pattern. ``controller``: it means that the controller does not respond."""
 
     pattern: str = Field(min_length=1)
     meaning: str = ""
@@ -24,14 +24,14 @@ class Message(Frozen):
 
 
 class PermanentReasons(Frozen):
-    """Patterns of pending reasons that do not go away by waiting."""
+    """Patterns of pending reasons with which a job never starts."""
 
     reasons: tuple[str, ...]
     source: str = Field(min_length=1)
 
 
 class Messages(Frozen):
-    """All lists of data/slurm_messages.yaml; the first pattern of a list that matches counts."""
+    """The lists of data/slurm_messages.yaml; in each list the first pattern that matches counts."""
 
     unreachable: tuple[Message, ...]
     refused: tuple[Message, ...]
@@ -51,7 +51,7 @@ def first_match(candidates: Sequence[Message], text: str) -> Message | None:
 
 
 def is_permanent_pending_reason(reason: str) -> bool:
-    """Whether a job that is pending for this reason will not start by waiting."""
+    """Whether a job that is pending for this reason never starts."""
     patterns = messages().permanent_pending_reasons.reasons
     return bool(re.fullmatch("|".join(patterns), reason.partition(",")[0]))
 

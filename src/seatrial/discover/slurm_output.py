@@ -1,6 +1,6 @@
-"""Parses the output of Slurm's commands into records; ``scontrol show`` without ``-o``.
+"""Parses the output of Slurm's commands into records.
 
-In that format free text (a reason, a path) ends its line, so that it can contain ``=`` and blanks.
+``scontrol show`` is called without ``-o``, so that free text (a reason, a path) with ``=`` and blanks ends its line.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _records(text: str, first_key: str, free_text: set[str]) -> list[Record]:
     """The records in ``text``; each starts with ``first_key``, and text before the first one is ignored."""
     records: list[Record] = []
     for line in text.splitlines():
-        if line.startswith("    "):  # fields are indented by three blanks; further lines of a reason by more
+        if line.startswith("    "):  # continuation of a reason: fields are indented by three blanks only
             continue
         fields = _fields(line.strip(), free_text)
         if first_key in fields:

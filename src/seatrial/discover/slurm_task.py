@@ -12,8 +12,8 @@ from seatrial.discover.file_readers import parse_id_list
 from seatrial.discover.nvml import pci_address
 from seatrial.model import Frozen
 
-# A device cgroup keeps the device file and denies access, so only files that open count as accessible.
-# test -c: a pattern without match stays unexpanded, and opening other files can block.
+# A device cgroup does not remove device files, it denies access: only files that open count as accessible.
+# test -c: a pattern without match stays unexpanded, and opening other kinds of files can block.
 _SCRIPT = r"""
 echo "node=$SLURMD_NODENAME"
 test -z "${CUDA_VISIBLE_DEVICES+set}" || echo "cuda=$CUDA_VISIBLE_DEVICES"
@@ -23,10 +23,10 @@ done </proc/self/status
 for device in $1; do
   test -c "$device" && (: <"$device") 2>/dev/null && echo "opened=$device"
 done
-if said=$(timeout 30 nvidia-smi --query-gpu=index,uuid,pci.bus_id --format=csv,noheader 2>&1); then
-  echo "$said" | while read -r line; do echo "gpu=$line"; done
+if output=$(timeout 30 nvidia-smi --query-gpu=index,uuid,pci.bus_id --format=csv,noheader 2>&1); then
+  echo "$output" | while read -r line; do echo "gpu=$line"; done
 else
-  echo "unlisted=${said:-nvidia-smi did not answer within 30 s}" | tr '\n' ' '
+  echo "unlisted=${output:-nvidia-smi did not answer within 30 s}" | tr '\n' ' '
   echo
 fi
 while IFS=: read -r _ controllers path; do
@@ -96,7 +96,7 @@ class Task(Frozen):
         return f"{self.node}/rank{self.rank}"
 
     def gpus(self, constrained: bool) -> tuple[str, ...] | None:
-        """Identifiers of the GPUs that CUDA uses in the task: UUIDs from nvidia-smi.
+        """The GPUs that CUDA uses in the task, by their UUIDs from nvidia-smi; None if unknown.
 
         Without nvidia-smi: the accessible device files if a device cgroup constrains the task (``constrained``), else
         the entries of CUDA_VISIBLE_DEVICES.

@@ -30,11 +30,11 @@ class Bound:
 
 @dataclass(frozen=True)
 class MetricLookup:
-    """Where to find the reference value and the hardware bound of a metric.
+    """Where to find the reference value and the hardware bound of the metric ``metric``.
 
     ``reference_key`` is a key of the SKU data. ``bounded_by`` is a line of a SKU's spec, BIDIRECTIONAL or COLLECTIVE;
-    it is empty if the hardware does not bound the metric. ``operation`` is the collective that ``reference_key``
-    belongs to, by its nccl-tests name.
+    it is empty for a training metric and for a metric without a hardware bound. ``operation`` is the collective that
+    ``reference_key`` belongs to, by its nccl-tests name.
     """
 
     reference_key: str

@@ -46,13 +46,14 @@ class RdmaPorts:
 class Links:
     """Links between the GPUs of a trial; unknown values are None, 0 or empty.
 
-    ``nvlinks`` and ``nvlink_gbps`` (unidirectional GB/s over all active links) belong to the GPU with the lowest rate.
+    ``nvlinks`` (number of active links) and ``nvlink_gbps`` (their total unidirectional GB/s) are those of the GPU with
+    the lowest rate.
     ``network`` is what NCCL uses between nodes: rdma, efa or tcp. ``mig_models``: GPU models in MIG mode.
     """
 
     nvlinks: int = 0
     nvlink_gbps: float | None = None
-    ports: RdmaPorts | None = None
+    ports: RdmaPorts | None = None  # None: unknown, or not the same on all nodes
     network: str = ""
     intra_node_transports: tuple[str, ...] = ()
     mig_models: frozenset[str] = field(default=frozenset())

@@ -59,7 +59,10 @@ class Sku(Frozen):
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference value and its origin; ``peer_spread`` is the spread of the peer group if the value is its median."""
+    """A reference value and its origin. ``required``: fixed minimum, which replaces the rule's ``fail_below``.
+
+    ``peer_spread``: the spread of the peer group if the value is its median.
+    """
 
     value: float
     unit: str

@@ -27,16 +27,16 @@ class TrainingWork:
 
 
 def training_work(metric: str, facts: Mapping[str, JsonValue]) -> TrainingWork | None:
-    """The work behind a training metric, from the fact ``run`` or ``load``.
+    """The work behind a training metric, from the fact ``run`` (of a named run: ``run.NAME``) or ``training``.
 
     None if ``metric`` is no training metric, or if the facts do not name the precision.
     """
     match = _METRIC.fullmatch(metric)
-    load = facts.get(f"run{match['run']}") or facts.get("training") if match else None
-    if not match or not isinstance(load, Mapping):
+    training = facts.get(f"run{match['run']}") or facts.get("training") if match else None
+    if not match or not isinstance(training, Mapping):
         return None
-    spec_line = _SPEC_LINES.get(str(load.get("precision")).partition(" ")[0])
-    return TrainingWork(_flops(load.get("flops_per_token")), spec_line, bool(match["mfu"])) if spec_line else None
+    spec_line = _SPEC_LINES.get(str(training.get("precision")).partition(" ")[0])
+    return TrainingWork(_flops(training.get("flops_per_token")), spec_line, bool(match["mfu"])) if spec_line else None
 
 
 def _flops(value: JsonValue) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from seatrial.checks.base import Check
 from seatrial.config.schema import CheckSettings, Config
@@ -47,24 +48,19 @@ def judge(
             verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.UNKNOWN_CHECK,)))
         else:
             check, first = checks[name], by_check.get(name, ())
+            judges = _judges(check, setting, config.name, references)
             verdicts += coverage_errors(name, config.cluster, jobs, by_check)
             verdicts += unevaluated_thresholds(name, setting, first, config.name)
-            first_verdicts = _judge_check(check, first, setting, config.name, references)
             verdicts += error_counters.verdicts(check, first)
             verdicts += values_above_peak(check, first, references)
             if retries is None:
-                verdicts += first_verdicts
+                verdicts += (verdict for judge_measurements in judges for verdict in judge_measurements(first))
                 continue
-            second = [measurement for measurement in retries if measurement.check == name]
-            second_verdicts = _judge_check(check, second, setting, config.name, references) if second else []
-            for is_of_trial in (False, True):  # a rule and a threshold on the same metric are retried separately
-                of_first, of_second = (
-                    [verdict for verdict in of_both if _is_of_trial(verdict) is is_of_trial]
-                    for of_both in (first_verdicts, second_verdicts)
-                )
-                verdicts += retry.combined_verdicts(check, of_first, first, of_second, second)
-            verdicts += error_counters.verdicts(check, second)
-            verdicts += values_above_peak(check, second, references)
+            check_retries = [measurement for measurement in retries if measurement.check == name]
+            for judge_measurements in judges:
+                verdicts += retry.combined_verdicts(check, first, check_retries, judge_measurements)
+            verdicts += error_counters.verdicts(check, check_retries)
+            verdicts += values_above_peak(check, check_retries, references)
     return tuple(verdicts)
 
 
@@ -73,33 +69,53 @@ def checks_to_retry(
     measurements: Sequence[Measurement],
     retries: Sequence[Measurement],
     checks: Mapping[str, Check],
+    number: int,
     site: Baseline | None = None,
 ) -> dict[str, str]:
-    """The checks with failed performance metrics and without a complete retry, each with a summary of its failures.
+    """The checks that need retry ``number`` (1 or 2), each with a summary of its bad performance metrics.
 
-    Checks with an error in any measurement are not retried.
+    Checks with an error in an earlier measurement are not retried.
     """
     references = references_for(links.read(measurements, checks), site)
     failures_by_check: dict[str, str] = {}
     for name, setting in config.checks.items():
         first = [measurement for measurement in measurements if measurement.check == name]
-        second = [measurement for measurement in retries if measurement.check == name]
         if name not in checks or not first or any(measurement.error for measurement in first):
             continue
-        if retry.covers_same_subjects(first, second):
+        rounds = [first, *retry.complete_retries(first, [each for each in retries if each.check == name])]
+        if len(rounds) != number:
             continue
-        verdicts = _judge_check(checks[name], first, setting, config.name, references)
-        if failures := [verdict.summary for verdict in retry.retryable_failures(checks[name], verdicts)]:
+        if failures := [
+            verdict.summary
+            for judge_measurements in _judges(checks[name], setting, config.name, references)
+            for verdict in retry.verdicts_to_retry(checks[name], rounds, judge_measurements)
+        ]:
             others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
             failures_by_check[name] = failures[0] + others
     return failures_by_check
 
 
-def _judge_check(
-    check: Check, measurements: Sequence[Measurement], setting: CheckSettings, trial: str, references: References
-) -> list[Verdict]:
-    expect, override, options = setting.expect, setting.override, setting.options
-    return judge_check(check, measurements, expect, trial, references, override=override, options=options)
+def _judges(check: Check, setting: CheckSettings, trial: str, references: References) -> list[retry.Judge]:
+    """Functions that judge measurements: by the rules of the check, and by the thresholds of the trial if it has any.
+
+    They are separate, since a rule and a threshold may have a verdict on the same metric: each is retried for itself.
+    """
+    judge_measurements = partial(
+        judge_check,
+        check,
+        expect=setting.expect,
+        trial=trial,
+        references=references,
+        override=setting.override,
+        options=setting.options,
+    )
+    if not setting.expect:
+        return [judge_measurements]
+
+    def of_kind(is_of_trial: bool, measurements: Sequence[Measurement]) -> list[Verdict]:
+        return [verdict for verdict in judge_measurements(measurements) if _is_of_trial(verdict) is is_of_trial]
+
+    return [partial(of_kind, False), partial(of_kind, True)]
 
 
 def _is_of_trial(verdict: Verdict) -> bool:

@@ -14,7 +14,7 @@ _REASON_TEXTS = {
     "clock_status_readable": "the clock synchronisation status is not readable",
     "comparable": "too few to compare with each other",
     "configuration_compared": "the configuration of the nodes was not compared with the controller's",
-    "examined": "no path is shared by all nodes",
+    "any_path_shared": "no path is shared by all nodes",
     "gpus_expected": "cluster.gpus_per_node is not set",
     "has_memory_repair": "the GPUs support neither row remapping nor page retirement",
     "has_usable_gpu": "no usable GPU",
@@ -29,7 +29,7 @@ _REASON_TEXTS = {
     "several_nodes": "single node",
     "sockets_expected": "the option sockets_expected is set",
     "time_limit_tested": "the option time_limit is not set",
-    "usable": "no path is writable",
+    "any_path_usable": "no path is usable",
     "verbs_accessible": "no RDMA device can be opened",
 }
 

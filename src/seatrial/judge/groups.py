@@ -140,11 +140,18 @@ class PeerGroups:
         if (group := self._groups.get((model, ""))) is not None:
             return group
         nodes = self._values.get(model, {})
-        node = subject.partition("/")[0] if len(nodes) == 2 else ""
+        if len(nodes) == 2:
+            return self.node_group_of(model, subject)
+        values = tuple(value for node_values in nodes.values() for value in node_values)
+        group = self._groups[model, ""] = PeerGroup(model, values)
+        return group
+
+    def node_group_of(self, model: str, subject: str) -> PeerGroup:
+        """The GPUs of this ``model`` on the node of ``subject``."""
+        node = subject.partition("/")[0]
         if (group := self._groups.get((model, node))) is None:
-            values_by_node = [nodes.get(node, [])] if node else list(nodes.values())
-            group = PeerGroup(model, tuple(value for values in values_by_node for value in values), node)
-            self._groups[model, node] = group
+            values = tuple(self._values.get(model, {}).get(node, ()))
+            group = self._groups[model, node] = PeerGroup(model, values, node)
         return group
 
 

@@ -1,73 +1,95 @@
-"""Verdicts on a first measurement and its retry: a performance metric FAILs only if both measurements fail.
+"""Verdicts on a first measurement and its retries: a performance metric FAILs only if two measurements are bad.
 
-Other metrics, such as data corruption, FAIL if either measurement fails.
+A metric that is bad in one of two measurements is measured a third time; two of three decide. Other metrics, such as
+data corruption, FAIL if any measurement fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
+from statistics import median
 
 from seatrial.checks.base import Check
-from seatrial.model import WORST_FIRST, Measurement, Outcome, Reason, Retry, Verdict
+from seatrial.model import WORST_FIRST, Measurement, Metric, Outcome, Reason, Retry, Verdict
 
 CHANGE_FACT = "retry"  # fact of a retry: what differs from the first measurement
+MAX_RETRIES = 2
+Key = tuple[str, str]  # metric, subject
+Judge = Callable[[Sequence[Measurement]], Sequence[Verdict]]
 _FAIL = Outcome.FAIL  # looked up once, since enum member access is slow
-# Outcome of a FAIL by the outcome of its retry; with any other outcome, such as ERROR, it remains FAIL
-_LIFTED = {Outcome.PASS: Outcome.WARN, Outcome.WARN: Outcome.WARN, Outcome.UNJUDGED: Outcome.UNJUDGED}
+_GOOD = (Outcome.PASS, Outcome.WARN)
 
 
-def retryable_failures(check: Check, verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """The FAIL verdicts on performance metrics, which a retry may lift."""
+def is_bad(verdict: Verdict) -> bool:
+    """Whether the value is beyond its threshold, for certain or inconclusively."""
+    return verdict.outcome is _FAIL or Reason.INCONCLUSIVE in verdict.reasons
+
+
+def verdicts_to_retry(check: Check, rounds: Sequence[Sequence[Measurement]], judge: Judge) -> list[Verdict]:
+    """The bad verdicts that need one more measurement after ``rounds``: first measurement and complete retries.
+
+    After one measurement these are all bad ones, after two those that are bad in one of them only.
+    """
     is_performance = _PerformanceMetrics(check)
-    return [verdict for verdict in verdicts if verdict.outcome is _FAIL and is_performance[verdict.metric]]
+    bad_by_round = [
+        {
+            (verdict.metric, verdict.subject): verdict
+            for verdict in judge(measurements)
+            if is_bad(verdict) and is_performance[verdict.metric]
+        }
+        for measurements in rounds
+    ]
+    if len(rounds) == 1:
+        return list(bad_by_round[0].values())
+    if len(rounds) > MAX_RETRIES:
+        return []
+    first, second = bad_by_round
+    return [verdict for key, verdict in (*first.items(), *second.items()) if (key in first) is not (key in second)]
 
 
-def covers_same_subjects(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool:
+def complete_retries(first: Sequence[Measurement], retries: Sequence[Measurement]) -> list[list[Measurement]]:
+    """The retries by number, up to the first one that is incomplete or missing."""
+    complete: list[list[Measurement]] = []
+    for number in range(1, MAX_RETRIES + 1):
+        retry = [measurement for measurement in retries if measurement.retry == number]
+        if not covers_same_subjects(first, retry):
+            break
+        complete.append(retry)
+    return complete
+
+
+def covers_same_subjects(first: Sequence[Measurement], retry: Sequence[Measurement]) -> bool:
     """Whether the retry measured the same subjects as the first measurement, without errors and skips."""
-    same = {measurement.subject for measurement in first} == {measurement.subject for measurement in second}
-    return same and not any(measurement.error or measurement.skipped for measurement in second)
+    same = {measurement.subject for measurement in first} == {measurement.subject for measurement in retry}
+    return same and not any(measurement.error or measurement.skipped for measurement in retry)
 
 
 def combined_verdicts(
-    check: Check,
-    first_verdicts: Sequence[Verdict],
-    first: Sequence[Measurement],
-    second_verdicts: Sequence[Verdict],
-    second: Sequence[Measurement],
+    check: Check, first: Sequence[Measurement], retries: Sequence[Measurement], judge: Judge
 ) -> Iterator[Verdict]:
-    """The verdicts on a check from its first measurements and its retries (``second``)."""
-    is_performance = _PerformanceMetrics(check)
-    complete, problem = covers_same_subjects(first, second), _retry_problem(second)
-    changes = dict.fromkeys(
-        str(measurement.facts[CHANGE_FACT]) for measurement in second if CHANGE_FACT in measurement.facts
-    )
-    label = "retry" + (f" ({'; '.join(changes)})" if changes else "")
-    mildest_first = sorted(second_verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome), reverse=True)
-    worst_second = {(verdict.metric, verdict.subject): verdict for verdict in mildest_first}
-    failed_first = {(verdict.metric, verdict.subject) for verdict in first_verdicts if verdict.outcome is _FAIL}
-    failed_second = {(verdict.metric, verdict.subject) for verdict in second_verdicts if verdict.outcome is _FAIL}
-    retry_subjects = _retry_subjects(first, second)
+    """The verdicts on a check from its first measurements and its retries, each judged by ``judge``."""
+    is_performance, first_verdicts = _PerformanceMetrics(check), judge(first)
+    if not retries:
+        for verdict in first_verdicts:
+            yield _not_retried(verdict, "") if is_performance[verdict.metric] else verdict
+        return
+    second = _Round(first, [measurement for measurement in retries if measurement.retry == 1], judge)
+    third = _Round(first, [measurement for measurement in retries if measurement.retry > 1], judge)
+    bad_first = {(verdict.metric, verdict.subject) for verdict in first_verdicts if is_bad(verdict)}
     for verdict in first_verdicts:
-        if not (second or verdict.outcome is _FAIL) or not is_performance[verdict.metric]:
-            yield verdict
-            continue
         key = verdict.metric, verdict.subject
-        same_rank = verdict.metric, retry_subjects.get(verdict.subject, "")
-        if not complete or key not in worst_second or verdict.value is None:
-            yield _not_retried(verdict, problem)
-        elif key in failed_first and key not in failed_second and same_rank in failed_second:
-            # the fault follows the rank to another device: a fault of the host (cores, memory, settings)
-            reason, retry_verdict = Reason.REPRODUCED_ON_OTHER_DEVICE, worst_second[same_rank]
-            yield _with_retry(verdict, retry_verdict, _FAIL, reason, label, retry_subject=same_rank[1])
+        if not is_performance[verdict.metric]:
+            yield verdict
+        elif second.problem or key not in second.verdicts or verdict.value is None:
+            yield _not_retried(verdict, second.problem)
         else:
-            lifted = key in failed_first and key not in failed_second
-            new_failures = failed_second - failed_first if lifted else set()
-            subjects = tuple(sorted(subject for metric, subject in new_failures if metric == verdict.metric))
-            yield _combined(verdict, worst_second[key], label, subjects)
-    for verdict in second_verdicts:  # new failures of metrics that a retry cannot lift
-        is_new = verdict.outcome is _FAIL and (verdict.metric, verdict.subject) not in failed_first
+            yield _combined(verdict, _Attempts(key, first, second, third, judge))
+    yield from _moved_faults(first_verdicts, second, is_performance)
+    for verdict in second.verdicts.values():  # new failures of metrics that a retry cannot lift
+        is_new = verdict.outcome is _FAIL and (verdict.metric, verdict.subject) not in bad_first
         if is_new and not is_performance[verdict.metric]:
             yield replace(verdict, reasons=(*verdict.reasons, Reason.FAILED_IN_RETRY_ONLY))
 
@@ -87,70 +109,173 @@ class _PerformanceMetrics(dict[str, bool]):
         return self[metric]
 
 
-def _retry_problem(second: Sequence[Measurement]) -> str:
-    """Why the retry is incomplete: its first error, else the subjects it covers; empty without a retry."""
+class _Round:
+    """One retry: its measurements, and its verdicts by metric and subject."""
+
+    def __init__(self, first: Sequence[Measurement], measurements: Sequence[Measurement], judge: Judge) -> None:
+        self.measurements = measurements
+        self.problem = "" if covers_same_subjects(first, measurements) else _retry_problem(measurements)
+        mildest_first = sorted(
+            judge(measurements) if measurements else (),
+            key=lambda verdict: WORST_FIRST.index(verdict.outcome),
+            reverse=True,
+        )
+        self.verdicts = {(verdict.metric, verdict.subject): verdict for verdict in mildest_first}
+        changes = dict.fromkeys(
+            str(measurement.facts[CHANGE_FACT]) for measurement in measurements if CHANGE_FACT in measurement.facts
+        )
+        self.label = "retry" + (f" ({'; '.join(changes)})" if changes else "")
+        # Subject → subject of the same rank in the retry, where ranks use the GPUs of a node in reverse order
+        by_rank = {measurement.rank: measurement.subject for measurement in measurements}
+        self.same_rank_subjects = {
+            measurement.subject: by_rank[measurement.rank]
+            for measurement in first
+            if measurement.rank is not None and measurement.rank in by_rank
+        }
+
+
+@dataclass
+class _Attempts:
+    """All measurements of the metric and subject in ``key``."""
+
+    key: Key
+    first: Sequence[Measurement]
+    second: _Round
+    third: _Round
+    judge: Judge
+
+    @property
+    def second_verdict(self) -> Verdict:
+        return self.second.verdicts[self.key]
+
+    @property
+    def third_verdict(self) -> Verdict | None:
+        """The verdict of the third measurement; None if there is none, or if it has an error."""
+        return None if self.third.problem else self.third.verdicts.get(self.key)
+
+    @cached_property
+    def same_rank_verdict(self) -> Verdict | None:
+        """The bad verdict of the retry on the other device that the rank of this subject used."""
+        metric, subject = self.key
+        verdict = self.second.verdicts.get((metric, self.second.same_rank_subjects.get(subject, "")))
+        return verdict if verdict and is_bad(verdict) else None
+
+    def pooled_verdict(self) -> Verdict | None:
+        """The verdict on the samples of the first two measurements together."""
+        samples = {measurement.subject: _samples(measurement) for measurement in self.second.measurements}
+        pooled = [_with_samples(measurement, samples[measurement.subject]) for measurement in self.first]
+        verdicts = (verdict for verdict in self.judge(pooled) if (verdict.metric, verdict.subject) == self.key)
+        return min(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome), default=None)
+
+
+def _samples(measurement: Measurement) -> dict[Key, tuple[float, ...]]:
+    return {(metric.name, metric.subject): metric.samples or (metric.value,) for metric in measurement.metrics}
+
+
+def _with_samples(measurement: Measurement, more: Mapping[Key, tuple[float, ...]]) -> Measurement:
+    """The measurement with ``more`` samples of each metric, and the median of all as its value."""
+    metrics = []
+    for metric in measurement.metrics:
+        samples = (*(metric.samples or (metric.value,)), *more.get((metric.name, metric.subject), ()))
+        metrics.append(
+            Metric(name=metric.name, value=median(samples), unit=metric.unit, subject=metric.subject, samples=samples)
+        )
+    return measurement.model_copy(update={"metrics": tuple(metrics)})
+
+
+def _retry_problem(retries: Sequence[Measurement]) -> str:
+    """Why the retry is incomplete: its first error, else the subjects it covers; that it was not run without any."""
     errors = (
         f"{measurement.subject}: {measurement.error or measurement.skipped}"
-        for measurement in second
+        for measurement in retries
         if measurement.error or measurement.skipped
     )
-    subjects = sorted({measurement.subject for measurement in second})
-    return next(errors, f"only {', '.join(subjects)}" if second else "")
-
-
-def _retry_subjects(first: Iterable[Measurement], second: Iterable[Measurement]) -> dict[str, str]:
-    """Subject → subject of the same rank in the retry, where ranks use the GPUs of a node in reverse order."""
-    by_rank = {measurement.rank: measurement.subject for measurement in second}
-    return {
-        measurement.subject: by_rank[measurement.rank]
-        for measurement in first
-        if measurement.rank is not None and measurement.rank in by_rank
-    }
+    subjects = sorted({measurement.subject for measurement in retries})
+    return next(errors, f"only {', '.join(subjects)}" if retries else "not run")
 
 
 def _not_retried(verdict: Verdict, problem: str) -> Verdict:
-    """The verdict without a usable retry: a FAIL remains FAIL."""
-    if verdict.outcome is not _FAIL:
+    """The verdict without a usable retry: a bad one remains bad."""
+    if not is_bad(verdict):
         return verdict
     reason = Reason.RETRY_FAILED if problem else Reason.NOT_RETRIED
     evidence = f"{verdict.evidence}; retry: {problem}" if problem else verdict.evidence
     return replace(verdict, reasons=(*verdict.reasons, reason), evidence=evidence)
 
 
-def _combined(first: Verdict, second: Verdict, label: str, new_failures: tuple[str, ...]) -> Verdict:
-    """The verdict on two values of a metric of one subject."""
-    match first.outcome, second.outcome:
-        case Outcome.FAIL, Outcome.FAIL:
-            return _with_retry(first, second, _FAIL, Reason.REPRODUCED, label)
-        case Outcome.FAIL, better if better in _LIFTED:
-            return _with_retry(
-                first, second, _LIFTED[better], Reason.NOT_REPRODUCED, label, failed_only_in_retry=new_failures
-            )
-        case Outcome.FAIL, _:
-            return _not_retried(first, second.message)
-        case Outcome.PASS | Outcome.WARN, Outcome.FAIL:
-            return _with_retry(first, second, Outcome.WARN, Reason.FAILED_IN_RETRY_ONLY, label)
-    return first
+def _combined(first: Verdict, attempts: _Attempts) -> Verdict:
+    """The verdict on all values of a metric of one subject; two bad ones are a FAIL."""
+    second, third = attempts.second_verdict, attempts.third_verdict
+    if not is_bad(first) and not is_bad(second):
+        return first
+    if is_bad(first) and is_bad(second):
+        if first.outcome is _FAIL and second.outcome is _FAIL:
+            return _with_retry(first, first, second, _FAIL, Reason.REPRODUCED, attempts)
+        pooled = attempts.pooled_verdict()
+        if pooled and pooled.outcome is _FAIL:
+            return _with_retry(pooled, first, second, _FAIL, Reason.REPRODUCED, attempts)
+        uncertain = pooled if pooled and is_bad(pooled) else first
+        return _with_retry(uncertain, first, second, Outcome.UNJUDGED, Reason.REPRODUCED, attempts)
+    bad, good = (first, second) if is_bad(first) else (second, first)
+    if bad is first and (same_rank := attempts.same_rank_verdict):
+        # the fault follows the rank to another device: a fault of the host (cores, memory, settings)
+        return _with_retry(first, first, same_rank, _FAIL, Reason.REPRODUCED_ON_OTHER_DEVICE, attempts)
+    if good.outcome is Outcome.UNJUDGED:
+        return _with_retry(bad, first, second, Outcome.UNJUDGED, Reason.NOT_REPRODUCED, attempts)
+    if good.outcome not in _GOOD and Reason.NO_THRESHOLD not in good.reasons:
+        return _not_retried(bad, good.message)
+    reason = Reason.NOT_REPRODUCED if bad is first else Reason.FAILED_IN_RETRY_ONLY
+    if third is None:
+        return _with_retry(bad, first, second, Outcome.UNJUDGED, Reason.NO_THIRD_MEASUREMENT, attempts)
+    if is_bad(third):
+        return _with_retry(bad, first, second, _FAIL, Reason.REPRODUCED, attempts)
+    return _with_retry(bad, first, second, Outcome.WARN, reason, attempts)
 
 
 def _with_retry(
-    first: Verdict,
-    second: Verdict,
-    outcome: Outcome,
-    reason: Reason,
-    label: str,
-    retry_subject: str = "",
-    failed_only_in_retry: tuple[str, ...] = (),
+    basis: Verdict, first: Verdict, second: Verdict, outcome: Outcome, reason: Reason, attempts: _Attempts
 ) -> Verdict:
-    """The failed verdict of the two, with the values and the evidence of both."""
+    """``basis`` with this outcome, and with the values and the evidence of all measurements."""
     assert first.value is not None
     assert second.value is not None
-    failed = second if reason is Reason.FAILED_IN_RETRY_ONLY else first
-    first_evidence, second_evidence = (verdict.evidence or verdict.summary for verdict in (first, second))
+    third = attempts.third_verdict
+    evidence = [first.evidence or first.summary, f"{attempts.second.label}: {second.evidence or second.summary}"]
+    evidence += [f"second {attempts.third.label}: {third.evidence or third.summary}"] if third else []
     return replace(
-        failed,
+        basis,
         outcome=outcome,
-        reasons=(*failed.reasons, reason),
-        evidence=f"{first_evidence}; {label}: {second_evidence}",
-        retry=Retry(first.value, second.value, retry_subject, failed_only_in_retry),
+        reasons=(*basis.reasons, reason),
+        evidence="; ".join(evidence),
+        retry=Retry(
+            first.value,
+            second.value,
+            second.subject if second.subject != first.subject else "",
+            third_value=third.value if third else None,
+        ),
     )
+
+
+def _moved_faults(
+    first_verdicts: Iterable[Verdict], second: _Round, is_performance: Mapping[str, bool]
+) -> Iterator[Verdict]:
+    """A FAIL of each node on which a metric was bad on different subjects in the two measurements."""
+    bad_second = {key: verdict for key, verdict in second.verdicts.items() if is_bad(verdict)}
+    subjects: dict[Key, tuple[list[Verdict], list[Verdict]]] = {}
+    for number, verdicts in enumerate((first_verdicts, bad_second.values())):
+        for verdict in verdicts:
+            if is_bad(verdict) and is_performance[verdict.metric] and "/" in verdict.subject:
+                node = verdict.subject.partition("/")[0]
+                subjects.setdefault((verdict.metric, node), ([], []))[number].append(verdict)
+    for (_, node), (in_first, in_second) in subjects.items():
+        if in_first and in_second and not {v.subject for v in in_first} & {v.subject for v in in_second}:
+            bad, elsewhere = in_first[0], in_second[0]
+            assert bad.value is not None
+            assert elsewhere.value is not None
+            yield replace(
+                bad,
+                subject=node,
+                outcome=_FAIL,
+                reasons=(*bad.reasons, Reason.MOVED),
+                evidence=f"{bad.evidence}; {second.label}: {elsewhere.evidence}",
+                retry=Retry(bad.value, elsewhere.value, elsewhere.subject),
+            )

@@ -28,6 +28,7 @@ from seatrial.judge.plausibility import (
     threshold_error,
     undetected_slowdown,
 )
+from seatrial.judge.samples import slow_windows, violation
 from seatrial.model import (
     WORST_FIRST,
     Basis,
@@ -40,7 +41,6 @@ from seatrial.model import (
     Verdict,
     format_value,
 )
-from seatrial.util.quantiles import median_interval
 
 # Values above this multiple of the reference value are measured wrongly, or the reference value is wrong. The largest
 # known gain by software is NVLink SHARP's: from 370 to 480 GB/s busbw of all-reduce on eight H100 (NVIDIA/nccl#1455).
@@ -51,6 +51,7 @@ MIN_BASELINE_RUNS = 3
 _LEARN_FROM_OTHERS = f"seatrial baseline learn RUN… with at least {MIN_BASELINE_RUNS} other runs of this hardware"
 PASS_OR_SKIP = (Outcome.PASS, Outcome.SKIP)
 _PASS, _SKIP = PASS_OR_SKIP  # looked up once, since enum member access is slow
+_FAIL_OR_ERROR = (Outcome.FAIL, Outcome.ERROR)
 _NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # units, besides rates; for others see Rule.may_be_negative
 _LOWER_BOUNDS = (">", ">=")
 _MAX_FACT_CHARS = 600  # of a fact in the evidence; the record has the whole fact
@@ -79,7 +80,7 @@ class RuleEvaluators:
         # A threshold of the check without a reference gives the same verdict for the same value on all subjects
         self._is_subject_independent = rule.expect is not None and not rule.reference and not trial
         self._passed: dict[tuple[float, str], Verdict] = {}
-        self._last_key: tuple[MeasurementGroup, PeerGroup, str] | None = None
+        self._last_key: tuple[MeasurementGroup, PeerGroup, PeerGroup, str] | None = None
         self._last_evaluator: _RuleEvaluator
 
     def verdict(self, group: MeasurementGroup, metric: Metric) -> Verdict:
@@ -87,10 +88,14 @@ class RuleEvaluators:
         value, unit = metric.value, metric.unit
         if self._is_subject_independent and not metric.samples and (same := self._passed.get((value, unit))):
             return Verdict(self._check, metric.subject, _PASS, metric.name, (), "", value, unit, same.basis)
-        peers = self._peer_groups.group_of(group.gpu_model, metric.subject) if self._peer_groups else NO_PEERS
-        key = group, peers, metric.unit
+        peers = node_peers = NO_PEERS
+        if self._peer_groups:
+            peers = self._peer_groups.group_of(group.gpu_model, metric.subject)
+            if self._rule.peer_fail_below:
+                node_peers = self._peer_groups.node_group_of(group.gpu_model, metric.subject)
+        key = group, peers, node_peers, metric.unit
         if key != self._last_key:  # the pairs of a node have the same key
-            self._last_key, self._last_evaluator = key, self._evaluator(group, peers, metric.unit)
+            self._last_key, self._last_evaluator = key, self._evaluator(group, peers, node_peers, metric.unit)
         verdict = self._last_evaluator.verdict(metric)
         if verdict.outcome is _PASS:
             if self._is_subject_independent:
@@ -101,9 +106,9 @@ class RuleEvaluators:
         rule, evidence = self._rule, measured_evidence(metric) + _evidence_facts(self._rule, group.facts)
         return replace(verdict, meaning=rule.meaning, evidence=evidence, fix=rule.fix)
 
-    def _evaluator(self, group: MeasurementGroup, peers: PeerGroup, unit: str) -> _RuleEvaluator:
+    def _evaluator(self, group: MeasurementGroup, peers: PeerGroup, node_peers: PeerGroup, unit: str) -> _RuleEvaluator:
         reference_applies = self._rule.reference_if.items() <= group.facts.items()
-        key = (group.shape, reference_applies, peers.node, unit)
+        key = (group.shape, reference_applies, peers.node, node_peers.node, unit)
         if key not in self._evaluators:
             self._evaluators[key] = _RuleEvaluator(
                 self._check,
@@ -113,6 +118,7 @@ class RuleEvaluators:
                 self._trial,
                 self._references,
                 peers,
+                node_peers,
                 self._lookup,
                 self._is_alone,
                 self._replaced,
@@ -136,6 +142,7 @@ class _RuleEvaluator:
     trial: str
     references: References
     peers: PeerGroup
+    node_peers: PeerGroup
     lookup: MetricLookup
     is_alone: bool
     replaced: Threshold | None
@@ -149,7 +156,12 @@ class _RuleEvaluator:
             rule, never_negative = self.rule, "/s" in metric.unit or metric.unit in _NEVER_NEGATIVE
             if never_negative or (rule.expect and not rule.may_be_negative and rule.expect.is_met_by(value)):
                 return self.make(metric, Outcome.ERROR, Reason.NEGATIVE_VALUE)
-        return self._evaluate(metric)
+        verdict = self._evaluate(metric)
+        if verdict.outcome in _FAIL_OR_ERROR:
+            return verdict
+        below_peers = self._below_peers(metric) if self.rule.peer_fail_below else None
+        worse = below_peers or (slow_windows(self.check, metric) if metric.samples else None)
+        return worse if worse and WORST_FIRST.index(worse.outcome) < WORST_FIRST.index(verdict.outcome) else verdict
 
     def make(
         self,
@@ -238,6 +250,23 @@ class _RuleEvaluator:
             return self.make(metric, Outcome.WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
         return self.make(metric, _PASS, basis=basis, ratio=ratio)
 
+    def _below_peers(self, metric: Metric) -> Verdict | None:
+        """The verdict on a metric below the limit of its peers, on its node or on all nodes; else None.
+
+        Noise that all GPUs of a node share, such as the temperature of the room, does not affect the comparison.
+        """
+        assert self.rule.peer_fail_below
+        for peers in (self.node_peers, self.peers):
+            limit = self.rule.peer_fail_below * peers.median if peers.gives_reference else -math.inf
+            if metric.value < limit:
+                name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
+                share = self.rule.peer_fail_below
+                basis = Basis(BasisKind.PEERS, name, peers.median, self.unit, fail_below=share)
+                outcome, reasons, interval = violation(metric, limit, limit.__le__)
+                ratio = metric.value / peers.median
+                return self.make(metric, outcome, *reasons, basis=basis, ratio=ratio, interval=interval)
+        return None
+
     @cached_property
     def _peers_basis(self) -> Basis:
         name = f"{len(self.peers.values)} subjects on {self.peers.model}"
@@ -282,11 +311,9 @@ class _ReferenceEvaluator:
             )
         if ratio >= fail_below:
             return self._make(metric, Outcome.WARN, Reason.BELOW_WARNING_THRESHOLD, basis=basis, ratio=ratio)
-        interval, interval_reason = _interval(metric)
-        if interval and interval[1] >= fail_below * reference.value:
-            reasons = (Reason.THRESHOLD_VIOLATED, interval_reason)
-            return self._make(metric, Outcome.WARN, *reasons, basis=basis, ratio=ratio, interval=interval)
-        return self._make(metric, Outcome.FAIL, Reason.THRESHOLD_VIOLATED, basis=basis, ratio=ratio)
+        required = fail_below * reference.value
+        outcome, reasons, interval = violation(metric, required, required.__le__)
+        return self._make(metric, outcome, *reasons, basis=basis, ratio=ratio, interval=interval)
 
 
 class _SiteEvaluator:
@@ -339,14 +366,12 @@ class _ThresholdEvaluator:
             basis = self._basis_with_strictness(metric)
         if threshold.is_met_by(metric.value):
             return self._threshold_met(metric, basis)
+        reasons: tuple[Reason, ...] = (Reason.THRESHOLD_VIOLATED, Reason.IMPOSSIBLE_THRESHOLD)
         if evaluator.trial and self._too_strict:
-            reasons = (Reason.THRESHOLD_VIOLATED, Reason.IMPOSSIBLE_THRESHOLD)
             return self._make(metric, Outcome.ERROR, *reasons, basis=basis, detail=self._too_strict)
-        interval, interval_reason = _interval(metric)
-        if interval and any(threshold.is_met_by(end) for end in interval):
-            reasons = (Reason.THRESHOLD_VIOLATED, interval_reason)
-            return self._make(metric, Outcome.WARN, *reasons, basis=basis, interval=interval)
-        return self._make(metric, evaluator.rule.outcome_if_violated, Reason.THRESHOLD_VIOLATED, basis=basis)
+        outcome_if_violated = evaluator.rule.outcome_if_violated
+        outcome, reasons, interval = violation(metric, threshold.value, threshold.is_met_by, outcome_if_violated)
+        return self._make(metric, outcome, *reasons, basis=basis, interval=interval)
 
     @cached_property
     def _error(self) -> str:
@@ -457,17 +482,3 @@ def _evidence_facts(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
         f"; {name}: {text[:_MAX_FACT_CHARS]}{'…' if len(text) > _MAX_FACT_CHARS else ''}"
         for name, text in texts.items()
     )
-
-
-def _interval(metric: Metric) -> tuple[tuple[float, float] | None, Reason]:
-    """The 95 % confidence interval of the median, or the sample range if there are too few samples, and the reason.
-
-    None if the samples do not include the value: then they are samples of something else. The sample range is used
-    because slow operations have few samples; without it, three slow samples could never FAIL.
-    """
-    samples = metric.samples
-    if len(samples) < 2 or not min(samples) <= metric.value <= max(samples):
-        return None, Reason.WITHIN_SAMPLE_RANGE
-    if interval := median_interval(samples):
-        return interval, Reason.WITHIN_CONFIDENCE_INTERVAL
-    return (min(samples), max(samples)), Reason.WITHIN_SAMPLE_RANGE

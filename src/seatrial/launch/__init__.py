@@ -20,7 +20,7 @@ def uses_slurm(settings: Config) -> bool:
 
 
 def runs_remotely(settings: Config) -> bool:
-    """Return whether jobs run on other machines, so that the GPUs of this host are not those under test."""
+    """Return whether jobs run on other machines, so that the GPUs of this host are not tested."""
     return uses_slurm(settings) or settings.launcher == "torchrun"
 
 
@@ -44,7 +44,7 @@ def launcher_for(settings: Config, placement: str) -> Launcher:
 def cancel_earlier_jobs(settings: Config, run_dir: Path) -> Iterator[str]:
     """Cancel the Slurm jobs that a killed run in this directory left; yield a message before each.
 
-    Local jobs have ended already, with the killed run (``processes.die_with_parent``). Raises SeatrialError if a job
+    A local job ends with the run that started it (``processes.die_with_parent``). Raises SeatrialError if a job
     cannot be cancelled.
     """
     if uses_slurm(settings):

@@ -8,15 +8,15 @@ from typing import Protocol
 from seatrial.model import Frozen, Job
 
 
-class Rendered(Frozen):
-    """The complete command of a job; ``--dry-run`` prints it, golden files test it."""
+class RenderedJob(Frozen):
+    """A job ready to start: ``argv`` with ``env``. ``text``: its script, or its command, as ``--dry-run`` prints it."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
     text: str
 
 
-class Waiting(Frozen):
+class WaitState(Frozen):
     """Why the ranks of a job cannot be watched now: it is pending, completing, or its state is unknown.
 
     ``reason`` is empty if it need not be shown. ``permanent``: waiting longer will not help.
@@ -33,14 +33,14 @@ class Allocation(Frozen):
     nodes: str = ""
 
 
-class Running(Protocol):
+class StartedJob(Protocol):
     """A started job."""
 
     def allocation(self) -> Allocation:
-        """Return the scheduler's job id and the nodes, as far as known."""
+        """Return the scheduler's job id and nodes; empty while unknown."""
 
-    def waiting(self) -> Waiting | None:
-        """Return why the ranks cannot be watched now; None while the job runs."""
+    def wait_state(self) -> WaitState | None:
+        """Return why the ranks cannot be watched now; None if they can."""
 
     def poll(self) -> int | None:
         """Return the exit code of the job; None until it has ended."""
@@ -49,7 +49,7 @@ class Running(Protocol):
         """Return the scheduler's reason for the end of the job; empty if there is none."""
 
     def cancel(self) -> str:
-        """End the job and all its processes, also after its end; return what still runs, empty if nothing does."""
+        """End all processes of the job, also after its end; return which ones still run, empty if none does."""
 
 
 class Launcher(Protocol):
@@ -60,8 +60,8 @@ class Launcher(Protocol):
     def available(self, nodes: int) -> str | None:
         """Return None if this launcher can start jobs on this number of nodes, else the reason."""
 
-    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
-        """Return the complete command for ``job``. Pure."""
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
+        """Return ``job`` ready to start. Pure."""
 
-    def start(self, rendered: Rendered, folder: Path) -> Running:
+    def start(self, rendered: RenderedJob, folder: Path) -> StartedJob:
         """Start a rendered job; its output goes to ``folder``. Raises SeatrialError, or OSError on a full disk."""

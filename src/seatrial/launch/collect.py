@@ -1,10 +1,10 @@
 """Fetches the result files of a job from nodes that do not share the run directory with this host.
 
 A transport runs commands on the nodes. While the job runs, a script on each node sends changed files every two seconds;
-at the end it sends all files with a manifest. Files are unpacked into the run directory at their usual paths.
+at the end it sends all files with a manifest. Files are unpacked into the run directory under the same relative paths.
 
-A file atomically replaces its earlier version. The next run of the script sends a damaged or incomplete package again.
-The job keeps its files until all have arrived.
+A file atomically replaces its earlier version. After a damaged or incomplete package the script runs again. The job
+keeps its files on the nodes until all have arrived, at most two minutes after its end.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from seatrial.util import processes
 from seatrial.util.files import atomic_write
 from seatrial.util.text import and_more
 
-# The job detects within one or two seconds whether the directory is shared; the first fetch starts after that.
-WAIT_S = 5.0
-RETRY_S = 3.0
-# With no line from any node for this long, the transport has failed; less than limits.startup_s (180 s)
+# The job detects within one or two seconds whether the run directory is shared; the first fetch starts after that
+FIRST_FETCH_S = 5.0
+RESTART_S = 3.0  # from the end of a step to the start of the next
+# Without a line from any node for this long, the transport has failed; less than limits.startup_s (180 s)
 NO_DATA_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0  # to fetch the remaining files when a job is stopped early
-LIMIT_BYTES = 64 * 2**20  # packed, of all nodes: journals, then logs, then artifacts, then telemetry
+LIMIT_BYTES = 64 * 2**20  # compressed, all nodes together; files over it are dropped in the reverse order of `manifest`
 
-# Runs on each node. The transport sets `node` and `nodes`; $0 is the run directory on the node, $1 the limit in bytes.
-# Lines start with the node's number and have at most 600 characters, so that srun does not mix them with other nodes'.
-# A step ends after ten minutes and is started anew, so that its output file here can be deleted.
+# Runs on each node as one step. The transport sets `node` and `nodes`; $0 is the run directory on the node, $1 the
+# limit in bytes. The file `ended` exists from the end of the job. Lines start with the node's index and have at most
+# 600 characters, so that srun does not mix them with other nodes' lines.
+# A step ends after ten minutes (300 rounds) and is restarted, so that its output file on this host can be deleted.
 NODE_SCRIPT = r"""
 cd "$0" 2>/dev/null || exit 0 # not created yet, or the run directory is shared
 pack() {
@@ -60,8 +61,8 @@ for ((round = 0; round < 300; round++)); do
 done
 """
 
-# Signals the job to end and remove its files on the nodes. Kills ranks that still run, identified by the run directory
-# in their command line.
+# Creates the file `collected`, on which the job's script removes its files from the nodes. Kills ranks that still run,
+# identified by the run directory in their command line.
 END_SCRIPT = r"""
 touch "$0/collected"
 for file in /proc/[0-9]*/cmdline; do
@@ -97,7 +98,7 @@ class Collector:
     finished: bool = False  # all files have arrived, or the run directory is shared
     _started: float | None = None  # time of the first fetch
     _last_data: float = 0.0  # time of the last line from any node
-    _step: processes.Child | None = None
+    _step: processes.Child | None = None  # the running NODE_SCRIPT
     _step_ended: float = 0.0
     _bytes_read: int = 0  # of the current step's output
     _lines: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # of incomplete packages, by node
@@ -121,7 +122,7 @@ class Collector:
             self.close()
         elif self._step is not None:
             self._read_step(self._step)
-        elif time.monotonic() > max(self._started + WAIT_S, self._step_ended + RETRY_S):
+        elif time.monotonic() > max(self._started + FIRST_FETCH_S, self._step_ended + RESTART_S):
             script = f"{self.transport.script}\n{NODE_SCRIPT}"
             argv = self.transport.command("bash", "-c", script, self.node_dir, str(LIMIT_BYTES))
             self._step = processes.start(argv, env={}, stdout=self._output, stderr=self._errors)
@@ -143,7 +144,7 @@ class Collector:
             self.close()
 
     def _add_line(self, line: bytes) -> None:
-        """Add a line to its package: ``3 BASE64``, or at its end ``3 .part 4`` or ``3 .all 4`` (node 3 of 4)."""
+        """Add a line ``3 BASE64`` to the package of node index 3; ``3 .part 4`` or ``3 .all 4`` ends it (4 nodes)."""
         node, _, rest = line.decode("ascii", errors="replace").partition(" ")
         if not rest.startswith("."):
             self._lines[node].append(rest)
@@ -151,14 +152,14 @@ class Collector:
         kind, _, nodes = rest.partition(" ")
         package = base64.b64decode("".join(self._lines.pop(node, [])))
         contents, limit = unpack(package, self.folder.parents[2]), LIMIT_BYTES // int(nodes)
-        complete = contents.whole or len(package) >= limit
-        if complete or kind == ".part":
+        accepted = contents.complete or len(package) >= limit
+        if accepted or kind == ".part":
             self._nodes = int(nodes)
-        if complete and kind == ".all":
+        if accepted and kind == ".all":
             self._complete.add(node)
-            if contents.missing or not contents.whole:
-                reason = "could not be read" if contents.whole else f"over the limit of {limit} bytes"
-                self._log(f"node {node} of the job: files not fetched, {reason}: {and_more(contents.missing, 8)}")
+            if contents.missing or not contents.complete:
+                reason = "could not be read" if contents.complete else f"over the limit of {limit} bytes"
+                self._log(f"files of the job's node {node} not fetched ({reason}): {and_more(contents.missing, 8)}")
 
     def _finish(self) -> None:
         """Signal the nodes that all files have arrived, so that the job can end."""
@@ -173,13 +174,13 @@ class Collector:
             log.write(f"seatrial: {text}\n")
 
     def problem(self) -> str:
-        """Return why no file can be fetched; empty until the transport has failed for ``NO_DATA_TIMEOUT_S``."""
+        """Return why no file can be fetched; empty unless no node has sent a line for ``NO_DATA_TIMEOUT_S``."""
         if self.finished or self._started is None or time.monotonic() - self._last_data < NO_DATA_TIMEOUT_S:
             return ""
         return self._failure(f"no data from any node for {NO_DATA_TIMEOUT_S:g} s")
 
     def missing_files(self) -> str:
-        """Return which files of an ended job did not arrive; empty if all did."""
+        """Return why files of an ended job are missing; empty if all have arrived."""
         if self.finished or self.problem():
             return self.problem()
         if self._nodes:
@@ -187,7 +188,7 @@ class Collector:
         return f"no output of the job arrived; its script's log may be on its first node: {self.node_dir}.log"
 
     def _failure(self, reason: str) -> str:
-        """Return ``reason`` with the transport's last message, the files' location and the first command to run."""
+        """Return ``reason`` with the transport's last message, the folder on the nodes and the first command to run."""
         lines = self._errors.read_text(encoding="utf-8", errors="replace").splitlines() if self._errors.exists() else []
         last = next((f" ({line.strip()})" for line in reversed(lines) if line.strip()), "")
         return (
@@ -237,7 +238,7 @@ class Collector:
 class Unpacked(NamedTuple):
     """The result of unpacking a package. ``missing``: files of its manifest that it does not contain."""
 
-    whole: bool
+    complete: bool
     missing: tuple[str, ...]
 
 
@@ -247,8 +248,8 @@ def unpack(package: bytes, folder: Path) -> Unpacked:
     A truncated package is unpacked up to its end; a damaged package not at all. Paths outside ``folder`` are ignored.
     """
     expected, arrived = list[str](), set[str]()
-    whole = _is_intact(package)
-    if whole is None:
+    complete = _is_complete(package)
+    if complete is None:
         return Unpacked(False, ())
     try:
         with tarfile.open(fileobj=io.BytesIO(package), mode="r|gz") as archive:
@@ -262,11 +263,11 @@ def unpack(package: bytes, folder: Path) -> Unpacked:
                     atomic_write(target, content.read(), sync=False)
                     arrived.add(member.name)
     except (tarfile.TarError, EOFError):
-        whole = False
-    return Unpacked(whole, tuple(name for name in expected if name not in arrived))
+        complete = False
+    return Unpacked(complete, tuple(name for name in expected if name not in arrived))
 
 
-def _is_intact(package: bytes) -> bool | None:
+def _is_complete(package: bytes) -> bool | None:
     """Return whether a package is complete by gzip's checksum (tarfile ignores it); None if it is damaged."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(package)) as file:

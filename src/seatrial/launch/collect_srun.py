@@ -1,4 +1,4 @@
-"""Transport of result files through srun: an overlapping step in the Slurm job."""
+"""Transport through srun: commands run as an overlapping step of the Slurm job."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ class SrunTransport:
     test: str = "srun --nodes=1 hostname"
 
     def command(self, *argv: str) -> list[str]:
-        """Return the srun command that runs ``argv`` once per node; the current directory need not exist there."""
+        """Return the srun command that runs ``argv`` once per node, in /: the current directory may not exist there."""
         nodes = [f"--jobid={self.job_id}", f"--nodelist={self.nodes}", "--ntasks-per-node=1"]
         return ["srun", *nodes, "--overlap", "--gres=none", "--chdir=/", "--input=none", *argv]

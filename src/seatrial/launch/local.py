@@ -7,24 +7,26 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.launch.base import Allocation, Rendered
+from seatrial.launch.base import Allocation, RenderedJob
 from seatrial.model import Job
 from seatrial.util import processes
 
-# without an interface name gloo resolves the host name, which may fail; loopback always works on one host
+# Without an interface name gloo resolves the host name, which may fail; loopback always works on one host
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
-# overrides variables of another job that the calling shell may have set
+# Override variables of another job that the calling shell may have set
 _SINGLE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-_TORCHRUN_OPTIONS = "PET_"  # prefix of variables from which torchrun reads options: not inherited
-# do not import a folder named seatrial in the current directory instead of the package
+_TORCHRUN_PREFIX = "PET_"  # of variables from which torchrun reads options: not inherited
+# Do not import a folder named seatrial in the current directory instead of the package
 _SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True)
 class LocalJob:
+    """A job in child processes of this process."""
+
     child: processes.Child
 
-    def waiting(self) -> None:
+    def wait_state(self) -> None:
         return None
 
     def allocation(self) -> Allocation:
@@ -48,7 +50,7 @@ class LocalLauncher:
     def available(self, nodes: int) -> str | None:
         return None if nodes == 1 else f"cluster.nodes is {nodes}, but it runs on this host only: use --launcher slurm"
 
-    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         folder = run_dir / "jobs" / job.name
         worker = ("-m", "seatrial.worker", str(folder / "job.json"), str(attempt))
         agent = _torchrun(job, folder / f"attempt{attempt}") if job.placement == "ranks" else ()
@@ -56,12 +58,12 @@ class LocalLauncher:
         rank_env = {} if job.placement == "ranks" else _SINGLE_PROCESS
         env = {**_SAFE_PATH, **(_LOOPBACK if job.device == "cpu" else {}), **rank_env, **job.env}
         assignments = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
-        text = f'unset "${{!{_TORCHRUN_OPTIONS}@}}"\n' + " \\\n    ".join([*assignments, shlex.join(argv)])
-        return Rendered(argv=argv, env=env, text=text)
+        text = f'unset "${{!{_TORCHRUN_PREFIX}@}}"\n' + " \\\n    ".join([*assignments, shlex.join(argv)])
+        return RenderedJob(argv=argv, env=env, text=text)
 
-    def start(self, rendered: Rendered, folder: Path) -> LocalJob:
+    def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
         out, err = folder / "launcher.out", folder / "launcher.err"
-        child = processes.start(rendered.argv, env=rendered.env, stdout=out, stderr=err, without=_TORCHRUN_OPTIONS)
+        child = processes.start(rendered.argv, env=rendered.env, stdout=out, stderr=err, without=_TORCHRUN_PREFIX)
         return LocalJob(child)
 
 

@@ -1,7 +1,7 @@
 """State of the ranks of a running job, read from their journals and heartbeat files in the attempt's folder.
 
-The journal is exact. The heartbeat is up to one second old and adds only the progress text. Both are validated: another
-version of the worker or a broken file system may have written them.
+The journal takes precedence. The heartbeat is up to one second old; it adds progress, pid and node. Both are validated:
+another version of the worker or a broken file system may have written them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from seatrial.model import Job, Measurement
-from seatrial.util.journal import Follower, Record
+from seatrial.util.journal import JournalReader, Record
 from seatrial.worker import TERMINATING, Heartbeat
 
 
@@ -24,20 +24,20 @@ class Rank:
     """State of one rank. Times are by the monotonic clock of this host, since the nodes' clocks may differ."""
 
     number: int
-    checks: tuple[str, ...]  # of the job; records of other checks are damage
-    follower: Follower
+    checks: tuple[str, ...]  # of the job; a record of any other check is invalid
+    journal: JournalReader
     heartbeat_path: Path
     heartbeat: Heartbeat | None = None
-    last_seen: float | None = None  # time of its last new record or heartbeat
+    last_seen: float | None = None  # time at which its last new record or heartbeat was read
     subject: str = ""
     started: dict[str, float] = field(default_factory=dict)  # check → time at which its start was read
     measured: dict[str, Measurement] = field(default_factory=dict)
     done: bool = False
-    damage: str = ""  # the first invalid record; the journal is incomplete from there
+    damage: str = ""  # the first invalid record; empty if all are valid
 
     @property
-    def current(self) -> str | None:
-        """The check that this rank has started and not finished."""
+    def current_check(self) -> str | None:
+        """The check that this rank has started and not measured."""
         return next((check for check in self.started if check not in self.measured), None)
 
     @property
@@ -46,14 +46,14 @@ class Rank:
         return self.heartbeat is not None and self.heartbeat.status == TERMINATING
 
     @property
-    def is_working(self) -> bool:
-        """Whether a heartbeat is expected: the rank is neither done nor terminating."""
+    def heartbeat_expected(self) -> bool:
+        """Whether the rank writes heartbeats: it is neither done nor terminating."""
         return not self.done and not self.is_terminating
 
     @property
-    def is_exiting(self) -> bool:
-        """Whether its last check ended with an error, after which the process may exit."""
-        return self.current is None and any(measured.error for measured in list(self.measured.values())[-1:])
+    def may_exit(self) -> bool:
+        """Whether the process may exit because of an error: its last check had one, and no other has started."""
+        return self.current_check is None and any(measured.error for measured in list(self.measured.values())[-1:])
 
     @property
     def failed(self) -> bool:
@@ -62,17 +62,17 @@ class Rank:
 
     @property
     def name(self) -> str:
-        """The rank with its subject or node and pid, as far as known: ``rank 1 (node0/gpu1, pid 4711)``."""
+        """The rank with its subject (else its node) and pid, if known: ``rank 1 (node0/gpu1, pid 4711)``."""
         subject = self.subject or (self.heartbeat.node if self.heartbeat else "")
         details = [subject, f"pid {self.heartbeat.pid}" if self.heartbeat else ""]
         return f"rank {self.number}" + (f" ({', '.join(filter(None, details))})" if any(details) else "")
 
     @property
     def last_status(self) -> str:
-        """The current check from the journal, with the heartbeat's progress if that is of the same check."""
+        """The current check, with the heartbeat's progress if that is of the same check; else the phase."""
         status, progress = (self.heartbeat.status, self.heartbeat.progress) if self.heartbeat else ("", "")
-        if self.current:
-            return ": ".join(filter(None, [self.current, progress if status == self.current else ""]))
+        if self.current_check:
+            return ": ".join(filter(None, [self.current_check, progress if status == self.current_check else ""]))
         if self.measured and (status in self.checks or self.is_terminating):
             return f"teardown after {list(self.measured)[-1]}"
         return status or "startup"
@@ -81,11 +81,11 @@ class Rank:
         """Read new records and the heartbeat; return the new measurements. Invalid records set ``damage``."""
         self._read_heartbeat()
         count_before = len(self.measured)
-        for record in self.follower.poll():
+        for record in self.journal.poll():
             self.last_seen = time.monotonic()
             if not self._add_record(record):
                 self.damage = self.damage or f"record of another job or version: {reprlib.repr(record)}"
-        self.damage = self.damage or "; ".join(self.follower.warnings[:1])
+        self.damage = self.damage or "; ".join(self.journal.warnings[:1])
         return list(self.measured.values())[count_before:]
 
     def _add_record(self, record: Record) -> bool:
@@ -106,7 +106,7 @@ class Rank:
             measurement = Measurement.model_validate(fields)
         except ValidationError:
             return False
-        if measurement.check != self.current or measurement.rank != self.number:
+        if measurement.check != self.current_check or measurement.rank != self.number:
             return False
         self.measured[measurement.check] = measurement
         return True
@@ -123,6 +123,6 @@ class Rank:
 def ranks_in(folder: Path, job: Job) -> list[Rank]:
     """Return one Rank per process of ``job``, whose files are in ``folder``."""
     return [
-        Rank(number, job.checks, Follower(folder / f"rank{number}.jsonl"), folder / f"rank{number}.heartbeat.json")
+        Rank(number, job.checks, JournalReader(folder / f"rank{number}.jsonl"), folder / f"rank{number}.heartbeat.json")
         for number in range(job.nodes * job.ranks_per_node)
     ]

@@ -1,7 +1,7 @@
 """Root cause of a failed job: the rank or node that failed first, not the peers that failed because of it.
 
-torchrun's own root cause is the failure that it noticed first, with times in whole seconds, and its list of failures
-includes the ranks that it terminated itself. This module reads exit codes, rank journals (rankN.jsonl) and error files.
+torchrun names the failure that it noticed first, with times in whole seconds, and lists also the ranks that it
+terminated itself. This module compares exit codes, rank journals (rankN.jsonl) and torchrun's error files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from seatrial.discover.file_readers import parse_id_list
 from seatrial.launch.rank_status import Rank
 from seatrial.model import Job
-from seatrial.util.failures import TERMINATED, Failure, exit_hint, exit_reason, first_failure, killed
+from seatrial.util.failures import TERMINATED_CODES, Failure, exit_hint, exit_reason, first_failure, killed
 from seatrial.util.text import and_more
 
 # "rank      : 1 (local_rank: 1)" and "exitcode  : -9 (pid: 4711) (SIGKILL)", as torchrun 2.11 to 2.13 print them
@@ -47,28 +47,29 @@ _STEP_TIMEOUT = "Timed out waiting for job step to complete"
 _LABEL = re.compile(r"^(?:(?P<task>\d+): )?(?P<line>.*)$")  # srun --label
 _SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()} | {"Out Of Memory": signal.SIGKILL}
 _ENDED_BY_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal")
+_MAX_NAMED = 8  # ranks or nodes listed in a message
 _LAUNCHER_LOG_BYTES = 1 << 20  # read from its end: torchrun's summary has about 300 bytes per rank
 _RANK_LOG_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class RootCause:
-    """The rank, node or launcher at fault (``subject``), the cause as text, and the rank's number if it is one rank."""
+    """``subject``: the rank, node or launcher at fault. ``rank``: its number; None unless it is exactly one rank."""
 
     subject: str
     cause: str
     rank: int | None
 
 
-class _Report(NamedTuple):
-    """The error that a rank reported, and its time by the clock of its node."""
+class _ReportedError(NamedTuple):
+    """The error message of a rank, and its time by the clock of its node."""
 
     time: float
     text: str
 
 
 class _Task(NamedTuple):
-    """The end of one srun task. ``code``: exit code, negative for a signal."""
+    """An srun task that has ended. ``code``: exit code, negative for a signal."""
 
     node: str
     number: int
@@ -84,7 +85,7 @@ def no_heartbeat(rank: Rank, seconds: float) -> RootCause:
 
 def over_limit(late: Sequence[Rank], name: str, limit_s: float) -> RootCause:
     """Return the cause for ranks with a heartbeat that exceeded the time limit of the check or job ``name``."""
-    statuses = and_more([f"{rank.name} in {rank.last_status}" for rank in late], 4, "; ")
+    statuses = and_more([f"{rank.name} in {rank.last_status}" for rank in late], 4, separator="; ")
     rank = late[0] if len(late) == 1 else None
     setting = "" if name == "the job" else f" (checks.{name}.limit_s)"
     cause = f"{name} exceeded its time limit of {limit_s:g} s{setting}; last status: {statuses}"
@@ -94,81 +95,85 @@ def over_limit(late: Sequence[Rank], name: str, limit_s: float) -> RootCause:
 def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> RootCause:
     """Return the cause for ranks that did not start their first check within ``limit_s``."""
     missing = [rank for rank in ranks if not rank.started]
-    names = ", ".join(rank.name for rank in missing[:8])
-    log = _last_line(_logs(folder))
+    names = and_more([rank.name for rank in missing], _MAX_NAMED)
+    log = _last_error_line(_stderr_files(folder))
     cause = f"{len(missing)} of {len(ranks)} ranks did not start within {limit_s:g} s (limits.startup_s): {names}"
     return RootCause(names, ". ".join(filter(None, [cause, log])), missing[0].number if len(missing) == 1 else None)
 
 
 def damaged_journal(rank: Rank) -> RootCause:
     """Return the cause for a rank whose journal has a record that no worker of this version writes."""
-    return RootCause(rank.name, f"invalid record in its journal {rank.follower.path}: {rank.damage}", rank.number)
+    return RootCause(rank.name, f"invalid record in its journal {rank.journal.path}: {rank.damage}", rank.number)
 
 
 def job_ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, scheduler_reason: str = "") -> RootCause:
-    """Return the cause for a job with a non-zero exit code; ``scheduler_reason`` is used if no rank gives one."""
+    """Return the cause for a job with a non-zero exit code; if no rank gives one, ``scheduler_reason``."""
     if node_cause := _node_error(folder) or _unresponsive_nodes(ranks, job, folder):
         return node_cause
-    tasks = _tasks(folder)
+    tasks = _ended_tasks(folder)
     if job.placement == "ranks":
-        exits = _exits(folder, ranks, job)
-        if not exits and tasks and tasks[0].code < 0:
+        exit_codes = _exit_codes(folder, ranks, job)
+        if not exit_codes and tasks and tasks[0].code < 0:
             cause = f"torchrun on this node was {exit_reason(tasks[0].code)}, and its ranks with it"
             return RootCause(tasks[0].node, f"{cause}. Run first, on the node: dmesg; journalctl -u slurmd -n 50", None)
     else:
-        exits = {task.number: task.code for task in tasks if task.number < len(ranks)}
-        exits = exits or ({0: code} if len(ranks) == 1 and not scheduler_reason else {})
-    reports = {**_torchrun_error_files(ranks, folder), **_last_errors(ranks)}
-    failures = [_failure(ranks[number], exits.get(number), reports) for number in {**exits, **reports}]
+        exit_codes = {task.number: task.code for task in tasks if task.number < len(ranks)}
+        exit_codes = exit_codes or ({0: code} if len(ranks) == 1 and not scheduler_reason else {})
+    reported_errors = {**_torchrun_errors(ranks, folder), **_last_errors(ranks)}
+    failures = [
+        _failure(ranks[number], exit_codes.get(number), reported_errors) for number in {**exit_codes, **reported_errors}
+    ]
     if not failures:
-        reasons = [scheduler_reason or exit_reason(code), _disk_full(folder), _last_line(_logs(folder))]
+        reasons = [scheduler_reason or exit_reason(code), _disk_full(folder), _last_error_line(_stderr_files(folder))]
         return RootCause("launcher", ". ".join(filter(None, reasons)), None)
     first = first_failure(failures)
     rank = ranks[first.rank]
-    if first.code is None or (first.reported and not first.gives_no_reason):
-        return RootCause(rank.name, reports[first.rank].text, first.rank)
+    if first.code is None or (first.reported and not first.ended_silently):
+        return RootCause(rank.name, reported_errors[first.rank].text, first.rank)
     early = " before the end of its checks" if first.code == 0 else ""
-    log = _last_line(_logs(folder, first.rank, len(ranks))) if first.gives_no_reason else ""
-    cause = f"{exit_reason(first.code)}{early}; last status: {rank.last_status}{exit_hint(first.code)}"
-    return RootCause(rank.name, ". ".join(filter(None, [cause, log])), rank.number)
+    log = _last_error_line(_stderr_files(folder, first.rank, len(ranks))) if first.ended_silently else ""
+    cause = f"{exit_reason(first.code)}{early}; last status: {rank.last_status}"
+    return RootCause(rank.name, ". ".join(filter(None, [cause, exit_hint(first.code), log])), rank.number)
 
 
-def _failure(rank: Rank, code: int | None, reports: Mapping[int, _Report]) -> Failure:
-    """Return the failure of a rank with this exit code (None: unknown) and its report, if there is one."""
-    report = reports.get(rank.number)
+def _failure(rank: Rank, code: int | None, reported_errors: Mapping[int, _ReportedError]) -> Failure:
+    """Return the failure of a rank with this exit code (None: unknown) and its error, if it reported one."""
+    error = reported_errors.get(rank.number)
     order = rank.heartbeat.time if rank.heartbeat else 0.0
-    if report and (code is None or not killed(code)):
-        order = report.time
-    elif code in TERMINATED and not rank.is_terminating:  # torchrun or srun may have ended it because of a peer
+    if error and (code is None or not killed(code)):
+        order = error.time
+    elif code in TERMINATED_CODES and not rank.is_terminating:  # torchrun or srun may have ended it because of a peer
         order = math.inf
-    return Failure(rank.number, code, report is not None, order)
+    return Failure(rank.number, code, error is not None, order)
 
 
-def _exits(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]:
+def _exit_codes(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]:
     """Return the exit codes by rank, without the ranks that torchrun ended because of a peer.
 
     torchrun does not list a rank that exits with code 0 in the middle of a check, and sends it no signal.
     """
     exit_codes: dict[int, int] = {}
     for node, log in _log_by_node(_tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)).items():
-        closed = {match["pid"] for match in _ENDED_BY_TORCHRUN.finditer(log)}
+        terminated_pids = {match["pid"] for match in _ENDED_BY_TORCHRUN.finditer(log)}
         failures = {int(match["rank"]): match for match in _FAILURE.finditer(log) if int(match["rank"]) < len(ranks)}
-        exit_codes |= {rank: int(match["code"]) for rank, match in failures.items() if match["pid"] not in closed}
+        exit_codes |= {
+            rank: int(match["code"]) for rank, match in failures.items() if match["pid"] not in terminated_pids
+        }
         if failures:
             node_ranks = ranks[node * job.ranks_per_node : (node + 1) * job.ranks_per_node]
             unlisted = [rank for rank in node_ranks if rank.number not in failures]
-            exit_codes |= {rank.number: 0 for rank in unlisted if _exited_early(rank, closed)}
+            exit_codes |= {rank.number: 0 for rank in unlisted if _exited_early(rank, terminated_pids)}
     return exit_codes
 
 
-def _exited_early(rank: Rank, closed: set[str]) -> bool:
+def _exited_early(rank: Rank, terminated_pids: set[str]) -> bool:
     """Return whether a rank that torchrun does not list as failed has exited in the middle of a check."""
-    working = rank.current is not None and rank.is_working
-    return working and rank.heartbeat is not None and str(rank.heartbeat.pid) not in closed
+    in_check = rank.current_check is not None and rank.heartbeat_expected
+    return in_check and rank.heartbeat is not None and str(rank.heartbeat.pid) not in terminated_pids
 
 
 def _log_by_node(log: str) -> dict[int, str]:
-    """Return the output of each node's torchrun, since different nodes can have equal pids."""
+    """Return the output of torchrun by node index, since different nodes can have equal pids."""
     lines: dict[int, list[str]] = {}
     for match in map(_LABEL.match, log.splitlines()):
         if match:
@@ -176,8 +181,8 @@ def _log_by_node(log: str) -> dict[int, str]:
     return {node: "\n".join(node_lines) for node, node_lines in lines.items()}
 
 
-def _tasks(folder: Path) -> list[_Task]:
-    """Return the srun tasks that exited before srun terminated the others, in order of exit."""
+def _ended_tasks(folder: Path) -> list[_Task]:
+    """Return the srun tasks that ended before srun terminated the others, in order of their end."""
     log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
     end = _ENDED_BY_SRUN.search(log)
     ends = [(match, _task_code(match["end"])) for match in _TASK.finditer(log[: end.start()] if end else log)]
@@ -197,13 +202,13 @@ def _task_code(end: str) -> int | None:
     return None if number is None else -number
 
 
-def _last_errors(ranks: Sequence[Rank]) -> dict[int, _Report]:
+def _last_errors(ranks: Sequence[Rank]) -> dict[int, _ReportedError]:
     """Return the error of each rank whose last check failed, if the rank started no other check since."""
     return {
-        rank.number: _Report(measured.started + measured.seconds, f"{measured.check}: {measured.error}")
+        rank.number: _ReportedError(measured.started + measured.seconds, f"{measured.check}: {measured.error}")
         for rank in ranks
         for measured in list(rank.measured.values())[-1:]
-        if measured.error and rank.current is None
+        if measured.error and rank.current_check is None
     }
 
 
@@ -222,33 +227,35 @@ def _node_error(folder: Path) -> RootCause | None:
         return None
     nodes = sorted({node for node, _ in errors})
     grouped = [(sorted(group), error.replace("\0", min(group))) for error, group in nodes_by_error.items()]
-    cause = "; ".join(error if len(nodes) == 1 else f"{', '.join(group[:8])}: {error}" for group, error in grouped)
-    return RootCause(", ".join(nodes[:8]), cause, None)
+    cause = "; ".join(
+        error if len(nodes) == 1 else f"{and_more(group, _MAX_NAMED)}: {error}" for group, error in grouped
+    )
+    return RootCause(and_more(nodes, _MAX_NAMED), cause, None)
 
 
 def _unresponsive_nodes(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCause | None:
-    """Return the nodes whose task did not end on srun's signal and does not respond; errors of peers follow from it."""
+    """Return the nodes whose task did not end on srun's signal and does not respond; their peers' errors follow."""
     log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
     id_lists = _NO_RESPONSE.findall(log) if _STEP_TIMEOUT in log else []
     tasks = [task for id_list in id_lists for task in parse_id_list(id_list) if task < job.nodes]
     first_ranks = [ranks[task * job.ranks_per_node] for task in tasks]
-    nodes = ", ".join(sorted({rank.heartbeat.node if rank.heartbeat else rank.name for rank in first_ranks})[:8])
+    nodes = sorted({rank.heartbeat.node if rank.heartbeat else rank.name for rank in first_ranks})
     cause = "the task on this node does not respond to srun (node reset or hung?)"
     first = "Run first, on the node: uptime; dmesg; journalctl -u slurmd -n 50"
-    return RootCause(nodes, f"{cause}. {first}", None) if nodes else None
+    return RootCause(and_more(nodes, _MAX_NAMED), f"{cause}. {first}", None) if nodes else None
 
 
-def _torchrun_error_files(ranks: Sequence[Rank], folder: Path) -> dict[int, _Report]:
+def _torchrun_errors(ranks: Sequence[Rank], folder: Path) -> dict[int, _ReportedError]:
     """Return the errors in torchrun's error files (@record), by rank: failures outside checks, such as at startup."""
-    reports = {}
+    reported_errors = {}
     for path in (folder / "logs").glob("**/error.json"):
         try:
             message = json.loads(path.read_text(encoding="utf-8"))["message"]
             number = ranks[_rank_of_log(path, len(ranks))].number
-            reports[number] = _Report(float(message["extraInfo"]["timestamp"]), str(message["message"]))
+            reported_errors[number] = _ReportedError(float(message["extraInfo"]["timestamp"]), str(message["message"]))
         except (ValueError, LookupError, TypeError, RecursionError):  # truncated by the crash
             continue
-    return reports
+    return reported_errors
 
 
 def _rank_of_log(log: Path, count: int) -> int:
@@ -274,14 +281,14 @@ def _process_state(rank: Rank) -> str:
     return f"; process state {fields[0]}" + (f" ({meaning[fields[0]]})" if fields[0] in meaning else "")
 
 
-def _logs(folder: Path, rank: int | None = None, count: int = 0) -> list[Path]:
-    """Return the paths of standard error of the launcher and of all ranks, or of one rank."""
+def _stderr_files(folder: Path, rank: int | None = None, count: int = 0) -> list[Path]:
+    """Return the standard error files of the launcher and of all ranks, or of ``rank`` only; ``count``: all ranks."""
     logs = sorted((folder / "logs").glob("**/stderr.log"))
     return [folder / "launcher.err", *(log for log in logs if rank is None or _rank_of_log(log, count) == rank)]
 
 
 def _disk_full(folder: Path) -> str:
-    """Return a message if the file system of ``folder`` is full, since its logs are then truncated; else empty."""
+    """Return a message if the file system of ``folder`` is full; else empty."""
     try:
         stats = os.statvfs(folder)
     except OSError:
@@ -291,7 +298,7 @@ def _disk_full(folder: Path) -> str:
     return f"The file system of {folder} is full; its logs are truncated. Run first: df -h {folder}; df -i {folder}"
 
 
-def _last_line(logs: Sequence[Path]) -> str:
+def _last_error_line(logs: Sequence[Path]) -> str:
     """Return the last line of these logs that names an error."""
     tails = [_tail(log, _RANK_LOG_BYTES).splitlines()[-40:] for log in logs]
     matches = [match for tail in tails for match in map(_LABEL.match, tail) if match]
@@ -305,7 +312,7 @@ def _names_error(line: str) -> bool:
 
 
 def _tail(path: Path, size: int) -> str:
-    """Return the last ``size`` bytes of a file as text, since a log may exceed the memory."""
+    """Return the last ``size`` bytes of a file as text: a log may be larger than the memory."""
     if not path.exists():
         return ""
     with path.open("rb") as file:

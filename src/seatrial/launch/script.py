@@ -1,4 +1,4 @@
-"""Parts that the scripts of several launchers share: environment, Python command, templates."""
+"""What the job scripts of Slurm and torchrun share: environment, Python command, templates."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def environment(settings: Config, job: Job) -> list[str]:
     site = [shellcheck, f"source {shlex.quote(config.source)} || exit"] if config.source else []
     site += [f"module load {shlex.join(config.modules)} || exit"] if config.modules else []
     site += [shellcheck, f"source {shlex.quote(f'{config.venv}/bin/activate')} || exit"] if config.venv else []
-    if site:  # files of a site may fail under `set -euo pipefail`, and may change the directory
-        site = ["here=$PWD", "set +euo pipefail", *site, "set -euo pipefail", 'cd "$here"']
+    if site:  # the site's files may fail under `set -euo pipefail`, and may change the directory
+        site = ["job_cwd=$PWD", "set +euo pipefail", *site, "set -euo pipefail", 'cd "$job_cwd"']
     hf_home = [f"export HF_HOME={shlex.quote(config.hf_home)}"] if config.hf_home else []
     return [*site, *hf_home, *(f"export {name}={shlex.quote(value)}" for name, value in job.env.items())]
 

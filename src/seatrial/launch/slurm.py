@@ -15,11 +15,10 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
-from seatrial.config.schema import Config, Container
-from seatrial.config.schema import Slurm as Header
+from seatrial.config.schema import Config, Container, Slurm
 from seatrial.discover import slurm
 from seatrial.launch import script
-from seatrial.launch.base import Rendered
+from seatrial.launch.base import RenderedJob
 from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_remaining_jobs, job_collector
 from seatrial.model import Job, SeatrialError
 from seatrial.util.files import atomic_write
@@ -39,14 +38,14 @@ class SlurmLauncher:
             return None
         return "sbatch is not in PATH; run on a login node, or without a scheduler use: seatrial render torchrun"
 
-    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         settings = self._settings
         text = script.template("sbatch.sh.j2").render(
             job=job,
             attempt=attempt,
             run_dir=str(run_dir),
             scratch=settings.slurm.scratch,
-            header=_header(job, settings.slurm),
+            sbatch_options=_sbatch_options(job, settings.slurm),
             requirements=_requirements(settings),
             environment=script.environment(settings, job),
             cpus=settings.slurm.cpus_per_task,
@@ -54,9 +53,9 @@ class SlurmLauncher:
             srun_flags=_srun_flags(settings.container),
             python=script.python(settings, "SEATRIAL_RUN_DIR"),
         )
-        return Rendered(argv=("sbatch", "--parsable"), env={}, text=text)
+        return RenderedJob(argv=("sbatch", "--parsable"), env={}, text=text)
 
-    def start(self, rendered: Rendered, folder: Path) -> SlurmJob:
+    def start(self, rendered: RenderedJob, folder: Path) -> SlurmJob:
         batch, token = folder / SCRIPT, uuid.uuid4().hex
         atomic_write(batch, rendered.text.encode(errors="surrogateescape"))
         atomic_write(folder / TOKEN, token.encode())  # before sbatch: cancel_remaining_jobs finds the job by it
@@ -72,7 +71,7 @@ class SlurmLauncher:
 
 
 def _job_id(output: str) -> str:
-    """Return the job id from ``sbatch --parsable``: ``7`` or ``7;cluster``, perhaps after lines of a site's wrapper."""
+    """Return the job id from ``sbatch --parsable``: ``7`` or ``7;cluster``, also after output of a wrapper."""
     job_ids = re.findall(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)
     if not job_ids:
         error = f"could not parse a job id from sbatch's output: {output[:200]!r}"
@@ -80,8 +79,8 @@ def _job_id(output: str) -> str:
     return str(job_ids[-1])
 
 
-def _header(job: Job, config: Header) -> list[str]:
-    """Return the options of the #SBATCH lines."""
+def _sbatch_options(job: Job, config: Slurm) -> list[str]:
+    """Return one option per #SBATCH line."""
     gpus = f"gpu:{job.expected_gpus}" if job.expected_gpus else None
     minutes = config.time_min or math.ceil(job.limit_s / 60) + 1
     options: list[tuple[str, object]] = [
@@ -99,7 +98,7 @@ def _header(job: Job, config: Header) -> list[str]:
         ("gres", config.gres or gpus),
         ("mem", config.mem),
         ("time", minutes),
-        # until the script redirects its output: the run directory may not exist on the node
+        # used until the script redirects its output, since the run directory may not exist on the node
         ("output", f"{config.scratch}/seatrial-%j.log"),
     ]
     # sbatch parses quotes as a shell does, without expansion
@@ -117,12 +116,12 @@ class Requirement(NamedTuple):
 
 
 def _requirements(settings: Config) -> list[Requirement]:
-    """Return the requirements in the order of their dependencies: a module may provide the container runtime."""
+    """Return the requirements of the config, each after those it depends on (a module may provide apptainer)."""
     environment, container = settings.environment, settings.container
     requirements = []
     if environment.source:
         path = shlex.quote(environment.source)
-        # first in a subshell: a file that exits would end this test without a message
+        # a subshell first: a file that calls `exit` would end this test without a message
         sourced = f"[[ $(source {path} && echo complete) == *complete ]] && source {path}"
         test = f"# shellcheck source=/dev/null\n    {{ {sourced}; }} >/dev/null 2>&1"
         message = f"environment.source {environment.source} is not readable, fails or exits the shell"
@@ -166,5 +165,5 @@ def _srun_flags(container: Container) -> list[str]:
     if container.runtime != "pyxis":
         return []
     mounts = "".join(f",{mount}" for mount in container.mounts)
-    image, more = shlex.quote(container.image or ""), shlex.quote(mounts) if mounts else ""
-    return [f"--container-image={image}", f'--container-mounts="$SEATRIAL_RUN_DIR:$SEATRIAL_RUN_DIR"{more}']
+    image, quoted_mounts = shlex.quote(container.image or ""), shlex.quote(mounts) if mounts else ""
+    return [f"--container-image={image}", f'--container-mounts="$SEATRIAL_RUN_DIR:$SEATRIAL_RUN_DIR"{quoted_mounts}']

@@ -14,22 +14,24 @@ from seatrial.config.schema import Config
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Job
 from seatrial.discover.slurm_messages import first_commands, is_permanent_pending_reason
-from seatrial.launch.base import Allocation, Waiting
+from seatrial.launch.base import Allocation, WaitState
 from seatrial.launch.collect import Collector
 from seatrial.launch.collect_srun import SrunTransport
 from seatrial.model import SeatrialError
 from seatrial.util import processes
 from seatrial.util.text import and_more
 
-SCRIPT, TOKEN, JOB_ID = "job.sbatch", "token", "slurm_job_id"  # files in an attempt's folder
+# Files in an attempt's folder. The token is a random argument of the script, by which its job is found again.
+SCRIPT, TOKEN, JOB_ID = "job.sbatch", "token", "slurm_job_id"
 
 _POLL_S = 1.0
-# Without a response from Slurm: seconds until a message, and until the job is given up, since its state is unknown
+# Seconds without a response from Slurm until a message is shown, and until the job counts as failed
 _OUTAGE_MESSAGE_S, _OUTAGE_LIMIT_S = 10.0, 600.0
-# In state COMPLETING: seconds until a message, and until the job counts as ended. Defaults (slurm.conf(5)): KillWait
-# 30 s, UnkillableStepTimeout 60 s; an Epilog adds to these.
+# Seconds in state COMPLETING until a message is shown, and until the job counts as ended. Slurm's defaults
+# (slurm.conf(5)): KillWait 30 s, UnkillableStepTimeout 60 s; an Epilog adds to these.
 _COMPLETING_MESSAGE_S, _COMPLETING_LIMIT_S = 5.0, 180.0
-_CANCEL_LIMIT_S = 60.0  # from scancel to the end; includes KillWait
+_CANCEL_LIMIT_S = 60.0  # from scancel to the end of the job; includes KillWait
+_CLEANUP_LIMIT_S = 15.0  # from the fetch of all files until the script has removed them and ended
 
 
 @dataclass
@@ -59,12 +61,12 @@ class SlurmJob:
         succeeded = job.state == "COMPLETED" or (_is_completing(job) and not (job.exit_code or job.signal))
         return 0 if succeeded and self.collector.finished else job.exit_code or 1
 
-    def waiting(self) -> Waiting | None:
+    def wait_state(self) -> WaitState | None:
         job = self._query()
         outage_s = time.monotonic() - self._last_response
         if self._query_error and outage_s > _OUTAGE_MESSAGE_S:
             reason = f"the state of Slurm job {self.id} has been unknown for {outage_s:.0f} s: {self._query_error}"
-            return Waiting(reason=reason, permanent=outage_s > _OUTAGE_LIMIT_S)
+            return WaitState(reason=reason, permanent=outage_s > _OUTAGE_LIMIT_S)
         if job is None or _is_over(job):
             return None
         if job.pending:
@@ -72,24 +74,24 @@ class SlurmJob:
                 return self._pending(job)
             # a second start would overwrite the measurements
             reason = f"Slurm job {self.id} was requeued after its start (reason: {job.reason or 'none'})"
-            return Waiting(reason=f"{reason}. Run first: scontrol show job {self.id}; sinfo -R", permanent=True)
+            return WaitState(reason=f"{reason}. Run first: scontrol show job {self.id}; sinfo -R", permanent=True)
         if _is_completing(job):
             reason = f"Slurm job {self.id} is COMPLETING on {job.nodes or 'unknown nodes'}"
             late = time.monotonic() - self._completing_since > _COMPLETING_MESSAGE_S
-            return Waiting(reason=reason if late else "", permanent=False)
+            return WaitState(reason=reason if late else "", permanent=False)
         return None
 
-    def _pending(self, job: Job) -> Waiting:
+    def _pending(self, job: Job) -> WaitState:
         waited_s = time.monotonic() - self.submitted
         reason = f"Slurm job {self.id} is {job.state}: {job.reason or 'no reason yet'}"
         permanent = is_permanent_pending_reason(job.reason)
         if not permanent and waited_s <= self.settings.slurm.queue_s:
-            return Waiting(reason=reason, permanent=False)
+            return WaitState(reason=reason, permanent=False)
         queue_s = self.settings.slurm.queue_s
         limit = "waiting will not help" if permanent else f"pending {waited_s:.0f} s, slurm.queue_s is {queue_s:g} s"
         details = [unavailable_nodes(self.settings), over_time_limit(job, self.settings)]
         sentences = [f"{reason}; {limit}", *details, f"Run first: {first_commands(self.id, job.reason)}"]
-        return Waiting(reason=". ".join(filter(None, sentences)), permanent=True)
+        return WaitState(reason=". ".join(filter(None, sentences)), permanent=True)
 
     def allocation(self) -> Allocation:
         return Allocation(id=self.id, nodes=(self._job.nodes if self._job else None) or "")
@@ -120,7 +122,7 @@ class SlurmJob:
         if job is not None and job.state == "RUNNING" and not self.collector.problem():
             self.collector.stop_ranks(job.nodes)
             if self.collector.fetched:
-                job = self._wait_until_over(15, cancel=False)  # the job now ends and removes its files on the nodes
+                job = self._wait_until_over(_CLEANUP_LIMIT_S, cancel=False)
                 if job is not None and job.state == "RUNNING":
                     self.collector.remove_remote_files()
         self.collector.close()
@@ -159,9 +161,9 @@ class SlurmJob:
 
 
 def cancel_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
-    """Cancel pending and running jobs of a killed run in this directory; yield a message before each, and wait.
+    """Cancel the jobs that a killed run in this directory left, and wait for their end; yield a message before each.
 
-    A job belongs to the run if its script is in ``run_dir`` or its argument is a token from there. Raises SeatrialError
+    A job belongs to the run if its script or its token is in ``run_dir``. Raises SeatrialError
     if Slurm cannot be queried or a job cannot be cancelled, since files that the job writes later would count as
     results of this run.
     """
@@ -183,11 +185,11 @@ def job_collector(job_id: str, settings: Config, folder: Path) -> Collector:
 
 
 def unavailable_nodes(settings: Config) -> str:
-    """Return the number of usable nodes and the state of the others; empty if all are usable or Slurm fails."""
+    """Return the number of usable nodes and the states of the others; empty if all are usable and enough."""
     try:
         nodes = slurm.nodes()
     except (SeatrialError, ValueError):
-        return ""  # additional information only
+        return ""  # only additional information for a message
     config = settings.slurm
     nodes = tuple(node for node in nodes if config.partition is None or config.partition in node.partitions)
     unusable = [node for node in nodes if not node.usable or node.blocked_by_reservation(config.reservation)]
@@ -205,7 +207,7 @@ def over_time_limit(job: Job, settings: Config) -> str:
     try:
         partitions = slurm.partitions()
     except (SeatrialError, ValueError):
-        return ""  # additional information only
+        return ""  # only additional information for a message
     name = settings.slurm.partition
     for partition in partitions:
         selected = partition.name == name if name else partition.default
@@ -216,7 +218,7 @@ def over_time_limit(job: Job, settings: Config) -> str:
 
 
 def _is_over(job: Job) -> bool:
-    """Return whether the job has ended and its nodes are free, or Slurm no longer knows it."""
+    """Return whether the job has ended and its nodes are free, or Slurm has no state of it any more."""
     return job.ended or not job.has_state
 
 

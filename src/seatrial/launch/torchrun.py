@@ -9,7 +9,7 @@ from pathlib import Path
 
 from seatrial.config.schema import Config
 from seatrial.launch import script
-from seatrial.launch.base import Rendered, Running
+from seatrial.launch.base import RenderedJob, StartedJob
 from seatrial.model import Job, SeatrialError
 
 
@@ -26,7 +26,7 @@ class TorchrunLauncher:
         pyxis = self._settings.container.runtime == "pyxis"
         return "container.runtime is pyxis, which is a Slurm plugin: use apptainer or none" if pyxis else None
 
-    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> Rendered:
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         text = script.template("torchrun.sh.j2").render(
             job=job,
             attempt=attempt,
@@ -34,13 +34,13 @@ class TorchrunLauncher:
             environment=script.environment(self._settings, job),
             python=script.python(self._settings),
         )
-        return Rendered(argv=(), env={}, text=text)
+        return RenderedJob(argv=(), env={}, text=text)
 
-    def start(self, rendered: Rendered, folder: Path) -> Running:
-        """Write the script, then always raise SeatrialError: the user has not run it yet, or not to completion."""
+    def start(self, rendered: RenderedJob, folder: Path) -> StartedJob:
+        """Write the script, then always raise SeatrialError: only the user can run it."""
         command = folder.parent / "torchrun.sh"
         command.write_text(rendered.text, encoding="utf-8")
         raise SeatrialError(
-            f"measurements of some ranks are missing. Run on each node: bash {command} NODE; "
-            f"if it has run, read the logs in {folder.parent}/attempt*/logs"
+            f"measurements of some ranks are missing. Run on each node: bash {command} NODE (its index from 0); "
+            f"if it has run already, read the logs in {folder.parent}/attempt*/logs"
         )

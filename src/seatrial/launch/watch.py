@@ -15,30 +15,33 @@ from typing import Protocol
 from seatrial.checks.base import Check
 from seatrial.config.schema import Limits
 from seatrial.launch import root_cause
-from seatrial.launch.base import Allocation, Launcher, Running
+from seatrial.launch.base import Allocation, Launcher, StartedJob
 from seatrial.launch.rank_status import Rank, ranks_in
 from seatrial.launch.root_cause import RootCause
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
 
 _POLL_S = 0.1
-_SUSPENDED_S = 1.0  # a sleep that takes this much longer means that this process was stopped
-# After a failure torchrun gives the other ranks 30 s to end, and Slurm as long for remaining processes (KillWait)
+_SUSPENDED_S = 1.0  # a sleep longer by more than this: this process was stopped (Ctrl-Z)
+# After a failure torchrun gives the other ranks 30 s to end, and Slurm gives processes another 30 s (KillWait)
 _TEARDOWN_S = 60.0
 
 
 class Listener(Protocol):
-    """Receives the events of a running job. ``measured`` is called once per measurement and must store it."""
+    """Receives the events of a running job. ``add_measurement`` is called once per measurement and must store it."""
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def current_check(self, text: str) -> None: ...
+    def show_status(self, text: str) -> None: ...
 
-    def measured(self, measurement: Measurement) -> None: ...
+    def add_measurement(self, measurement: Measurement) -> None: ...
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """The end of one attempt at a job."""
+    """The end of one attempt at a job.
+
+    ``startup_s``: until all ranks had started a check, else until the end; without pending time.
+    """
 
     state: JobState
     root_cause: RootCause | None
@@ -98,7 +101,7 @@ class _Attempt:
         )
         return result, cause
 
-    def _watch_and_stop(self, running: Running) -> AttemptEnd:
+    def _watch_and_stop(self, running: StartedJob) -> AttemptEnd:
         """Watch the job, then end its remaining processes."""
         remaining = ""
         try:
@@ -106,12 +109,12 @@ class _Attempt:
                 end = self._watch(running)
             finally:
                 if remaining := running.cancel():
-                    self.listener.current_check(remaining)
+                    self.listener.show_status(remaining)
         except KeyboardInterrupt:
-            # measurements from before Ctrl-C that only cancel() has fetched; errors may result from the cancellation
+            # measurements made before Ctrl-C and fetched by cancel(); errors may be effects of the cancellation
             for measurement in (measured for rank in self.ranks for measured in rank.read()):
                 if not measurement.error:
-                    self.listener.measured(measurement)
+                    self.listener.add_measurement(measurement)
             raise
         end = replace(end, allocation=running.allocation())
         if not remaining:
@@ -121,7 +124,7 @@ class _Attempt:
         state = JobState.HUNG if end.state is JobState.COMPLETED else end.state
         return replace(end, state=state, root_cause=replace(cause, cause=f"{cause.cause}; {remaining}"))
 
-    def _watch(self, running: Running) -> AttemptEnd:
+    def _watch(self, running: StartedJob) -> AttemptEnd:
         ranks = self.ranks
         running_since = time.monotonic()
         startup_s = 0.0
@@ -130,40 +133,40 @@ class _Attempt:
             self._read_all()
             if not startup_s and all(rank.started for rank in ranks):
                 startup_s = time.monotonic() - running_since
-            elapsed_s = startup_s or time.monotonic() - running_since
+            startup_or_run_s = startup_s or time.monotonic() - running_since
             if damaged := next((rank for rank in ranks if rank.damage), None):
-                return AttemptEnd(JobState.FAILED, root_cause.damaged_journal(damaged), elapsed_s)
+                return AttemptEnd(JobState.FAILED, root_cause.damaged_journal(damaged), startup_or_run_s)
             if code == 0:
-                return AttemptEnd(JobState.COMPLETED, None, elapsed_s)
+                return AttemptEnd(JobState.COMPLETED, None, startup_or_run_s)
             if code is not None:
                 cause = root_cause.job_ended(self.job, ranks, code, self.folder, running.exit_reason())
-                return AttemptEnd(JobState.FAILED, cause, elapsed_s)
-            if waiting := running.waiting():
+                return AttemptEnd(JobState.FAILED, cause, startup_or_run_s)
+            if waiting := running.wait_state():
                 if waiting.reason:
-                    self.listener.current_check(f"waiting: {waiting.reason}")
+                    self.listener.show_status(f"waiting: {waiting.reason}")
                 if waiting.permanent:
-                    return AttemptEnd(JobState.TIMEOUT, RootCause("the queue", waiting.reason, None), elapsed_s)
-                running_since = time.monotonic()  # time limits do not include pending time
+                    return AttemptEnd(JobState.TIMEOUT, RootCause("the queue", waiting.reason, None), startup_or_run_s)
+                running_since = time.monotonic()  # pending time does not count
             elif timeout := self._timeout(running_since):
-                return AttemptEnd(timeout[0], timeout[1], elapsed_s)
+                return AttemptEnd(timeout[0], timeout[1], startup_or_run_s)
             _sleep(ranks)
 
     def _read_all(self) -> None:
         for measurement in (measured for rank in self.ranks for measured in rank.read()):
             # a failed CLUSTER check is reported once, with its root cause, by remaining_job
             if not (measurement.error is not None and self.checks[measurement.check].scope is Scope.CLUSTER):
-                self.listener.measured(measurement)
+                self.listener.add_measurement(measurement)
         if self.ranks[0].heartbeat:
-            self.listener.current_check(self.ranks[0].last_status)
+            self.listener.show_status(self.ranks[0].last_status)
 
     def _timeout(self, running_since: float) -> tuple[JobState, RootCause] | None:
-        """Return the state and cause if a rank has no heartbeat or a time limit is exceeded, else None."""
+        """Return the state and cause if a heartbeat has stopped or a time limit is exceeded, else None."""
         now, ranks, limits = time.monotonic(), self.ranks, self.limits
-        timeout_s = limits.heartbeat_timeout_s + (_TEARDOWN_S if any(rank.is_exiting for rank in ranks) else 0)
+        timeout_s = limits.heartbeat_timeout_s + (_TEARDOWN_S if any(rank.may_exit for rank in ranks) else 0)
         silent = [
             rank
             for rank in ranks
-            if rank.is_working and rank.last_seen is not None and now - rank.last_seen > timeout_s
+            if rank.heartbeat_expected and rank.last_seen is not None and now - rank.last_seen > timeout_s
         ]
         if silent:
             _check_writable(self.folder)
@@ -171,7 +174,7 @@ class _Attempt:
             first = min(silent, key=lambda rank: (rank.failed, rank.last_seen))
             return JobState.HUNG, root_cause.no_heartbeat(first, now - (first.last_seen or now))
         if all(
-            not rank.is_working and rank.last_seen and now - max(rank.last_seen, running_since) > timeout_s
+            not rank.heartbeat_expected and rank.last_seen and now - max(rank.last_seen, running_since) > timeout_s
             for rank in ranks
         ):
             cause = f"all ranks ended at least {limits.heartbeat_timeout_s:g} s ago, but torchrun or srun still runs"
@@ -189,14 +192,14 @@ class _Attempt:
     def _over_limit(self, now: float) -> RootCause | None:
         """Return the cause for the first check, in the order of the job, that exceeds its time limit on some ranks.
 
-        The time of a CLUSTER check counts from the last rank's start, so that waiting for a peer is no fault.
+        A CLUSTER check is timed from the start of its last rank, so that waiting for a peer does not count.
         """
         for name in self.job.checks:
             started = [rank.started.get(name, now) for rank in self.ranks]
             if self.checks[name].scope is Scope.CLUSTER:
                 started = [max(started)] * len(started)
             limit_s = self.job.limits[name]
-            late = [rank for rank in self.ranks if rank.current == name and now - started[rank.number] > limit_s]
+            late = [rank for rank in self.ranks if rank.current_check == name and now - started[rank.number] > limit_s]
             if late:
                 return root_cause.over_limit(late, name, limit_s)
         return None
@@ -207,15 +210,15 @@ class _Attempt:
         started = [name for name in job.checks if any(name in rank.started for rank in self.ranks)]
         remaining = [name for name in job.checks if name not in started]
         if remaining and (state is JobState.COMPLETED or not started):
-            started, remaining = list(job.checks), []  # no check was started: another attempt would end the same way
+            started, remaining = list(job.checks), []  # no progress: another attempt would end the same way
         error = f"{cause.subject}: {cause.cause}" if cause else "the worker exited with code 0 without measuring it"
         missing = [measurement for name in started for measurement in self._missing(name, error, cause)]
-        if cause and not missing and started:  # the failure was after a check or in teardown: report it too
+        if cause and not missing and started:  # it failed between checks or in teardown: report that too
             error = f"after this check, {error}"
             missing = [Measurement(check=started[-1], subject=CLUSTER, error=error, started=time.time())]
         for measurement in missing:
-            self.listener.measured(measurement)
-        # other nodes are allowed: one of these may be at fault
+            self.listener.add_measurement(measurement)
+        # without a node list: one of the present nodes may be at fault
         return job.model_copy(update={"checks": tuple(remaining), "nodelist": ""})
 
     def _missing(self, name: str, error: str, cause: RootCause | None) -> list[Measurement]:

@@ -29,8 +29,13 @@ class Job(Frozen):
     limits: dict[str, float] = Field(default={}, description="time limit of each check in seconds")
     limit_s: float
     env: dict[str, str] = {}
-    retry: bool = Field(default=False, description="second measurement of the checks that failed")
+    retry: int = Field(default=0, description="0: first measurement; 1 and 2: retries of checks with bad values")
     telemetry_hz: float = Field(default=0, description="telemetry samples per second on each node; 0: none")
+
+    @property
+    def retry_suffix(self) -> str:
+        """The suffix of the names of jobs and folders: empty, ``-retry`` or ``-retry2``."""
+        return {0: "", 1: "-retry"}.get(self.retry, f"-retry{self.retry}")
 
     @property
     def process_count(self) -> int:

@@ -103,7 +103,7 @@ class Measurement(Frozen):
     artifacts: tuple[Artifact, ...] = ()
     error: str | None = None
     skipped: str | None = None
-    retry: bool = Field(default=False, description="second measurement, made because the first one failed")
+    retry: int = Field(default=0, description="0: first measurement; 1 and 2: retries, made because of a bad value")
     started: float = 0.0
     seconds: float = 0.0
 

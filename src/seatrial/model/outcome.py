@@ -34,6 +34,7 @@ class BasisKind(StrEnum):
     SKU = "SKU"  # published value of the hardware
     PHYSICAL_LIMIT = "physical_limit"  # upper bound computed from link bandwidth and peak FLOP/s
     PEERS = "peers"  # median of the devices of the same model in this trial
+    OWN_MEDIAN = "own_median"  # median of the samples of the same metric
     RULE = "rule"  # rule of the check
 
 
@@ -71,6 +72,9 @@ class Reason(StrEnum):
     BELOW_WARNING_THRESHOLD = "below_warning_threshold"
     WITHIN_CONFIDENCE_INTERVAL = "within_confidence_interval"  # contains the threshold; 95 %
     WITHIN_SAMPLE_RANGE = "within_sample_range"  # contains the threshold; too few samples for an interval
+    MANY_SAMPLES_BEYOND = "many_samples_beyond"  # the share of samples clearly beyond the threshold is significant
+    INCONCLUSIVE = "inconclusive"  # beyond the threshold, but the samples do not exclude that the threshold is met
+    SLOW_WINDOWS = "slow_windows"  # far below the median of the run
     BELOW_PEERS = "below_peers"
     ASYMMETRIC = "asymmetric"  # far below the opposite direction
     ERROR_COUNTERS_INCREASED = "error_counters_increased"
@@ -81,5 +85,7 @@ class Reason(StrEnum):
     REPRODUCED_ON_OTHER_DEVICE = "reproduced_on_other_device"  # by the same rank
     NOT_REPRODUCED = "not_reproduced"
     FAILED_IN_RETRY_ONLY = "failed_in_retry_only"
+    MOVED = "moved"  # two measurements failed on different subjects of one node
+    NO_THIRD_MEASUREMENT = "no_third_measurement"  # one of two measurements is bad, and no third one decides
     NOT_RETRIED = "not_retried"
     RETRY_FAILED = "retry_failed"

@@ -116,7 +116,7 @@ class Trial(Frozen):
     sessions: tuple[Session, ...] = ()
     results: tuple[JobResult, ...]
     measurements: tuple[Measurement, ...]
-    retries: tuple[Measurement, ...] = Field(default=(), description="second measurements of checks that failed")
+    retries: tuple[Measurement, ...] = Field(default=(), description="second and third measurements of checks")
     verdicts: Annotated[tuple[Verdict, ...], WrapSerializer(_without_empty_fields)]
     findings: tuple[Finding, ...]
     insights: tuple[Insight, ...] = ()

@@ -49,9 +49,9 @@ class Basis:
 
 @_record
 class Retry:
-    """The values of the first measurement and of the retry, in the unit of the verdict.
+    """The values of the first measurement and of its retries, in the unit of the verdict.
 
-    ``retry_subject``: the device of the same rank in the retry, if it is another one.
+    ``retry_subject``: the subject of ``retry_value``, if it is another one.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -59,7 +59,7 @@ class Retry:
     first_value: float
     retry_value: float
     retry_subject: str = ""
-    failed_only_in_retry: tuple[str, ...] = ()
+    third_value: float | None = None
 
 
 @_record

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 from seatrial.model.outcome import BasisKind, Reason
 from seatrial.model.units import format_value
-from seatrial.util.text import and_more
 
 if TYPE_CHECKING:
     from seatrial.model.verdict import Basis, Verdict
 
 LAX_THRESHOLD, STRICT_THRESHOLD = "LAX THRESHOLD", "STRICT THRESHOLD"
-_BASIS_LABELS = {BasisKind.PEERS: "median of", BasisKind.PHYSICAL_LIMIT: "limit of"}
+_BASIS_LABELS = {
+    BasisKind.PEERS: "median of",
+    BasisKind.PHYSICAL_LIMIT: "limit of",
+    BasisKind.OWN_MEDIAN: "median of its own windows",
+}
 _MAX_NAMED = 4  # subjects listed in one sentence
 # Text for each reason, appended to the value if the verdict has one
 _REASON_TEXTS: Mapping[Reason, str] = {
@@ -43,8 +46,11 @@ _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.IMPLAUSIBLY_HIGH: "; implausibly high: check the measurement and the reference value",
     Reason.THRESHOLD_VIOLATED: "{expected}",
     Reason.BELOW_WARNING_THRESHOLD: "",
-    Reason.WITHIN_CONFIDENCE_INTERVAL: "; not significant: threshold within the 95 % confidence interval ({interval})",
-    Reason.WITHIN_SAMPLE_RANGE: "; the threshold is within the sample range ({interval}; too few for an interval)",
+    Reason.WITHIN_CONFIDENCE_INTERVAL: "; threshold within the 95 % confidence interval ({interval})",
+    Reason.WITHIN_SAMPLE_RANGE: "; threshold within the sample range ({interval}; too few for an interval)",
+    Reason.MANY_SAMPLES_BEYOND: "; significantly many samples are clearly beyond the threshold",
+    Reason.INCONCLUSIVE: "; inconclusive",
+    Reason.SLOW_WINDOWS: "; slow windows: {detail}",
     Reason.BELOW_PEERS: "; low outlier among its peers in this trial",
     Reason.ASYMMETRIC: "; {opposite} in the opposite direction",
     Reason.ERROR_COUNTERS_INCREASED: "{detail} during this check, expected {expected_rate}",
@@ -55,6 +61,8 @@ _REASON_TEXTS: Mapping[Reason, str] = {
     "the fault follows the rank, not the device",
     Reason.NOT_REPRODUCED: "; not reproduced ({retry})",
     Reason.FAILED_IN_RETRY_ONLY: "; failed only in the retry{retry_in_brackets}",
+    Reason.MOVED: "; the fault moves between the GPUs of the node ({retry})",
+    Reason.NO_THIRD_MEASUREMENT: "; bad in one of two measurements ({retry}), not measured a third time",
     Reason.NOT_RETRIED: "; not retried",
     Reason.RETRY_FAILED: "; the retry could not be measured",
 }
@@ -132,7 +140,7 @@ def _template_fields(verdict: Verdict) -> dict[str, str]:
     if retry:
         first, second = format_value(retry.first_value, unit), format_value(retry.retry_value, unit)
         text = f"{first}, then {second}" + (f" on {retry.retry_subject}" if retry.retry_subject else "")
-        if retry.failed_only_in_retry:
-            text += f"; {and_more(retry.failed_only_in_retry, _MAX_NAMED)} failed in the retry instead"
+        if retry.third_value is not None:
+            text += f", then {format_value(retry.third_value, unit)}"
         fields |= {"retry": text, "retry_in_brackets": f" ({text})"}
     return fields

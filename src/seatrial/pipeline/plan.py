@@ -1,4 +1,4 @@
-"""Plans the jobs of a trial from its config and the discovered devices: one job per placement of checks."""
+"""Plans the jobs of a trial from its config and the GPUs of a node: one job per placement of checks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ from seatrial.model import CLUSTER, Job, Measurement, Scope, UsageError
 
 Placement = Literal["control", "nodes", "ranks"]
 
+_PLACEMENTS: dict[Scope, Placement] = {
+    Scope.CONTROL: "control",
+    Scope.NODE: "nodes",
+    Scope.GPU: "ranks",
+    Scope.CLUSTER: "ranks",
+}
+
 # Without a GPU two processes communicate over gloo, so that CLUSTER checks run there too
 RANKS_WITHOUT_GPU = 2
 
 
 @dataclass(frozen=True)
-class Devices:
-    """GPUs of a node, as the planner needs them."""
+class NodeGpus:
+    """The number of GPUs per node, from this host, the scheduler or the config."""
 
     usable_gpus: int
-    gpu_error: str | None = None  # why GPUs that are present or expected cannot be used
+    gpu_error: str | None = None  # why installed or expected GPUs cannot be used
     expected_gpus: int | None = None  # from the scheduler, if cluster.gpus_per_node is not set
 
 
@@ -33,8 +40,8 @@ class Devices:
 class Plan:
     """The jobs of a trial.
 
-    ``not_run``: a skipped or failed measurement for each check that no job can run. ``excluded_checks``: the option
-    (``--only`` or ``--skip``) that excluded a check, by its name.
+    ``not_run``: a SKIP or ERROR measurement for each check that no job can run. ``excluded_checks``: check name -> the
+    option that excluded it, ``--only`` or ``--skip``.
     """
 
     jobs: tuple[Job, ...]
@@ -45,7 +52,7 @@ class Plan:
 def make_plan(
     config: Config,
     checks: Mapping[str, Check],
-    devices: Devices,
+    node_gpus: NodeGpus,
     *,
     only: Iterable[str] = (),
     skip: Iterable[str] = (),
@@ -54,20 +61,22 @@ def make_plan(
     """Return the plan of the trial's checks, without those ``done`` (--resume). Raises UsageError."""
     excluded = _excluded_checks(list(config.checks), list(only), list(skip))
     selected = [checks[name] for name in config.checks if name not in excluded and name not in set(done)]
-    not_run = {check.name: reason for check in selected if (reason := _reason_not_run(check, config, devices))}
+    results = {check.name: _skip_or_error(check, config, node_gpus) for check in selected}
+    not_run = {name: measurement for name, measurement in results.items() if measurement}
     runnable = [check for check in selected if check.name not in not_run]
     placements: tuple[Placement, ...] = ("control", "nodes", "ranks")
-    jobs = [_job(placement, runnable, config, devices) for placement in placements]
+    jobs = [_job(placement, runnable, config, node_gpus) for placement in placements]
     return Plan(tuple(job for job in jobs if job.checks), tuple(not_run.values()), excluded)
 
 
-def retry_jobs(jobs: Iterable[Job], checks: Container[str], startup_s: float) -> Iterator[Job]:
-    """Yield the jobs that measure ``checks`` a second time, with the same placement."""
+def retry_jobs(jobs: Iterable[Job], checks: Container[str], startup_s: float, number: int) -> Iterator[Job]:
+    """Yield the jobs of retry ``number`` of ``checks``, with the same placement."""
     for job in jobs:
         if names := tuple(name for name in job.checks if name in checks):
             limits = {name: job.limits[name] for name in names}
-            changes = {"checks": names, "limits": limits, "limit_s": startup_s + sum(limits.values()), "retry": True}
-            yield job.model_copy(update={"name": f"{job.name}-retry", **changes})
+            changes = {"checks": names, "limits": limits, "limit_s": startup_s + sum(limits.values()), "retry": number}
+            retry = job.model_copy(update=changes)
+            yield retry.model_copy(update={"name": f"{job.name}{retry.retry_suffix}"})
 
 
 def _excluded_checks(names: list[str], only: list[str], skip: list[str]) -> dict[str, str]:
@@ -80,39 +89,27 @@ def _excluded_checks(names: list[str], only: list[str], skip: list[str]) -> dict
     return excluded | {name: "--skip" for name in names if any(fnmatch.fnmatch(name, p) for p in skip)}
 
 
-def _reason_not_run(check: Check, config: Config, devices: Devices) -> Measurement | None:
-    """Return a SKIP if the check does not apply, an ERROR if expected GPUs cannot be used, else None."""
+def _skip_or_error(check: Check, config: Config, node_gpus: NodeGpus) -> Measurement | None:
+    """Return a SKIP measurement if the check does not apply, an ERROR if GPUs cannot be used, else None."""
     if check.scope in (Scope.CONTROL, Scope.NODE):
         return None
-    if devices.gpu_error:
-        return Measurement(check=check.name, subject=CLUSTER, error=devices.gpu_error)
-    if check.needs.gpus and not devices.usable_gpus:
+    if node_gpus.gpu_error:
+        return Measurement(check=check.name, subject=CLUSTER, error=node_gpus.gpu_error)
+    if check.needs.gpus and not node_gpus.usable_gpus:
         return Measurement(
             check=check.name,
             subject=CLUSTER,
             skipped="needs GPUs: none on this host, and cluster.gpus_per_node is 0 or not set",
         )
-    world_size = config.cluster.nodes * _ranks_per_node(config, devices)
+    world_size = config.cluster.nodes * _ranks_per_node(config, node_gpus)
     if world_size < check.needs.min_ranks:
         reason = f"needs {check.needs.min_ranks} ranks, this trial has {world_size}"
         return Measurement(check=check.name, subject=CLUSTER, skipped=reason)
     return None
 
 
-def _expected_gpus(config: Config, devices: Devices) -> int | None:
-    return devices.expected_gpus if config.cluster.gpus_per_node is None else config.cluster.gpus_per_node
-
-
-def _ranks_per_node(config: Config, devices: Devices) -> int:
-    return config.cluster.gpus_per_node or devices.usable_gpus or RANKS_WITHOUT_GPU
-
-
-_PLACEMENTS: dict[Scope, Placement] = {
-    Scope.CONTROL: "control",
-    Scope.NODE: "nodes",
-    Scope.GPU: "ranks",
-    Scope.CLUSTER: "ranks",
-}
+def _ranks_per_node(config: Config, node_gpus: NodeGpus) -> int:
+    return config.cluster.gpus_per_node or node_gpus.usable_gpus or RANKS_WITHOUT_GPU
 
 
 def _options(check: Check, config: Config) -> dict[str, JsonValue]:
@@ -121,18 +118,19 @@ def _options(check: Check, config: Config) -> dict[str, JsonValue]:
     return {**defaults, **config.checks[check.name].options}
 
 
-def _job(placement: Placement, runnable: list[Check], config: Config, devices: Devices) -> Job:
+def _job(placement: Placement, runnable: list[Check], config: Config, node_gpus: NodeGpus) -> Job:
     checks = [check for check in runnable if _PLACEMENTS[check.scope] == placement]
+    expected_gpus = config.cluster.gpus_per_node
     limits = {check.name: config.checks[check.name].limit_s or check.limit_s for check in checks}
     return Job(
         name=placement,
         placement=placement,
-        device="cuda" if devices.usable_gpus else "cpu",
+        device="cuda" if node_gpus.usable_gpus else "cpu",
         nodes=1 if placement == "control" else config.cluster.nodes,
-        ranks_per_node=_ranks_per_node(config, devices) if placement == "ranks" else 1,
+        ranks_per_node=_ranks_per_node(config, node_gpus) if placement == "ranks" else 1,
         checks=tuple(check.name for check in checks),
         options={check.name: _options(check, config) for check in checks},
-        expected_gpus=_expected_gpus(config, devices),
+        expected_gpus=node_gpus.expected_gpus if expected_gpus is None else expected_gpus,
         expected_nodes=config.cluster.nodes,
         limits=limits,
         limit_s=config.limits.startup_s + sum(limits.values()),

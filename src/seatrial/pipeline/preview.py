@@ -1,4 +1,4 @@
-"""Previews of a run, and run directories for jobs that the user starts (launcher torchrun)."""
+"""Previews of a run, and run directories for jobs that the user starts with torchrun."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 from seatrial.checks import catalog
 from seatrial.config import layers
-from seatrial.config.layers import CheckSchema, Resolved
+from seatrial.config.layers import CheckSchema, ResolvedTrial
 from seatrial.judge import plausibility
 from seatrial.launch import launcher_for
 from seatrial.model import Job
 from seatrial.pipeline.plan import Plan, make_plan
 from seatrial.pipeline.rejudge import load_baseline
 from seatrial.pipeline.run_directory import Request, RunDir
-from seatrial.pipeline.survey import discover
+from seatrial.pipeline.this_host import discover
 
 
 @dataclass(frozen=True)
 class Preview:
-    """The plan of a run, and each job with its rendered command."""
+    """The plan of a run. ``rendered``: each job with its command as text."""
 
     plan: Plan
     rendered: tuple[tuple[Job, str], ...]
@@ -30,9 +30,9 @@ class Preview:
 
 def preview(request: Request) -> Preview:
     """Return the plan and the commands of a run without starting it. Raises UsageError."""
-    settings, survey = request.config, discover()
-    plausibility.validate_thresholds(settings, catalog(), survey.gpu_models(settings), load_baseline(settings))
-    plan = make_plan(settings, catalog(), survey.devices(settings), only=request.only, skip=request.skip)
+    settings, this_host = request.config, discover()
+    plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
+    plan = make_plan(settings, catalog(), this_host.node_gpus(settings), only=request.only, skip=request.skip)
     rendered = ((job, launcher_for(settings, job.placement).render(job, Path("RUN")).text) for job in plan.jobs)
     return Preview(plan, tuple(rendered))
 
@@ -43,24 +43,23 @@ def prepare(request: Request, path: Path) -> Preview:
     ``run --resume`` on the directory then collects their results.
     """
     run_dir = RunDir.create(path, request)
-    survey = discover()
-    baseline = load_baseline(request.config)
-    plausibility.validate_thresholds(request.config, catalog(), survey.gpu_models(request.config), baseline)
-    plan = make_plan(request.config, catalog(), survey.devices(request.config), only=request.only, skip=request.skip)
-    run_dir.save_machine(survey.machine(request.config))
+    settings, this_host = request.config, discover()
+    plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
+    plan = make_plan(settings, catalog(), this_host.node_gpus(settings), only=request.only, skip=request.skip)
+    run_dir.save_machine(this_host.machine(settings))
     rendered = []
     for job in plan.jobs:
         if job.placement != "control":  # run --resume runs the control job on this host
             folder = run_dir.path / "jobs" / job.name
             folder.mkdir(parents=True)
             (folder / "job.json").write_text(job.model_dump_json(indent=2), encoding="utf-8")
-            text = launcher_for(request.config, job.placement).render(job, run_dir.path).text
+            text = launcher_for(settings, job.placement).render(job, run_dir.path).text
             (folder / "torchrun.sh").write_text(text, encoding="utf-8")
             rendered.append((job, text))
     return Preview(plan, tuple(rendered))
 
 
-def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> Resolved:
+def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> ResolvedTrial:
     """Return the config of the trial ``trial``, with overrides and environment variables. Raises UsageError."""
     schemas = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
     return layers.resolve(trial, overrides=overrides, environ=os.environ, schemas=schemas)

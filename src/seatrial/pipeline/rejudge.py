@@ -1,4 +1,4 @@
-"""Judges existing records by the rules of this version, and learns baselines from them. Nothing is measured."""
+"""Judges existing records by the rules of this version, and learns baselines from them, without measuring."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from seatrial.model import Baseline, Decision, Measurement, Trial, UsageError, V
 from seatrial.pipeline.run_directory import load_trial
 
 
-def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
-    """Return the trial judged by the rules of this version, with another site baseline if one is given.
+def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
+    """Return the trial judged by the rules of this version. ``baseline_file`` replaces the site baseline of the trial.
 
-    Raises UsageError if its config is not valid in this version, or if the baseline exceeds physical limits or is of
-    other GPU models.
+    Raises UsageError if the config is not valid in this version, or if the new baseline exceeds physical limits or is
+    of other GPU models.
     """
     try:
         settings = Config.model_validate(trial.config)
@@ -29,10 +29,10 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
         raise UsageError(
             f"this version of seatrial cannot judge the record: config.{first_validation_error(error)}"
         ) from error
-    site = site_baseline.load(baseline, catalog()) if baseline else trial.baseline
-    if baseline and site:
-        plausibility.validate_baseline(site, catalog())
-        if mismatch := site_baseline.gpu_model_error(site, gpu_models(trial.measurements)):
+    baseline = site_baseline.load(baseline_file, catalog()) if baseline_file else trial.baseline
+    if baseline_file and baseline:
+        plausibility.validate_baseline(baseline, catalog())
+        if mismatch := site_baseline.gpu_model_error(baseline, gpu_models(trial.measurements)):
             raise UsageError(mismatch)
     verdicts = judge(
         settings,
@@ -40,9 +40,9 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
         trial.measurements,
         catalog(),
         trial.excluded_checks,
-        site,
+        baseline,
         retries=trial.retries,
-        site_includes_run=includes_run(site, trial.host, trial.started, trial.measurements),
+        site_includes_run=includes_run(baseline, trial.host, trial.started, trial.measurements),
     )
     decision = make_decision(
         settings,
@@ -52,15 +52,15 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
         (trial.stop_reason, trial.gpu_error),
         tested_hardware=trial.decision.tested_hardware,
         cpu_only=trial.decision.cpu_only,
-        site=site,
+        baseline=baseline,
     )
-    insights = trial_insights(settings, trial.measurements, catalog(), site)
+    insights = trial_insights(settings, trial.measurements, catalog(), baseline)
     findings = refreshed_findings(trial, verdicts, catalog())
     return trial.model_copy(
         update={
             "verdicts": verdicts,
             "decision": decision,
-            "baseline": site,
+            "baseline": baseline,
             "insights": insights,
             "findings": findings,
         }
@@ -68,14 +68,14 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
 
 
 def learn(name: str, paths: Sequence[Path]) -> str:
-    """Return the baseline file's text, learned from these runs judged by this version. Raises UsageError."""
+    """Return the text of a baseline file that is learned from these runs, rejudged first. Raises UsageError."""
     learned = site_baseline.learn(name, {str(path): rejudge(load_trial(path)) for path in paths}, catalog())
     plausibility.validate_baseline(learned, catalog())
     return site_baseline.dump(learned)
 
 
 def load_baseline(settings: Config) -> Baseline | None:
-    """Return the site baseline named in the trial, None if it names none. Raises UsageError."""
+    """Return the site baseline that the config names; None if it names none. Raises UsageError."""
     return site_baseline.load(Path(settings.baseline), catalog()) if settings.baseline else None
 
 
@@ -89,19 +89,20 @@ def make_decision(
     measurements: Sequence[Measurement],
     verdicts: Sequence[Verdict],
     excluded_checks: Mapping[str, str],
-    errors: Sequence[str],
+    blockers: Sequence[str],
     *,
     tested_hardware: str,
     cpu_only: bool,
-    site: Baseline | None = None,
+    baseline: Baseline | None = None,
 ) -> Decision:
-    """Return the decision on these verdicts, with the list of metrics without a threshold."""
+    """Return the decision. ``blockers``: why it cannot be ACCEPTED; empty strings do not count."""
     required = {name: check.required for name, check in settings.checks.items()}
     without_threshold = metrics_without_threshold(catalog(), measurements, verdicts)
     notes = [*_overridden_rules(settings)]
-    if site:
-        notes.append(site_baseline.gpu_model_error(site, gpu_models(measurements)) or site_baseline.summary(site))
-    return decide(required, verdicts, excluded_checks, tested_hardware, errors, without_threshold, cpu_only, notes)
+    if baseline:
+        error = site_baseline.gpu_model_error(baseline, gpu_models(measurements))
+        notes.append(error or site_baseline.summary(baseline))
+    return decide(required, verdicts, excluded_checks, tested_hardware, blockers, without_threshold, cpu_only, notes)
 
 
 def _overridden_rules(settings: Config) -> Iterator[str]:

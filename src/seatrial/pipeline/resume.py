@@ -8,62 +8,60 @@ from seatrial import report
 from seatrial.checks import catalog
 from seatrial.launch import cancel_earlier_jobs, launcher_for
 from seatrial.model import Machine, Measurement
-from seatrial.pipeline.collect import Collected
 from seatrial.pipeline.plan import Plan, make_plan
+from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.run_directory import Request
-from seatrial.pipeline.survey import Survey
+from seatrial.pipeline.this_host import ThisHost
 
 
-def load_earlier_session(collected: Collected, here: Machine) -> None:
-    """Load the measurements of earlier sessions, without errors and without those of another machine."""
-    for message in cancel_earlier_jobs(collected.settings, collected.run_dir.path):
-        collected.show.warn(message)
-    saved = collected.run_dir.recover()
+def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
+    """Load the results of earlier sessions, without checks that had an ERROR; no measurement of another machine."""
+    for message in cancel_earlier_jobs(results.settings, results.run_dir.path):
+        results.display.warn(message)
+    saved = results.run_dir.recover()
     for warning in saved.warnings:
-        collected.show.warn(warning)
+        results.display.warn(warning)
     discarded = {measurement.check for measurement in saved.measurements if measurement.error}
-    if saved.machine != here:
+    if saved.machine != machine:
         discarded = {measurement.check for measurement in saved.measurements}
-    if saved.machine != here and saved.machine and discarded:
-        before, now = _description(saved.machine, here), _description(here, saved.machine)
-        collected.show.warn(f"machine changed from {before} to {now}: measuring all checks again")
-        report.set_aside(collected.run_dir.path)  # an old ACCEPTED must not remain if this run is killed
+    if saved.machine != machine and saved.machine and discarded:
+        before, now = _description(saved.machine, machine), _description(machine, saved.machine)
+        results.display.warn(f"machine changed from {before} to {now}: measuring all checks again")
+        report.set_aside(results.run_dir.path)  # if this run is killed, no ACCEPTED of the other machine remains
     if discarded:
-        collected.run_dir.discard_checks(discarded)
-    if saved.machine != here:  # after discard_checks: a kill in between must not mix results of two machines
-        collected.run_dir.save_machine(here)
-    collected.measurements = [measurement for measurement in saved.measurements if measurement.check not in discarded]
-    collected.retries = [measurement for measurement in saved.retries if measurement.check not in discarded]
-    collected.results, collected.sessions = saved.results, saved.sessions
+        results.run_dir.discard_checks(discarded)
+    if saved.machine != machine:  # after discard_checks: a kill in between must not mix results of two machines
+        results.run_dir.save_machine(machine)
+    results.measurements = [measurement for measurement in saved.measurements if measurement.check not in discarded]
+    results.retries = [measurement for measurement in saved.retries if measurement.check not in discarded]
+    results.job_results, results.sessions = saved.job_results, saved.sessions
 
 
 def _description(machine: Machine, other: Machine) -> str:
-    """Return the machine's host name, GPUs and versions that differ from the other machine's."""
+    """Return the machine's host name, and its GPUs and versions that the other machine does not have."""
     differences = [item for item in (*machine.gpus, *machine.versions) if item not in (*other.gpus, *other.versions)]
     return "; ".join([machine.host or "nodes chosen by Slurm", *differences])
 
 
-def checked_plan(request: Request, survey: Survey, done: Sequence[str] = ()) -> Plan:
+def startable_plan(request: Request, this_host: ThisHost, done: Sequence[str] = ()) -> Plan:
     """Return the plan without the checks ``done``. Raises UsageError if a launcher is not available."""
-    devices = survey.devices(request.config)
-    plan = make_plan(request.config, catalog(), devices, only=request.only, skip=request.skip, done=done)
+    node_gpus = this_host.node_gpus(request.config)
+    plan = make_plan(request.config, catalog(), node_gpus, only=request.only, skip=request.skip, done=done)
     for job in plan.jobs:
         launcher_for(request.config, job.placement)  # raises before any job starts
     return plan
 
 
-def remaining_plan(plan: Plan, collected: Collected, survey: Survey) -> Plan:
-    """Return the plan of the checks that some rank has not measured; discard their partial measurements."""
-    done = completed_checks(plan, collected.measurements)
-    partial = {measurement.check for measurement in collected.measurements} - set(done)
+def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost) -> Plan:
+    """Return the plan of the checks that some rank has not measured; discard their measurements; show the plan."""
+    done = completed_checks(plan, results.measurements)
+    partial = {measurement.check for measurement in results.measurements} - set(done)
     if partial:
-        collected.run_dir.discard_checks(partial)
-        collected.measurements = [
-            measurement for measurement in collected.measurements if measurement.check not in partial
-        ]
-        collected.retries = [measurement for measurement in collected.retries if measurement.check not in partial]
-    remaining = checked_plan(collected.run_dir.request, survey, done)
-    collected.show.planned(remaining.jobs, collected.run_dir.path)
+        results.run_dir.discard_checks(partial)
+        results.measurements = [measurement for measurement in results.measurements if measurement.check not in partial]
+        results.retries = [measurement for measurement in results.retries if measurement.check not in partial]
+    remaining = startable_plan(results.run_dir.request, this_host, done)
+    results.display.show_plan(remaining.jobs, results.run_dir.path)
     return remaining
 
 
@@ -73,6 +71,6 @@ def completed_checks(plan: Plan, measurements: Sequence[Measurement]) -> list[st
     not_run = {measurement.check for measurement in plan.not_run}
     ranks: dict[str, set[int]] = {measurement.check: set() for measurement in measurements}
     for measurement in measurements:
-        if measurement.rank is not None:  # without a rank: not run by an earlier plan
+        if measurement.rank is not None:  # no rank: an earlier plan did not run the check
             ranks[measurement.check].add(measurement.rank)
     return [name for name, measured in ranks.items() if name in not_run or len(measured) >= expected.get(name, 1)]

@@ -1,4 +1,4 @@
-"""The pipeline: discover → plan → launch → collect → judge → diagnose → report. ``run`` reads from top to bottom."""
+"""The pipeline: discover → plan → launch → collect → judge → diagnose → report."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
 from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
+from seatrial.judge.retry import MAX_RETRIES, complete_retries
 from seatrial.launch import launcher_for
 from seatrial.launch.watch import run_job
 from seatrial.model import (
@@ -33,58 +34,61 @@ from seatrial.model import (
     worst,
 )
 from seatrial.model.telemetry import Telemetry
-from seatrial.pipeline.collect import Collected, Show
 from seatrial.pipeline.plan import Plan, retry_jobs
 from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
-from seatrial.pipeline.resume import checked_plan, load_earlier_session, remaining_plan
+from seatrial.pipeline.results import Display, TrialResults
+from seatrial.pipeline.resume import load_earlier_sessions, remaining_plan, startable_plan
 from seatrial.pipeline.run_directory import RunDir
-from seatrial.pipeline.survey import Survey, cpu_only, discover, tested_hardware
+from seatrial.pipeline.this_host import ThisHost, cpu_only, discover, tested_hardware
 from seatrial.util import processes, signals
 
 INTERRUPTED = "interrupted"
 
 
-def run(run_dir: RunDir, show: Show) -> Trial:
+def run(run_dir: RunDir, display: Display) -> Trial:
     """Run the trial of ``run_dir``, or its remaining checks, and write the reports into it.
 
     After Ctrl-C or an OSError (such as a full disk), the measurements so far are still judged and reported.
     """
-    collected = Collected(run_dir, run_dir.request.config, show, show_outcome)
-    collected.timings.append(Timing(name="start of the command", kind="overhead", seconds=processes.age_s()))
-    start_clock = time.monotonic() - processes.age_s()
-    with collected.timed("discover"):
-        survey = discover()
-    with collected.timed("plan"):
-        plan = checked_plan(run_dir.request, survey)
-        baseline = load_baseline(collected.settings)
-        gpu_models = survey.gpu_models(collected.settings)
-        plausibility.validate_thresholds(collected.settings, catalog(), gpu_models, baseline)
-    with _stop_handled(collected):
-        load_earlier_session(collected, survey.machine(collected.settings))
-        remaining = remaining_plan(plan, collected, survey)
+    results = TrialResults(run_dir, run_dir.request.config, display, show_completed_check)
+    results.timings.append(Timing(name="start of the command", kind="overhead", seconds=processes.age_s()))
+    process_start = time.monotonic() - processes.age_s()
+    with results.timed("discover"):
+        this_host = discover()
+    with results.timed("plan"):
+        plan = startable_plan(run_dir.request, this_host)
+        baseline = load_baseline(results.settings)
+        gpu_models = this_host.gpu_models(results.settings)
+        plausibility.validate_thresholds(results.settings, catalog(), gpu_models, baseline)
+    with _record_stop_reason(results):
+        load_earlier_sessions(results, this_host.machine(results.settings))
+        remaining = remaining_plan(plan, results, this_host)
         for measurement in remaining.not_run:
-            collected.measured(measurement)
+            results.add_measurement(measurement)
         for job in remaining.jobs:
-            _run_job(_on_same_nodes(job, collected), collected)
-        for job in _retry_jobs(plan, collected, baseline):
-            _run_job(_on_same_nodes(job, collected), collected)
-    # a Ctrl-C between two files would leave reports that contradict each other
-    with signals.signals_deferred():
-        collected.sort()
-        assessment = _assess(plan, collected, baseline)
-        return _write_reports(_trial(collected, plan, survey, assessment, start_clock), collected)
+            _run_job(_on_same_nodes(job, results), results)
+        _discard_incomplete_retries(results)
+        for number in range(1, MAX_RETRIES + 1) if results.settings.retry else ():
+            for job in _retry_jobs(plan, results, baseline, number):
+                _run_job(_on_same_nodes(job, results), results)
+    # a Ctrl-C between two report files would leave them contradicting each other
+    with signals.stop_signals_ignored():
+        results.sort()
+        assessment = _assess(plan, results, baseline)
+        return _write_reports(_trial(results, plan, this_host, assessment, process_start), results)
 
 
-def show_outcome(collected: Collected, check: str) -> None:
-    """Show the outcome of a check after its first measurement or after its retry; a retry can replace a FAIL."""
-    config = collected.settings.model_copy(update={"checks": {check: collected.settings.checks[check]}})
-    first = [measurement for measurement in collected.measurements if measurement.check == check]
-    retries = [measurement for measurement in collected.retries if measurement.check == check]
-    retry_pending = collected.settings.retry and not retries
-    verdicts = judge(config, collected.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
+def show_completed_check(results: TrialResults, check: str) -> None:
+    """Judge and show a check whose first measurements or retry are complete; a retry can replace a FAIL."""
+    settings = results.settings.model_copy(update={"checks": {check: results.settings.checks[check]}})
+    first = [measurement for measurement in results.measurements if measurement.check == check]
+    retries = [measurement for measurement in results.retries if measurement.check == check]
+    next_retry = max((measurement.retry for measurement in retries), default=0) + 1
+    retry_pending = results.settings.retry and checks_to_retry(settings, first, retries, catalog(), next_retry)
+    verdicts = judge(settings, results.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
     outcome = worst(verdict.outcome for verdict in verdicts)
     reason = next((verdict.message for verdict in verdicts if verdict.outcome is outcome), "")
-    collected.show.judged(check, outcome, reason, max(measurement.seconds for measurement in retries or first))
+    results.display.show_outcome(check, outcome, reason, max(measurement.seconds for measurement in retries or first))
 
 
 @dataclass(frozen=True)
@@ -98,10 +102,10 @@ class _Assessment:
     telemetry: Telemetry | None
 
 
-def _assess(plan: Plan, collected: Collected, baseline: Baseline | None) -> _Assessment:
-    settings, measurements, retries = collected.settings, collected.measurements, collected.retries
-    started = collected.run_dir.request.started
-    with collected.timed("judge"):
+def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _Assessment:
+    settings, measurements, retries = results.settings, results.measurements, results.retries
+    started = results.run_dir.request.started
+    with results.timed("judge"):
         verdicts = judge(
             settings,
             plan.jobs,
@@ -113,54 +117,62 @@ def _assess(plan: Plan, collected: Collected, baseline: Baseline | None) -> _Ass
             site_includes_run=includes_run(baseline, socket.gethostname(), started, measurements),
         )
         insights = trial_insights(settings, measurements, catalog(), baseline)
-    with collected.timed("diagnose"):
-        findings = diagnose(collected.results, measurements, retries, verdicts, catalog(), collected.run_dir.path)
-    with collected.timed("telemetry"):
-        summary = _telemetry_summary(plan, collected)
+    with results.timed("diagnose"):
+        findings = diagnose(results.job_results, measurements, retries, verdicts, catalog(), results.run_dir.path)
+    with results.timed("telemetry"):
+        summary = _telemetry_summary(plan, results)
     return _Assessment(baseline, verdicts, insights, (*findings, *throttling_findings(summary)), summary)
 
 
-def _telemetry_summary(plan: Plan, collected: Collected) -> Telemetry | None:
+def _telemetry_summary(plan: Plan, results: TrialResults) -> Telemetry | None:
     """Return the telemetry summary of all jobs of the trial, including earlier sessions; show its warnings."""
     phases = {name: str(check.phase) for name, check in catalog().items()}
-    summary = telemetry.summarize_run(collected.run_dir.path, plan.jobs, collected.measurements, phases)
+    summary = telemetry.summarize_run(results.run_dir.path, plan.jobs, results.measurements, phases)
     for warning in summary.warnings if summary else ():
-        collected.show.warn(warning)
+        results.display.warn(warning)
     return summary
 
 
-def _retry_jobs(plan: Plan, collected: Collected, baseline: Baseline | None) -> list[Job]:
-    """Return the jobs that retry checks with failed performance metrics; discard incomplete earlier retries."""
-    settings = collected.settings
-    if not settings.retry:
-        return []
-    reasons = checks_to_retry(settings, collected.measurements, collected.retries, catalog(), baseline)
-    if any(measurement.check in reasons for measurement in collected.retries):
-        collected.run_dir.discard_retries(reasons)
-        collected.retries = [measurement for measurement in collected.retries if measurement.check not in reasons]
-    jobs = list(retry_jobs(plan.jobs, reasons, settings.limits.startup_s))
+def _discard_incomplete_retries(results: TrialResults) -> None:
+    """Discard the retries of each check of which an earlier session left an incomplete one."""
+    incomplete = set()
+    for check in {measurement.check for measurement in results.retries}:
+        first = [measurement for measurement in results.measurements if measurement.check == check]
+        retries = [measurement for measurement in results.retries if measurement.check == check]
+        if len(complete_retries(first, retries)) < max(measurement.retry for measurement in retries):
+            incomplete.add(check)
+    if incomplete:
+        results.run_dir.discard_retries(incomplete)
+        results.retries = [measurement for measurement in results.retries if measurement.check not in incomplete]
+
+
+def _retry_jobs(plan: Plan, results: TrialResults, baseline: Baseline | None, number: int) -> list[Job]:
+    """Return the jobs that measure checks with bad performance metrics a second (``number`` 1) or third time."""
+    settings = results.settings
+    reasons = checks_to_retry(settings, results.measurements, results.retries, catalog(), number, baseline)
+    jobs = list(retry_jobs(plan.jobs, reasons, settings.limits.startup_s, number))
     for job in jobs:
-        collected.show.retry_started(job, reasons)
+        results.display.retry_started(job, reasons)
     return jobs
 
 
-def _on_same_nodes(job: Job, collected: Collected) -> Job:
-    """Return ``job`` with the nodes of the last completed job, so that all jobs test the same nodes."""
-    completed = [result for result in collected.results if result.nodelist and result.state is JobState.COMPLETED]
-    if job.placement == "control" or not completed or not collected.measurements:
+def _on_same_nodes(job: Job, results: TrialResults) -> Job:
+    """Return ``job`` with the node list of the last completed job, so that all jobs test the same nodes."""
+    completed = [result for result in results.job_results if result.nodelist and result.state is JobState.COMPLETED]
+    if job.placement == "control" or not completed or not results.measurements:
         return job
     return job.model_copy(update={"nodelist": completed[-1].nodelist})
 
 
-def _run_job(job: Job, collected: Collected) -> None:
-    launcher = launcher_for(collected.settings, job.placement)
-    for result in run_job(launcher, job, collected.run_dir.path, collected.settings.limits, catalog(), collected):
-        collected.finished(result)
-        measurements = collected.retries if job.retry else collected.measurements
+def _run_job(job: Job, results: TrialResults) -> None:
+    launcher = launcher_for(results.settings, job.placement)
+    for result in run_job(launcher, job, results.run_dir.path, results.settings.limits, catalog(), results):
+        results.add_job_result(result)
+        measurements = results.retries if job.retry else results.measurements
         check_seconds = sum(_check_seconds(job.checks, measurements).values())
         overhead = max(0.0, result.seconds - check_seconds)
         name = f"start and end of job {job.name}"
-        collected.timings.append(Timing(name=name, kind="overhead", seconds=overhead))
+        results.timings.append(Timing(name=name, kind="overhead", seconds=overhead))
 
 
 def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -> dict[str, float]:
@@ -173,34 +185,35 @@ def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -
 
 
 @contextmanager
-def _stop_handled(collected: Collected) -> Iterator[None]:
-    """On Ctrl-C or a full disk, leave the context and set ``collected.stop_reason``."""
+def _record_stop_reason(results: TrialResults) -> Iterator[None]:
+    """On Ctrl-C or an OSError, leave the context and set ``results.stop_reason``."""
     try:
         yield
     except KeyboardInterrupt:
-        collected.stop_reason = INTERRUPTED
+        results.stop_reason = INTERRUPTED
     except OSError as error:
-        path = collected.run_dir.path
-        collected.stop_reason = f"{error.strerror or error}: {error.filename or path}"
-        collected.show.warn(
-            f"{collected.stop_reason}. Measurements so far are saved; run: seatrial run --resume {path}"
-        )
+        path = results.run_dir.path
+        results.stop_reason = f"{error.strerror or error}: {error.filename or path}"
+        results.display.warn(f"{results.stop_reason}. Measurements so far are saved; run: seatrial run --resume {path}")
 
 
-def _trial(collected: Collected, plan: Plan, survey: Survey, assessment: _Assessment, start_clock: float) -> Trial:
-    request, settings = collected.run_dir.request, collected.settings
-    gpu_error = survey.gpu_error(settings)
-    seconds = _check_seconds(list(settings.checks), collected.measurements)
-    retry_seconds = _check_seconds(list(settings.checks), collected.retries)
+def _trial(
+    results: TrialResults, plan: Plan, this_host: ThisHost, assessment: _Assessment, process_start: float
+) -> Trial:
+    """Return the record of the trial. ``process_start``: start of this process, in seconds of time.monotonic()."""
+    request, settings = results.run_dir.request, results.settings
+    gpu_error = this_host.gpu_error(settings)
+    seconds = _check_seconds(list(settings.checks), results.measurements)
+    retry_seconds = _check_seconds(list(settings.checks), results.retries)
     seconds |= {f"{name} (retry)": value for name, value in retry_seconds.items()}
     session = Session(
-        started=time.time() - (time.monotonic() - start_clock),
-        seconds=time.monotonic() - start_clock,
+        started=time.time() - (time.monotonic() - process_start),
+        seconds=time.monotonic() - process_start,
         command=("seatrial", *sys.argv[1:]),
-        stop_reason=collected.stop_reason,
-        overhead=tuple(collected.timings),
+        stop_reason=results.stop_reason,
+        overhead=tuple(results.timings),
     )
-    sessions = (*collected.sessions, session)
+    sessions = (*results.sessions, session)
     overhead = [timing for session in sessions for timing in session.overhead]
     return Trial(
         seatrial=__version__,
@@ -211,16 +224,16 @@ def _trial(collected: Collected, plan: Plan, survey: Survey, assessment: _Assess
         seconds=sum(session.seconds for session in sessions),
         config=settings.model_dump(mode="json"),
         origins=request.origins,
-        environment=survey.facts,
+        environment=this_host.facts,
         jobs=plan.jobs,
         excluded_checks=plan.excluded_checks,
-        stop_reason=collected.stop_reason,
+        stop_reason=results.stop_reason,
         gpu_error=gpu_error,
         baseline=assessment.baseline,
         sessions=sessions,
-        results=tuple(collected.results),
-        measurements=tuple(collected.measurements),
-        retries=tuple(collected.retries),
+        results=tuple(results.job_results),
+        measurements=tuple(results.measurements),
+        retries=tuple(results.retries),
         verdicts=assessment.verdicts,
         findings=assessment.findings,
         insights=assessment.insights,
@@ -228,28 +241,28 @@ def _trial(collected: Collected, plan: Plan, survey: Survey, assessment: _Assess
         timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),
         decision=make_decision(
             settings,
-            collected.measurements,
+            results.measurements,
             assessment.verdicts,
             plan.excluded_checks,
-            (collected.stop_reason, gpu_error),
-            tested_hardware=tested_hardware(settings, plan, survey),
-            cpu_only=cpu_only(settings, survey),
-            site=assessment.baseline,
+            (results.stop_reason, gpu_error),
+            tested_hardware=tested_hardware(settings, plan, this_host),
+            cpu_only=cpu_only(settings, this_host),
+            baseline=assessment.baseline,
         ),
     )
 
 
-def _write_reports(trial: Trial, collected: Collected) -> Trial:
+def _write_reports(trial: Trial, results: TrialResults) -> Trial:
     """Write the reports and return the trial; an ACCEPTED trial whose record cannot be written is INCOMPLETE."""
     try:
-        collected.run_dir.save_session(trial.sessions[-1])
-        with collected.timed("report"):
+        results.run_dir.save_session(trial.sessions[-1])
+        with results.timed("report"):
             report.render_all(trial)
-        # render again, so that the reports include their own rendering time
-        trial = trial.model_copy(update={"timings": (*trial.timings, collected.timings[-1])})
-        report.write_all(trial, collected.run_dir.path)
+        # the first rendering is only timed: the reports written below include that time
+        trial = trial.model_copy(update={"timings": (*trial.timings, results.timings[-1])})
+        report.write_all(trial, results.run_dir.path)
     except (OSError, report.NotWritten) as error:
-        collected.show.warn(f"some reports could not be written: {error}")
+        results.display.warn(f"some reports could not be written: {error}")
         if trial.decision.value is DecisionValue.ACCEPTED:
             reason = f"the record of the trial could not be written: {error}"
             incomplete = Decision(
@@ -259,5 +272,5 @@ def _write_reports(trial: Trial, collected: Collected) -> Trial:
                 cpu_only=trial.decision.cpu_only,
             )
             trial = trial.model_copy(update={"decision": incomplete})
-        report.write_some(trial, collected.run_dir.path)
+        report.write_some(trial, results.run_dir.path)
     return trial

@@ -1,7 +1,7 @@
 """The run directory: files that a trial writes while it runs, so that no measurement is lost if it is killed.
 
-``run.json`` holds the request, ``measurements.jsonl`` one line per measurement and ended job. ``--resume`` reads these
-and the ranks' journals.
+``run.json`` holds the request. ``measurements.jsonl`` has one line per measurement, ended job and session.
+``--resume`` reads both, and the journal of each rank.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from seatrial.util import journal
 from seatrial.util.files import atomic_write
 from seatrial.util.journal import Journal
 
+MAX_NESTING = 100  # levels in trial.json; records have about ten
 _LOG_SUFFIXES = (".log", ".err", ".out")
 _DISCARDED_CHECKS, _DISCARDED_RETRIES = "discarded_checks", "discarded_retries"  # keys of records in measurements.jsonl
 
 
 class Request(Frozen):
-    """Content of run.json: the request of the trial, sufficient to resume it."""
+    """Content of run.json: config and options of the trial, sufficient to resume it."""
 
     config: Config
     origins: dict[str, str]
@@ -39,13 +40,13 @@ class Request(Frozen):
 
 @dataclass
 class SavedRun:
-    """Content of measurements.jsonl."""
+    """Content of measurements.jsonl, without discarded measurements."""
 
     measurements: list[Measurement] = field(default_factory=list)
-    retries: list[Measurement] = field(default_factory=list)  # second measurements of checks below a threshold
-    results: list[JobResult] = field(default_factory=list)
+    retries: list[Measurement] = field(default_factory=list)  # second measurements of checks with a violated threshold
+    job_results: list[JobResult] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
-    machine: Machine | None = None  # on which they were measured
+    machine: Machine | None = None  # that was measured
     warnings: list[str] = field(default_factory=list)  # records that could not be read
 
 
@@ -88,18 +89,18 @@ class RunDir:
         except UnicodeDecodeError as error:
             raise UsageError(f"--resume {path}: run.json is damaged: {error}") from error
 
-    def discard(self) -> None:
+    def remove_if_unused(self) -> None:
         """Remove the directory if it holds only the request, so that the same --out can be used again."""
         if all("request" in record for record in journal.read(self._journal.path)[0]):
             self._journal.path.unlink()
             (self.path / "run.json").unlink()
             self.path.rmdir()
 
-    def save(self, measurement: Measurement) -> None:
+    def save_measurement(self, measurement: Measurement) -> None:
         """Append a measurement and flush it to disk. Raises OSError."""
         self._journal.append({"measurement": measurement.model_dump(mode="json")})
 
-    def save_result(self, result: JobResult) -> None:
+    def save_job_result(self, result: JobResult) -> None:
         self._journal.append({"result": result.model_dump(mode="json")})
 
     def save_session(self, session: Session) -> None:
@@ -109,27 +110,28 @@ class RunDir:
         self._journal.append({"machine": machine.model_dump(mode="json")})
 
     def discard_checks(self, checks: Iterable[str]) -> None:
-        """Record that all earlier measurements of these checks no longer count."""
-        self._journal.append({"discarded_checks": sorted(checks)})
+        """Record that all measurements of these checks so far, and their retries, no longer count."""
+        self._journal.append({_DISCARDED_CHECKS: sorted(checks)})
 
     def discard_retries(self, checks: Iterable[str]) -> None:
-        """Record that the earlier retries of these checks no longer count; their first measurements still do."""
-        self._journal.append({"discarded_retries": sorted(checks)})
+        """Record that the retries of these checks so far no longer count; their first measurements still do."""
+        self._journal.append({_DISCARDED_RETRIES: sorted(checks)})
 
     def recover(self) -> SavedRun:
-        """Return the measurements that count, including those only in a rank's journal (this process was killed)."""
+        """Return the saved run. Measurements that are only in a rank's journal (after a kill) are saved first."""
         saved = SavedRun()
         records, saved.warnings = journal.read(self._journal.path)
-        keys = {_key(record) for record in records}
+        saved_keys = {_measurement_key(record) for record in records}
         paths = sorted(self.path.glob("jobs/*/attempt*/rank*.jsonl"))
         rank_records = [record for path in paths for record in journal.read(path)[0]]
-        new = [record for record in rank_records if _is_successful(record) and _key(record) not in keys]
-        # measurements of ranks that the user started after the check's error was recorded replace that error
-        failed = [record for record in records if _failed(record)]
-        replaced = {_discard_mark(record) for record in new} & {_discard_mark(record) for record in failed}
-        for mark in (_DISCARDED_CHECKS, _DISCARDED_RETRIES):
-            if checks := sorted(check for check, check_mark in replaced if check_mark == mark):
-                new.insert(0, {mark: checks})
+        new = [record for record in rank_records if _is_success(record) and _measurement_key(record) not in saved_keys]
+        # a check was recorded as ERROR, then the user started its ranks (torchrun): their measurements replace it
+        errors = [record for record in records if _is_error(record)]
+        replaced = {_check_and_discard_key(record) for record in new}
+        replaced &= {_check_and_discard_key(record) for record in errors}
+        for discard_key in (_DISCARDED_CHECKS, _DISCARDED_RETRIES):
+            if checks := sorted(check for check, key in replaced if key == discard_key):
+                new.insert(0, {discard_key: checks})
         for record in new:
             self._journal.append(record)
             records.append(record)
@@ -151,34 +153,34 @@ def _digest(text: str) -> str:
 
 
 def _check_unchanged(path: Path, text: str) -> None:
-    """Raise UsageError unless run.json is the request for which the journal's measurements were made."""
+    """Raise UsageError unless measurements.jsonl has the digest of ``text``, the content of run.json."""
     digests = [record["request"] for record in journal.read(path / "measurements.jsonl")[0] if "request" in record]
     if digests != [_digest(text)]:
         reason = "was changed since the trial started" if digests else "has no matching measurements.jsonl"
         raise UsageError(f"--resume {path}: run.json {reason}; start a new run: seatrial run")
 
 
-def _key(record: journal.Record) -> tuple[object, ...]:
-    """Return the identity of a measurement record; of a damaged record, its text."""
+def _measurement_key(record: journal.Record) -> tuple[object, ...]:
+    """Return the fields that identify a measurement; for any other record, its ``measurement`` value as text."""
     measurement = record.get("measurement")
     if not isinstance(measurement, dict):
         return (repr(measurement),)
     return tuple(repr(measurement.get(name)) for name in ("check", "subject", "rank", "started"))
 
 
-def _is_successful(record: journal.Record) -> bool:
-    """Return whether a rank's record is a measurement without error; the launcher records errors itself."""
+def _is_success(record: journal.Record) -> bool:
+    """Return whether a record is a measurement without error. Errors of ranks are left to ``run_job``."""
     measurement = record.get("measurement")
     return isinstance(measurement, dict) and not measurement.get("error")
 
 
-def _failed(record: journal.Record) -> bool:
+def _is_error(record: journal.Record) -> bool:
     measurement = record.get("measurement")
     return isinstance(measurement, dict) and bool(measurement.get("error"))
 
 
-def _discard_mark(record: journal.Record) -> tuple[str, str]:
-    """Return the check of a measurement record, and the mark that discards this measurement."""
+def _check_and_discard_key(record: journal.Record) -> tuple[str, str]:
+    """Return the check of a measurement record, and the key of the record that discards the measurement."""
     measurement = record.get("measurement")
     if not isinstance(measurement, dict):
         return "", ""
@@ -195,7 +197,7 @@ def _add_record(record: journal.Record, saved: SavedRun) -> None:
         checks = set(record[_DISCARDED_RETRIES])
         saved.retries = [measurement for measurement in saved.retries if measurement.check not in checks]
     elif "result" in record:
-        saved.results.append(JobResult.model_validate(record["result"]))
+        saved.job_results.append(JobResult.model_validate(record["result"]))
     elif "machine" in record:
         saved.machine = Machine.model_validate(record["machine"])
     elif "session" in record:
@@ -205,13 +207,11 @@ def _add_record(record: journal.Record, saved: SavedRun) -> None:
         (saved.retries if measurement.retry else saved.measurements).append(measurement)
 
 
-MAX_NESTING = 100  # levels in trial.json; records so far have about ten
-
-
 def load_trial(path: Path) -> Trial:
-    """The record of a run: ``path`` is its folder or its trial.json. Raises UsageError that says what is wrong."""
+    """Return the trial recorded in ``path``, a run directory or a trial.json. Raises UsageError."""
     file = path / "trial.json" if path.is_dir() else path
-    hint = f"; its measurements may be whole: seatrial run --resume {file.parent}" if _has_journal(file.parent) else ""
+    has_journal = (file.parent / "measurements.jsonl").exists()
+    hint = f"; its measurements may be intact: seatrial run --resume {file.parent}" if has_journal else ""
     try:
         return Trial.model_validate(upgrade(_strict_json(file.read_text(encoding="utf-8"))))
     except OSError as error:
@@ -238,7 +238,7 @@ def _strict_json(text: str) -> object:
 
 
 def _integer(text: str) -> int:
-    if len(text) > 20:  # 64 bits, and a sign
+    if len(text) > 20:  # the digits of a 64-bit integer, with its sign
         raise ValueError(f"number too large: {text[:20]}…")
     return int(text)
 
@@ -250,12 +250,8 @@ def _finite(text: str) -> float:
     return value
 
 
-def _has_journal(folder: Path) -> bool:
-    return (folder / "measurements.jsonl").exists()
-
-
-def logs(path: Path) -> list[Path]:
-    """Return the logs of a run directory's jobs, or ``path`` itself if it is a file.
+def log_files(path: Path) -> list[Path]:
+    """Return the log files of a run directory's jobs, or ``path`` itself if it is not a directory.
 
     Raises UsageError for a directory without logs.
     """

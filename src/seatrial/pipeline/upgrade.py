@@ -1,4 +1,4 @@
-"""Records of schema version 1 as records of version 2. Pure: a document in, a document out."""
+"""Upgrades trial records of schema version 1 to version 2. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from seatrial.config import renames
 
 Record = dict[str, Any]
+# New names of the fields of each record: version 1 -> version 2
 _TRIAL = {"left_out": "excluded_checks", "stopped": "stop_reason", "trouble": "gpu_error", "repeats": "retries"}
 _SESSION = {"stopped": "stop_reason"}
 _JOB = {"promised_gpus": "expected_gpus", "promised_nodes": "expected_nodes", "again": "retry"}
@@ -31,35 +32,37 @@ _COUNTERS = {"denied": "permission_denied", "lacks": "not_supported", "unread": 
 
 
 def upgrade(document: object) -> object:
-    """A record of schema version 1 as one of version 2; anything else, damaged records too, is returned unchanged.
+    """Return a record of schema version 1 as one of version 2; return anything else or damaged unchanged.
 
-    The text of a verdict of version 1 becomes its detail; `seatrial judge` replaces it by a verdict of version 2.
+    A verdict keeps its text as ``detail``, without the fields of version 2; ``seatrial judge`` makes new verdicts.
     """
     if not isinstance(document, dict) or document.get("schema_version") != "1":
         return document
     try:
         return _upgraded(document)
     except (AttributeError, TypeError, KeyError):
-        return document  # damaged: validation names the first fault
+        return document  # damaged: Trial.model_validate names the first error
 
 
 def _upgraded(document: Record) -> Record:
-    trial = _fields(document, _TRIAL)
+    trial = _rename_fields(document, _TRIAL)
     trial["schema_version"] = "2"
-    _each(trial, "sessions", lambda session: _fields(session, _SESSION))
-    _each(trial, "results", lambda result: _fields(result, _RESULT))
+    _change_each(trial, "sessions", lambda session: _rename_fields(session, _SESSION))
+    _change_each(trial, "results", lambda result: _rename_fields(result, _RESULT))
     for key, change in (("jobs", _job), ("measurements", _measurement), ("retries", _measurement)):
-        _each(trial, key, change)
-    _each(trial, "verdicts", _verdict)
-    _each(trial, "findings", lambda finding: _without(_fields(finding, _FINDING), "judged_by"))
+        _change_each(trial, key, change)
+    _change_each(trial, "verdicts", _verdict)
+    _change_each(trial, "findings", lambda finding: _without_field(_rename_fields(finding, _FINDING), "judged_by"))
     trial["insights"] = [
         {**insight, "check": renames.new_check(insight["check"])}
         for insight in trial.get("insights", ())
         if insight.get("title") != "HARDLY A TEST"
     ]
-    _each(trial, "timings", lambda timing: {**timing, "name": renames.new_check(timing["name"])})
+    _change_each(trial, "timings", lambda timing: {**timing, "name": renames.new_check(timing["name"])})
     if "excluded_checks" in trial:
-        trial["excluded_checks"] = {renames.new_check(check): by for check, by in trial["excluded_checks"].items()}
+        trial["excluded_checks"] = {
+            renames.new_check(check): option for check, option in trial["excluded_checks"].items()
+        }
     if trial.get("decision") is not None:
         trial["decision"] = _decision(trial["decision"])
     if trial.get("config") is not None:
@@ -72,7 +75,7 @@ def _upgraded(document: Record) -> Record:
 
 
 def _job(job: Record) -> Record:
-    job = _fields(job, _JOB)
+    job = _rename_fields(job, _JOB)
     job["checks"] = [renames.new_check(check) for check in job["checks"]]
     job["options"] = {renames.new_check(check): _options(check, options) for check, options in job["options"].items()}
     job["limits"] = {renames.new_check(check): limit for check, limit in job["limits"].items()}
@@ -85,20 +88,20 @@ def _options(check: str, options: Mapping[str, Any]) -> Record:
 
 
 def _measurement(measurement: Record) -> Record:
-    measurement = _fields(measurement, _MEASUREMENT)
+    measurement = _rename_fields(measurement, _MEASUREMENT)
     check = measurement["check"]
     measurement["check"] = renames.new_check(check)
     for key, new_name in (("metrics", renames.new_metric), ("series", renames.new_series)):
         measurement[key] = [{**item, "name": new_name(check, item["name"])} for item in measurement.get(key, ())]
     facts = {renames.new_fact(check, name): value for name, value in measurement.get("facts", {}).items()}
     if isinstance(counters := facts.get("error_counters"), dict):
-        facts["error_counters"] = _fields(counters, _COUNTERS)
+        facts["error_counters"] = _rename_fields(counters, _COUNTERS)
     measurement["facts"] = facts
     return measurement
 
 
 def _verdict(verdict: Record) -> Record:
-    verdict = _without(_fields(verdict, _VERDICT), "judged_by")
+    verdict = _without_field(_rename_fields(verdict, _VERDICT), "judged_by")
     check = verdict["check"]
     if verdict.get("metric"):
         verdict["metric"] = renames.new_metric(check, verdict["metric"])
@@ -106,7 +109,7 @@ def _verdict(verdict: Record) -> Record:
 
 
 def _decision(decision: Record) -> Record:
-    decision = _without(_fields(decision, _DECISION), "unjudged")
+    decision = _without_field(_rename_fields(decision, _DECISION), "unjudged")
     decision["cpu_only"] = str(decision.get("tested_hardware") or "").startswith("REHEARSAL")
     return decision
 
@@ -116,7 +119,7 @@ def _config(config: Record) -> Record:
     for old, new in renames.table()["trial"].items():
         group, key = old.split(".")
         if key in config.get(group, {}):
-            config[group] = _fields(config[group], {key: new.rpartition(".")[2]})
+            config[group] = _rename_fields(config[group], {key: new.rpartition(".")[2]})
     config["checks"] = {
         renames.new_check(check): {
             **settings,
@@ -133,17 +136,18 @@ def _config(config: Record) -> Record:
 def _baseline(baseline: Record) -> Record:
     references = renames.table()["references"]
     expected = {
-        references.get(key, key): [_fields(value, _REFERENCE) for value in values]
+        references.get(key, key): [_rename_fields(value, _REFERENCE) for value in values]
         for key, values in baseline["expected"].items()
     }
     return {**baseline, "expected": expected}
 
 
 def _telemetry(telemetry: Record) -> Record:
-    telemetry = _fields(telemetry, _TELEMETRY)
-    _each(telemetry, "loads", lambda load: {**_fields(load, _LOAD), "check": renames.new_check(load["check"])})
-    for board in telemetry.get("dashboards", ()):
-        for record in _records(board):
+    telemetry = _rename_fields(telemetry, _TELEMETRY)
+    _change_each(telemetry, "loads", lambda load: _rename_fields(load, _LOAD))
+    _change_each(telemetry, "loads", lambda load: {**load, "check": renames.new_check(load["check"])})
+    for dashboard in telemetry.get("dashboards", ()):
+        for record in _mappings(dashboard):
             if record.get("role") in _ROLES:
                 record["role"] = _ROLES[record["role"]]
             if "check" in record:
@@ -153,22 +157,23 @@ def _telemetry(telemetry: Record) -> Record:
     return telemetry
 
 
-def _records(value: Any) -> list[Record]:
-    """Every mapping in ``value``, at any depth."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [*([value] if isinstance(value, dict) else []), *(record for item in inner for record in _records(item))]
+def _mappings(value: Any) -> list[Record]:
+    """Return every mapping in ``value``, at any depth."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    nested = [mapping for child in children for mapping in _mappings(child)]
+    return [value, *nested] if isinstance(value, dict) else nested
 
 
-def _each(record: Record, key: str, change: Callable[[Record], Record]) -> None:
+def _change_each(record: Record, key: str, change: Callable[[Record], Record]) -> None:
     if key in record:
         if not isinstance(record[key], list):
             raise TypeError(f"{key} is not a list")
         record[key] = [change(item) for item in record[key]]
 
 
-def _fields(record: Mapping[str, Any], renamed: Mapping[str, str]) -> Record:
+def _rename_fields(record: Mapping[str, Any], renamed: Mapping[str, str]) -> Record:
     return {renamed.get(name, name): value for name, value in record.items()}
 
 
-def _without(record: Record, field: str) -> Record:
+def _without_field(record: Record, field: str) -> Record:
     return {name: value for name, value in record.items() if name != field}

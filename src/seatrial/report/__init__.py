@@ -16,9 +16,11 @@ from seatrial.util import files
 Render = Callable[[Trial], str]
 
 
-def _module(name: str) -> Render:
+def _render_of(module: str) -> Render:
+    """The ``render`` of a module of this package, which is imported at the first call."""
+
     def render_with_module(trial: Trial) -> str:
-        text: str = import_module(f"{__name__}.{name}").render(trial)
+        text: str = import_module(f"{__name__}.{module}").render(trial)
         return text
 
     return render_with_module
@@ -29,14 +31,14 @@ def _json(trial: Trial) -> str:
 
 
 FORMATS: Mapping[str, Render] = {
-    "html": _module("html_page"),
-    "junit": _module("junit"),
-    "prometheus": _module("prometheus"),
+    "html": _render_of("html_page"),
+    "junit": _render_of("junit"),
+    "prometheus": _render_of("prometheus"),
     "json": _json,
-    "markdown": _module("markdown"),
+    "markdown": _render_of("markdown"),
 }
 
-# trial.json first: all other files can be rendered from it.
+# File in the run directory → format. trial.json is first: all other files can be rendered from it.
 FILES: Mapping[str, str] = {
     "trial.json": "json",
     "junit.xml": "junit",
@@ -57,7 +59,7 @@ class NotWritten(SeatrialError):
 
 
 def render_all(trial: Trial) -> dict[str, str]:
-    """Render all ``FILES``. Raises NotWritten after trying all of them."""
+    """File name → text for all ``FILES``. Raises NotWritten with every format that failed."""
     texts, failed = {}, []
     for name, format in FILES.items():
         try:
@@ -98,7 +100,7 @@ def write_some(trial: Trial, run_dir: Path) -> list[Path]:
 
 
 def set_aside(run_dir: Path) -> None:
-    """Rename the files of an earlier session to ``trial.json.before`` and so on: they are outdated."""
+    """Rename ``FILES`` of an earlier session, which are outdated, to ``trial.json.before`` and so on."""
     for path in (run_dir / name for name in FILES):
         if path.is_file():
             path.replace(path.with_name(f"{path.name}.before"))

@@ -12,11 +12,12 @@ from statistics import median
 from seatrial.model import Series, format_bytes, format_value
 from seatrial.report.formatting import family, print_value, unit_text
 
-LEFT_OF_TICK, DIGIT = 12.0, 7.8  # room for the labels of the y axis: the width of a digit in the larger font of phones
-MAX_LINES = 8  # above it: the band of all curves, their median, and the subjects that did not pass
-MAX_POINTS = 400  # about one per unit of width
-MAX_MARKS = 40  # points of a curve with a mark that shows its value on hovering
-# Beyond these, differences and steps of an axis exceed the range of a float. Measured values do not come near.
+# Room left of the y axis, in SVG units: distance of a label from the axis, and width of a digit in the font for phones
+TICK_MARGIN, DIGIT_WIDTH = 12.0, 7.8
+MAX_CURVES = 8  # above it: the band of all curves, their median, and the subjects that did not pass
+MAX_POINTS = 400  # of a curve; about one per SVG unit of width
+MAX_MARKS = 40  # a curve with more points has no marks that show values on hovering
+# With values outside these limits, the steps of an axis exceed the range of a float; measured values are far inside
 LARGEST, SMALLEST = 1e300, 1e-300
 
 Points = Sequence[tuple[float, float]]
@@ -33,37 +34,37 @@ class Frame:
     top: float
     bottom: float
     font: float
-    digits: int
+    decimals: int
 
     @property
-    def across(self) -> tuple[float, float]:
+    def x_range(self) -> tuple[float, float]:
         """Start and end of the x axis."""
         return self.left, self.width - self.right
 
     @property
-    def upwards(self) -> tuple[float, float]:
+    def y_range(self) -> tuple[float, float]:
         """Start and end of the y axis."""
         return self.height - self.bottom, self.top
 
     def path(self, points: Points) -> str:
-        """An SVG path: the first point, then differences; a horizontal part is one stroke."""
-        rounded = [(round(x, self.digits), round(y, self.digits)) for x, y in points]
+        """An SVG path: the first point, then relative moves; a horizontal part is one move."""
+        rounded = [(round(x, self.decimals), round(y, self.decimals)) for x, y in points]
         bends = [b for a, b, c in zip(rounded, rounded[1:], rounded[2:], strict=False) if not a[1] == b[1] == c[1]]
         points = [rounded[0], *bends, *rounded[-1:]] if len(rounded) > 1 else rounded
-        strokes = (f"l{round(b[0] - a[0], 1):g} {round(b[1] - a[1], 1):g}" for a, b in pairwise(points))
-        return f"M{points[0][0]:g} {points[0][1]:g}" + "".join(strokes)
+        moves = (f"l{round(b[0] - a[0], 1):g} {round(b[1] - a[1], 1):g}" for a, b in pairwise(points))
+        return f"M{points[0][0]:g} {points[0][1]:g}" + "".join(moves)
 
     def area(self, low: Points, high: Points) -> str:
         """An SVG path around the area between two curves."""
         return self.path([*low, *reversed(high)]) + "Z"
 
 
-FRAME = Frame(width=460, height=250, left=58, right=14, top=24, bottom=40, font=11.5, digits=1)
+FRAME = Frame(width=460, height=250, left=58, right=14, top=24, bottom=40, font=11.5, decimals=1)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values ``low`` to ``high`` onto ``start`` to ``end`` in SVG units, with labelled ticks."""
+    """Maps the values ``low`` to ``high`` to the positions ``start`` to ``end`` in SVG units; with labelled ticks."""
 
     low: float
     high: float
@@ -72,19 +73,20 @@ class Axis:
     ticks: tuple[tuple[float, str], ...] = ()  # position, label
     log: bool = False
 
-    def at(self, value: float) -> float:
+    def position(self, value: float) -> float:
+        """The position of ``value`` in SVG units."""
         low, high = (math.log2(self.low), math.log2(self.high)) if self.log else (self.low, self.high)
         fraction = ((math.log2(value) if self.log else value) - low) / ((high - low) or 1.0)
         return round(self.start + fraction * (self.end - self.start), 1)
 
     def with_ticks(self, values: Iterable[float], unit: str) -> Axis:
         """The same axis with a tick at each value."""
-        return replace(self, ticks=tuple((self.at(value), tick(value, unit)) for value in values))
+        return replace(self, ticks=tuple((self.position(value), tick_label(value, unit)) for value in values))
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line as an SVG path. ``style`` numbers colour and dashes; ``marks`` are points with the text for hovering."""
+    """A line as an SVG path. ``style``: number of its colour and dashes; ``marks``: x, y and text shown on hovering."""
 
     label: str
     style: int
@@ -94,7 +96,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """Axes and curves; for many subjects, a band around all curves."""
+    """Axes and curves; with more than MAX_CURVES curves, a band around all of them."""
 
     frame: Frame
     title: str
@@ -106,11 +108,11 @@ class Chart:
     band: str = ""  # as an SVG path
     band_label: str = ""
     legend: tuple[Curve, ...] = ()
-    range: str = ""  # minimum and maximum
+    range_text: str = ""  # minimum and maximum of the values
 
     @property
     def caption(self) -> str:
-        """``busbw in GB/s over message size``."""
+        """The text below the chart: ``busbw in GB/s over message size``."""
         unit = f" in {self.y_label}" if self.y_label else ""
         return f"{self.title}{unit} over {self.x_label or 'x'}"
 
@@ -118,7 +120,7 @@ class Chart:
 def charts(series: Sequence[Series], not_passed: frozenset[str]) -> list[Chart]:
     """One chart per family of names: ``loss.all_ranks`` and ``loss.one_process`` share a chart.
 
-    Where there are many curves, those of ``not_passed`` subjects are drawn.
+    With more than MAX_CURVES curves, only the median and curves of ``not_passed`` subjects are drawn.
     """
     families: dict[tuple[str, str, str], list[Series]] = {}
     for entry in series:
@@ -137,26 +139,26 @@ def drawable(value: float) -> float:
 
 def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
     first = group[0]
-    at: dict[float, list[float]] = {}
+    ys_by_x: dict[float, list[float]] = {}
     for entry in group:
         for a, b in zip(entry.x, entry.y, strict=False):
-            at.setdefault(a, []).append(b)
+            ys_by_x.setdefault(a, []).append(b)
     xs, ys = sorted({x for entry in group for x in entry.x}), [y for entry in group for y in entry.y]
     over_sizes = first.x_unit == "B" and xs[0] > 0
     y = _y_axis(first, ys, over_sizes)
-    frame = replace(FRAME, left=max(FRAME.left, LEFT_OF_TICK + DIGIT * max(len(label) for _, label in y.ticks)))
-    x = (_sizes if over_sizes else linear)(xs, first.x_unit, *frame.across)
+    frame = replace(FRAME, left=max(FRAME.left, TICK_MARGIN + DIGIT_WIDTH * max(len(label) for _, label in y.ticks)))
+    x = (_sizes if over_sizes else linear)(xs, first.x_unit, *frame.x_range)
 
-    def placed(points: Points) -> Points:
-        return [(x.at(a), y.at(b)) for a, b in points]
+    def to_svg(points: Points) -> Points:
+        return [(x.position(a), y.position(b)) for a, b in points]
 
-    def of_all(value: Callable[[list[float]], float]) -> Points:
-        return placed(_thinned([(a, value(at[a])) for a in sorted(at)]))
+    def combined(combine: Callable[[list[float]], float]) -> Points:
+        return to_svg(_thin([(a, combine(ys_by_x[a])) for a in sorted(ys_by_x)]))
 
     def curve(entry: Series, style: int) -> Curve:
-        pairs = _thinned(list(zip(entry.x, entry.y, strict=False)))
-        points, label = placed(pairs), labels(entry)
-        notes = [f"{label}: {tick(a, entry.x_unit)}, {print_value(b, entry.y_unit)}" for a, b in pairs]
+        pairs = _thin(list(zip(entry.x, entry.y, strict=False)))
+        points, label = to_svg(pairs), labels(entry)
+        notes = [f"{label}: {tick_label(a, entry.x_unit)}, {print_value(b, entry.y_unit)}" for a, b in pairs]
         marks = [(*point, note) for point, note in zip(points, notes, strict=True)] if len(pairs) <= MAX_MARKS else []
         return Curve(label, style, frame.path(points), tuple(marks))
 
@@ -168,29 +170,29 @@ def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
         y=y,
         x_label="message size" if first.x_unit == "B" else unit_text(first.x_unit),
         y_label=unit_text(first.y_unit),
-        curves=tuple(curve(entry, style) for style, entry in enumerate(group)) if len(group) <= MAX_LINES else (),
+        curves=tuple(curve(entry, style) for style, entry in enumerate(group)) if len(group) <= MAX_CURVES else (),
     )
     if chart.curves:
         return chart
-    chosen = [entry for entry in group if entry.subject in not_passed][: MAX_LINES - 2]
-    middle = Curve(f"median of {len(group)}", 0, frame.path(of_all(median)))
+    highlighted = [entry for entry in group if entry.subject in not_passed][: MAX_CURVES - 2]
+    median_curve = Curve(f"median of {len(group)}", 0, frame.path(combined(median)))
     return replace(
         chart,
-        curves=(middle, *(curve(entry, style) for style, entry in enumerate(chosen, 1))),
-        band=frame.area(of_all(min), of_all(max)),
+        curves=(median_curve, *(curve(entry, style) for style, entry in enumerate(highlighted, 1))),
+        band=frame.area(combined(min), combined(max)),
         band_label=f"all {len(group)}",
     )
 
 
 def _y_axis(first: Series, values: list[float], over_sizes: bool) -> Axis:
-    """From zero, except for a loss (zero has no meaning) and for times over sizes (they span decades)."""
+    """A linear axis from zero; for a loss from its lowest value; for times over sizes a logarithmic one."""
     if over_sizes and first.y_unit in ("us", "ms", "s") and min(values) > 0:
-        return _decades(values, *FRAME.upwards)
-    return linear(values if "loss" in first.name.lower() else [*values, 0.0], first.y_unit, *FRAME.upwards)
+        return _decades(values, *FRAME.y_range)
+    return linear(values if "loss" in first.name.lower() else [*values, 0.0], first.y_unit, *FRAME.y_range)
 
 
 def _labels(group: list[Series]) -> Callable[[Series], str]:
-    """The labels of curves: their subject, the rest of their name, or both."""
+    """A function that labels a curve by its subject, by its name without the family, or by both, if both differ."""
     if len({entry.name for entry in group}) == 1:
         return lambda entry: entry.subject
     if len({entry.subject for entry in group}) == 1:
@@ -198,8 +200,8 @@ def _labels(group: list[Series]) -> Callable[[Series], str]:
     return lambda entry: f"{entry.name.partition('.')[2] or entry.name}, {entry.subject}"
 
 
-def _thinned(points: Points) -> Points:
-    """At most MAX_POINTS points: minimum and maximum of each interval, so that no spike is lost."""
+def _thin(points: Points) -> Points:
+    """At most MAX_POINTS points: the minimum and maximum of each interval, so that no spike is lost."""
     if len(points) <= MAX_POINTS:
         return points
     stride = math.ceil(len(points) / (MAX_POINTS / 2))
@@ -211,7 +213,7 @@ def _thinned(points: Points) -> Points:
 
 
 def linear(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
-    """An axis over ``values`` with four to nine round ticks, from position ``start`` to ``end``."""
+    """A linear axis over ``values`` with a few ticks at round values, from position ``start`` to ``end``."""
     low, high = min(values), max(values)
     if low == high:
         low, high = (0.0, high or 1.0) if high >= 0 else (low, 0.0)
@@ -229,7 +231,7 @@ def _decades(values: Sequence[float], start: float, end: float) -> Axis:
 
 
 def _sizes(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
-    """A log2 axis with labels at up to six measured sizes, else at powers of two."""
+    """A log2 axis with a label at each measured size; with more than six sizes, at powers of two."""
     low, high = values[0], values[-1] if values[-1] > values[0] else values[0] * 2
     first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
     powers = [2.0**n for n in range(first, last + 1, max(1, math.ceil((last - first) / 6)))]
@@ -237,12 +239,12 @@ def _sizes(values: Sequence[float], unit: str, start: float, end: float) -> Axis
 
 
 def step(span: float) -> float:
-    """The distance of ticks: 1, 2 or 5 times a power of ten, for four to nine ticks."""
+    """The distance of ticks: 1, 2, 5 or 10 times a power of ten, the smallest with at most 6 steps in ``span``."""
     power = 10.0 ** math.floor(math.log10(span / 4))
     return next((power * factor for factor in (1, 2, 5) if span / (power * factor) <= 6), power * 10)
 
 
-def tick(value: float, unit: str) -> str:
+def tick_label(value: float, unit: str) -> str:
     """The label of a tick, without unit."""
     if abs(value) >= 1e15:
         return f"{value:.3g}"
@@ -251,31 +253,31 @@ def tick(value: float, unit: str) -> str:
 
 @dataclass(frozen=True)
 class Rug:
-    """A strip with one tick per subject or sample, as SVG path data."""
+    """A rug plot: a strip with one tick per subject or sample, as SVG path data."""
 
-    base: str
+    base: str  # the horizontal line
     passed: str
     not_passed: str
 
 
-RUG_WIDTH, RUG_HEIGHT = 96.0, 16.0
-MAX_TICKS = 40  # above it, ticks of good values become a histogram
-BIN = 3.0  # units of width
+RUG_WIDTH, RUG_HEIGHT = 96.0, 16.0  # SVG units
+MAX_TICKS = 40  # above it, a histogram replaces the ticks of passed values
+BIN_WIDTH = 3.0  # of the histogram, in SVG units
 
 
 def rug(values: Sequence[float], not_passed: Sequence[bool]) -> Rug:
-    """Ticks for ``values``. The strip spans at least 10 % on both sides of the median."""
+    """The rug plot of ``values``. The strip spans at least 10 % on both sides of the median."""
     values = [*map(drawable, values)]
     middle = median(values)
     margin = abs(middle) * 0.1
     low, high = min(*values, middle - margin), max(*values, middle + margin)
     scale = (RUG_WIDTH - 4) / ((high - low) or 1.0)
     positions = [(2 + (value - low) * scale, bad) for value, bad in zip(values, not_passed, strict=True)]
-    good = [x for x, bad in positions if not bad]
-    many = len(good) > MAX_TICKS
+    passed = [x for x, bad in positions if not bad]
+    many = len(passed) > MAX_TICKS
     return Rug(
         base=f"M0 {14.5 if many else 8}H{RUG_WIDTH:g}",
-        passed=_histogram(good) if many else _ticks(good, 4, 12),
+        passed=_histogram(passed) if many else _ticks(passed, 4, 12),
         not_passed=_ticks([x for x, bad in positions if bad], 1, 15),
     )
 
@@ -285,6 +287,8 @@ def _ticks(positions: Sequence[float], top: float, bottom: float) -> str:
 
 
 def _histogram(positions: Sequence[float]) -> str:
-    counts = Counter(int(x / BIN) for x in positions)
+    counts = Counter(int(x / BIN_WIDTH) for x in positions)
     highest = max(counts.values())
-    return "".join(f"M{(n + 0.5) * BIN:g} 14v{-3 - 10 * count / highest:.1f}" for n, count in sorted(counts.items()))
+    return "".join(
+        f"M{(n + 0.5) * BIN_WIDTH:g} 14v{-3 - 10 * count / highest:.1f}" for n, count in sorted(counts.items())
+    )

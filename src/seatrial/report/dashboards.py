@@ -12,12 +12,13 @@ from seatrial.report.formatting import format_range, natural_key
 from seatrial.report.text import plural
 from seatrial.report.view import CheckView
 
-# Twice the printed size on a phone: integers are then exact to half a pixel.
-FRAME = Frame(width=660, height=240, left=84, right=14, top=30, bottom=36, font=21, digits=0)
-MIN_NUMBERED = 20.0  # width of a check from which its number is printed
-# A line is interrupted where no sample was read for so long. Shorter gaps are late samples, or gauges read in turn.
+# Twice the displayed size on a phone, so that integer coordinates are exact to half a pixel
+FRAME = Frame(width=660, height=240, left=84, right=14, top=30, bottom=36, font=21, decimals=0)
+MIN_NUMBERED_WIDTH = 20.0  # a check that is narrower in the chart has no number
+# A line is interrupted if there is no sample for GAP_STEPS steps and for GAP_S seconds. Shorter gaps are late samples,
+# or GPUs that the sampler reads in turn.
 GAP_STEPS, GAP_S = 3, 10.0
-MIN_S = 0.1  # of an axis
+MIN_AXIS_S = 0.1  # minimum length of the time axis
 _GIB = 2.0**30
 _TITLES = {"gpu": "GPU dashboard", "host": "CPU dashboard"}
 _DEVICES = {"gpu": "GPU", "host": "node"}
@@ -25,7 +26,7 @@ _DEVICES = {"gpu": "GPU", "host": "node"}
 
 @dataclass(frozen=True)
 class Shade:
-    """The interval of a check, in pixels. ``number`` is empty where there is no room for it."""
+    """The interval of a check, in SVG units. ``number``: number of the check; empty if it does not fit."""
 
     x: float
     width: float
@@ -38,19 +39,19 @@ class DashboardView:
     """All panels of one kind in one phase."""
 
     title: str
-    extent: str
+    summary: str  # devices, duration and time step
     spans: tuple[Span, ...]
     shades: tuple[Shade, ...]
     panels: tuple[Chart, ...]
-    cuts: tuple[float, ...]  # in pixels
-    legend: tuple[Curve, ...]  # devices, or the median of many, for all panels; empty for one device
-    all: str  # the label of the band; empty without a band
+    cuts: tuple[float, ...]  # positions of omitted pauses, in SVG units
+    legend: tuple[Curve, ...]  # of all panels: the devices, or the median of many; empty for one device
+    band_label: str  # empty without a band
     loads: tuple[Load, ...]
-    not_sampled: str  # checks during which some GPUs were not sampled
+    not_sampled: str  # checks with GPUs that were not sampled, with the number of these GPUs
 
 
 def dashboards(telemetry: Telemetry | None, phase: str, checks: Sequence[str]) -> list[DashboardView]:
-    """The dashboards of a phase, GPUs first; none for a phase without a gauge that has two samples."""
+    """The dashboards of a phase, GPUs first; a dashboard without a gauge that has two samples is omitted."""
     if telemetry is None:
         return []
     loads = tuple(load for load in telemetry.loads if load.check in checks)
@@ -62,56 +63,56 @@ def dashboards(telemetry: Telemetry | None, phase: str, checks: Sequence[str]) -
 
 
 def missing_dashboards(trial: Trial, phase: str, checks: Sequence[CheckView]) -> str:
-    """Why a sampled phase has no dashboard of a kind; empty where it has all, or was not sampled."""
+    """Why a sampled phase lacks the GPU or CPU dashboard; empty if none is missing or the phase was not sampled."""
     jobs = [job for job in trial.jobs if job.telemetry_hz]
     sampled = {name for job in jobs for name in job.checks}
-    ran = [c for c in checks if c.name in sampled and any(not m.skipped and m.seconds for m in c.measurements)]
-    if not trial.telemetry or not ran:
+    measured = [c for c in checks if c.name in sampled and any(not m.skipped and m.seconds for m in c.measurements)]
+    if not trial.telemetry or not measured:
         return ""
     titles = {view.title for view in dashboards(trial.telemetry, phase, [])}
     kinds = ("gpu", "host") if any(job.device == "cuda" for job in jobs) else ("host",)
     missing = " and no ".join(_TITLES[kind] for kind in kinds if _TITLES[kind] not in titles)
-    seconds = sum(check.seconds for check in ran)
+    seconds = sum(check.seconds for check in measured)
     return missing and f"No {missing}: fewer than two samples in the {seconds:.1f} s of its checks."
 
 
 def _view(dashboard: Dashboard, loads: tuple[Load, ...], not_sampled: str) -> DashboardView:
-    x = _time_axis(_end(dashboard))
+    x = _time_axis(_axis_seconds(dashboard))
     many = any(track.role != "device" for track in dashboard.tracks)
     devices = {track.label for track in dashboard.tracks if track.role == "device" and track.gauge != THROTTLED}
     labels = ["median"] if many else sorted(devices, key=natural_key)
     styles = {label: n % 8 for n, label in enumerate(labels)}
     devices_text = plural(dashboard.devices, _DEVICES[dashboard.kind])
-    extent = f"{devices_text}, {dashboard.seconds:.0f} s, one point per {dashboard.step_s:.3g} s"
+    summary = f"{devices_text}, {dashboard.seconds:.0f} s, one point per {dashboard.step_s:.3g} s"
     return DashboardView(
         title=_TITLES[dashboard.kind],
-        extent=extent,
+        summary=summary,
         spans=dashboard.spans,
         shades=tuple(_shade(number, span, x) for number, span in enumerate(dashboard.spans, 1)),
-        panels=tuple(_panel(gauge, dashboard, x, styles) for gauge in _drawn(dashboard)),
-        cuts=tuple(x.at(drawable(at)) for at in dashboard.cuts),
+        panels=tuple(_panel(gauge, dashboard, x, styles) for gauge in _drawn_gauges(dashboard)),
+        cuts=tuple(x.position(drawable(cut)) for cut in dashboard.cuts),
         legend=tuple(Curve(label, n) for label, n in styles.items()) if many or len(styles) > 1 else (),
-        all=f"all {dashboard.devices}" if many else "",
+        band_label=f"all {dashboard.devices}" if many else "",
         loads=loads,
         not_sampled=not_sampled,
     )
 
 
-def _end(dashboard: Dashboard) -> float:
+def _axis_seconds(dashboard: Dashboard) -> float:
     """The length of the time axis, in seconds."""
-    return max(drawable(dashboard.seconds), MIN_S)
+    return max(drawable(dashboard.seconds), MIN_AXIS_S)
 
 
 def _time_axis(seconds: float) -> Axis:
-    """From zero to the exact end, so that a phase fills its charts."""
+    """An axis from zero to exactly ``seconds``, so that a phase fills its charts."""
     size = step(seconds)
-    axis = Axis(0.0, seconds, *FRAME.across).with_ticks((n * size for n in range(int(seconds / size) + 1)), "s")
+    axis = Axis(0.0, seconds, *FRAME.x_range).with_ticks((n * size for n in range(int(seconds / size) + 1)), "s")
     *ticks, (position, label) = axis.ticks
     return replace(axis, ticks=(*ticks, (position, f"{label} s")))
 
 
-def _drawn(dashboard: Dashboard) -> Iterator[Gauge]:
-    """Gauges with at least two samples of a device, and throttling where it occurred."""
+def _drawn_gauges(dashboard: Dashboard) -> Iterator[Gauge]:
+    """The gauges with at least two values in a curve; THROTTLED is one of them if GPUs were throttled."""
     read = {track.gauge for track in dashboard.tracks if sum(value is not None for value in track.values) > 1}
     yield from (gauge for gauge in GAUGES[dashboard.kind] if gauge.name in read)
     if THROTTLED in read:
@@ -126,19 +127,21 @@ def _panel(gauge: Gauge, dashboard: Dashboard, x: Axis, styles: dict[str, int]) 
         if track.gauge == gauge.name
     ]
     samples = [value for _, values in tracks for value in values if value is not None]
-    y = linear([0.0, 100.0] if unit == "%" else [0.0, *samples], unit, *FRAME.upwards)
-    shown = [(track, values) for track, values in tracks if track.role in ("device", "median")]
-    new = [track.label for track, _ in shown if track.label not in styles]
-    styles = styles | {label: n % 8 for n, label in enumerate(new, len(shown) - len(new))}
+    y = linear([0.0, 100.0] if unit == "%" else [0.0, *samples], unit, *FRAME.y_range)
+    drawn = [(track, values) for track, values in tracks if track.role in ("device", "median")]
+    not_in_legend = [track.label for track, _ in drawn if track.label not in styles]  # outliers, throttle reasons
+    styles = styles | {label: n % 8 for n, label in enumerate(not_in_legend, len(drawn) - len(not_in_legend))}
 
     def lines(values: Sequence[float | None]) -> list[list[tuple[float, float]]]:
-        return [[(x.at(at), y.at(value)) for at, value in points] for points in _segments(values, dashboard)]
+        return [
+            [(x.position(time), y.position(value)) for time, value in points] for points in _segments(values, dashboard)
+        ]
 
     def path(values: Sequence[float | None]) -> str:
-        """A line through the middle of each step; a single value is a short stroke."""
+        """A line through the middle of each step; a single value is a short horizontal line."""
         return "".join(FRAME.path(points) + ("" if len(points) > 1 else "h2") for points in lines(values))
 
-    curves = tuple(Curve(track.label, styles[track.label], path(values)) for track, values in shown)
+    curves = tuple(Curve(track.label, styles[track.label], path(values)) for track, values in drawn)
     ends = {track.role: lines(values) for track, values in tracks if track.role in ("min", "max")}
     areas = zip(ends.get("min", ()), ends.get("max", ()), strict=False)
     return Chart(
@@ -150,29 +153,30 @@ def _panel(gauge: Gauge, dashboard: Dashboard, x: Axis, styles: dict[str, int]) 
         y_label=unit,
         curves=curves,
         band="".join(FRAME.area(low, high) for low, high in areas),
-        legend=tuple(curve for curve in curves if curve.label in new),
-        range=format_range(samples, unit),
+        legend=tuple(curve for curve in curves if curve.label in not_in_legend),
+        range_text=format_range(samples, unit),
     )
 
 
 def _shade(number: int, span: Span, x: Axis) -> Shade:
-    begin, end = (min(max(x.at(drawable(at)), x.start), x.end) for at in (span.begin, span.end))
+    positions = (x.position(drawable(time)) for time in (span.begin, span.end))
+    begin, end = (min(max(position, x.start), x.end) for position in positions)
     title = f"{number} {span.check}: {span.begin:.1f} to {span.end:.1f} s"
-    return Shade(begin, round(end - begin, 1), str(number) if end - begin >= MIN_NUMBERED else "", title)
+    return Shade(begin, round(end - begin, 1), str(number) if end - begin >= MIN_NUMBERED_WIDTH else "", title)
 
 
 def _segments(values: Sequence[float | None], dashboard: Dashboard) -> Iterator[list[tuple[float, float]]]:
-    """(time, value) points of each line, split at cuts of the time axis and at long gaps between samples."""
+    """The (time, value) points of each unbroken line: a curve is split at cuts of the time axis and at long gaps."""
     segment: list[tuple[float, float]] = []
-    longest, end = max(GAP_STEPS * dashboard.step_s, GAP_S), _end(dashboard)
+    max_gap_s, end = max(GAP_STEPS * dashboard.step_s, GAP_S), _axis_seconds(dashboard)
     for number, value in enumerate(values):
         if value is None:
             continue
-        at = min((number + 0.5) * dashboard.step_s, end)
-        before = segment[-1][0] if segment else at
-        if at - before > longest or any(before < cut <= at for cut in dashboard.cuts):
+        time = min((number + 0.5) * dashboard.step_s, end)
+        previous = segment[-1][0] if segment else time
+        if time - previous > max_gap_s or any(previous < cut <= time for cut in dashboard.cuts):
             yield segment
             segment = []
-        segment.append((at, value))
+        segment.append((time, value))
     if segment:
         yield segment

@@ -10,6 +10,7 @@ from seatrial.model import CLUSTER, format_value, parse_bytes
 from seatrial.report.text import plural
 
 _UNIT_TEXTS = {"count": "", "us": "µs"}
+# Kinds of subjects, singular and plural, in the order of ``count_text``
 _KINDS = (("node", "nodes"), ("rank", "ranks"), ("GPU", "GPUs"), ("link", "links"), ("rail", "rails"))
 
 
@@ -17,7 +18,7 @@ def count_text(subjects: Iterable[str]) -> str:
     """The number of subjects by kind: ``cluster + 2 ranks``, ``1 node + 8 GPUs``."""
     kinds = Counter(_kind(subject) for subject in subjects)
     parts = [CLUSTER] if kinds[CLUSTER] else []
-    parts += [plural(kinds[kind], kind, kinds_text) for kind, kinds_text in _KINDS if kinds[kind]]
+    parts += [plural(kinds[kind], kind, plural_kind) for kind, plural_kind in _KINDS if kinds[kind]]
     return " + ".join(parts) or "none"
 
 

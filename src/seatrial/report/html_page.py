@@ -14,18 +14,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from seatrial.model import WORST_FIRST, DecisionValue, JobState, Outcome, Trial
 from seatrial.report import charts, dashboards, sections
-from seatrial.report.text import plural, prose, sanitized, utc
+from seatrial.report.text import plural, sanitized, split_code, utc
 from seatrial.report.view import (
     chapters,
     headline,
     launchers,
+    machine_size,
     metrics_without_threshold,
     outcome_counts,
     problems,
-    size,
 )
 
-# A symbol next to each outcome, so that colour is not the only difference.
+# The symbol next to each outcome, decision and job state, so that colour is not the only difference
 SYMBOLS: dict[str, str] = {
     Outcome.PASS: "✓",
     Outcome.WARN: "!",
@@ -53,7 +53,7 @@ MEANINGS: dict[str, str] = {
 
 
 def render(trial: Trial) -> str:
-    """The report as one HTML page. Only links to artifacts need the run directory."""
+    """The trial as one HTML page. Only its links to artifacts and telemetry need the run directory."""
     trial = sanitized(trial)
     template = _environment().get_template("template.html.j2")
     return template.render(
@@ -61,11 +61,11 @@ def render(trial: Trial) -> str:
         headline=headline(trial),
         metrics_without_threshold=metrics_without_threshold(trial.decision),
         launcher=launchers(trial),
-        size=size(trial),
+        machine_size=machine_size(trial),
         counts=dict(outcome_counts(trial.verdicts)),
         time=sections.time_bar(trial),
         problems=problems(trial),
-        node_grid=sections.node_grid(trial),
+        node_map=sections.node_map(trial),
         chapters=chapters(trial),
         settings=list(sections.settings(trial.config, trial.origins)),
     )
@@ -82,7 +82,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        prose=prose, plural=plural, utc=_utc, href=href, pretty=sections.pretty, command=shlex.join
+        split_code=split_code, plural=plural, utc=_utc, href=href, pretty=sections.pretty, command=shlex.join
     )
     environment.globals.update(
         SYMBOLS=SYMBOLS,

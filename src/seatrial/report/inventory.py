@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from seatrial.analysis.power import CERTAINTY, samples_table
 from seatrial.checks.base import Check
 from seatrial.model import Finding, Rule, format_bytes, format_value
 from seatrial.report.text import clean
@@ -22,7 +23,7 @@ SCOPES = (
 def print_inventory(facts: Mapping[str, Any], console: Console) -> None:
     """Print facts, one line per component; ``unreadable`` lists failed reads with their reason.
 
-    Nested lists are printed as their length: ``--json`` has their items.
+    A list of records inside a record is printed as its length; ``--json`` prints the records.
     """
     for depth, key, text in _lines(facts, 0):
         heading = f"[bold]{escape(clean(key))}[/]" if key else ""
@@ -49,7 +50,7 @@ def _is_nested(value: Any) -> bool:
 
 
 def _pairs(facts: Mapping[str, Any]) -> str:
-    """``key value`` pairs on one line, without empty values; bytes as sizes."""
+    """``key value`` pairs on one line, without empty values; values of ``*_bytes`` in binary units."""
     return ", ".join(
         f"{key.removesuffix('_bytes')} {format_bytes(value) if key.endswith('_bytes') else _short(value)}"
         for key, value in facts.items()
@@ -81,7 +82,31 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
         console.print(table, highlight=False)
 
 
+def print_power(check: Check, console: Console) -> None:
+    """Print how many samples each limit of a check needs to reject a slowdown, by the noise of the samples."""
+    metrics_by_limit: dict[float, list[str]] = {}
+    for rule in check.rules:
+        if rule.reference and not rule.compare_with_peers:
+            metrics_by_limit.setdefault(rule.fail_below, []).append(rule.metric)
+    if not metrics_by_limit:
+        console.print(f"[bold]{check.name}[/]: no limit relative to a reference value", highlight=False)
+    for limit, metrics in metrics_by_limit.items():
+        text = f"[bold]{check.name}[/]: FAIL below {limit:.0%} of the reference: {', '.join(metrics)}"
+        console.print(text, highlight=False)
+        text = f"samples per measurement to reject a slowdown in {CERTAINTY:.0%} of trials; noise: standard deviation"
+        console.print(text, highlight=False)
+        needed = samples_table(limit)
+        table = Table(box=None, padding=(0, 2, 0, 2))
+        table.add_column("noise", justify="right")
+        for slowdown in next(iter(needed.values())):
+            table.add_column(f"{slowdown:.0%} slower", justify="right")
+        for noise, by_slowdown in needed.items():
+            table.add_row(f"{noise:.1%}", *(f"{count:,}" if count else "> 100,000" for count in by_slowdown.values()))
+        console.print(table, highlight=False)
+
+
 def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
+    """The declaration of each check for ``--json``."""
     return [
         {
             "name": check.name,
@@ -98,10 +123,10 @@ def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
     ]
 
 
-def print_findings(findings: Sequence[Finding], patterns: int, console: Console) -> None:
-    """Print the findings in logs; ``patterns`` is the number of known patterns."""
+def print_findings(findings: Sequence[Finding], pattern_count: int, console: Console) -> None:
+    """Print the findings in logs; ``pattern_count`` is the number of known patterns."""
     if not findings:
-        text = f"No known failure: none of {patterns} patterns matches. Unknown failures are possible."
+        text = f"No known failure: none of {pattern_count} patterns matches. An unknown failure is possible."
         console.print(text, highlight=False, soft_wrap=True)
     for finding in findings:
         source = escape(clean(f"({finding.source}; confidence: {finding.confidence})"))

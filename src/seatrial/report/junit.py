@@ -1,12 +1,11 @@
 """JUnit XML for CI systems: one suite per check, one case per subject.
 
 FAIL is a failure; ERROR and UNJUDGED are errors with different types; SKIP is skipped; WARN passes, with its text in
-system-out. An excluded check is skipped, and a check without verdicts is an error: no check is missing.
+system-out. No check is omitted: an excluded check is skipped, and a check without verdicts is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from xml.etree import ElementTree as ET
 
 from seatrial.model import CLUSTER, WORST_FIRST, Outcome, Trial, Verdict, worst
@@ -28,7 +27,7 @@ def render(trial: Trial) -> str:
     for chapter in chapters(trial):
         root.extend(_suite(check, chapter.title, trial.decision.tested_hardware) for check in chapter.checks)
     root.extend(_excluded(check, reason) for check, reason in trial.excluded_checks.items())
-    _count(root)
+    _set_totals(root)
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
@@ -44,17 +43,14 @@ def _suite(check: CheckView, phase: str, tested: str) -> ET.Element:
     for _, text in lax_thresholds(check.verdicts):
         ET.SubElement(properties, "property", name=LAX_THRESHOLD, value=one_line(text))
     by_subject: dict[str, list[Verdict]] = {}
-    for verdict in check.verdicts or (_unjudged(check.name),):
+    no_verdict = Verdict(check.name, CLUSTER, Outcome.UNJUDGED, detail="no verdict was recorded")
+    for verdict in check.verdicts or (no_verdict,):
         by_subject.setdefault(verdict.subject, []).append(verdict)
     seconds = {measurement.subject: measurement.seconds for measurement in check.measurements}
     for subject in sorted(by_subject, key=natural_key):
         suite.append(_case(check.name, subject, by_subject[subject], seconds.get(subject, 0.0)))
-    _count(suite)
+    _set_totals(suite)
     return suite
-
-
-def _unjudged(check: str) -> Verdict:
-    return Verdict(check=check, subject=CLUSTER, outcome=Outcome.UNJUDGED, detail="no verdict was recorded")
 
 
 def _case(check: str, subject: str, verdicts: list[Verdict], seconds: float) -> ET.Element:
@@ -83,20 +79,16 @@ def _excluded(check: str, reason: str) -> ET.Element:
     suite = ET.Element("testsuite", name=check, time=_seconds(0))
     case = ET.SubElement(suite, "testcase", classname=check, name=CLUSTER, time=_seconds(0))
     ET.SubElement(case, "skipped", message=f"excluded: {one_line(reason)}")
-    _count(suite)
+    _set_totals(suite)
     return suite
 
 
-def _count(element: ET.Element) -> None:
-    """Set the totals of a suite or of the document."""
+def _set_totals(element: ET.Element) -> None:
+    """Set the numbers of tests, failures, errors and skipped tests of a suite or of the document."""
     cases = list(element.iter("testcase"))
     element.set("tests", str(len(cases)))
     for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        element.set(attribute, str(_count_with(cases, tag)))
-
-
-def _count_with(cases: Iterable[ET.Element], tag: str) -> int:
-    return sum(case.find(tag) is not None for case in cases)
+        element.set(attribute, str(sum(case.find(tag) is not None for case in cases)))
 
 
 def _seconds(value: float) -> str:

@@ -6,22 +6,23 @@ import re
 import shlex
 
 from seatrial.model import Finding, Trial
-from seatrial.report.text import one_line, plural, prose, sanitized, utc
+from seatrial.report.text import one_line, plural, sanitized, split_code, utc
 from seatrial.report.view import (
     CheckView,
     Group,
     chapters,
     headline,
     launchers,
+    machine_size,
     metrics_without_threshold,
     outcome_counts,
     problems,
-    size,
 )
 
-MAX_PROBLEMS = 10  # the report has all
-MAX_SUBJECTS = 8
-MAX_LINES = 12  # of evidence
+# Limits of the summary; the HTML report has everything
+MAX_PROBLEMS = 10
+MAX_SUBJECTS = 8  # per problem
+MAX_LINES = 12  # of evidence per problem
 _SPECIAL = re.compile(r"[\\`*_\[\]<>|~$&]|^[#+-]")
 _MENTION = re.compile(r"([@#])(?=\w)")
 
@@ -40,17 +41,18 @@ def render(trial: Trial) -> str:
 
 def _head(trial: Trial) -> str:
     started = utc(trial.started, "%Y-%m-%d %H:%M UTC") or "unknown time"
+    run_text = f"{machine_size(trial)} · {_text(launchers(trial))} · {started} · {trial.seconds:.1f} s"
     lines = [
         f"## {headline(trial)}: {_text(trial.name)}",
         "",
         _text(trial.decision.reason),
         "",
-        f"{size(trial)} · {_text(launchers(trial))} · {started} · {trial.seconds:.1f} s · seatrial {trial.seatrial}",
+        f"{run_text} · seatrial {trial.seatrial}",
     ]
     if trial.decision.tested_hardware:
         lines += ["", f"Tested: {_text(trial.decision.tested_hardware)}"]
-    if unjudged := metrics_without_threshold(trial.decision):
-        lines += ["", "Metrics without a threshold:", *(f"- {_text(line)}" for line in unjudged)]
+    if metric_lines := metrics_without_threshold(trial.decision):
+        lines += ["", "Metrics without a threshold:", *(f"- {_text(line)}" for line in metric_lines)]
     return "\n".join([*lines, "", f"Command: {_code(shlex.join(trial.command))}"])
 
 
@@ -65,14 +67,14 @@ def _row(check: CheckView) -> str:
     outcomes = (
         ", ".join(f"{count} {outcome}" for outcome, count in outcome_counts(check.verdicts)) or "UNJUDGED: no verdict"
     )
-    return f"| {_cell(check.name)} | {_cell(check.extent)} | {outcomes} | {_cell(check.key_figure)} |"
+    return f"| {_cell(check.name)} | {_cell(check.subjects_text)} | {outcomes} | {_cell(check.key_figure)} |"
 
 
 def _methods(trial: Trial) -> list[str]:
-    """How each check measured."""
+    """A list with the method of each check, in at most one element; empty if no check has one."""
     checks = [check for chapter in chapters(trial) for check in chapter.checks]
     lines = [f"- **{_text(check.name)}**: {_text(method)}" for check in checks for method in check.methods]
-    return ["\n".join([f"Methods (as recorded by seatrial {trial.seatrial}):", "", *lines])] if lines else []
+    return ["\n".join([f"Methods (seatrial {trial.seatrial}):", "", *lines])] if lines else []
 
 
 def _problem(group: Group) -> str:
@@ -88,7 +90,7 @@ def _problem(group: Group) -> str:
         ]
         more = len(group.verdicts) - MAX_SUBJECTS
         lines += [f"- … and {plural(more, 'more subject')} (see the report)"] if more > 0 else []
-    lines += ["", f"Checks: {_text(group.stopped)}"] if group.stopped else []
+    lines += ["", f"Checks: {_text(group.check_names)}"] if group.check_names else []
     if first.evidence.strip():
         lines += ["", _fenced("\n".join(first.evidence.strip().splitlines()[:MAX_LINES]))]
     if first.fix:
@@ -100,13 +102,13 @@ def _finding(finding: Finding) -> str:
     text = f"- **{_text(finding.title)}** · {_text(finding.subject)} · {finding.confidence} confidence. "
     text += _text(finding.evidence)
     if finding.first_command:
-        text += f" First command: {_code(finding.first_command)}"
+        text += f" Run first: {_code(finding.first_command)}"
     return text + (f" Fix: {_text(finding.fix)}" if finding.fix else "")
 
 
 def _text(text: str) -> str:
     """Text on one line with Markdown and mentions escaped; commands between backticks become code spans."""
-    pieces = prose(one_line(text))
+    pieces = split_code(one_line(text))
     return "".join(_code(piece) if is_code else _plain(piece) for piece, is_code in pieces).strip()
 
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from seatrial.model import Job, Outcome
-from seatrial.report.text import clean
+from seatrial.report.text import clean, plural
 from seatrial.util import data_files
 
 STYLES = {
@@ -25,11 +25,12 @@ STYLES = {
     Outcome.UNJUDGED: "cyan",
     Outcome.SKIP: "dim",
 }
-MIN_MEASURED_S = 10.0  # of finished checks, before their speed scales the estimate of the remaining time
+# Typical duration of the finished checks from which their measured duration scales the estimate of the remaining time
+MIN_TYPICAL_DONE_S = 10.0
 
 
 class Live:
-    """Progress of a trial. A closed terminal or a full log file does not end the trial."""
+    """Prints the progress of a trial. A closed terminal or a full log file does not end the trial."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -53,14 +54,14 @@ class Live:
         with _errors_ignored():
             self._status.stop()
 
-    def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None:
+    def show_plan(self, jobs: tuple[Job, ...], run_dir: Path) -> None:
         self._remaining = Remaining(dict.fromkeys(check for job in jobs for check in job.checks))
         self._line(f"run directory {run_dir}")
         for job in jobs:
             processes = f"{job.nodes} × {job.ranks_per_node if job.placement == 'ranks' else 1} processes"
             names = ", ".join(job.checks)
             self._line(f"plan    job {job.name} ({processes}, {job.device}, at most {_clock(job.limit_s)}): {names}")
-        self._line(f"plan    {self._remaining.total} checks{self._remaining.estimate()}")
+        self._line(f"plan    {plural(self._remaining.total, 'check')}{self._remaining.estimate()}")
 
     def job_started(self, job: Job, attempt: int) -> None:
         self._heading = f"job {job.name}{f', attempt {attempt}' if attempt > 1 else ''}"
@@ -72,15 +73,15 @@ class Live:
         for check in job.checks:
             self._line(f"retry   {check} in job {job.name} (below threshold: {reasons[check]})")
 
-    def current_check(self, text: str) -> None:
-        """Show ``text``, the current check and step. Called many times a second; repeats nothing in a log."""
+    def show_status(self, text: str) -> None:
+        """Show ``text``, the current check and step. Called many times a second; a log gets each text once."""
         if self._console.is_terminal:
             self._update_status(text)
         elif text not in (self._current, "starting", "closing"):
             self._line(text if text.startswith("waiting") else f"running {text}")
             self._current = text
 
-    def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
+    def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
         self._remaining.finish(check, seconds)
         detail = "" if outcome is Outcome.PASS else f": {reason}"
         progress = escape(f"[{self._remaining.position(check)}] ") if self._remaining.total else ""
@@ -106,42 +107,42 @@ class Live:
 
 
 class Remaining:
-    """How many checks are finished, and an estimate of the remaining time from typical durations."""
+    """The number of finished checks, and the remaining time as estimated from typical durations."""
 
     def __init__(self, checks: Mapping[str, None] | None = None) -> None:
         self._checks = frozenset(checks or ())
-        self._open = dict(checks or {})
+        self._unfinished = dict(checks or {})
         self._typical: Mapping[str, float] = data_files.read("typical_seconds.yaml") if checks else {}
-        self._typical_done = self._measured = 0.0
-        self.total = len(self._open)
+        self._typical_done = self._measured_done = 0.0  # seconds of finished checks with a typical duration
+        self.total = len(self._unfinished)
 
     @property
     def done(self) -> int:
-        return self.total - len(self._open)
+        return self.total - len(self._unfinished)
 
     def finish(self, check: str, seconds: float) -> None:
         """Count ``check``, which took ``seconds``; the speed of finished checks scales the estimate."""
-        if check in self._open:
-            del self._open[check]
+        if check in self._unfinished:
+            del self._unfinished[check]
             if check in self._typical:
                 self._typical_done += self._typical[check]
-                self._measured += seconds
+                self._measured_done += seconds
 
     def position(self, check: str) -> str:
-        """``3/11``, or ``-`` for a check that is not part of a job: it needs no measurement."""
+        """``3/11``: number of finished checks, and of all; ``-`` for a check that no job measures."""
         return f"{self.done}/{self.total}" if check in self._checks else "-"
 
     def seconds(self) -> float | None:
         """The expected remaining time; None where a remaining check has no typical duration."""
-        if any(check not in self._typical for check in self._open):
+        if any(check not in self._typical for check in self._unfinished):
             return None
-        scale = self._measured / self._typical_done if self._typical_done > MIN_MEASURED_S else 1.0
-        return scale * sum(self._typical[check] for check in self._open)
+        scale = self._measured_done / self._typical_done if self._typical_done > MIN_TYPICAL_DONE_S else 1.0
+        return scale * sum(self._typical[check] for check in self._unfinished)
 
     def __str__(self) -> str:
         if not self.total:
             return ""
-        return f"{self.done} of {self.total} checks{self.estimate()}"
+        return f"{self.done} of {plural(self.total, 'check')}{self.estimate()}"
 
     def estimate(self) -> str:
         """The expected remaining minutes as text; empty where they are unknown."""
@@ -150,7 +151,7 @@ class Remaining:
 
 
 def _errors_ignored() -> AbstractContextManager[None]:
-    """Ignore errors of standard error: the record holds everything that is shown there."""
+    """Ignore errors when writing to standard error: the record has all that is printed there."""
     return contextlib.suppress(OSError)
 
 

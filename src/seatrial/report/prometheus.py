@@ -1,7 +1,7 @@
 """Prometheus text exposition of a trial, for node_exporter's textfile collector or a push gateway.
 
-Measured values are in base units, one family per unit (``seatrial_measured_bytes_per_second``): one panel shows all
-bandwidths. Labels are identifiers; other reports have reasons and evidence.
+Measured values are in base units, one family per unit (``seatrial_measured_bytes_per_second``), so that one panel shows
+all bandwidths. Labels are identifiers only; reasons and evidence are in the other reports.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from seatrial.report.text import sanitized
 from seatrial.report.view import chapters, lax_thresholds, outcome_counts
 
 # Unit of a metric → base unit in the name, and conversion factor.
-# https://prometheus.io/docs/practices/naming/#base-units; 1 GB = 1e9 B as in model.py.
-_BASE: Mapping[str, tuple[str, float]] = {
+# https://prometheus.io/docs/practices/naming/#base-units; 1 GB = 1e9 B, as everywhere in the records.
+_BASE_UNITS: Mapping[str, tuple[str, float]] = {
     "": ("", 1.0),
     "count": ("", 1.0),
     "bool": ("", 1.0),
@@ -71,33 +71,33 @@ def _run_families(trial: Trial) -> Iterator[_Family]:
     decision = _Family("seatrial_decision", "1 for the decision of the trial, 0 for the others.")
     for value in DecisionValue:
         decision.add(value is trial.decision.value, trial=trial.name, decision=value)
-    cpu_only = _Family("seatrial_cpu_only", "1 where no GPU was tested.")
+    cpu_only = _Family("seatrial_cpu_only", "1 if no GPU was tested.")
     cpu_only.add(trial.decision.cpu_only, trial=trial.name)
-    spent = _Family("seatrial_time_seconds", "Time spent in checks, and in seatrial itself (overhead).")
+    time = _Family("seatrial_time_seconds", "Time spent in checks, and in seatrial itself (overhead).")
     for kind in ("check", "overhead"):
-        spent.add(sum(timing.seconds for timing in trial.timings if timing.kind == kind), trial=trial.name, kind=kind)
+        time.add(sum(timing.seconds for timing in trial.timings if timing.kind == kind), trial=trial.name, kind=kind)
     findings = _Family("seatrial_findings", "Findings by confidence.")
     for confidence in ("high", "medium", "low"):
         count = sum(finding.confidence == confidence for finding in trial.findings)
         findings.add(count, trial=trial.name, confidence=confidence)
-    lax = _Family("seatrial_lax_thresholds", "Thresholds that pass also a large slowdown.")
+    lax = _Family("seatrial_lax_thresholds", "Number of thresholds that a large slowdown would pass.")
     lax.add(len(lax_thresholds(trial.verdicts)), trial=trial.name)
-    yield from (ended, duration, decision, cpu_only, spent, findings, lax)
+    yield from (ended, duration, decision, cpu_only, time, findings, lax)
 
 
 def _verdicts(trial: Trial) -> _Family:
-    family = _Family("seatrial_verdict", "Number of verdicts of a check on a subject, by outcome; no sample for zero.")
-    judged: dict[tuple[str, str], list[Verdict]] = {}
+    family = _Family("seatrial_verdict", "Number of verdicts of a check on a subject, by outcome; none for zero.")
+    by_subject: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in trial.verdicts:
-        judged.setdefault((verdict.check, verdict.subject), []).append(verdict)
-    for (check, subject), verdicts in judged.items():
+        by_subject.setdefault((verdict.check, verdict.subject), []).append(verdict)
+    for (check, subject), verdicts in by_subject.items():
         for outcome, count in outcome_counts(verdicts):
             family.add(count, trial=trial.name, check=check, subject=subject, outcome=outcome)
     return family
 
 
 def _durations(trial: Trial) -> _Family:
-    family = _Family("seatrial_check_duration_seconds", "Wall time of a check: that of its slowest process.")
+    family = _Family("seatrial_check_duration_seconds", "Wall time of a check on its slowest process.")
     for check in (check for chapter in chapters(trial) for check in chapter.checks):
         if check.measurements:
             family.add(check.seconds, trial=trial.name, check=check.name)
@@ -114,20 +114,16 @@ def _measured(trial: Trial) -> list[_Family]:
             )
             unit = (suffix.replace("_", " ") or "no unit") + (" (retry)" if measurement.retry else "")
             family = families.setdefault(name, _Family(name, f"Measured values in {unit}."))
-            family.add(
-                metric.value * factor,
-                trial=trial.name,
-                check=measurement.check,
-                subject=metric.subject,
-                metric=metric.name,
-            )
+            labels = {"check": measurement.check, "subject": metric.subject, "metric": metric.name}
+            labels |= {"retry": str(measurement.retry)} if measurement.retry else {}
+            family.add(metric.value * factor, trial=trial.name, **labels)
     return [families[name] for name in sorted(families)]
 
 
 def _base_unit(unit: str) -> tuple[str, float]:
-    """Base unit and factor. A unit that is not in the table keeps its name and value: ``images_per_second``."""
+    """Base unit and factor; a unit that is not in the table has factor 1 and its name: ``images_per_second``."""
     text = re.sub(r"/s\b", "/second", unit.lower()).replace("/", "_per_")
-    return _BASE.get(unit, (re.sub(r"[^a-z0-9]+", "_", text).strip("_"), 1.0))
+    return _BASE_UNITS.get(unit, (re.sub(r"[^a-z0-9]+", "_", text).strip("_"), 1.0))
 
 
 def _escaped(text: str) -> str:

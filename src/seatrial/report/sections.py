@@ -1,4 +1,4 @@
-"""Parts of the HTML report: time bar, node map, table by subject, facts, configuration."""
+"""Parts of the HTML report: time bar, node map, table by subject, rug plots, charts, facts, configuration."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, Literal
 from seatrial.model import Measurement, Metric, Outcome, Timing, Trial, format_bytes, format_value, worst
 from seatrial.report.charts import Chart, Rug, charts, rug
 from seatrial.report.formatting import format_range, natural_key, print_value
-from seatrial.report.view import METHOD, NOT_PASSED, CheckView, Row
+from seatrial.report.view import METHOD, NOT_PASSED, CheckView, MetricRow
 
 _DEVICE = re.compile(r"(?P<node>[^/>]+)/(?P<kind>gpu|rank)(?P<number>\d+)")
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of the time bar. ``left`` and ``width`` are percent of the whole."""
+class TimeBarPart:
+    """A check or an overhead in the time bar; ``left`` and ``width`` are in percent of the bar."""
 
     name: str
-    kind: str
+    kind: Literal["check", "overhead"]
     seconds: float
     left: float
     width: float
@@ -29,20 +29,20 @@ class Part:
 
 @dataclass(frozen=True)
 class TimeBar:
-    """The wall time by part: checks, overhead of seatrial, and time not accounted for."""
+    """The wall time of a trial by part: checks first, then overhead."""
 
-    parts: tuple[Part, ...]
-    checks: float
-    outside: float
+    parts: tuple[TimeBarPart, ...]
+    check_seconds: float
+    overhead_seconds: float
 
     @property
-    def share(self) -> float:
-        """The percentage of the time outside checks."""
-        return 100 * self.outside / ((self.checks + self.outside) or 1.0)
+    def overhead_percent(self) -> float:
+        """The overhead in percent of the wall time."""
+        return 100 * self.overhead_seconds / ((self.check_seconds + self.overhead_seconds) or 1.0)
 
 
 def time_bar(trial: Trial) -> TimeBar:
-    """Checks first, then overhead. Time that is not accounted for is overhead, too."""
+    """The time bar of ``trial``. Wall time that no timing covers is overhead, if it is more than 0.5 %."""
     seconds = dict[tuple[Literal["check", "overhead"], str], float]()
     for timing in trial.timings:  # a resumed trial has several sessions
         seconds[timing.kind, timing.name] = seconds.get((timing.kind, timing.name), 0.0) + timing.seconds
@@ -55,74 +55,77 @@ def time_bar(trial: Trial) -> TimeBar:
     parts, left = [], 0.0
     for timing in timings:
         width = 100 * timing.seconds / total
-        parts.append(Part(timing.name, timing.kind, timing.seconds, left, width))
+        parts.append(TimeBarPart(timing.name, timing.kind, timing.seconds, left, width))
         left += width
     checks = sum(timing.seconds for timing in timings if timing.kind == "check")
     return TimeBar(tuple(parts), checks, sum(timing.seconds for timing in timings) - checks)
 
 
 @dataclass(frozen=True)
-class GridCell:
+class MappedDevice:
     """A GPU or rank of the node map with its worst outcome."""
 
-    kind: str
+    kind: str  # gpu or rank
     number: str
     outcome: Outcome
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node of the map with its worst outcome (None without a verdict on the node itself) and its devices."""
+class MappedNode:
+    """A node of the node map: the worst outcome of the node itself (None without a verdict on it), and its devices."""
 
     name: str
     outcome: Outcome | None
-    devices: tuple[GridCell, ...]
+    devices: tuple[MappedDevice, ...]
 
 
-def node_grid(trial: Trial) -> list[Node]:
+def node_map(trial: Trial) -> list[MappedNode]:
     """All nodes with a GPU or rank that is the subject of a verdict."""
     outcomes: dict[str, list[Outcome]] = {}
     for verdict in trial.verdicts:
         outcomes.setdefault(verdict.subject, []).append(verdict.outcome)
-    cells: dict[str, list[GridCell]] = {}
+    devices: dict[str, list[MappedDevice]] = {}
     for subject in sorted(outcomes, key=natural_key):
         if match := _DEVICE.fullmatch(subject):
-            cell = GridCell(match["kind"], match["number"], worst(outcomes[subject]))
-            cells.setdefault(match["node"], []).append(cell)
-    return [Node(node, worst(outcomes[node]) if node in outcomes else None, tuple(cells[node])) for node in cells]
+            device = MappedDevice(match["kind"], match["number"], worst(outcomes[subject]))
+            devices.setdefault(match["node"], []).append(device)
+    return [
+        MappedNode(node, worst(outcomes[node]) if node in outcomes else None, tuple(of_node))
+        for node, of_node in devices.items()
+    ]
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One value of the table by subject."""
+class SubjectTableCell:
+    """The value of one metric on one subject, as text."""
 
     value: str
-    samples: str
+    sample_range: str  # empty with fewer than two samples
     outcome: Outcome | None
-    reason: str
+    reason: str  # of an outcome that is not PASS or SKIP
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """A table with one line per subject and one column per metric."""
+class SubjectTable:
+    """A table with one row per subject and one column per metric. A row: subject, worst outcome, cells."""
 
-    columns: tuple[Row, ...]
-    lines: tuple[tuple[str, Outcome, tuple[Cell | None, ...]], ...]
+    columns: tuple[MetricRow, ...]
+    rows: tuple[tuple[str, Outcome, tuple[SubjectTableCell | None, ...]], ...]
 
     @property
-    def ranked(self) -> bool:
-        """Whether the lines are sorted by outcome; they are not sorted by value, since the better direction differs."""
-        return len({outcome for _, outcome, _ in self.lines}) > 1
+    def has_several_outcomes(self) -> bool:
+        """Whether the order of the rows, which are sorted by outcome and not by value, has a meaning."""
+        return len({outcome for _, outcome, _ in self.rows}) > 1
 
 
-def matrix(check: CheckView) -> Matrix | None:
-    """A check's metrics that have several subjects, worst subject first; None without such metrics."""
+def subject_table(check: CheckView) -> SubjectTable | None:
+    """The metrics of a check that have several subjects, worst subject first; None without such metrics."""
     columns = tuple(row for row in check.rows if len(row.readings) > 1)
     by_subject = [{reading.subject: reading for reading in row.readings} for row in columns]
-    lines = []
+    rows: list[tuple[str, Outcome, tuple[SubjectTableCell | None, ...]]] = []
     for subject in check.subjects:
         readings = [column.get(subject) for column in by_subject]
-        given = [verdict.outcome for reading in readings if reading for verdict in reading.verdicts]
+        outcomes = [verdict.outcome for reading in readings if reading for verdict in reading.verdicts]
         cells = tuple(
             _cell(reading.metric, reading.outcome, [v.message for v in reading.verdicts if v.outcome in NOT_PASSED])
             if reading
@@ -130,20 +133,20 @@ def matrix(check: CheckView) -> Matrix | None:
             for reading in readings
         )
         if any(cells):
-            lines.append((subject, worst(given) if given else Outcome.PASS, cells))
-    return Matrix(columns, tuple(lines)) if columns else None
+            rows.append((subject, worst(outcomes) if outcomes else Outcome.PASS, cells))
+    return SubjectTable(columns, tuple(rows)) if columns else None
 
 
-def _cell(metric: Metric | None, outcome: Outcome | None, reasons: list[str]) -> Cell:
+def _cell(metric: Metric | None, outcome: Outcome | None, reasons: list[str]) -> SubjectTableCell:
     if not metric:
-        return Cell("not measured", "", outcome, "; ".join(reasons))
-    samples = format_range(metric.samples, metric.unit) if len(metric.samples) > 1 else ""
-    return Cell(print_value(metric.value, metric.unit), samples, outcome, "; ".join(reasons))
+        return SubjectTableCell("not measured", "", outcome, "; ".join(reasons))
+    sample_range = format_range(metric.samples, metric.unit) if len(metric.samples) > 1 else ""
+    return SubjectTableCell(print_value(metric.value, metric.unit), sample_range, outcome, "; ".join(reasons))
 
 
-def rug_of(row: Row) -> Rug | None:
-    """The strip of ticks of a row; None for a single value and for booleans."""
-    if not row.range or row.unit == "bool":
+def rug_of(row: MetricRow) -> Rug | None:
+    """The rug plot of a row; None for booleans, and for values that are all equal."""
+    if not row.range_text or row.unit == "bool":
         return None
     if len(row.readings) == 1:
         return rug(row.spread, [False] * len(row.spread))
@@ -158,14 +161,14 @@ def charts_of(check: CheckView) -> list[Chart]:
 
 @dataclass(frozen=True)
 class FactRow:
-    """One fact: its distinct values with their subjects, the most frequent value first."""
+    """One fact: pairs of a value and its subjects, the most frequent value first."""
 
     name: str
     values: tuple[tuple[Any, tuple[str, ...]], ...]
 
 
 def facts_of(measurements: tuple[Measurement, ...]) -> list[FactRow]:
-    """The facts of a check by name, without ``method``. A fact that differs between subjects has several values."""
+    """The facts of a check, without ``method``. A fact that differs between subjects has several values."""
     facts: dict[str, dict[str, tuple[Any, list[str]]]] = {}
     for measurement in measurements:
         for name, value in measurement.facts.items():
@@ -182,7 +185,7 @@ def facts_of(measurements: tuple[Measurement, ...]) -> list[FactRow]:
 
 
 def settings(config: dict[str, Any], origins: dict[str, str], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """(dotted name, value, origin) of each setting; a setting without an origin has that of its group."""
+    """(dotted name, value, origin) of each setting; without an origin of its own, that of the nearest parent key."""
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value:
@@ -198,13 +201,13 @@ def _origin(name: str, origins: dict[str, str]) -> str:
 
 
 def is_table(value: Any) -> bool:
-    """Whether a fact is shown as a table: a list of records, or a record of records."""
+    """Whether a fact is shown as a table: it is a list of records, or a mapping to records."""
     records = list(value.values()) if isinstance(value, dict) else value
     return isinstance(records, list) and len(records) > 0 and all(isinstance(item, dict) and item for item in records)
 
 
-def is_grid(value: Any) -> bool:
-    """Whether a fact has one value per ordered pair of GPUs: their names and a square matrix in GB/s."""
+def is_pair_table(value: Any) -> bool:
+    """Whether a fact is a bandwidth table of GPU pairs: names of GPUs, and a square matrix in GB/s."""
     if not isinstance(value, dict) or set(value) != {"gpus", "gb_s"}:
         return False
     names, rows = value["gpus"], value["gb_s"]

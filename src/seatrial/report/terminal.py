@@ -1,4 +1,4 @@
-"""The summary on the terminal: table of checks, problems with evidence, findings, decision."""
+"""The summary on the terminal: table of checks, problems with evidence, findings, lax thresholds, decision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from rich.text import Text
 from seatrial.model import BasisKind, DecisionValue, Finding, Outcome, Trial
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.text import one_line, plural, sanitized
-from seatrial.report.view import CheckView, Group, chapters, launchers, lax_thresholds, outcome_counts, problems, size
+from seatrial.report.view import (
+    CheckView,
+    Group,
+    chapters,
+    launchers,
+    lax_thresholds,
+    machine_size,
+    outcome_counts,
+    problems,
+)
 
 STYLES = {
     Outcome.PASS: "green",
@@ -25,15 +34,16 @@ STYLES = {
     DecisionValue.REJECTED: "bold red",
     DecisionValue.INCOMPLETE: "bold yellow",
 }
-MAX_SUBJECTS = 4  # listed for one problem; the report lists all
-MAX_LINES = 8  # of evidence; the report has all
+# Limits of the summary; the HTML report has everything
+MAX_SUBJECTS = 4  # per problem
+MAX_LINES = 8  # of evidence per problem
 
 
 def summary(trial: Trial, console: Console) -> None:
     """Print the summary of a finished trial. Text of logs and tools is not interpreted as markup."""
     trial = sanitized(trial)
-    nodes = f"{size(trial)} · {launchers(trial) or 'no launcher'} · {trial.seconds:.1f} s"
-    console.print(Text.assemble((f"seatrial {one_line(trial.name)}", "bold"), f" · {nodes}"))
+    run_text = f"{machine_size(trial)} · {launchers(trial) or 'no launcher'} · {trial.seconds:.1f} s"
+    console.print(Text.assemble((f"seatrial {one_line(trial.name)}", "bold"), f" · {run_text}"))
     console.print()
     console.print(_table(trial))
     _excluded(trial, console)
@@ -66,9 +76,9 @@ def _row(check: CheckView) -> tuple[Text, Text, Text, Text]:
     outcome = check.outcome
     return (
         Text(f"  {check.name}"),
-        Text(check.extent, "dim"),
+        Text(check.subjects_text, "dim"),
         Text(outcome, STYLES[outcome]),
-        Text(one_line(check.key_figure or shorten(check.skipped, 72, placeholder=" …"))),
+        Text(one_line(check.key_figure or shorten(check.skip_reason, 72, placeholder=" …"))),
     )
 
 
@@ -98,7 +108,7 @@ def _problem(group: Group, console: Console) -> None:
     else:
         _field("", group.meaning, console)
         _subjects(group, console)
-    _field("checks", group.stopped, console)
+    _field("checks", group.check_names, console)
     _field("evidence", _shortened(first.evidence), console)
     _field("fix", first.fix, console)
 
@@ -108,13 +118,13 @@ def _subjects(group: Group, console: Console) -> None:
     texts = {group.verdict_text(verdict) for verdict in group.verdicts}
     shown = group.verdicts[:MAX_SUBJECTS]
     more = len(group.verdicts) - len(shown)
-    rest = f"… and {plural(more, 'more subject')} (see the report)" if more else ""
+    rest_text = f"… and {plural(more, 'more subject')} (see the report)" if more else ""
     if len(texts) == 1:
-        _field("", f"{texts.pop()}: {', '.join(verdict.subject for verdict in shown)} {rest}", console)
+        _field("", f"{texts.pop()}: {', '.join(verdict.subject for verdict in shown)} {rest_text}", console)
         return
     for verdict in shown:
         _field("", f"{verdict.subject}: {group.verdict_text(verdict)}", console)
-    _field("", rest, console)
+    _field("", rest_text, console)
 
 
 def _shortened(evidence: str) -> str:
@@ -125,22 +135,23 @@ def _shortened(evidence: str) -> str:
 
 def _finding(number: int, finding: Finding, console: Console) -> None:
     title = f"{one_line(finding.title)} · {one_line(finding.subject)} · {finding.confidence} confidence"
-    _grid(f"{number}.", Text(title), 3, console)
+    _print_labelled(f"{number}.", Text(title), 3, console)
     _field("evidence", finding.evidence, console)
     if finding.first_command:
         # not wrapped, so that it can be copied
         command = finding.first_command.strip().replace("\n", "\n" + " " * 13)
-        console.print(Text.assemble("   ", ("first", "dim"), f"     {command}"), soft_wrap=True)
+        console.print(Text.assemble("   ", ("run first", "dim"), f" {command}"), soft_wrap=True)
     _field("fix", finding.fix, console)
 
 
 def _field(label: str, text: str, console: Console) -> None:
     """Print a labelled, indented paragraph; print nothing for empty text."""
     if text.strip():
-        _grid(f"   {label}", Text(text.strip()), 13, console)
+        _print_labelled(f"   {label}", Text(text.strip()), 13, console)
 
 
-def _grid(label: str, text: Text, indent: int, console: Console) -> None:
+def _print_labelled(label: str, text: Text, indent: int, console: Console) -> None:
+    """Print ``label``, then ``text`` as a paragraph indented by ``indent`` columns."""
     grid = Table.grid()
     grid.add_column(width=indent, no_wrap=True)
     grid.add_column(overflow="fold")

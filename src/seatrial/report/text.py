@@ -1,4 +1,4 @@
-"""Remove terminal escape sequences, control characters and invisible direction marks from text of logs and tools.
+"""Text functions of all reports: removal of terminal sequences and unprintable characters, dates, plurals.
 
 Each report format (HTML, XML, Markdown) escapes its special characters itself.
 """
@@ -55,7 +55,7 @@ def one_line(text: str) -> str:
 
 
 def utc(seconds: float, format: str) -> str:
-    """Unix seconds as a date; empty for a number out of range, as in a damaged record."""
+    """Unix seconds as a UTC date in ``format``; empty for a number out of range, as in a damaged record."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime(format)
     except (ValueError, OverflowError, OSError):
@@ -67,8 +67,8 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
     return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
-def prose(text: str) -> list[tuple[str, bool]]:
-    """Split text into (piece, is_code): commands in reasons and fixes are between backticks."""
+def split_code(text: str) -> list[tuple[str, bool]]:
+    """``text`` split into (piece, is_code): code, such as a command in a fix, is between backticks."""
     pieces = text.split("`")
     if len(pieces) % 2 == 0:  # an unpaired backtick is a plain character
         pieces[-2:] = ["`".join(pieces[-2:])]

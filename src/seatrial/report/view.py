@@ -33,16 +33,16 @@ from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.formatting import bytes_of, count_text, family, format_range, natural_key, print_value, unit_text
 from seatrial.report.text import plural
 
-OTHER = "Other"  # the chapter of checks that this version does not have: an old run, or a check of a site
-MAX_REMARKS = 2
-METHOD = "method"  # the fact that states what was measured, over which path, how often and how precisely
+OTHER = "Other"  # chapter of checks that this version does not have, such as those of an old run
+MAX_REMARKS = 2  # different remarks that a row shows; with more, only the first
+METHOD = "method"  # fact: the measured quantity, path, number of samples and precision, as text
 _NUMBER = re.compile(r"\d[\d.,]*")
 NOT_PASSED = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED, Outcome.WARN)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One metric of one subject and its verdicts. ``metric`` is None where a rule expects it and it is missing."""
+    """One metric of one subject and its verdicts. ``metric`` is None if a rule needs it and it was not measured."""
 
     subject: str
     metric: Metric | None
@@ -55,8 +55,8 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One metric of a check for all its subjects, worst first."""
+class MetricRow:
+    """One metric of a check with the readings of all subjects, worst first."""
 
     name: str
     readings: tuple[Reading, ...]
@@ -71,10 +71,10 @@ class Row:
 
     @property
     def subject_text(self) -> str:
-        """The subject, or the number of subjects that the median is of."""
+        """The subject; of several subjects ``median of 8``, or ``8 subjects`` if their values are equal."""
         if len(self.readings) == 1:
             return self.readings[0].subject
-        return f"median of {len(self.values):,}" if self.range else plural(len(self.readings), "subject")
+        return f"median of {len(self.values):,}" if self.range_text else plural(len(self.readings), "subject")
 
     @property
     def value(self) -> str:
@@ -89,8 +89,8 @@ class Row:
         return tuple(self.values)
 
     @property
-    def range(self) -> str:
-        """Minimum to maximum of the spread, without the unit; empty where all values are equal."""
+    def range_text(self) -> str:
+        """Minimum and maximum of ``spread``, without the unit; empty if all values are equal."""
         unit = unit_text(self.unit)
         return format_range(self.spread, self.unit).removesuffix(f" {unit}") if len(set(self.spread)) > 1 else ""
 
@@ -100,11 +100,11 @@ class Row:
         return outcome_counts(self.verdicts)
 
     @property
-    def not_passed(self) -> bool:
+    def has_problem(self) -> bool:
         return any(outcome in NOT_PASSED for outcome, _ in self.outcomes)
 
     @property
-    def judged(self) -> bool:
+    def has_evaluated_rule(self) -> bool:
         """Whether a rule was evaluated on this metric."""
         return any(outcome not in (Outcome.SKIP, Outcome.UNJUDGED) for outcome, _ in self.outcomes)
 
@@ -114,7 +114,7 @@ class Row:
 
     @property
     def remark(self) -> str:
-        """The basis of the verdicts, or the reason why there is none."""
+        """The basis of the verdicts; of a verdict without a basis, its text."""
         texts = dict.fromkeys(verdict.basis_text or verdict.detail or verdict.message for verdict in self.verdicts)
         return "; ".join(texts) if len(texts) <= MAX_REMARKS else f"{next(iter(texts))}; and others"
 
@@ -129,7 +129,8 @@ class CheckView:
     verdicts: tuple[Verdict, ...]
     measurements: tuple[Measurement, ...]
     insights: tuple[Insight, ...] = ()
-    performance: tuple[str, ...] = ()  # as the check declares it
+    performance_metrics: tuple[str, ...] = ()  # of the check's declaration
+    key_metric: str = ""  # of the check's declaration
 
     @property
     def outcome(self) -> Outcome:
@@ -147,13 +148,13 @@ class CheckView:
         return sorted(outcomes, key=lambda subject: (WORST_FIRST.index(outcomes[subject]), natural_key(subject)))
 
     @property
-    def extent(self) -> str:
+    def subjects_text(self) -> str:
         """The number of subjects by kind: ``cluster + 2 ranks``."""
         return count_text(self.subjects)
 
     @property
     def methods(self) -> list[str]:
-        """How the check measured, one text per kind of process; then its insights and lax thresholds."""
+        """The method of the check, once for processes with the same method; then its insights and lax thresholds."""
         methods = [str(measurement.facts[METHOD]) for measurement in self.measurements if METHOD in measurement.facts]
         notes = [f"{insight.title}: {insight.text}" for insight in self.insights]
         notes += [f"{LAX_THRESHOLD}: {text}" for _, text in lax_thresholds(self.verdicts)]
@@ -161,26 +162,29 @@ class CheckView:
 
     @property
     def seconds(self) -> float:
-        """The duration of the longest measurement, in seconds: the processes run concurrently."""
+        """Seconds of the longest measurement, since the processes run concurrently."""
         return max((measurement.seconds for measurement in self.measurements), default=0.0)
 
     @cached_property
-    def rows(self) -> list[Row]:
-        """One row per metric: problems first, then judged metrics, then the others; families by size."""
+    def rows(self) -> list[MetricRow]:
+        """One row per metric: problems first, then other metrics with a rule, then the rest; a family by size."""
         readings: dict[str, dict[str, Reading]] = {}
-        judged: dict[tuple[str, str], list[Verdict]] = {}
+        verdicts_by_key: dict[tuple[str, str], list[Verdict]] = {}
         for verdict in self.verdicts:
             if verdict.metric:
-                judged.setdefault((verdict.metric, verdict.subject), []).append(verdict)
+                verdicts_by_key.setdefault((verdict.metric, verdict.subject), []).append(verdict)
         for measurement in self.measurements:
             for metric in measurement.metrics:
-                verdicts = tuple(judged.get((metric.name, metric.subject), ()))
+                verdicts = tuple(verdicts_by_key.get((metric.name, metric.subject), ()))
                 readings.setdefault(metric.name, {})[metric.subject] = Reading(metric.subject, metric, verdicts)
-        for (name, subject), given in judged.items():
-            readings.setdefault(name, {}).setdefault(subject, Reading(subject, None, tuple(given)))
+        for (name, subject), verdicts_of_key in verdicts_by_key.items():
+            readings.setdefault(name, {}).setdefault(subject, Reading(subject, None, tuple(verdicts_of_key)))
         families = list(dict.fromkeys(family(name) for name in readings))
-        rows = [Row(name, tuple(sorted(row.values(), key=_worst_reading))) for name, row in readings.items()]
-        return sorted(rows, key=lambda row: (_urgency(row), families.index(family(row.name)), bytes_of(row.name)))
+        rows = [
+            MetricRow(name, tuple(sorted(by_subject.values(), key=_reading_key)))
+            for name, by_subject in readings.items()
+        ]
+        return sorted(rows, key=lambda row: (_row_rank(row), families.index(family(row.name)), bytes_of(row.name)))
 
     @property
     def artifacts(self) -> list[Artifact]:
@@ -188,35 +192,37 @@ class CheckView:
 
     @property
     def notes(self) -> list[Group]:
-        """Verdicts without a metric, except PASS: why the check or a rule was not evaluated."""
+        """Groups of the verdicts without a metric, except PASS: why the check could not be measured or evaluated."""
         return grouped(v for v in self.verdicts if not v.metric and v.outcome is not Outcome.PASS)
 
     @property
-    def skipped(self) -> str:
-        """The reason of a SKIP; empty for other outcomes, which are listed as problems."""
+    def skip_reason(self) -> str:
+        """The reason if the outcome of the check is SKIP; otherwise empty."""
         return self.verdicts[0].message if self.outcome is Outcome.SKIP else ""
 
     @property
     def key_figure(self) -> str:
         """The metric with the worst outcome, else the first one that is neither zero nor boolean, with its range.
 
-        Performance comes before other metrics, and judged metrics before others. Of a family without a rule, such as
-        ``busbw.*``, the last member is shown: the largest size. "(no threshold)" marks a metric without a verdict: the
-        outcome next to it belongs to other metrics.
+        The check's ``key_metric`` comes first, then performance metrics, then judged metrics. Of a family without a
+        rule, such as ``busbw.*``, the last member is shown: the largest size. "(no threshold)" marks a metric that no
+        rule evaluated, since the outcome next to it belongs to other metrics.
         """
         rows = [row for row in self.rows if row.values]
         if not rows:
             return ""
-        row = min(rows, key=self._key_rank)
+        row = min(rows, key=self._key_figure_rank)
         if not row.outcomes:
             row = [other for other in rows if family(other.name) == family(row.name)][-1]
         unit = "" if row.unit == row.name else row.unit  # "nodes 2", not "nodes 2 nodes"
-        return f"{row.name} {format_range(row.values, unit)}{'' if row.judged else ' (no threshold)'}"
+        return f"{row.name} {format_range(row.values, unit)}{'' if row.has_evaluated_rule else ' (no threshold)'}"
 
-    def _key_rank(self, row: Row) -> tuple[int, bool, bool, int]:
-        urgency = _urgency(row)
-        other = not any(fnmatchcase(row.name, pattern) for pattern in self.performance)
-        return min(urgency, len(WORST_FIRST)), row.unit == "bool" or not any(row.values), other, urgency
+    def _key_figure_rank(self, row: MetricRow) -> tuple[int, bool, int, int]:
+        """The rank of a row as key figure; the lowest is shown."""
+        rank = _row_rank(row)
+        is_performance = any(fnmatchcase(row.name, pattern) for pattern in self.performance_metrics)
+        kind = 0 if row.name == self.key_metric else 1 if is_performance else 2
+        return min(rank, len(WORST_FIRST)), row.unit == "bool" or not any(row.values), kind, rank
 
 
 @dataclass(frozen=True)
@@ -229,10 +235,10 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Group:
-    """Verdicts that state the same for several subjects. ``others``: further checks stopped by the same cause."""
+    """Verdicts of one rule with one outcome, by subject. ``other_checks``: further checks with the same ERROR."""
 
     verdicts: tuple[Verdict, ...]
-    others: tuple[str, ...] = ()
+    other_checks: tuple[str, ...] = ()
 
     @property
     def first(self) -> Verdict:
@@ -241,12 +247,12 @@ class Group:
     @property
     def title(self) -> str:
         """The check, or the number of checks."""
-        return plural(1 + len(self.others), "check") if self.others else self.first.check
+        return plural(1 + len(self.other_checks), "check") if self.other_checks else self.first.check
 
     @property
-    def stopped(self) -> str:
+    def check_names(self) -> str:
         """The names of several checks; empty for one check."""
-        return ", ".join((self.first.check, *self.others)) if self.others else ""
+        return ", ".join((self.first.check, *self.other_checks)) if self.other_checks else ""
 
     @property
     def subjects_text(self) -> str:
@@ -254,7 +260,7 @@ class Group:
 
     @property
     def meaning(self) -> str:
-        """The meaning of a bad value where all verdicts share it: shown once."""
+        """The meaning of a bad value if all verdicts share it, to show it once; otherwise empty."""
         return self.first.meaning if len({verdict.meaning for verdict in self.verdicts}) == 1 else ""
 
     def verdict_text(self, verdict: Verdict) -> str:
@@ -277,29 +283,32 @@ def chapters(trial: Trial) -> list[Chapter]:
             verdicts=tuple(verdicts.get(name, ())),
             measurements=tuple(measurements.get(name, ())),
             insights=tuple(insight for insight in trial.insights if insight.check == name),
-            performance=checks[name].performance_metrics if name in checks else (),
+            performance_metrics=checks[name].performance_metrics if name in checks else (),
+            key_metric=checks[name].key_metric if name in checks else "",
         )
         for name in ordered
     ]
-    parts = [(title, tuple(view for view in views if view.phase == title)) for title in (*Phase, OTHER)]
-    return [Chapter(str(title), shown) for title, shown in parts if shown]
+    by_phase = [(phase, tuple(view for view in views if view.phase == phase)) for phase in (*Phase, OTHER)]
+    return [Chapter(str(phase), checks_of_phase) for phase, checks_of_phase in by_phase if checks_of_phase]
 
 
 def problems(trial: Trial) -> list[Group]:
-    """All FAIL, ERROR, UNJUDGED and WARN, worst first; the same problem of several subjects is one group.
+    """All FAIL, ERROR, UNJUDGED and WARN, worst first, in groups (``grouped``).
 
-    A job that does not start gives the same ERROR for each of its checks: these are one group, too.
+    If a job does not start, each of its checks has the same ERROR: these are one group too.
     """
     groups: dict[object, list[Group]] = {}
     for group in grouped(verdict for verdict in trial.verdicts if verdict.outcome in NOT_PASSED):
         fields = tuple((v.subject, v.metric, v.detail, v.evidence, v.fix) for v in group.verdicts)
         groups.setdefault(fields if group.first.outcome is Outcome.ERROR else group, []).append(group)
-    merged = [replace(first, others=tuple(other.first.check for other in more)) for first, *more in groups.values()]
+    merged = [
+        replace(first, other_checks=tuple(other.first.check for other in others)) for first, *others in groups.values()
+    ]
     return sorted(merged, key=lambda group: WORST_FIRST.index(group.first.outcome))
 
 
 def grouped(verdicts: Iterable[Verdict]) -> list[Group]:
-    """Verdicts grouped by rule and outcome, in the order of their first occurrence."""
+    """Verdicts grouped by check, metric, outcome, basis and fix, in the order of their first occurrence."""
     groups: dict[tuple[object, ...], list[Verdict]] = {}
     for verdict in verdicts:
         key = (verdict.check, verdict.metric, verdict.outcome, verdict.basis, verdict.fix)
@@ -334,18 +343,18 @@ def outcome_counts(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
 
 
 def headline(trial: Trial) -> str:
-    """The decision, marked where no GPU was tested."""
+    """The decision, with CPU ONLY if no GPU was tested."""
     return f"{trial.decision.value} (CPU ONLY)" if trial.decision.cpu_only else trial.decision.value
 
 
 def launchers(trial: Trial) -> str:
-    """The launchers that ran jobs; the configured one where none ran."""
+    """The launchers that ran jobs; the configured launcher if no job ran."""
     return ", ".join(dict.fromkeys(result.launcher for result in trial.results)) or str(
         trial.config.get("launcher", "")
     )
 
 
-def size(trial: Trial) -> str:
+def machine_size(trial: Trial) -> str:
     """The size of the largest planned job: ``2 nodes × 4 GPUs``."""
     if not trial.jobs:
         return "no job planned"
@@ -371,20 +380,20 @@ def _by_check(records: Iterable[_Record]) -> dict[str, list[_Record]]:
 def _merge_similar(texts: list[str]) -> Iterator[str]:
     """Each text once; of texts that differ only in numbers, such as those of several GPUs, the first."""
     groups: dict[str, list[str]] = {}
-    for sentence in texts:
-        groups.setdefault(_NUMBER.sub("#", sentence), []).append(sentence)
+    for text in texts:
+        groups.setdefault(_NUMBER.sub("#", text), []).append(text)
     for first, *others in groups.values():
         differing = sum(other != first for other in others)
         others_text = plural(differing, "other process", "other processes")
         yield f"{first} ({others_text}: same method, other numbers)" if differing else first
 
 
-def _worst_reading(reading: Reading) -> tuple[int, list[tuple[int, str]]]:
+def _reading_key(reading: Reading) -> tuple[int, list[tuple[int, str]]]:
     return WORST_FIRST.index(reading.outcome or Outcome.PASS), natural_key(reading.subject)
 
 
-def _urgency(row: Row) -> int:
-    """The rank of a row: problems by severity, then judged rows, then rows without a rule."""
-    if row.not_passed:
+def _row_rank(row: MetricRow) -> int:
+    """The sort key of a row: problems by severity, then other rows with a rule, then rows without one."""
+    if row.has_problem:
         return WORST_FIRST.index(row.outcomes[0][0])
     return len(WORST_FIRST) + (not row.outcomes)

@@ -16,7 +16,7 @@ MAX_GAP_MESSAGES = 8
 def summarize_run(
     run_dir: Path, jobs: Sequence[Job], measurements: Sequence[Measurement], phases: Mapping[str, str]
 ) -> Telemetry | None:
-    """Merge the samplers' files of a run and summarise them; None if no job had telemetry. ``phases``: by check.
+    """Merge and summarise the samplers' files of a run; None if no job had telemetry. ``phases``: check → phase.
 
     Missing or damaged data and an unwritable disk are reported in ``warnings``; they do not prevent the record.
     """
@@ -37,17 +37,17 @@ def summarize_run(
     for path in paths:
         for device in files.read_devices(path):
             aggregator.add(device)
-    gaps = aggregator.sampling_gaps()
-    gaps += _sampler_errors(run_dir) if gaps else ()
-    messages += gaps[:MAX_GAP_MESSAGES]
-    if len(gaps) > MAX_GAP_MESSAGES:
-        messages.append(f"and {len(gaps) - MAX_GAP_MESSAGES} more")
+    gap_messages = aggregator.sampling_gaps()
+    gap_messages += _sampler_errors(run_dir) if gap_messages else ()
+    messages += gap_messages[:MAX_GAP_MESSAGES]
+    if len(gap_messages) > MAX_GAP_MESSAGES:
+        messages.append(f"and {len(gap_messages) - MAX_GAP_MESSAGES} more messages about missing samples")
     names = tuple(str(path.relative_to(run_dir)) for path in paths)
     return aggregator.summary().model_copy(update={"files": names, "warnings": tuple(messages)})
 
 
 def _sampler_errors(run_dir: Path) -> Iterator[str]:
-    """The last line of each sampler's stderr, if any."""
+    """Yield the last line that each sampler wrote to stderr."""
     for log in sorted(run_dir.glob("jobs/*/attempt*/rank*.samples.err")):
         if lines := log.read_text(encoding="utf-8", errors="replace").strip().splitlines():
             yield f"{log.relative_to(run_dir)}: {lines[-1][:300]}"

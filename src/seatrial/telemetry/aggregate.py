@@ -1,4 +1,4 @@
-"""Joins samples with the checks that ran at the same time, by each node's own clock, and summarises them."""
+"""Joins samples with the checks that ran at the same time, by the clock of each node, and summarises them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ from seatrial.model.telemetry import (
 from seatrial.telemetry.curves import Curves
 from seatrial.telemetry.files import DeviceSamples
 
-MAX_LOADS = 64  # GPUs with a line per check in the record; of more GPUs a selection (select_loads)
-MAX_STEPS = 120  # of a curve: about one per three pixels in print
-MAX_PAUSE_S = 5.0  # between two checks of a phase; longer ones (a job's start, another phase) are cut from the axis
-MAX_GAP_S = 15.0  # without a sample, plus a few periods: a sampler has to start Python and open NVML
-MIN_SAMPLED_S = 10.0  # of samples for a rate or CPU share; below, the CPU clock's resolution dominates
+# With at most this many GPUs the record has the load of each GPU in each check; with more, a selection (select_loads)
+MAX_LOADS = 64
+MAX_STEPS = 120  # values per curve: about three pixels each in print
+MAX_PAUSE_S = 5.0  # longer pauses between two checks of a phase (start of a job, another phase) are cut from its axis
+MAX_GAP_S = 15.0  # longest unreported time without a sample, plus 5 periods: a sampler starts Python and opens NVML
+MIN_SAMPLED_S = 10.0  # of samples, for a sample rate or CPU share: below it the CPU clock's resolution dominates
 # NVML API reference: utilisation is a mean over the last 1 to 1/6 s (nvmlUtilization_t), power over the last second
 # except on GA100 and older (nvmlDeviceGetPowerUsage), so samples in the first second of a check show earlier load.
 SKIPPED_S = 1.0
-_BUSY_PERCENT = 50.0  # of utilisation
+_BUSY_PERCENT = 50.0  # minimum GPU utilisation for sm_clock_mhz_min: an idle GPU lowers its clock
+# Fields of Load of which select_loads lists the minimum, median and maximum over the GPUs
 _EXTREMES = ("sm_util_mean", "power_w_mean", "power_w_max", "temperature_c_max", "sm_clock_mhz_min")
 
 
@@ -53,10 +55,10 @@ Intervals = Mapping[str, Sequence[CheckInterval]]  # by node or subject, in orde
 def check_intervals(
     measurements: Iterable[Measurement], group_by: Callable[[str], str] = lambda subject: subject.partition("/")[0]
 ) -> Intervals:
-    """Intervals from the first begin to the last end of each check, grouped by ``group_by(subject)`` (the node)."""
+    """Return the interval of each check, from its first begin to its last end; grouped by node, or by ``group_by``."""
     groups: dict[str, dict[str, CheckInterval]] = {}
     for measurement in measurements:
-        if measurement.rank is not None and measurement.seconds > 0:  # the launcher's errors have no time
+        if measurement.rank is not None and measurement.seconds > 0:  # errors recorded by run_job have no duration
             check = measurement.check
             intervals = groups.setdefault(group_by(measurement.subject), {})
             earlier = intervals.get(check, CheckInterval(check, math.inf, -math.inf))
@@ -67,37 +69,37 @@ def check_intervals(
 
 @dataclass(frozen=True)
 class Segment:
-    """Part of a phase on a node: begin and end in Unix seconds by its clock; ``at``: its begin on the phase's axis."""
+    """Part of a phase on a node, in Unix seconds by its clock. ``axis_begin``: its begin on the phase's axis."""
 
     begin: float
     end: float
-    at: float
+    axis_begin: float
 
 
 class PhaseAxis:
     """Time axis of a phase, in seconds, without the pauses between its checks.
 
-    A segment is as long as on the slowest node; on each node it begins with the first check of the segment.
+    The axis consists of segments. A segment begins on each node with its first check there, and is as long as on the
+    slowest node. ``cuts``: begin of each segment. ``spans``: the checks of the node that ran the most.
     """
 
     def __init__(self, intervals: Intervals, hz: float) -> None:
-        """``intervals`` of the phase's checks, not empty for any node."""
-        runs = list(_runs_without_pause(max(intervals.values(), key=len)))
+        """``intervals``: of the phase's checks, by node; at least one per node."""
         self.segments: dict[str, list[Segment]] = {node: [] for node in intervals}
         self.cuts: list[float] = []
         self.spans: list[Span] = []
         self.seconds = 0.0
-        for run in runs:
-            self._append({interval.check for interval in run}, intervals)
-            zero = run[0].begin - self.cuts[-1]
+        for group in _groups_without_pause(max(intervals.values(), key=len)):
+            self._append_segment({interval.check for interval in group}, intervals)
+            origin = group[0].begin - self.cuts[-1]
             self.spans += (
-                Span(check=interval.check, begin=round(interval.begin - zero, 2), end=round(interval.end - zero, 2))
-                for interval in run
+                Span(check=interval.check, begin=round(interval.begin - origin, 2), end=round(interval.end - origin, 2))
+                for interval in group
             )
         self.step_s = max(1 / hz, self.seconds / MAX_STEPS)
         self.steps = math.floor(self.seconds / self.step_s) + 1
 
-    def _append(self, checks: set[str], intervals: Intervals) -> None:
+    def _append_segment(self, checks: set[str], intervals: Intervals) -> None:
         longest = 0.0
         for node, node_intervals in intervals.items():
             if selected := [interval for interval in node_intervals if interval.check in checks]:
@@ -108,30 +110,33 @@ class PhaseAxis:
         self.seconds += longest
 
 
-def _runs_without_pause(intervals: Sequence[CheckInterval]) -> Iterator[list[CheckInterval]]:
-    """Groups of successive intervals with pauses of at most MAX_PAUSE_S."""
-    run: list[CheckInterval] = []
+def _groups_without_pause(intervals: Sequence[CheckInterval]) -> Iterator[list[CheckInterval]]:
+    """Yield groups of successive intervals with pauses of at most MAX_PAUSE_S."""
+    group: list[CheckInterval] = []
     for interval in intervals:
-        if run and interval.begin > max(earlier.end for earlier in run) + MAX_PAUSE_S:
-            yield run
-            run = []
-        run.append(interval)
-    yield run
+        if group and interval.begin > max(earlier.end for earlier in group) + MAX_PAUSE_S:
+            yield group
+            group = []
+        group.append(interval)
+    yield group
 
 
 class TelemetryAggregator:
-    """Summarises the samples of a run, one device at a time, so that never all samples are in memory."""
+    """Summarises the samples of a run; holds those of one device at a time in memory."""
 
     def __init__(self, phases: Mapping[str, str], measurements: Iterable[Measurement], hz: float) -> None:
-        """``phases``: check → phase, for all checks with a sampler; measurements of other checks are ignored."""
+        """``phases``: check → phase, for the checks of jobs with a sampler; other measurements are ignored."""
         sampled = [measurement for measurement in measurements if measurement.check in phases]
         not_skipped = [measurement for measurement in sampled if not measurement.skipped]
-        self._intervals, self._node_intervals = check_intervals(sampled), check_intervals(not_skipped)
-        self._subject_intervals = check_intervals(not_skipped, str)
-        self._axes = {phase: PhaseAxis(group, hz) for phase, group in _by_phase(self._intervals, phases).items()}
+        self._intervals_by_node = check_intervals(sampled)
+        self._not_skipped_by_node = check_intervals(not_skipped)
+        self._not_skipped_by_subject = check_intervals(not_skipped, str)
+        self._axes = {
+            phase: PhaseAxis(group, hz) for phase, group in _by_phase(self._intervals_by_node, phases).items()
+        }
         self._curves: dict[tuple[str, Kind], Curves] = {}
         self._loads: list[Load] = []
-        self._gpu_intervals: dict[str, list[CheckInterval]] = {}
+        self._intervals_by_gpu: dict[str, list[CheckInterval]] = {}
         self._sample_rates: list[float] = []
         self._host_times: dict[str, list[float]] = {}
         self._unreadable: dict[str, Counter[str]] = {}
@@ -139,6 +144,7 @@ class TelemetryAggregator:
         self._max_gap_s = MAX_GAP_S + 5 / hz
 
     def add(self, device: DeviceSamples) -> None:
+        """Add the samples of one device during one attempt of a job."""
         kind: Kind = "host" if device.device == HOST else "gpu"
         for gauge, reason in device.unreadable.items():
             self._unreadable.setdefault(f"{kind}.{gauge}", Counter())[reason] += 1
@@ -146,11 +152,11 @@ class TelemetryAggregator:
             self._host_times.setdefault(device.node, []).extend(device.time)
             self._add_cpu_share(device)
         else:
-            # For each check of the node that was not skipped: the GPU's interval if it has one, otherwise the node's
-            of_gpu = {interval.check: interval for interval in self._subject_intervals.get(device.subject, ())}
-            of_node = self._node_intervals.get(device.node, ())
-            intervals = [of_gpu.get(interval.check, interval) for interval in of_node]
-            self._gpu_intervals[device.subject] = intervals
+            # for each check of the node: the GPU's own interval if it has one, otherwise the node's
+            own = {interval.check: interval for interval in self._not_skipped_by_subject.get(device.subject, ())}
+            node_intervals = self._not_skipped_by_node.get(device.node, ())
+            intervals = [own.get(interval.check, interval) for interval in node_intervals]
+            self._intervals_by_gpu[device.subject] = intervals
             self._loads += (load for interval in intervals for load in gpu_loads(device, interval))
             seconds = device.time[-1] - device.time[0] + 1 / device.hz if device.time else 0.0
             if seconds >= MIN_SAMPLED_S:
@@ -158,19 +164,19 @@ class TelemetryAggregator:
         for phase, axis in self._axes.items():
             curves = self._curves.setdefault((phase, kind), Curves(kind, axis.steps, axis.step_s))
             for segment in axis.segments.get(device.node, ()):
-                curves.add(device, segment.begin, segment.end, segment.at)
+                curves.add(device, segment.begin, segment.end, segment.axis_begin)
 
     def _add_cpu_share(self, host: DeviceSamples) -> None:
-        """Add the sampler's share of one core, without its startup, if there are samples over MIN_SAMPLED_S."""
-        used = host.column(SAMPLER_CPU_SECONDS)
+        """Add the sampler's CPU time after startup as a share of one core, if it sampled for MIN_SAMPLED_S."""
+        cpu_s = host.column(SAMPLER_CPU_SECONDS)
         seconds = host.time[-1] - host.time[0] if host.time else 0.0
-        if seconds >= MIN_SAMPLED_S and used and used[0] is not None and used[-1] is not None:
-            self._cpu_shares.append(max(0.0, used[-1] - used[0]) / seconds)
+        if seconds >= MIN_SAMPLED_S and cpu_s and cpu_s[0] is not None and cpu_s[-1] is not None:
+            self._cpu_shares.append(max(0.0, cpu_s[-1] - cpu_s[0]) / seconds)
 
     def sampling_gaps(self) -> list[str]:
-        """A message for each node whose checks ran longer than allowed without a sample, with the longest gap."""
+        """Return a message for each node on which checks ran without samples for longer than MAX_GAP_S + 5 periods."""
         messages = []
-        for node, intervals in self._intervals.items():
+        for node, intervals in self._intervals_by_node.items():
             times = [-math.inf, *sorted(self._host_times.get(node, ())), math.inf]
             gaps = [_overlap(intervals, a, b) for a, b in pairwise(times) if b - a > self._max_gap_s]
             if gaps and max(gaps) > self._max_gap_s:
@@ -178,8 +184,11 @@ class TelemetryAggregator:
         return messages
 
     def summary(self) -> Telemetry:
+        """Return the summary of all devices added so far."""
         sampled = {(load.check, load.gpu) for load in self._loads}
-        expected = [(interval.check, gpu) for gpu, intervals in self._gpu_intervals.items() for interval in intervals]
+        expected = [
+            (interval.check, gpu) for gpu, intervals in self._intervals_by_gpu.items() for interval in intervals
+        ]
         return Telemetry(
             loads=tuple(select_loads(self._loads)),
             unsampled_gpus=dict(Counter(check for check, gpu in expected if (check, gpu) not in sampled)),
@@ -201,13 +210,13 @@ class TelemetryAggregator:
                     seconds=round(axis.seconds, 2),
                     step_s=round(axis.step_s, 3),
                     spans=tuple(axis.spans),
-                    cuts=tuple(round(at, 2) for at in axis.cuts[1:]),
+                    cuts=tuple(round(cut, 2) for cut in axis.cuts[1:]),
                     tracks=tracks,
                 )
 
 
 def gpu_loads(device: DeviceSamples, interval: CheckInterval) -> Iterator[Load]:
-    """The load of a GPU during a check; nothing if there is no sample after the first second."""
+    """Yield the load of a GPU during a check; nothing if no sample lies after the first SKIPPED_S."""
     first, last = bisect_left(device.time, interval.begin + SKIPPED_S), bisect_right(device.time, interval.end)
     sampled = device.sampled_indices
     indices = sampled[bisect_left(sampled, first) : bisect_left(sampled, last)]
@@ -243,9 +252,9 @@ def gpu_loads(device: DeviceSamples, interval: CheckInterval) -> Iterator[Load]:
 
 
 def select_loads(loads: Sequence[Load]) -> Iterator[Load]:
-    """All loads of up to MAX_LOADS GPUs; of more GPUs, per check the median, the extremes and the throttled GPUs.
+    """Yield all loads of up to MAX_LOADS GPUs; of more, per check the median, the extremes and the throttled GPUs.
 
-    Extremes and throttled GPUs together have at most MAX_LOADS lines per check.
+    Extremes and throttled GPUs are at most MAX_LOADS per check.
     """
     if len({load.gpu for load in loads}) <= MAX_LOADS:
         yield from loads
@@ -279,10 +288,10 @@ def _by_phase(intervals: Intervals, phases: Mapping[str, str]) -> Mapping[str, I
 
 
 def _overlap(intervals: Sequence[CheckInterval], begin: float, end: float) -> float:
-    """Seconds of the intervals that lie between ``begin`` and ``end``."""
+    """Return the seconds of the intervals that lie between ``begin`` and ``end``."""
     return sum(max(0.0, min(end, interval.end) - max(begin, interval.begin)) for interval in intervals)
 
 
 def _most_common(reasons: Counter[str]) -> str:
     (reason, count), *others = reasons.most_common()
-    return f"{reason} ({count}×)" + (f", and {len(others)} other reasons" if others else "")
+    return f"{reason} ({count}×)" + (f", other reasons: {len(others)}" if others else "")

@@ -24,10 +24,11 @@ from seatrial.telemetry.files import DeviceSamples
 
 MAX_TRACKS = 8  # devices with a track each; for more devices: minimum, median, maximum and the outliers
 MAX_OUTLIERS = 2
-# An outlier's mean differs from the median by this many standard deviations (estimated as 1.4826 × MAD), and this share
+# An outlier's mean differs from the median of the means by this many standard deviations (1.4826 × MAD), and by this
+# share of the median
 OUTLIER_SIGMAS, OUTLIER_SHARE = 5.0, 0.05
-# A GPU's clocks event reasons count until its next sample, at most this long: NVML reports the current ones only, and a
-# sampler that reads one GPU per second takes less than this for a node of sixteen
+# A GPU's clocks event reasons count until its next sample, at most this long: NVML reports only the current ones. A
+# sampler that reads one GPU per second reads each of sixteen GPUs within this time.
 REASON_VALID_S = 20.0
 _NAN = math.nan  # a step without a sample
 _LABELS = (POWER_CAP, *THROTTLE_REASONS, NOT_SAMPLED)
@@ -47,16 +48,16 @@ class Curves:
         self.devices: set[str] = set()
         self._kind, self._steps, self._step_s = kind, steps, step_s
         self._means: dict[str, dict[str, array[float]]] = {gauge.name: {} for gauge in GAUGES[kind]}
-        # Reasons of each GPU in each step as bits: _LABELS, then _SAMPLED_BIT; 0 outside its part of the phase
+        # Reasons of each GPU in each step as bits: _LABELS, then _SAMPLED_BIT; 0 outside the segments of its node
         self._reasons: dict[str, array[int]] = {}
 
-    def add(self, device: DeviceSamples, begin: float, end: float, at: float) -> None:
-        """Add a device's samples from ``begin`` to ``end`` (Unix seconds); ``at``: second of ``begin`` in the phase."""
+    def add(self, device: DeviceSamples, begin: float, end: float, axis_begin: float) -> None:
+        """Add a device's samples from ``begin`` to ``end`` (Unix seconds); ``axis_begin``: ``begin`` on the axis."""
         first, last = bisect_left(device.time, begin), bisect_right(device.time, end)
         samples = [
             (index, step)
             for index in range(first, last)
-            if 0 <= (step := self._step(device.time[index] - begin + at)) < self._steps
+            if 0 <= (step := self._step(device.time[index] - begin + axis_begin)) < self._steps
         ]
         if not samples:
             return
@@ -67,10 +68,11 @@ class Curves:
                 pairs = zip(earlier, means, strict=True)
                 by_device[device.subject] = array("f", (a if math.isnan(b) else b for a, b in pairs))
         if self._kind == "gpu":
-            steps = range(self._step(at), min(self._step(at + end - begin) + 1, self._steps))
+            steps = range(self._step(axis_begin), min(self._step(axis_begin + end - begin) + 1, self._steps))
             self._add_reasons(device, samples, steps)
 
     def tracks(self) -> Iterator[Track]:
+        """Yield the tracks of each gauge, then those of throttled GPUs."""
         for gauge in GAUGES[self._kind]:
             yield from _gauge_tracks(gauge.name, self._means[gauge.name], gauge.digits)
         yield from _throttle_tracks(self._reasons.values())
@@ -113,7 +115,7 @@ def _bits(labels: Iterable[str]) -> int:
 
 
 def _throttle_tracks(reasons: Iterable[array[int]]) -> Iterator[Track]:
-    """Number of throttled GPUs by reason, for reasons that occurred; None in steps in which no GPU was sampled."""
+    """Yield the number of throttled GPUs for each reason that occurred; None in steps in which no GPU was sampled."""
     steps = [Counter(step) for step in zip(*reasons, strict=True)]
     sampled = [any(value & _SAMPLED_BIT for value in step) for step in steps]
     counts = {
@@ -144,7 +146,7 @@ def _gauge_tracks(gauge: str, by_device: dict[str, array[float]], digits: int) -
 
 
 def outliers(means: dict[str, float]) -> list[str]:
-    """Subjects whose mean is an outlier, at most MAX_OUTLIERS, farthest first."""
+    """Return the subjects whose mean is an outlier, at most MAX_OUTLIERS, farthest from the median first."""
     middle = median(means.values())
     distances = {subject: abs(mean - middle) for subject, mean in means.items()}
     limit = max(OUTLIER_SIGMAS * 1.4826 * median(distances.values()), OUTLIER_SHARE * abs(middle))
@@ -153,5 +155,5 @@ def outliers(means: dict[str, float]) -> list[str]:
 
 
 def _rounded(values: Iterable[float], digits: int) -> tuple[float | None, ...]:
-    """Values rounded to the gauge's precision, None for NaN."""
+    """Return the values with ``digits`` decimals, None for NaN."""
     return tuple(None if math.isnan(value) else round(value, digits) for value in values)

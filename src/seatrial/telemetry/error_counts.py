@@ -42,7 +42,7 @@ class ErrorCounts:
         return self.gpu.xids if self.gpu else []
 
     def fact(self) -> dict[str, Any]:
-        """The fact described at the top of this module."""
+        """Return the fact described at the top of this module."""
         parts = {
             "increased": self._increased,
             "xids": self._xids,
@@ -53,7 +53,7 @@ class ErrorCounts:
         return {"read": self._read, **{name: part for name, part in parts.items() if part}}
 
     def metrics(self, gpu: str, node: str) -> Iterator[Metric]:
-        """``new_errors.*`` of counters whose increase is an error: of subject ``gpu``, and of all ports of ``node``."""
+        """Yield ``new_errors.*`` of counters with level FAIL or WARN: of ``gpu``, and of all ports of ``node``."""
         definitions = counter_definitions()
         sums: dict[tuple[str, str], int] = {}
         for device, counters in self._increased.items():
@@ -81,21 +81,21 @@ class ErrorCounts:
         self.gpu.begin()
 
     def add_counters(self, counters: GpuErrorCounters | PortErrorCounters, device: str = "") -> None:
-        """Add counters that were read twice; ``device``: if their keys do not contain the device."""
+        """Add counters that were read before and after; ``device``: their device, if their keys do not contain it."""
 
         def full_key(key: str | tuple[str, ...]) -> tuple[str, ...]:
             return (device, key) if isinstance(key, str) else key
 
         ports = counter_definitions().port
-        second: Mapping[Any, int] = counters.after
+        after_by_key: Mapping[Any, int] = counters.after
         for key, before in counters.before.items():
-            after = second.get(key)
+            after = after_by_key.get(key)
             self._read += after is not None
-            owner, counter = full_key(key)
+            owner_device, counter = full_key(key)
             limit = ports[counter].limit if counter in ports else None
-            # Xids are stored as a list of numbers instead; a counter at its limit cannot show an increase
+            # Xids have a list of their own; a counter at its limit cannot increase, so it is listed too
             if after is not None and counter != "xid" and (after != before or after == limit):
-                self._increased.setdefault(owner, {})[counter] = [before, after]
+                self._increased.setdefault(owner_device, {})[counter] = [before, after]
         for key, reason in counters.unavailable.items():
             unavailable = self._permission_denied if key in counters.permission_denied else self._not_supported
             unavailable.setdefault(reason, []).append(" ".join(full_key(key)))

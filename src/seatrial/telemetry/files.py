@@ -62,17 +62,17 @@ class DeviceSamples(Frozen):
         return self.node if self.device == HOST else f"{self.node}/{self.device}"
 
     def column(self, gauge: str) -> tuple[float | None, ...]:
-        """The samples of a gauge, empty if there are none."""
+        """Return the samples of a gauge; empty if there are none."""
         return self.__pydantic_extra__.get(gauge, ())
 
     @cached_property
     def sampled_indices(self) -> list[int]:
-        """Indices of the samples with a value; if GPUs are sampled in turn, a GPU has none in the others."""
+        """Indices of the samples in which this device was read: GPUs can be sampled in turn."""
         rows = zip(*self.__pydantic_extra__.values(), strict=True)
         return [index for index, row in enumerate(rows) if row.count(None) < len(row)]
 
     def throttle_reasons(self, mask: float) -> frozenset[str]:
-        """The clocks event reasons in ``mask``, without idle and user settings.
+        """Return the clocks event reasons in ``mask``, without idle and user settings.
 
         "Hardware slowdown" is omitted if a thermal or power brake reason explains it; without one it is the fast
         trigger on high power draw (NVML API reference, nvmlClocksEventReasonHwSlowdown).
@@ -84,7 +84,7 @@ class DeviceSamples(Frozen):
 
 
 def read_devices(path: Path) -> Iterator[DeviceSamples]:
-    """The devices in a merged file, up to where it is truncated; invalid lines are skipped."""
+    """Yield the devices in a telemetry file, up to where it is truncated; invalid lines are skipped."""
     for line in _merged_lines(path):
         try:
             yield DeviceSamples.model_validate_json(line)
@@ -95,28 +95,29 @@ def read_devices(path: Path) -> Iterator[DeviceSamples]:
 def merge_samples(folder: Path) -> str:
     """Merge the samplers' files of the job in ``folder`` into its telemetry file, and remove them. Raises OSError.
 
-    Returns a message if damaged lines were skipped, otherwise "". Devices merged earlier are kept.
+    Returns a message if damaged lines were skipped, otherwise "". Devices that are already in the telemetry file stay.
     """
     sample_files = sorted(folder.glob("attempt*/rank*.samples"))
     if not sample_files:
         return ""
-    packed, merged, skipped = io.BytesIO(), set[object](), 0
-    with gzip.open(packed, "wb") as file:
+    compressed, merged, skipped = io.BytesIO(), set[object](), 0
+    with gzip.open(compressed, "wb") as file:
         for line in (*_merged_lines(folder / TELEMETRY_FILE), *_new_lines(sample_files)):
             device = _parse_object(line)
             key = (*(device.get(name) for name in ("attempt", "rank", "device")), repr(device.get("time"))[:40])
             if device and key not in merged:  # duplicates if an earlier call was killed before it removed the files
                 merged.add(key)
+                # all devices of a sampler have the same number: count it once
                 skipped += int(device.get("skipped", 0)) if device.get("device") == HOST else 0
                 file.write(line.strip() + b"\n")
-    atomic_write(folder / TELEMETRY_FILE, packed.getvalue())
+    atomic_write(folder / TELEMETRY_FILE, compressed.getvalue())
     for path in sample_files:
         path.unlink()
     return f"{folder.name}: {skipped} damaged telemetry lines skipped" if skipped else ""
 
 
 def _merged_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a merged file, up to where it is truncated."""
+    """Yield the lines of a telemetry file, up to where it is truncated."""
     try:
         with gzip.open(path, "rb") as file:
             yield from file
@@ -135,7 +136,7 @@ def _new_lines(paths: Iterable[Path]) -> Iterator[bytes]:
 
 
 class Header(Frozen):
-    """The first line of a sampler's file; ``columns`` names the numbers of the following lines, e.g. gpu0.power_w."""
+    """The first line of a sampler's file. ``columns``: names of the numbers in each following line: gpu0.power_w."""
 
     node: str
     hz: FiniteFloat
@@ -146,7 +147,7 @@ class Header(Frozen):
 
 @dataclass
 class _SamplerRows:
-    """The lines of one sampler process; a job that is started again by hand appends a new header to the same file."""
+    """The lines of one sampler process. A file can have several: a job started again by hand appends a header."""
 
     header: Header
     rows: list[list[float | None]] = field(default_factory=list)
@@ -173,7 +174,7 @@ class _SamplerRows:
 
 
 def _with_prefix(values: Mapping[str, T], prefix: str) -> dict[str, T]:
-    """The values whose names start with ``prefix``, by name without it."""
+    """Return the values whose names start with ``prefix``, by the name without it."""
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from seatrial.discover.nvml import NvmlReader, clocks_event_reason_names, nvml_session, read_load
 from seatrial.model import Frozen
 
-PERIOD_S = 0.5
+PERIOD_S = 0.5  # half of the second over which NVML averages power
 
 
 class LoadSample(Frozen):
@@ -24,7 +24,7 @@ class LoadSample(Frozen):
 
 
 class GpuLoad:
-    """The samples so far, and the NVML reader with its errors."""
+    """The samples so far, and the NVML reader, which holds its errors."""
 
     def __init__(self, reader: NvmlReader) -> None:
         self.samples: list[LoadSample] = []

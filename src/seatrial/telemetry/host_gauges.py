@@ -12,10 +12,10 @@ import psutil
 from seatrial.discover.file_readers import FieldReader, path_under, read_number
 from seatrial.model.telemetry import HOST_GAUGES
 
-# Documentation/ABI/stable/sysfs-class-infiniband: data octets divided by 4 (lanes)
+# Linux, Documentation/ABI/stable/sysfs-class-infiniband: port_rcv_data and port_xmit_data count octets divided by 4
 _LANES = 4
 _MB, _GB = 1e6, 1e9
-MIN_INTERVAL_S = 0.05  # of a rate; over a shorter one, a single packet or clock tick would look like a burst
+MIN_INTERVAL_S = 0.05  # for a rate: over a shorter interval a single packet or clock tick would look like a burst
 
 
 class HostGauges:
@@ -35,7 +35,7 @@ class HostGauges:
         return self._reader.unreadable
 
     def read(self) -> list[float | None]:
-        """The values of HOST_GAUGES, in that order."""
+        """Return the values of HOST_GAUGES, in that order."""
         now, (previous_time, previous) = time.monotonic(), self._previous
         counters = self._counters()
         self._previous = (now, counters)
@@ -52,7 +52,7 @@ class HostGauges:
         return [values.get(gauge.name) for gauge in HOST_GAUGES]
 
     def _counters(self) -> dict[str, float]:
-        """Counters in MB or GB since boot, by the names of their rates."""
+        """Return the counters since boot, in MB or GB, by the gauge that is their rate."""
         counters: dict[str, float] = {}
         if disks := self._reader("disk_read_mbs", psutil.disk_io_counters):
             counters |= {"disk_read_mbs": disks.read_bytes / _MB, "disk_write_mbs": disks.write_bytes / _MB}
@@ -68,7 +68,7 @@ class HostGauges:
         return counters
 
     def _network_bytes(self) -> tuple[int, int]:
-        """Bytes (received, sent) by the NICs, not by bridges and bonds, which count the same bytes again.
+        """Return the bytes (received, sent) of the NICs, not of bridges and bonds, which count the same bytes again.
 
         A container that sees no NIC counts all interfaces except loopback.
         """

@@ -1,7 +1,7 @@
-"""Samples this node while a job runs: ``python -m seatrial.telemetry.sampler FILE HZ``, until its parent ends.
+"""Samples this node until the parent process ends: ``python -m seatrial.telemetry.sampler FILE HZ``.
 
-FILE gets one line per sample, flushed at once: a JSON list of numbers, null for values that were not read. Lines that
-are JSON objects name the columns (first line), or list the gauges that could not be read so far with the reason.
+Each sample is a line of FILE, flushed at once: a JSON list of numbers, null for values that were not read. The first
+line is a JSON object that names the columns; later objects list the gauges that could not be read, with the reason.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from seatrial.telemetry.host_gauges import MIN_INTERVAL_S, HostGauges
 # Each PCIe query of NVML takes 20 ms and may block other users of the driver. PCIe queries take at most this share of a
 # period, but always cover one GPU; at one sample per second that is one GPU per sample.
 PCIE_SHARE = 0.05
-# CPU seconds of one core per sample on average. If they do not suffice for all GPUs, the GPUs are sampled in turn. A
-# sample can exceed the limit, since a GPU that was begun is completed; later samples then read fewer GPUs. The aim is
-# below 1 % of a core at one sample per second (0.3 ms per query on a 4×H200 host with driver 580).
+# Mean CPU seconds per sample, for less than 1 % of a core at one sample per second. If they do not suffice for all
+# GPUs, these are sampled in turn. A sample can exceed the limit, since a GPU is read completely; later samples then
+# read fewer GPUs. A query takes 0.3 ms on a 4×H200 host with driver 580.
 SAMPLE_CPU_S = 0.007
 _ALL_LINKS = 2**32 - 1  # UINT_MAX as link number: the sum over all links, if the driver supports it
 _KIB, _KB = 1024, 1000
 
 
 class GpuGauges:
-    """Reads the gauges of one GPU; those that NVML refuses at the first read are not queried again (``unreadable``)."""
+    """Reads the gauges of one GPU. ``unreadable``: gauges that the first read could not read; not queried again."""
 
     def __init__(self, nvml: Any, index: int, handle: Any) -> None:
         self.device = f"gpu{index}"
@@ -65,7 +65,7 @@ class GpuGauges:
         return self._reader.unreadable
 
     def read(self) -> list[float | None]:
-        """The values of GPU_GAUGES in that order, then the clocks event reasons as NVML's bit mask."""
+        """Return the values of GPU_GAUGES in that order, then the clocks event reasons as NVML's bit mask."""
         values = self._pcie | read_load(self._reader, self._handle) | self._nvlink()
         self._pcie = {}
         if utilization := self._query(("sm_util", "memory_util"), "nvmlDeviceGetUtilizationRates"):
@@ -87,7 +87,7 @@ class GpuGauges:
         return self._reader.query(fields, function, self._handle, *arguments)
 
     def _nvlink(self) -> dict[str, float]:
-        """GB/s of data over all links since the previous read; empty at the first read and after a counter reset."""
+        """Return GB/s over all links since the previous read; empty at the first read and after a counter reset."""
         fields = ("nvlink_rx_gbs", "nvlink_tx_gbs")
         queries = self._link_queries
         results = self._query(fields, "nvmlDeviceGetFieldValues", queries) if queries else None
@@ -108,7 +108,7 @@ class GpuGauges:
 
 
 def _queries_per_link(nvml: Any, handle: Any) -> list[tuple[int, int]]:
-    """The (field, link) queries for bytes received and sent, alternating, of every link that is up."""
+    """Return (field, link) queries for bytes received and sent, alternating, of every link that is up."""
     up = []
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
@@ -120,9 +120,9 @@ def _queries_per_link(nvml: Any, handle: Any) -> list[tuple[int, int]]:
 
 
 def _fewest_queries(nvml: Any, handle: Any, per_link: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Two queries for the sums over all links if the driver returns correct sums, otherwise ``per_link``.
+    """Return two queries for the sums over all links if the driver returns correct sums, otherwise ``per_link``.
 
-    Correct: the total lies between the per-link totals read before and after it. Counters at 0 prove nothing.
+    Correct sums lie between the per-link totals read before and after. Counters at 0 prove nothing.
     """
     sums = [(field, _ALL_LINKS) for field in _byte_fields(nvml)]
     try:
@@ -153,45 +153,45 @@ class Sampler:
         self.gpus: list[GpuGauges] = []
         self._nvml = nvml
         self._next_pcie = self._next_gpu = 0
-        self._names: dict[str, dict[str, Any]] = {}
+        self._gpu_properties: dict[str, dict[str, Any]] = {}
         if nvml is not None:
             self._open_gpus(nvml)
 
     def header(self, hz: float) -> dict[str, Any]:
-        """The first line of the file, which names the columns of the samples."""
+        """Return the first line of the file, which names the columns of the samples."""
         columns = ["time", f"{HOST}.{SAMPLER_CPU_SECONDS}", *(f"{HOST}.{gauge.name}" for gauge in HOST_GAUGES)]
         gpu_columns = (*(gauge.name for gauge in GPU_GAUGES), CLOCKS_EVENT_REASONS)
         columns += [f"{gauges.device}.{name}" for gauges in self.gpus for name in gpu_columns]
         bits = CLOCKS_EVENT_REASON_NAMES.items() if self.gpus else ()
         reasons = {str(getattr(self._nvml, bit)): name for bit, name in bits}
-        devices: dict[str, Any] = {HOST: {}, **self._names}
+        devices: dict[str, Any] = {HOST: {}, **self._gpu_properties}
         return {"node": socket.gethostname(), "hz": hz, "devices": devices, "reasons": reasons, "columns": columns}
 
-    def sample(self, cpu_s: float = math.inf) -> list[float | None]:
-        """One sample of the host and of GPUs, in turn, until this process has used ``cpu_s`` of CPU time."""
+    def sample(self, cpu_limit_s: float = math.inf) -> list[float | None]:
+        """Return a sample of the host and of GPUs, in turn while this process has used less than ``cpu_limit_s``."""
         row: list[float | None] = [round(time.time(), 3), round(time.process_time(), 3)]
         row += [_rounded(value, gauge.digits) for value, gauge in zip(self.host.read(), HOST_GAUGES, strict=True)]
         sampled: dict[int, list[float | None]] = {}
-        while len(sampled) < len(self.gpus) and time.process_time() < cpu_s:
+        while len(sampled) < len(self.gpus) and time.process_time() < cpu_limit_s:
             sampled[self._next_gpu] = self.gpus[self._next_gpu].read()
             self._next_gpu = (self._next_gpu + 1) % len(self.gpus)
         no_values = [None] * (len(GPU_GAUGES) + 1)
         return row + [value for index in range(len(self.gpus)) for value in sampled.get(index, no_values)]
 
     def read_pcie(self, limit_s: float) -> None:
-        """Read the PCIe rates of GPUs in turn, of at least one GPU, within ``limit_s`` seconds."""
+        """Read the PCIe rates of at least one GPU, and of more in turn while ``limit_s`` seconds suffice."""
         started = time.monotonic()
         for _ in self.gpus:
             self._next_pcie = (self._next_pcie + 1) % len(self.gpus)
             self.gpus[self._next_pcie].read_pcie()
-            if time.monotonic() - started > limit_s / 2:
+            if time.monotonic() - started > limit_s / 2:  # the next GPU may take as long again
                 return
 
     def unreadable(self) -> dict[str, str]:
-        """The gauges that could not be read so far (``device.gauge``), with the reason."""
+        """Return the gauges (``device.gauge``) that could not be read so far, with the reason."""
         by_device = {HOST: self.unavailable | self.host.unreadable}
         by_device |= {gauges.device: gauges.unreadable for gauges in self.gpus}
-        return {f"{device}.{field}": why for device, errors in by_device.items() for field, why in errors.items()}
+        return {f"{device}.{field}": error for device, errors in by_device.items() for field, error in errors.items()}
 
     def _open_gpus(self, nvml: Any) -> None:
         """Open the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs if its value is invalid."""
@@ -210,7 +210,7 @@ class Sampler:
         except UsageError as error:
             visible, self.unavailable["CUDA_VISIBLE_DEVICES"] = tuple(gpus), str(error)
         self.unavailable |= reader.unreadable
-        self._names = {f"gpu{device.index}": {"name": device.name, "uuid": device.uuid} for device in visible}
+        self._gpu_properties = {f"gpu{device.index}": {"name": device.name, "uuid": device.uuid} for device in visible}
         self.gpus = [GpuGauges(nvml, device.index, handles[device.index]) for device in visible]
 
 
@@ -222,21 +222,21 @@ def run_sampler(sampler: Sampler, file: TextIO, hz: float) -> None:
     """Write samples until the parent process ends. Raises OSError if the disk is full."""
     parent, reported = os.getppid(), dict[str, str]()
     _write(file, sampler.header(hz))
-    cpu_s = time.process_time() + SAMPLE_CPU_S
+    cpu_limit_s = time.process_time() + SAMPLE_CPU_S
     for _ in ticks(1 / hz):
         if os.getppid() != parent:
             return
-        cpu_s += SAMPLE_CPU_S * max(1, 1 / hz)
-        _write(file, sampler.sample(cpu_s))
+        cpu_limit_s += SAMPLE_CPU_S * max(1, 1 / hz)
+        _write(file, sampler.sample(cpu_limit_s))
         if (unreadable := sampler.unreadable()) != reported:
             reported = unreadable
             _write(file, {"unreadable": unreadable})
-        if time.process_time() < cpu_s:
+        if time.process_time() < cpu_limit_s:
             sampler.read_pcie(PCIE_SHARE / hz)
 
 
 def ticks(period_s: float) -> Iterator[None]:
-    """Yield at once, then at each multiple of the period; missed multiples are skipped."""
+    """Yield at once, then at each multiple of the period; multiples that have passed are skipped."""
     started = time.monotonic()
     for _ in itertools.count():
         yield

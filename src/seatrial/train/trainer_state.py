@@ -1,7 +1,7 @@
 """Reads steps and losses from trainer_state.json, which the Trainer of transformers writes.
 
-TrainerState.save_to_json of transformers/trainer_callback.py; log_history has an entry for each logged step and,
-after the last one, a summary with train_runtime (transformers/trainer.py). Numbers may be NaN, as in Python's json.
+The file is written by TrainerState.save_to_json in transformers/trainer_callback.py. log_history has an entry for each
+logged step and, after the last one, a summary with train_runtime (transformers/trainer.py). Numbers may be NaN.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TrainerState(_Entry):
 
     @property
     def first_last_third_loss(self) -> tuple[float, float] | None:
-        """The median losses of the first and of the last third of the steps; None with fewer than three finite ones."""
+        """The median losses of the first and last third of the steps with finite loss; None if fewer than 3 have it."""
         losses = [step.loss for step in self.steps if math.isfinite(step.loss)]
         third = len(losses) // 3
         return (median(losses[:third]), median(losses[-third:])) if third else None

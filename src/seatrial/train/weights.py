@@ -23,10 +23,10 @@ from seatrial.train.decoder import Decoder
 WeightSource = Callable[[str, torch.Size, torch.device], Tensor]  # name, shape, device → the full weight
 
 
-def build_on_meta(shape: Architecture, dtype: torch.dtype, weight_dtype: torch.dtype) -> Decoder:
+def build_on_meta(architecture: Architecture, dtype: torch.dtype, weight_dtype: torch.dtype) -> Decoder:
     """A decoder on the meta device that computes in ``dtype``, with weights of ``weight_dtype``."""
     with torch.device("meta"):
-        return Decoder(shape, dtype).to(weight_dtype)
+        return Decoder(architecture, dtype).to(weight_dtype)
 
 
 @torch.no_grad()

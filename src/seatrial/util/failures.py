@@ -1,4 +1,4 @@
-"""Selects the first failure among several processes from their exit codes, reports and times. Pure."""
+"""Selects the failure of several processes that caused the others, by exit codes, errors and times. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from seatrial.util.signals import EXIT_TERMINATED
 
-TERMINATED = (-signal.SIGTERM, EXIT_TERMINATED)  # ended by SIGTERM itself, or by a handler for it
+TERMINATED_CODES = (-signal.SIGTERM, EXIT_TERMINATED)  # ended by SIGTERM, or by a handler for it
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of one rank. ``code``: exit code, negative for a signal; None if it may still run.
+    """The failure of one rank. ``code``: exit code, negative for a signal; None if unknown.
 
-    ``reported``: it wrote an error. ``order``: a time stamp, or the position among the ranks that ended.
+    ``reported``: the rank wrote an error message. ``order``: a time or a position, smaller for an earlier failure.
     """
 
     rank: int
@@ -24,12 +24,12 @@ class Failure:
     order: float
 
     @property
-    def gives_no_reason(self) -> bool:
-        """Whether the rank ended without an error message, and not by SIGTERM.
+    def ended_silently(self) -> bool:
+        """Whether the rank ended without an error message, but not by SIGTERM.
 
-        An exit code or an abort (SIGABRT) can follow an error message; other signals never do.
+        An exit code or an abort (SIGABRT) can follow from a reported error; another signal never does.
         """
-        if self.code is None or self.code in TERMINATED:
+        if self.code is None or self.code in TERMINATED_CODES:
             return False
         return killed(self.code) or not self.reported
 
@@ -37,26 +37,26 @@ class Failure:
 def first_failure(failures: Iterable[Failure]) -> Failure:
     """Return the failure that caused the others.
 
-    Order: ended without a message (its peers report a lost connection, sometimes earlier) before every failure with a
-    message; among the former, killed by a signal before an exit code before SIGABRT, since peers of a killed rank can
-    exit or abort without a message; then the earliest.
+    A silent end precedes every failure with a message, since the peers of that rank report a lost connection, sometimes
+    earlier. Among silent ends a kill precedes an exit code, and this a SIGABRT, since the peers of a killed rank can
+    exit or abort silently. Then the earliest precedes.
     """
     return min(failures, key=_precedence)
 
 
 def _precedence(failure: Failure) -> tuple[bool, bool, bool, float, int]:
-    code = failure.code if failure.gives_no_reason and failure.code is not None else 0
-    return not failure.gives_no_reason, code == -signal.SIGABRT, code > 0, failure.order, failure.rank
+    code = failure.code if failure.ended_silently and failure.code is not None else 0
+    return not failure.ended_silently, code == -signal.SIGABRT, code > 0, failure.order, failure.rank
 
 
 def killed(code: int) -> bool:
-    """Return whether a signal other than SIGABRT and SIGTERM (which seatrial itself sends) ended the process."""
+    """Return whether a signal ended the process, other than SIGABRT and SIGTERM (which seatrial itself sends)."""
     return code < 0 and code not in (-signal.SIGABRT, -signal.SIGTERM)
 
 
 def exit_reason(code: int) -> str:
     """Return an exit code as text: ``killed by SIGKILL`` or ``exit code 3``."""
-    if code in TERMINATED:
+    if code in TERMINATED_CODES:
         return "terminated by SIGTERM from outside"
     if code >= 0:
         return f"exit code {code}"
@@ -67,6 +67,6 @@ def exit_reason(code: int) -> str:
 
 
 def exit_hint(code: int) -> str:
-    """Return the usual cause of this exit code and the command that confirms it; empty if there is none."""
-    hint = "; often the kernel's out-of-memory killer: run dmesg on its node"
+    """Return the usual cause of this exit code with the first command to run; empty if there is none."""
+    hint = "Often the kernel's out-of-memory killer. Run first, on its node: dmesg -T | tail"
     return hint if code == -signal.SIGKILL else ""

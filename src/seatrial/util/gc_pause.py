@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def gc_paused() -> Iterator[None]:
     """Disable automatic garbage collection inside the context.
 
-    For code that allocates many long-lived objects (judging a large cluster; importing torch and transformers, where
+    For code that allocates many long-lived objects (judging a large cluster; importing torch and transformers, of which
     collection takes a seventh of the time), and for code that a collection must not interrupt.
     """
     was_enabled = gc.isenabled()

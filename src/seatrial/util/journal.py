@@ -86,10 +86,10 @@ def _excerpt(line: bytes) -> str:
     return repr(line[:60].decode("utf-8", errors="replace"))
 
 
-class Follower:
+class JournalReader:
     """Reads the complete lines that were appended to a journal since the last poll.
 
-    ``warnings`` names the lines that are not JSON objects; with any of these the returned records are incomplete.
+    ``warnings``: one per line that is not a JSON object; with any, the returned records are incomplete.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,6 +98,7 @@ class Follower:
         self._offset = 0
 
     def poll(self) -> list[Record]:
+        """Return the new records; each line that is not a JSON object adds a warning instead."""
         if not self.path.is_file():  # absent, or not a regular file: reading a pipe would block
             return []
         with self.path.open("rb") as file:

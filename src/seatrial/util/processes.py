@@ -1,4 +1,4 @@
-"""Child processes: the only caller of subprocess. Each child gets its own session and a tag in its environment.
+"""Child processes: no other module calls subprocess. Each child gets its own session and a tag in its environment.
 
 ``stop`` finds all descendants of a child by the tag, also those in other sessions (torchrun starts each rank in one)
 or without a parent.
@@ -57,7 +57,7 @@ def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            if child.poll() is None:  # not after a normal end: a job started by sbatch inherits the tag and must live
+            if child.poll() is None:  # after a normal end, a job that sbatch started lives on with the tag
                 stop(child, grace_s=1)
         return CommandResult(code, *(path.read_text(encoding="utf-8", errors="replace") for path in (out, err)))
 
@@ -65,7 +65,7 @@ def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
 def start(argv: Sequence[str], *, env: Mapping[str, str], stdout: Path, stderr: Path, without: str = "") -> Child:
     """Start ``argv`` in its own session. Raises OSError if it cannot start.
 
-    The child gets this process's environment, without variables whose name starts with ``without``, plus ``env``.
+    The child gets this process's environment, without variables with the prefix ``without``, plus ``env``.
     """
     tag = uuid.uuid4().hex
     inherited = {name: value for name, value in os.environ.items() if not (without and name.startswith(without))}
@@ -84,10 +84,11 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], stdout: Path, stderr: 
 
 
 def stop(child: Child, grace_s: float = 5.0) -> str:
-    """End a child and its descendants by SIGTERM and, after ``grace_s`` seconds, SIGKILL; return the remaining pids.
+    """End a child and its descendants by SIGTERM and, after ``grace_s`` seconds, SIGKILL.
 
-    The text is empty if all have ended. A process in uninterruptible sleep (state D) ignores SIGKILL, so this gives up
-    after ``_SIGKILL_WAIT_S``. Processes stopped by SIGSTOP get SIGCONT, since they cannot handle SIGTERM.
+    Return a message with the pids that still run; empty if all have ended. A process in uninterruptible sleep (state D)
+    ignores SIGKILL, so this gives up after ``_SIGKILL_WAIT_S``. Processes stopped by SIGSTOP get SIGCONT, since they
+    cannot handle SIGTERM.
     """
     deadline = time.monotonic() + grace_s
     _signal_all(child, signal.SIGTERM)
@@ -123,7 +124,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def is_orphan() -> bool:
-    """Return whether this process, started below a Child, has lost its parent: the new parent lacks the tag."""
+    """Return whether the parent of this descendant of a Child has ended: the new parent does not have the tag."""
     tag = os.environ.get(_TAG)
     try:
         return tag is not None and psutil.Process(os.getppid()).environ().get(_TAG) != tag

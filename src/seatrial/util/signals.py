@@ -1,4 +1,4 @@
-"""Signal handlers of this process. The only caller of signal.signal."""
+"""Signal handlers of this process: no other module calls signal.signal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def interrupt_once() -> None:
 
 
 @contextmanager
-def signals_deferred() -> Iterator[None]:
+def stop_signals_ignored() -> Iterator[None]:
     """Ignore ``STOP_SIGNALS`` inside the context."""
     before = {stop: signal.signal(stop, signal.SIG_IGN) for stop in STOP_SIGNALS}
     try:
@@ -39,15 +39,15 @@ def signals_deferred() -> Iterator[None]:
 
 
 def end_on_sigterm() -> None:
-    """Restore the default action of SIGTERM (the process ends at once). Does nothing outside the main thread."""
+    """Restore the default action of SIGTERM (the process ends at once), if called in the main thread."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class SigtermWatch:
-    """Reports SIGTERM to another thread while the main thread blocks in a collective and runs no Python handlers.
+    """Reports SIGTERM to another thread, also while the main thread is in a collective and runs no Python handler.
 
-    Uses the wake-up file descriptor. ``handler`` runs in the main thread when that returns to Python.
+    Uses signal.set_wakeup_fd. ``handler`` runs in the main thread when that returns to Python.
     """
 
     def __init__(self, handler: Callable[..., Any]) -> None:

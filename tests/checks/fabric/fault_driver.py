@@ -17,31 +17,33 @@ RANKS = 4
 LATE_S = 0.05  # much longer than a 64 KiB transfer on a busy machine
 WRONG_OFFSET = 7
 LINK_S = 0.1  # transfer time of one pair on the shared link; much longer than the skew between processes
-SHARING = ({0, 3}, {1, 2})  # pairs of the first round
+SHARED_LINK_PAIRS = ({0, 3}, {1, 2})  # pairs of ranks that run concurrently in the first round and share a link
 
-_exchange = dist.batch_isend_irecv
+_real_batch = dist.batch_isend_irecv
 
 
 def _late(operations: list[Any]) -> Any:
     time.sleep(LATE_S)
-    return _exchange(operations)
+    return _real_batch(operations)
 
 
-def _late_with_two(operations: list[Any]) -> Any:
-    return _late(operations) if operations[0].peer == 2 else _exchange(operations)
+def _late_with_rank_2(operations: list[Any]) -> Any:
+    return _late(operations) if operations[0].peer == 2 else _real_batch(operations)
 
 
 def _corrupt(operations: list[Any]) -> Any:
     operations[0].tensor.view(torch.int32)[WRONG_OFFSET] += 1
-    return _exchange(operations)
+    return _real_batch(operations)
 
 
-def _over_links(operations: list[Any]) -> Any:
-    """Delay a transfer by LINK_S, and by twice as much while the other pair on a shared link is active."""
+def _over_shared_link(operations: list[Any]) -> Any:
+    """Delay a transfer by LINK_S, or by twice as much while the other pair of the shared link is active."""
     me, peer = dist.get_rank(), operations[0].peer
-    concurrent = {me, peer} in SHARING and _is_link_busy(me, [rank for rank in range(RANKS) if rank not in (me, peer)])
+    concurrent = {me, peer} in SHARED_LINK_PAIRS and _is_link_busy(
+        me, [rank for rank in range(RANKS) if rank not in (me, peer)]
+    )
     time.sleep(2 * LINK_S if concurrent else LINK_S)
-    return _exchange(operations)
+    return _real_batch(operations)
 
 
 def _is_link_busy(me: int, others: list[int]) -> bool:
@@ -56,19 +58,19 @@ def _out_of_memory(*_: Any) -> Any:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
 
 
-FREE_BYTES = 2**14  # bytes
-_empty = buffers.TorchAllocator.empty
+FREE_BYTES = 2**14
+_real_empty = buffers.TorchAllocator.empty
 
 
-def _little_memory(source: buffers.TorchAllocator, count: int, dtype: torch.dtype, device: torch.device) -> Any:
-    return _empty(source, count, dtype, device) if count * dtype.itemsize <= FREE_BYTES else _out_of_memory()
+def _little_memory(allocator: buffers.TorchAllocator, count: int, dtype: torch.dtype, device: torch.device) -> Any:
+    return _real_empty(allocator, count, dtype, device) if count * dtype.itemsize <= FREE_BYTES else _out_of_memory()
 
 
-_all_reduce = dist.all_reduce
+_real_all_reduce = dist.all_reduce
 
 
 def _wrong_sum(tensor: torch.Tensor, **more: Any) -> Any:
-    done = _all_reduce(tensor, **more)
+    done = _real_all_reduce(tensor, **more)
     if tensor.numel() > WRONG_OFFSET:
         tensor.view(torch.int32)[WRONG_OFFSET] += 1
     return done
@@ -79,7 +81,7 @@ FAULTS = {
     "no_memory": cluster.on(1, buffers.TorchAllocator, "empty", _out_of_memory),
     "little_memory": cluster.on(2, buffers.TorchAllocator, "empty", _little_memory),
     "late": cluster.on(2, dist, "batch_isend_irecv", _late),
-    "late_between_one_and_two": cluster.on(1, dist, "batch_isend_irecv", _late_with_two),
-    "shared_link": cluster.everywhere(dist, "batch_isend_irecv", _over_links),
+    "late_between_one_and_two": cluster.on(1, dist, "batch_isend_irecv", _late_with_rank_2),
+    "shared_link": cluster.everywhere(dist, "batch_isend_irecv", _over_shared_link),
     "corrupt": cluster.on(3, dist, "batch_isend_irecv", _corrupt),
 }

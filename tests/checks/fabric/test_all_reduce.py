@@ -32,10 +32,10 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "wrong_contribution": {"options": SMALL, "fault": "wrong_contribution"},
     "flipped_bit": {"options": SMALL, "fault": "flipped_bit"},
     "late": {"options": SMALL, "fault": "late"},
-    "no_memory": {"options": {"sizes": ["4KiB", "8MiB"], "seconds_per_size": 0.05}, "fault": "starved"},
+    "no_memory": {"options": {"sizes": ["4KiB", "8MiB"], "seconds_per_size": 0.05}, "fault": "no_memory"},
     "no_memory_for_check": {
         "options": {"sizes": ["4KiB", "8MiB"], "seconds_per_size": 0.05},
-        "fault": "starved_check",
+        "fault": "no_memory_for_check",
     },
     "min_duration": {
         "options": {"sizes": ["4KiB", "64KiB"], "seconds_per_size": 0.05, "min_seconds_per_size": 1.0},
@@ -65,9 +65,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
     """All scenarios in one real group of two gloo processes."""
     out = tmp_path_factory.mktemp("all_reduce")
-    by_rank = [
-        json.loads(line) for line in ranks.heard(ranks.run(2, driver.main, CHECK.name, SCENARIOS, out, seconds=240))
-    ]
+    results = ranks.run(2, driver.main, CHECK.name, SCENARIOS, out, seconds=240)
+    by_rank = [json.loads(line) for line in ranks.require_success(results)]
     return {name: [record[name] for record in by_rank] for name in SCENARIOS}
 
 
@@ -81,13 +80,13 @@ def verdicts(record: dict[str, Any]) -> list[Verdict]:
 
 
 def test_rank_0_reports_the_cluster_and_every_rank_its_time(records: Records) -> None:
-    lead, other = (metrics(record) for record in records["no_fault"])
+    first_rank, other = (metrics(record) for record in records["no_fault"])
     per_size = {f"{name}.{size}" for name in _results.UNITS for size in ("12B", "64KiB", "1MiB")}
-    assert set(lead) == per_size | {"wrong_elements", "sizes_not_allocated", "rank_time.1MiB"}
-    assert lead["sizes_not_allocated"]["value"] == 0
+    assert set(first_rank) == per_size | {"wrong_elements", "sizes_not_allocated", "rank_time.1MiB"}
+    assert first_rank["sizes_not_allocated"]["value"] == 0
     assert set(other) == {"rank_time.1MiB"}
-    assert {lead[name]["subject"] for name in per_size | {"wrong_elements"}} == {"cluster"}
-    assert [rank_metrics["rank_time.1MiB"]["subject"] for rank_metrics in (lead, other)] == [
+    assert {first_rank[name]["subject"] for name in per_size | {"wrong_elements"}} == {"cluster"}
+    assert [rank_metrics["rank_time.1MiB"]["subject"] for rank_metrics in (first_rank, other)] == [
         "node0/rank0",
         "node1/rank1",
     ]
@@ -115,19 +114,19 @@ def test_metrics_and_samples_are_consistent(records: Records) -> None:
 
 
 def test_each_rank_reports_its_time(records: Records) -> None:
-    lead, other = (metrics(record)["rank_time.1MiB"] for record in records["no_fault"])
-    assert lead["samples"] != other["samples"]
+    first_rank, other = (metrics(record)["rank_time.1MiB"] for record in records["no_fault"])
+    assert first_rank["samples"] != other["samples"]
     spread = records["no_fault"][0]["facts"]["spread"]["1MiB"]
-    assert spread["slowest_rank_us"] == pytest.approx(max(lead["value"], other["value"]))
+    assert spread["slowest_rank_us"] == pytest.approx(max(first_rank["value"], other["value"]))
 
 
 def test_sizes_are_measured_in_descending_order_with_progress(records: Records) -> None:
-    lead, other = records["no_fault"]
-    assert lead["notes"] == other["notes"] == ["1MiB", "64KiB", "12B", *ADDITIONAL]
-    assert lead["facts"]["additional_data_checks"] == ADDITIONAL
-    curve = {series["name"]: series for series in lead["series"]}["busbw"]
+    first_rank, other = records["no_fault"]
+    assert first_rank["notes"] == other["notes"] == ["1MiB", "64KiB", "12B", *ADDITIONAL]
+    assert first_rank["facts"]["additional_data_checks"] == ADDITIONAL
+    curve = {series["name"]: series for series in first_rank["series"]}["busbw"]
     assert (curve["x"], curve["x_unit"], curve["y_unit"]) == ([12, 65536, 1048576], "B", "GB/s")
-    assert curve["y"] == [metrics(lead)[f"busbw.{label}"]["value"] for label in ("12B", "64KiB", "1MiB")]
+    assert curve["y"] == [metrics(first_rank)[f"busbw.{label}"]["value"] for label in ("12B", "64KiB", "1MiB")]
 
 
 def test_facts_describe_the_measurement(records: Records) -> None:
@@ -151,9 +150,9 @@ def test_duration_is_near_the_maximum(records: Records) -> None:
 
 @pytest.mark.parametrize("scenario", ["no_fault", "bfloat16", "late"])
 def test_correct_sums_have_no_wrong_elements(records: Records, scenario: str) -> None:
-    lead = records[scenario][0]
-    assert metrics(lead)["wrong_elements"]["value"] == 0
-    assert "wrong_data" not in lead["facts"]
+    first_rank = records[scenario][0]
+    assert metrics(first_rank)["wrong_elements"]["value"] == 0
+    assert "wrong_data" not in first_rank["facts"]
 
 
 def expected_sum(position: int) -> int:
@@ -164,10 +163,10 @@ def expected_sum(position: int) -> int:
 
 
 def test_wrong_contribution_is_detected_on_both_ranks(records: Records) -> None:
-    lead = records["wrong_contribution"][0]
-    assert metrics(lead)["wrong_elements"]["value"] == 6
+    first_rank = records["wrong_contribution"][0]
+    assert metrics(first_rank)["wrong_elements"]["value"] == 6
     right = expected_sum(driver.WRONG_OFFSET)
-    wrong = lead["facts"]["wrong_data"]
+    wrong = first_rank["facts"]["wrong_data"]
     assert [entry["size"] for entry in wrong[::2]] == ["4KiB", *ADDITIONAL]
     wrong = wrong[:2]
     assert [(entry["rank"], entry["subject"]) for entry in wrong] == [(0, "node0/rank0"), (1, "node1/rank1")]
@@ -177,11 +176,11 @@ def test_wrong_contribution_is_detected_on_both_ranks(records: Records) -> None:
 
 
 def test_flipped_bit_is_located_by_rank_offset_and_bit(records: Records) -> None:
-    lead = records["flipped_bit"][0]
-    assert metrics(lead)["wrong_elements"]["value"] == 3
-    first, *others = lead["facts"]["wrong_data"]
+    first_rank = records["flipped_bit"][0]
+    assert metrics(first_rank)["wrong_elements"]["value"] == 3
+    first, *others = first_rank["facts"]["wrong_data"]
     assert [entry["size"] for entry in others] == ADDITIONAL
-    assert (first["rank"], first["offset"]) == (driver.VICTIM, driver.WRONG_OFFSET)
+    assert (first["rank"], first["offset"]) == (driver.FAULTY_RANK, driver.WRONG_OFFSET)
     assert first["xor"] == f"0x{1 << driver.FLIPPED_BIT:08x}"
 
 
@@ -191,33 +190,33 @@ def test_late_rank_increases_the_time(records: Records) -> None:
 
 
 def test_minimum_duration_holds_on_all_ranks(records: Records) -> None:
-    lead, other = records["min_duration"]
-    for label, counts in lead["facts"]["iterations"].items():
-        us = metrics(lead)[f"latency.{label}"]["samples"]
+    first_rank, other = records["min_duration"]
+    for label, counts in first_rank["facts"]["iterations"].items():
+        us = metrics(first_rank)[f"latency.{label}"]["samples"]
         # mean over two ranks; the slower one is at most twice as slow
         assert counts["per_window"] * sum(us) * 1e-6 >= 0.5
     assert other["error"] is None
-    assert len(metrics(other)["rank_time.64KiB"]["samples"]) == lead["facts"]["iterations"]["64KiB"]["windows"]
+    assert len(metrics(other)["rank_time.64KiB"]["samples"]) == first_rank["facts"]["iterations"]["64KiB"]["windows"]
 
 
 def test_size_that_does_not_fit_on_one_rank_is_an_error(records: Records) -> None:
-    lead, other = records["no_memory"]
-    assert lead["error"] is other["error"] is None
-    assert "busbw.4KiB" in metrics(lead)
-    assert "busbw.8MiB" not in metrics(lead)
+    first_rank, other = records["no_memory"]
+    assert first_rank["error"] is other["error"] is None
+    assert "busbw.4KiB" in metrics(first_rank)
+    assert "busbw.8MiB" not in metrics(first_rank)
     assert set(metrics(other)) == {"rank_time.4KiB"}
     reason = "CUDA out of memory. Tried to allocate more"
-    assert lead["facts"]["not_allocated"] == {"8MiB": {"node1/rank1": reason}}
-    (verdict,) = (verdict for verdict in verdicts(lead) if verdict.metric == "sizes_not_allocated")
+    assert first_rank["facts"]["not_allocated"] == {"8MiB": {"node1/rank1": reason}}
+    (verdict,) = (verdict for verdict in verdicts(first_rank) if verdict.metric == "sizes_not_allocated")
     assert verdict.outcome is Outcome.ERROR
     assert reason in verdict.evidence
 
 
 def test_size_whose_data_check_does_not_fit_is_not_timed(records: Records) -> None:
-    lead, other = records["no_memory_for_check"]
-    assert lead["error"] is other["error"] is None
-    assert lead["facts"]["not_allocated"] == {"8MiB": {"node1/rank1": "CUDA out of memory. Tried to compare"}}
-    assert "busbw.4KiB" in metrics(lead)
+    first_rank, other = records["no_memory_for_check"]
+    assert first_rank["error"] is other["error"] is None
+    assert first_rank["facts"]["not_allocated"] == {"8MiB": {"node1/rank1": "CUDA out of memory. Tried to compare"}}
+    assert "busbw.4KiB" in metrics(first_rank)
 
 
 def test_omitted_default_sizes_are_recorded(records: Records) -> None:
@@ -245,8 +244,8 @@ def test_latency_max_is_that_of_the_slowest_rank(records: Records) -> None:
 
 
 def test_percentiles_are_reported_with_enough_samples(records: Records) -> None:
-    lead, other = records["modes"]
-    by_name, percentiles = metrics(lead), lead["facts"]["percentiles"]
+    first_rank, other = records["modes"]
+    by_name, percentiles = metrics(first_rank), first_rank["facts"]["percentiles"]
     for label, size in (("4KiB", 4096), ("64KiB", 65536)):
         us = by_name[f"p50.{label}"]["samples"]
         assert (percentiles[label]["bytes"], percentiles[label]["samples"]) == (size, len(us))
@@ -260,14 +259,14 @@ def test_percentiles_are_reported_with_enough_samples(records: Records) -> None:
 
 
 def test_all_modes_run_in_order_and_gloo_has_no_cuda_graph(records: Records) -> None:
-    lead = records["modes"][0]
-    assert lead["notes"] == ["1KiB", "8B", "percentiles 64KiB", "percentiles 4KiB", *ADDITIONAL]
-    assert lead["facts"]["cuda_graph"] == NO_CUDA_GRAPH
-    assert "; back_to_back: median of" in lead["facts"]["method"]
-    assert lead["facts"]["method"].endswith(_results.MODE_DESCRIPTIONS["percentiles"])
-    assert lead["facts"]["in_place_variant"].startswith("not applicable: torch's process group")
-    assert lead["facts"]["sizes"] == {"8B": 8, "1KiB": 1024}
-    assert lead["error"] is None
+    first_rank = records["modes"][0]
+    assert first_rank["notes"] == ["1KiB", "8B", "percentiles 64KiB", "percentiles 4KiB", *ADDITIONAL]
+    assert first_rank["facts"]["cuda_graph"] == NO_CUDA_GRAPH
+    assert "; back_to_back: median of" in first_rank["facts"]["method"]
+    assert first_rank["facts"]["method"].endswith(_results.MODE_DESCRIPTIONS["percentiles"])
+    assert first_rank["facts"]["in_place_variant"].startswith("not applicable: torch's process group")
+    assert first_rank["facts"]["sizes"] == {"8B": 8, "1KiB": 1024}
+    assert first_rank["error"] is None
 
 
 def test_no_applicable_mode_is_a_skip(records: Records) -> None:
@@ -281,9 +280,9 @@ def test_unavailable_buffers_are_an_error(records: Records) -> None:
 
 
 def test_wrong_bit_is_detected_in_every_mode(records: Records) -> None:
-    lead = records["flipped_percentiles"][0]
-    assert metrics(lead)["wrong_elements"]["value"] == 3
-    assert lead["facts"]["wrong_data"][0]["size"] == "percentiles 4KiB"
+    first_rank = records["flipped_percentiles"][0]
+    assert metrics(first_rank)["wrong_elements"]["value"] == 3
+    assert first_rank["facts"]["wrong_data"][0]["size"] == "percentiles 4KiB"
 
 
 def test_p99_needs_299_samples_and_uses_the_slowest_rank() -> None:

@@ -18,7 +18,7 @@ from seatrial.bench.data_check import Mismatch
 from seatrial.bench.pairs import PairResults, PairTiming
 from seatrial.checks.base import Context
 from seatrial.checks.fabric import _nccl_log, gpu_pairs
-from seatrial.checks.fabric.gpu_pairs import CHECK, GPU_SIZE, figures_by_node, max_distinguishable, merge_steps
+from seatrial.checks.fabric.gpu_pairs import CHECK, GPU_SIZE, max_locatable, merge_steps, results_by_node
 from seatrial.diagnose.localize import localize
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK
@@ -58,7 +58,7 @@ def measured(
     model: str = MODEL,
     second_model: str = "",
 ) -> list[Measurement]:
-    """Measurements of nodes with ``gpus`` each: ``bad`` GPUs, a bad ``path``, pairs with ``shared`` links.
+    """Measurements of nodes with ``gpus`` each: slow GPUs ``bad``, a slow ``path``, pairs that have ``shared`` links.
 
     ``second_link``, ``second_model``: link and model of the second node if they differ from ``link`` and ``model``.
     ``wrong``: mismatches by (sender, receiver); ``wrong_retry``: the same for retries.
@@ -71,14 +71,14 @@ def measured(
         return BAD if {a, b} & set(bad) or {a, b} == set(path) or frozenset((a, b)) in contended else GOOD
 
     timings = [timing(a, b, rate(a, b, shared), (wrong or {}).get((b, a))) for a, b in rank_pairs]
-    first = figures_by_node(ranks_by_node, subjects, GPU_SIZE, timings)
+    first = results_by_node(ranks_by_node, subjects, GPU_SIZE, timings)
     slow = {frozenset(partners) for results in first.values() for partners in gpu_pairs._retry_steps(results)}
     retries = [
         timing(a, b, rate(a, b, ()), (wrong_retry or {}).get((b, a)))
         for a, b in rank_pairs
         if frozenset((a, b)) in slow
     ]
-    by_node = figures_by_node(ranks_by_node, subjects, GPU_SIZE, timings, retries)
+    by_node = results_by_node(ranks_by_node, subjects, GPU_SIZE, timings, retries)
     ranks = [Measurement(check=CHECK.name, subject=subject, rank=rank) for rank, subject in enumerate(subjects)]
     for number, (node, results) in enumerate(by_node.items()):
         node_link = second_link if node == "n1" and second_link else link
@@ -131,8 +131,8 @@ def test_good_node_passes(gpus: int) -> None:
 
 @pytest.mark.parametrize("gpus", range(3, 9))
 def test_slow_gpus_are_located_up_to_the_maximum(gpus: int) -> None:
-    assert max_distinguishable(gpus) >= 1
-    for count in range(1, max_distinguishable(gpus) + 1):
+    assert max_locatable(gpus) >= 1
+    for count in range(1, max_locatable(gpus) + 1):
         for bad in combinations(range(gpus), count):
             ranks = measured(gpus, bad=bad)
             assert failed(ranks, "gpu_share") == {f"n0/gpu{gpu}" for gpu in bad}
@@ -293,11 +293,11 @@ def test_other_size_is_an_error_without_a_trial_threshold() -> None:
 
 
 def test_pair_names_do_not_depend_on_the_order_of_ranks() -> None:
-    """A second measurement reverses the order."""
+    """The order of ranks may differ in a retry of the check."""
     in_order = ["n0/gpu2", "n0/gpu10", "n0/gpu9"]
     for subjects in (in_order, in_order[::-1]):
         timings = [timing(a, b, GOOD) for a, b in permutations(range(3), 2)]
-        (results,) = figures_by_node({"n0": (0, 1, 2)}, subjects, GPU_SIZE, timings).values()
+        (results,) = results_by_node({"n0": (0, 1, 2)}, subjects, GPU_SIZE, timings).values()
         matrix, *observations = gpu_pairs._observations("n0", results, NVLINK)
         pairs = {item.subject for item in observations if isinstance(item, Metric) and item.name == BUSBW}
         assert pairs == {"n0/gpu2->gpu9", "n0/gpu2->gpu10", "n0/gpu9->gpu10"}
@@ -337,27 +337,22 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_facts = gpu.GpuFacts(gpus=tuple(Gpu(index=index, nvlinks=links) for index in range(4)))
 
     def gather(value: Any) -> list[Any]:
-        return (
-            [f"n0/gpu{index}" for index in range(4)]
-            if value == "n0/gpu0"
-            else [*range(4)]
-            if value == 0
-            else [value] * 4
-        )
+        if value == "n0/gpu0":
+            return [f"n0/gpu{index}" for index in range(4)]
+        return [*range(4)] if value == 0 else [value] * 4
 
     def measure_rounds(
         _context: Context, options: Any, nodes: Any, subjects: list[str], *, retry: bool
     ) -> dict[str, PairResults]:
         assert retry, "on GPUs"
         timings = [timing(a, b, GOOD) for a, b in permutations(range(4), 2)]
-        return figures_by_node(nodes, subjects, options.size or GPU_SIZE, timings)
+        return results_by_node(nodes, subjects, options.size or GPU_SIZE, timings)
 
     group = {"backend": "nccl", "gpu": f"{MODEL} + {UNKNOWN_MODEL}", "nccl_version": "2.28.9", "world_size": 4}
     monkeypatch.setattr(subgroups, "ranks_by_node", lambda _node: {"n0": (0, 1, 2, 3)})
     monkeypatch.setattr(subgroups, "describe_device", lambda _device: {"gpu": MODEL})
-    monkeypatch.setattr(
-        subgroups, "gather", lambda _own: [MODEL] * 4 + [UNKNOWN_MODEL] * 4
-    )  # another node has another model
+    # another node has another model
+    monkeypatch.setattr(subgroups, "gather", lambda _model: [MODEL] * 4 + [UNKNOWN_MODEL] * 4)
     monkeypatch.setattr(collectives, "describe_group", lambda: dict(group))
     monkeypatch.setattr(_nccl_log, "connections_by_transport", lambda _device, offset: {"P2P/CUMEM": 96 - offset})
     monkeypatch.setattr(gpu, "read", lambda _root: gpu_facts)
@@ -381,25 +376,25 @@ def make_context(tmp_path: Path) -> Context:
 
 @pytest.mark.usefixtures("on_gpus")
 def test_transports_and_link_are_recorded_on_gpus(tmp_path: Path) -> None:
-    lead = measure(CHECK, make_context(tmp_path), {})
-    assert lead.error is None
-    assert (lead.facts["link"], lead.facts["comparable"]) == (NVLINK, "yes")
-    assert lead.facts["gpu"] == MODEL, "of this node"
-    assert (lead.facts["world_size"], lead.facts["nodes"]) == (2, 1), "of two GPUs of a node"
-    assert lead.facts["transports"] == {"P2P/CUMEM": 96}
-    assert NOT_REQUESTED not in lead.facts
-    method = str(lead.facts["method"])
+    first_rank = measure(CHECK, make_context(tmp_path), {})
+    assert first_rank.error is None
+    assert (first_rank.facts["link"], first_rank.facts["comparable"]) == (NVLINK, "yes")
+    assert first_rank.facts["gpu"] == MODEL, "of this node"
+    assert (first_rank.facts["world_size"], first_rank.facts["nodes"]) == (2, 1), "of two GPUs of a node"
+    assert first_rank.facts["transports"] == {"P2P/CUMEM": 96}
+    assert NOT_REQUESTED not in first_rank.facts
+    method = str(first_rank.facts["method"])
     for value in ("NCCL 2.28.9 over P2P/CUMEM", "6 pairs", "4 ranks", "3 rounds"):
         assert value in method
     others = [Measurement(check=CHECK.name, subject=f"n0/gpu{rank}", rank=rank) for rank in (1, 2, 3)]
-    assert set(verdicts([lead, *others]).values()) == {Outcome.PASS}
+    assert set(verdicts([first_rank, *others]).values()) == {Outcome.PASS}
 
 
 @pytest.mark.usefixtures("on_gpus")
 def test_other_size_is_recorded_as_not_requested(tmp_path: Path) -> None:
-    lead = measure(CHECK, make_context(tmp_path), {"size": "64MiB"})
-    assert lead.facts[NOT_REQUESTED] == {BUSBW: "the trial's options set size 64MiB"}
-    assert {metric.name for metric in lead.metrics if metric.name.startswith("busbw")} == {"busbw.64MiB"}
+    first_rank = measure(CHECK, make_context(tmp_path), {"size": "64MiB"})
+    assert first_rank.facts[NOT_REQUESTED] == {BUSBW: "the trial's options set size 64MiB"}
+    assert {metric.name for metric in first_rank.metrics if metric.name.startswith("busbw")} == {"busbw.64MiB"}
 
 
 def test_size_must_be_a_whole_number_of_elements() -> None:

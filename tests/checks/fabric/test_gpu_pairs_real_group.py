@@ -14,7 +14,7 @@ from seatrial.diagnose.localize import localize
 from seatrial.discover.nvlinks import NVLINK
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome
-from seatrial.report.sections import is_grid
+from seatrial.report.sections import is_pair_table
 from tests.bench.cluster import Scenario, run
 from tests.checks.fabric import fault_driver
 from tests.checks.fabric.test_gpu_pairs import BUSBW, failed, retry_rates, verdicts
@@ -64,23 +64,25 @@ def located(measurements: list[Measurement]) -> list[str]:
     ]
 
 
-def _as_on_gpus(lead: Measurement) -> Measurement:
-    facts = {**lead.facts, "backend": "nccl", "link": NVLINK}
-    metrics = tuple(replace(metric, name=BUSBW) if metric.name == "busbw.64KiB" else metric for metric in lead.metrics)
-    return lead.model_copy(update={"facts": facts, "metrics": metrics})
+def _as_on_gpus(first_rank: Measurement) -> Measurement:
+    facts = {**first_rank.facts, "backend": "nccl", "link": NVLINK}
+    metrics = tuple(
+        replace(metric, name=BUSBW) if metric.name == "busbw.64KiB" else metric for metric in first_rank.metrics
+    )
+    return first_rank.model_copy(update={"facts": facts, "metrics": metrics})
 
 
 def test_first_rank_reports_every_pair(runs: Runs) -> None:
-    lead, *others = runs["one_node"]
+    first_rank, *others = runs["one_node"]
     pairs = {f"node0/rank{a}->rank{b}" for a, b in combinations(range(4), 2)}
     assert set(values(runs["one_node"], "busbw.64KiB")) == set(values(runs["one_node"], "path_share")) == pairs
     assert set(values(runs["one_node"], "gpu_share")) == {f"node0/rank{rank}" for rank in range(4)}
-    for metric in lead.metrics:
+    for metric in first_rank.metrics:
         assert CHECK.metrics[re.sub(r"\..*", ".*", metric.name)] == metric.unit
         assert metric.name in ("shared_links", "wrong_elements") or metric.samples
     assert all(not measurement.metrics and not measurement.facts for measurement in others)
     for value in ("6 pairs", "4 ranks", "3 rounds"):
-        assert value in str(lead.facts["method"])
+        assert value in str(first_rank.facts["method"])
     assert Outcome.ERROR not in verdicts(as_on_gpus(runs["one_node"])).values()
 
 
@@ -89,7 +91,7 @@ def test_each_node_has_its_pairs_and_matrix(runs: Runs) -> None:
     assert list(values(measurements, "busbw.64KiB")) == ["node0/rank0->rank1", "node1/rank2->rank3"]
     matrices: list[Any] = [measurement.facts.get("matrix", {}) for measurement in measurements]
     assert [matrix.get("gpus") for matrix in matrices] == [["rank0", "rank1"], None, ["rank2", "rank3"], None]
-    assert is_grid(matrices[0])
+    assert is_pair_table(matrices[0])
     (forward, backward) = matrices[2]["gb_s"]
     assert forward[0] is None
     assert forward[1] == backward[0] > 0
@@ -102,12 +104,12 @@ def test_each_node_has_its_pairs_and_matrix(runs: Runs) -> None:
         ["node1"],
         [],
     ]
-    for lead in measurements[0], measurements[2]:
-        assert (lead.facts["world_size"], lead.facts["nodes"], lead.facts["gpu"]) == (2, 1, None), (
+    for first_rank in measurements[0], measurements[2]:
+        assert (first_rank.facts["world_size"], first_rank.facts["nodes"], first_rank.facts["gpu"]) == (2, 1, None), (
             "of two ranks of a node"
         )
         for value in ("1 pair", "2 ranks", "1 round", "2 nodes"):
-            assert value in str(lead.facts["method"])
+            assert value in str(first_rank.facts["method"])
     assert Outcome.ERROR not in verdicts(as_on_gpus(measurements)).values()
     assert {outcome for (metric, _), outcome in verdicts(measurements).items() if metric != "wrong_elements"} == {
         Outcome.SKIP

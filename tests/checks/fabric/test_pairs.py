@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.checks.fabric.pairs import CHECK, PairOptions, _max_distinguishable
+from seatrial.checks.fabric.pairs import CHECK, PairOptions, _max_locatable
 from seatrial.model import Outcome
 from tests.checks.fabric.verdicts import outcomes
 
-GOOD = {"best_share node0/gpu0": 1.0, "pair_share node0->node1": 1.0, "shared_paths": 0, "wrong_elements": 0}
+GOOD = {"gpu_share node0/gpu0": 1.0, "path_share node0->node1": 1.0, "shared_paths": 0, "wrong_elements": 0}
 COMPARABLE = {"backend": "nccl", "comparable": "yes"}
 
 
@@ -23,15 +23,15 @@ COMPARABLE = {"backend": "nccl", "comparable": "yes"}
         (1000, 4, 3),  # one of four partners is good
     ],
 )
-def test_max_distinguishable_nodes(nodes: int, rounds: int, bad: int) -> None:
-    assert _max_distinguishable(nodes, rounds) == bad
+def test_max_locatable_nodes(nodes: int, rounds: int, bad: int) -> None:
+    assert _max_locatable(nodes, rounds) == bad
 
 
 @pytest.mark.parametrize(
     ("metric", "value", "outcome"),
     [
-        ("best_share node0/gpu0", 0.89, Outcome.FAIL),
-        ("pair_share node0->node1", 0.89, Outcome.FAIL),
+        ("gpu_share node0/gpu0", 0.89, Outcome.FAIL),
+        ("path_share node0->node1", 0.89, Outcome.FAIL),
         ("shared_paths", 1, Outcome.WARN),
         ("wrong_elements", 1, Outcome.FAIL),
     ],
@@ -44,7 +44,7 @@ def test_slow_nodes_and_paths_fail_and_shared_uplinks_warn(metric: str, value: f
 
 @pytest.mark.parametrize("facts", [{"backend": "gloo", "comparable": "yes"}, {"backend": "nccl", "comparable": "no"}])
 def test_two_nodes_or_cpus_are_judged_on_data_only(facts: dict[str, str]) -> None:
-    slow = {"best_share node0/gpu0": 0.1, "pair_share node0->node1": 0.1, "shared_paths": 3, "wrong_elements": 1}
+    slow = {"gpu_share node0/gpu0": 0.1, "path_share node0->node1": 0.1, "shared_paths": 3, "wrong_elements": 1}
     judged = outcomes(CHECK, slow, **facts)
     assert judged.pop("wrong_elements") is Outcome.FAIL
     assert set(judged.values()) == {Outcome.SKIP}

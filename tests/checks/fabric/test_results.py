@@ -65,9 +65,11 @@ def test_wrong_data_counts_elements_and_locates_them() -> None:
 
 
 def test_wrong_data_of_a_pair_names_sender_and_receiver() -> None:
-    lines = (PairTiming(0, 1, (0.1,), None), PairTiming(1, 0, (0.1,), WRONG))
+    pair_timings = (PairTiming(0, 1, (0.1,), None), PairTiming(1, 0, (0.1,), WRONG))
     subjects = ("node0/gpu0", "node1/gpu0")
-    _, fact = _results.pair_wrong_data_results(PairResults(lines, 2**20, {"node0": (0,), "node1": (1,)}, subjects))
+    _, fact = _results.pair_wrong_data_results(
+        PairResults(pair_timings, 2**20, {"node0": (0,), "node1": (1,)}, subjects)
+    )
     assert isinstance(fact, Fact)
     assert isinstance(fact.value, list)
     (entry,) = fact.value

@@ -25,9 +25,9 @@ from seatrial.telemetry import error_counts, gpu_load
 from seatrial.telemetry.gpu_load import LoadSample
 from seatrial.worker import measure
 
-OPERATIONS = compute.flops(8192)
-BEGAN, ENDED = 1000.0, 1030.0
-BURN_RESULT = BurnResult(DeviceTiming((OPERATIONS / 700e12,) * 600, 32, 0.5, BEGAN, ENDED), 0, 0.001)
+FLOP = compute.flops(8192)
+STARTED, ENDED = 1000.0, 1030.0
+BURN_RESULT = BurnResult(DeviceTiming((FLOP / 700e12,) * 600, 32, 0.5, STARTED, ENDED), 0, 0.001)
 REFERENCE = ReferenceValue(gpus=1, nodes=1, value=720, unit="TFLOP/s", source="test")
 SKU = Sku(name="GPU X", nvml_names=("GPU X",), expected={"gemm.bf16": (REFERENCE,)})
 
@@ -44,7 +44,7 @@ class FakeGpuState:
             "clocks_event_reasons": ("software power cap",),
         }
         self.samples = [
-            LoadSample(time_s=BEGAN + 0.5 * step, **{**loaded, "temperature_c": 60 + step}) for step in range(10)
+            LoadSample(time_s=STARTED + 0.5 * step, **{**loaded, "temperature_c": 60 + step}) for step in range(10)
         ]
         self.samples[4] = self.samples[4].model_copy(update={"clocks_event_reasons": reasons, "sm_clock_mhz": 1400})
         idle = {
@@ -53,7 +53,7 @@ class FakeGpuState:
             "sm_clock_mhz": 345,
             "clocks_event_reasons": (THROTTLE_REASONS[0],),
         }
-        self.samples = [LoadSample(time_s=BEGAN - 0.1, **idle), *self.samples, LoadSample(time_s=ENDED + 0.1, **idle)]
+        self.samples = [LoadSample(time_s=STARTED - 0.1, **idle), *self.samples, LoadSample(time_s=ENDED + 0.1, **idle)]
         self.increases: dict[str, int | None] = dict.fromkeys(GPU_COUNTERS, 0) | changes.pop("increases", {})
         self.before = dict.fromkeys(GPU_COUNTERS, 0)
         self.xids = changes.pop("xids", [])
@@ -70,7 +70,7 @@ class FakeGpuState:
 
 @pytest.fixture
 def burn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measurement]:
-    """Returns a function that runs the check with a fake GPU state and a fake BurnResult."""
+    """Return a function that runs the check with a fake GPU state and a fake BurnResult."""
 
     def run(state: FakeGpuState | None = None, **changes: Any) -> Measurement:
         gpu = state or FakeGpuState()
@@ -202,10 +202,10 @@ def test_lost_gpu_is_an_error(detected: str, burn: Callable[..., Measurement]) -
 
 
 def test_drift_low_throughput_and_wrong_products(burn: Callable[..., Measurement]) -> None:
-    seconds = OPERATIONS / 700e12
-    drifting = DeviceTiming((seconds,) * 300 + (1.07 * seconds,) * 300, 32, 0.5, BEGAN, ENDED)
+    seconds = FLOP / 700e12
+    drifting = DeviceTiming((seconds,) * 300 + (1.07 * seconds,) * 300, 32, 0.5, STARTED, ENDED)
     assert judged(burn(timing=drifting)) == {**LOADS_NOT_RUN, "drift": Outcome.WARN, "tflops.sustained": Outcome.WARN}
-    slow = DeviceTiming((1.2 * seconds,) * 600, 32, 0.5, BEGAN, ENDED)
+    slow = DeviceTiming((1.2 * seconds,) * 600, 32, 0.5, STARTED, ENDED)
     assert judged(burn(timing=slow)) == {**LOADS_NOT_RUN, "tflops.sustained": Outcome.FAIL}
     assert judged(burn(changed_products=1)) == {**LOADS_NOT_RUN, "changed_products": Outcome.FAIL}
     assert judged(burn(error=0.02)) == {**LOADS_NOT_RUN, "relative_error.bf16": Outcome.FAIL}

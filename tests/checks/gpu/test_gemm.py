@@ -65,7 +65,7 @@ def test_cpu_has_float32_accuracy_only(tmp_path: Path) -> None:
 
 
 def unsupported_types(measurement: Measurement) -> dict[str, str]:
-    """Returns the fact unsupported_types, and asserts that its reasons are in the verdicts."""
+    """Return the fact unsupported_types, and assert that its reasons are in the verdicts."""
     reasons = measurement.facts["unsupported_types"]
     assert isinstance(reasons, dict)
     for verdict in judge_check(CHECK, [measurement], {}, "t"):

@@ -60,7 +60,7 @@ class InventoryRunner:
         return {(verdict.metric, verdict.subject): verdict for verdict in verdicts}
 
     def not_passed(self, *gpus: FakeGpu | Exception, expected: int | None = None) -> dict[tuple[str, str], Outcome]:
-        """Returns outcomes other than PASS and SKIP by metric and GPU (empty for the node)."""
+        """Return outcomes other than PASS and SKIP by metric and GPU (empty for the node)."""
         verdicts = self.judge(FakeNvml(*gpus), expected).items()
         return {
             (metric, subject.removeprefix("node3").removeprefix("/")): verdict.outcome
@@ -77,7 +77,7 @@ def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> InventoryRunner:
 
 
 def board(**third: Any) -> list[FakeGpu]:
-    """Returns four H200; ``third`` replaces answers of the third."""
+    """Return four H200; ``third`` replaces answers of the third."""
     return [h200(0), h200(1), h200(2, **third), h200(3)]
 
 

@@ -51,7 +51,7 @@ def test_facts_of_overlap_and_host_memory(measured: list[Measurement]) -> None:
 
 
 def test_single_copies_do_not_overlap(measured: list[Measurement], out: Path) -> None:
-    """Compares the times of the single copies of the two ranks of a node."""
+    """Compare the times of the single copies of the two ranks of a node."""
     spans = [single_span(out / f"copies{rank}") for rank in range(2)]
     assert all(first[1] <= second[0] for first, second in combinations(sorted(spans), 2))
 
@@ -76,7 +76,7 @@ def test_concurrent_bandwidth_is_compared_with_peers_only() -> None:
 
 
 def single_span(path: Path) -> tuple[float, float]:
-    """Returns start and end time of the single copies, which end before the second h2d series."""
+    """Return start and end time of the single copies, which end before the second h2d series."""
     entries = [line.split() for line in path.read_text().splitlines()]
     names = [name for name, _, _ in entries]
     end = next(i for i in range(names.index("bidirectional"), len(names)) if names[i] != "bidirectional")

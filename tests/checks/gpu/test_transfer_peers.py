@@ -33,14 +33,14 @@ def values(measurement: Measurement, name: str) -> dict[str, float]:
 
 
 def test_local_rank_0_reports_every_ordered_pair(runs: Runs) -> None:
-    lead, *others = runs["one"]
+    first_rank, *others = runs["one"]
     assert [measurement.error for measurement in runs["one"]] == [None] * 3
-    assert set(values(lead, "unidirectional")) == {
+    assert set(values(first_rank, "unidirectional")) == {
         f"node0/rank{a}->rank{b}" for a in range(3) for b in range(3) if a != b
     }
     assert [measurement.metrics for measurement in others] == [(), ()]
-    assert values(lead, "peer_access")["node0/rank0->rank1"] == 1
-    assert values(lead, "peer_access")["node0/rank1->rank0"] == 0
+    assert values(first_rank, "peer_access")["node0/rank0->rank1"] == 1
+    assert values(first_rank, "peer_access")["node0/rank1->rank0"] == 0
 
 
 def test_bidirectional_counts_both_directions(runs: Runs) -> None:
@@ -52,19 +52,19 @@ def test_bidirectional_counts_both_directions(runs: Runs) -> None:
 
 
 def test_matrix_rows_are_sources_and_the_diagonal_is_none(runs: Runs) -> None:
-    lead = runs["one"][0]
+    first_rank = runs["one"][0]
     speed = PEER_SIZE / driver.UNIDIRECTIONAL_S / 1e9
     rows = [[None if a == b else round(speed / (1 + a), 1) for b in range(3)] for a in range(3)]
-    assert lead.facts["unidirectional_matrix"] == {"gpus": ["rank0", "rank1", "rank2"], "gb_s": rows}
-    by_pair = values(lead, "bidirectional")
+    assert first_rank.facts["unidirectional_matrix"] == {"gpus": ["rank0", "rank1", "rank2"], "gb_s": rows}
+    by_pair = values(first_rank, "bidirectional")
     bidirectional_rows = [
         [None if a == b else round(by_pair[f"node0/rank{a}->rank{b}"], 1) for b in range(3)] for a in range(3)
     ]
-    assert lead.facts["bidirectional_matrix"] == {"gpus": ["rank0", "rank1", "rank2"], "gb_s": bidirectional_rows}
+    assert first_rank.facts["bidirectional_matrix"] == {"gpus": ["rank0", "rank1", "rank2"], "gb_s": bidirectional_rows}
 
 
 def judged(bidirectional: dict[str, float], gpu: str = "NVIDIA H200") -> dict[str, Outcome]:
-    """Returns outcomes of bidirectional by pair (``0>1``), with 396 GB/s unidirectional for every pair."""
+    """Return outcomes of bidirectional by pair (``0>1``), with 396 GB/s unidirectional for every pair."""
     pairs = {f"n/gpu{pair[0]}->gpu{pair[2]}": value for pair, value in bidirectional.items()}
     metrics = tuple(
         Metric(name=name, value=value, unit="GB/s", subject=subject)

@@ -21,7 +21,7 @@ SLOW_S = 60.0  # added to the reported time only
 
 
 def _replace_in_place(path: Path, data: bytes) -> None:
-    """Replaces a file in place with two writes."""
+    """Replace a file in place with two writes."""
     with path.open("wb", buffering=0) as file:
         file.write(data[:100])
         time.sleep(0.001)
@@ -29,7 +29,7 @@ def _replace_in_place(path: Path, data: bytes) -> None:
 
 
 def _append_at_cached_end(file: int, data: bytes) -> None:
-    """Appends as an NFS client does, at the end of the file in its cache."""
+    """Append as an NFS client does, at the end of the file in its cache."""
     fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_APPEND)
     end = os.fstat(file).st_size
     time.sleep(0.01)
@@ -46,7 +46,7 @@ def _hang(file: int) -> bool:
 
 
 def _negative_cache() -> Any:
-    """Returns a fake of has_content with a negative name cache of CACHED_S seconds."""
+    """Return a fake of has_content with a negative name cache of CACHED_S seconds."""
     first_query: dict[Path, float] = {}
     real = shared_files.has_content
 
@@ -78,7 +78,7 @@ def _slow_write(path: Path, size: int) -> storage.StreamResult:
 
 
 def _short_timeouts(rank: int) -> AbstractContextManager[Any]:
-    """Shortens the timeouts of the probes, for faults that are visible immediately."""
+    """Shorten the timeouts of the probes, for faults that are visible immediately."""
     del rank
     return patch.multiple(shared_files, VISIBILITY_TIMEOUT_S=0.3, REPLACE_S=0.1, RECORDS=10)
 

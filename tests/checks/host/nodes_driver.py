@@ -68,7 +68,7 @@ def _hang(name: str) -> Sequence[str]:
 
 
 def _nics(mtu: int, speed_mbps: int | None) -> Callable[[Path], fabric.NicFacts]:
-    """Returns a fake of read_nics with one interface that has all addresses of this machine."""
+    """Return a fake of read_nics with one interface that has all addresses of this machine."""
     unset = dict.fromkeys(("state", "mac", "driver", "numa_node"))
     addresses = tuple(address for row in fabric.interface_addresses().values() for address in row)
     nic = fabric.Nic.model_validate(

@@ -29,43 +29,47 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(out: Path) -> Iterator[Runs]:
-    for folder in ("a", "b", "c", "own0", "own1", "own2", "there0", "there2"):
+    for folder in ("a", "b", "c", "own0", "own1", "own2", "partial0", "partial2"):
         (out / folder).mkdir()
     (out / "file").write_text("not a folder")
 
-    def at(*folders: str, faults: tuple[str, ...] = ("short_timeouts",), **others: Any) -> Scenario:
+    def on_folders(*folders: str, faults: tuple[str, ...] = ("short_timeouts",), **others: Any) -> Scenario:
         return Scenario(NAME, options={"paths": [str(out / folder) for folder in folders]}, faults=faults, **others)
 
     faults = (
         *("no_flock", "no_fcntl", "flock_unsupported", "never_contended", "partial_rename", "no_append"),
         *("stale_pages", "other_owner", "other_user"),
     )
-    scenarios = {fault: at("a", faults=("short_timeouts", fault)) for fault in faults} | {
-        "healthy": at("a", faults=()),
-        "two_ranks_a_node": at("a", nodes=TWO),
-        "one_node": at("a", nodes=ONE),
+    scenarios = {fault: on_folders("a", faults=("short_timeouts", fault)) for fault in faults} | {
+        "healthy": on_folders("a", faults=()),
+        "two_ranks_a_node": on_folders("a", nodes=TWO),
+        "one_node": on_folders("a", nodes=ONE),
         "run_directory": Scenario(NAME, faults=("short_timeouts",)),
         "own_run_directories": Scenario(NAME, faults=("short_timeouts",), folder="{rank}"),
-        "two_paths": at("a", "b"),
-        "not_shared": at("own{rank}"),
-        "one_of_two_not_shared": at("a", "own{rank}"),
-        "missing": at("absent"),
-        "missing_on_one": at("there{rank}"),
-        "no_folder": at("file"),
-        "flock_hangs": at("a", faults=("short_timeouts", "flock_hangs", "short_lock_timeout")),
-        "late_names": at("a", faults=("late_names",)),
-        "never_seen": at("a", faults=("short_timeouts", "late_names")),
-        "rmtree_fails": at("c", faults=("short_timeouts", "rmtree_fails")),
+        "two_paths": on_folders("a", "b"),
+        "not_shared": on_folders("own{rank}"),
+        "one_of_two_not_shared": on_folders("a", "own{rank}"),
+        "missing": on_folders("absent"),
+        "missing_on_one": on_folders("partial{rank}"),
+        "no_folder": on_folders("file"),
+        "flock_hangs": on_folders("a", faults=("short_timeouts", "flock_hangs", "short_lock_timeout")),
+        "late_names": on_folders("a", faults=("late_names",)),
+        "never_seen": on_folders("a", faults=("short_timeouts", "late_names")),
+        "rmtree_fails": on_folders("c", faults=("short_timeouts", "rmtree_fails")),
     }
     with ExitStack() as stack:
         if mounts.CAN_MOUNT:
             mount_faulty(out, stack)
-            scenarios |= {"full": at("full{rank}"), "readonly": at("readonly{rank}"), "little": at("little")}
+            scenarios |= {
+                "full": on_folders("full{rank}"),
+                "readonly": on_folders("readonly{rank}"),
+                "little": on_folders("little"),
+            }
         yield run(out, filesystem_driver.__name__, scenarios)
 
 
 def mount_faulty(out: Path, stack: ExitStack) -> None:
-    """Mounts a full and a read-only filesystem on one of three nodes, and a small one for all."""
+    """Mount a full and a read-only filesystem on one of three nodes, and a small one for all."""
     for folder in ("full0", "full2", "readonly0", "readonly2"):
         (out / folder).mkdir()
     full = stack.enter_context(mounts.tmpfs(out / "full1", "size=4k"))
@@ -109,8 +113,8 @@ def test_healthy_filesystem(runs: Runs, scenario: str) -> None:
 
 
 def test_rank_0_reports_all_declared_metrics(runs: Runs) -> None:
-    lead, *others = runs["healthy"]
-    assert {metric.name: metric.unit for metric in lead.metrics} == CHECK.metrics
+    first_rank, *others = runs["healthy"]
+    assert {metric.name: metric.unit for metric in first_rank.metrics} == CHECK.metrics
     assert [(other.metrics, other.facts) for other in others] == [((), {}), ((), {})]
 
 
@@ -149,7 +153,7 @@ def test_one_of_two_paths_not_shared(runs: Runs, out: Path) -> None:
     ("scenario", "node", "reason"),
     [
         ("missing", "node0, node1, node2", "absent: No such file or directory"),
-        ("missing_on_one", "(node1)", "there1: No such file or directory"),
+        ("missing_on_one", "(node1)", "partial1: No such file or directory"),
         ("no_folder", "(node0, node1, node2)", "Not a directory"),
         ("flock_hangs", "(node1)", "flock"),
     ],

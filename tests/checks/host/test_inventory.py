@@ -70,7 +70,7 @@ class Node:
         return {verdict.metric: verdict.outcome for verdict in verdicts}
 
     def not_passed(self) -> dict[str, Outcome]:
-        """Returns outcomes other than PASS and SKIP by metric."""
+        """Return outcomes other than PASS and SKIP by metric."""
         return {
             metric: outcome
             for metric, outcome in self.outcomes().items()

@@ -18,7 +18,7 @@ NAME = CHECK.name
 
 
 def routable(**options: Any) -> Scenario:
-    """Returns a scenario whose nodes have a routable address on an interface with MTU and speed."""
+    """Return a scenario whose nodes have a routable address on an interface with MTU and speed."""
     return Scenario(NAME, **{**options, "faults": ("known_local_address", "mtu_9000", *options.get("faults", ()))})
 
 
@@ -84,8 +84,8 @@ def test_healthy_nodes(runs: Runs, scenario: str) -> None:
 
 
 def test_rank_0_reports_all_declared_metrics(runs: Runs) -> None:
-    lead, *others = runs["healthy"]
-    assert {metric.name: metric.unit for metric in lead.metrics} == CHECK.metrics
+    first_rank, *others = runs["healthy"]
+    assert {metric.name: metric.unit for metric in first_rank.metrics} == CHECK.metrics
     assert [(other.metrics, other.facts) for other in others] == [((), {}), ((), {})]
 
 

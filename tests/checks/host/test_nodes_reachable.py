@@ -13,7 +13,7 @@ from seatrial.model import Fact, Measurement, Metric, Outcome
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, nodes: Sequence[str], expected: int, rank_index: int = 0) -> Measurement:
-    """Runs the check on one rank; ``nodes`` are the nodes of all ranks."""
+    """Run the check on one rank; ``nodes`` are the nodes of all ranks."""
     monkeypatch.setattr(rank, "gather", lambda node: list(nodes))
     context = Context(
         node=nodes[rank_index],

@@ -51,7 +51,7 @@ class FakeCluster:
         self.now = 0.0
 
     def replies(self) -> dict[str, Reply]:
-        """Returns the answers of the Slurm commands; job ids start at 1."""
+        """Return the answers of the Slurm commands; job ids start at 1."""
         self._ids = map(str, itertools.count(1))
         return {
             "scontrol show config": config_with(**self.settings),
@@ -98,7 +98,7 @@ class ProbeCheckRunner:
         self.folder = folder
 
     def measure(self, expected: tuple[int, int | None], **options: Any) -> Measurement:
-        """Runs the check with ``expected`` nodes and GPUs per node, and asserts that all its jobs are cancelled."""
+        """Run the check with ``expected`` nodes and GPUs per node, and assert that all its jobs are cancelled."""
         FakeSlurm(self.slurm.replies()).install(self.monkeypatch)
         clock = SimpleNamespace(sleep=self.slurm.sleep, monotonic=lambda: self.slurm.now)
         self.monkeypatch.setattr(_probe_jobs, "time", clock)

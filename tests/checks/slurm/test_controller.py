@@ -26,7 +26,7 @@ def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CheckRunner:
 
 
 def settings(**changes: str) -> dict[str, Reply]:
-    """Returns the recorded cluster with recommended settings and these changes."""
+    """Return the recorded cluster with recommended settings and these changes."""
     return {**cluster(), "scontrol show config": config_with(**(GOOD | changes))}
 
 

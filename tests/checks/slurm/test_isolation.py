@@ -187,7 +187,7 @@ class TestErrors:
 
 
 def partitions(oversubscribe: str) -> CommandResult:
-    """Returns the recorded partitions with OverSubscribe changed in the default partition."""
+    """Return the recorded partitions with OverSubscribe changed in the default partition."""
     text = recorded("scontrol-show-partition.txt").out
     return success(text.replace("OverSubscribe=NO", f"OverSubscribe={oversubscribe}", 1))
 

@@ -31,7 +31,7 @@ class Queue:
             "memory": "OUT_OF_MEMORY 0:125",
             "time": "TIMEOUT 0:15",
         }
-        self.begins = "RUNNING"  # state in the first second after submission
+        self.first_state = "RUNNING"  # state in the first second after submission
         self.overrides: dict[str, Reply] = {}  # command name → answer
         self.settings = {"TaskPlugin": "task/none", "JobAcctGatherParams": "(null)"}
         self.now = 1000.0
@@ -60,7 +60,7 @@ class Queue:
         assert argv[1:3] == ["show", "job"]
         kind, submitted_at, _ = self.submitted[argv[3]]
         pending = self.now - submitted_at < 1 or (kind == "signal" and not self.signalled)
-        state, _, code = f"{self.begins} 0:0".partition(" ") if pending else self.ends[kind].partition(" ")
+        state, _, code = f"{self.first_state} 0:0".partition(" ") if pending else self.ends[kind].partition(" ")
         nodes = "" if state == "PENDING" or code.endswith(":1") else "node0"
         return success(
             f"JobId={argv[3]} JobName=x\n   JobState={state} Reason=Resources Dependency=(null)\n"
@@ -105,7 +105,7 @@ class JobsRunner:
         return not_passed(judge(CHECK, self.measure(**options)))
 
     def error(self, **options: Any) -> str:
-        """Returns the error of the measurement, and asserts that all submitted jobs are cancelled."""
+        """Return the error of the measurement, and assert that all submitted jobs are cancelled."""
         error = self.measure(**options).error
         assert error
         assert set(self.queue.cancelled) >= self.queue.names
@@ -247,7 +247,7 @@ def test_memory_limit_mechanism(runner: JobsRunner, settings: dict[str, str], fa
 
 class TestErrors:
     def test_job_stays_pending(self, runner: JobsRunner) -> None:
-        runner.queue.begins = "PENDING"
+        runner.queue.first_state = "PENDING"
         runner.queue.ends["batch"] = "PENDING 0:0"
         error = runner.error(wait_s=20)
         assert "job 1 still pending after 20 s: Resources" in error

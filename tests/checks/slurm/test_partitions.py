@@ -18,7 +18,7 @@ def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CheckRunner:
 
 
 def partitions_with(*changes: tuple[str, str]) -> dict[str, Reply]:
-    """Returns the recorded cluster with text replacements in its partitions."""
+    """Return the recorded cluster with text replacements in its partitions."""
     text = recorded("scontrol-show-partition.txt").out
     for old, new in changes:
         assert old in text

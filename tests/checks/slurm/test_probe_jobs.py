@@ -106,12 +106,12 @@ def test_query_reports_progress_and_unknown_job_is_an_error(monkeypatch: pytest.
 
 
 def test_jobs_are_cancelled_after_an_exception(slurm: FakeSlurm, tmp_path: Path) -> None:
-    place = make_context(tmp_path, ranks=1)
+    context = make_context(tmp_path, ranks=1)
     options = SubmitOptions(partition="gpu", extra=("--qos=test",), wait_s=7)
     names: list[str] = []
 
     def fail() -> None:
-        with open_probe_jobs(place, options) as jobs:
+        with open_probe_jobs(context, options) as jobs:
             names.append(jobs.job_name)
             assert (jobs.submit_options, jobs.wait_s) == (("--partition=gpu", "--qos=test"), 7)
             raise ZeroDivisionError
@@ -122,8 +122,8 @@ def test_jobs_are_cancelled_after_an_exception(slurm: FakeSlurm, tmp_path: Path)
 
 
 def test_job_names_are_unique(slurm: FakeSlurm, tmp_path: Path) -> None:
-    place = make_context(tmp_path, ranks=1)
-    with open_probe_jobs(place, SubmitOptions()) as first, open_probe_jobs(place, SubmitOptions()) as second:
+    context = make_context(tmp_path, ranks=1)
+    with open_probe_jobs(context, SubmitOptions()) as first, open_probe_jobs(context, SubmitOptions()) as second:
         assert first.job_name != second.job_name
 
 

@@ -55,7 +55,7 @@ def start(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def problems(name: str, folder: Path, nodes: int = 2, gpus: int | None = None, **options: Any) -> dict[str, Outcome]:
-    """Returns outcomes other than PASS and SKIP, without the expected problems of the test cluster."""
+    """Return outcomes other than PASS and SKIP, without the expected problems of the test cluster."""
     check = catalog()[name]
     problems = not_passed(judge(check, run_check(check, folder, (nodes, gpus), **options)))
     return {metric: outcome for metric, outcome in problems.items() if metric not in EXPECTED_PROBLEMS[name]}
@@ -205,13 +205,13 @@ class TestJobs:
 
 
 def confined(start: MakeCluster, nodes: int = 1) -> tuple[Cluster, dict[str, Any]]:
-    """Returns a cluster with cgroup limits, and the option for its device files."""
+    """Return a cluster with cgroup limits, and the option for its device files."""
     cluster = start(nodes, gpus_per_node=2, confined=True)
     return cluster, {"devices": f"{cluster.folder}/dev/gpu*"}
 
 
 def prolog(folder: Path, script: str) -> str:
-    """Returns the slurm.conf line that runs ``script`` before each task."""
+    """Return the slurm.conf line that runs ``script`` before each task."""
     (path := folder / "prolog.sh").write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return f"TaskProlog={path}"
@@ -329,7 +329,7 @@ class TestIsolation:
 
 
 def test_gpus_missing_on_the_nodes(start: MakeCluster) -> None:
-    """Runs the check in a job on the nodes; the fake GPUs of the test cluster exist only in Slurm."""
+    """Run the check in a job on the nodes; the fake GPUs of the test cluster exist only in Slurm."""
     cluster = start(2, gpus_per_node=2)
     code = "from pathlib import Path; from seatrial.checks import catalog; "
     code += "from tests.fakes.slurm import judge, not_passed, run_check; "

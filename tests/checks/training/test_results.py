@@ -104,8 +104,8 @@ def test_unknown_or_offloaded_memory_gives_no_metric() -> None:
 
 
 def test_fact_problems_has_the_failure() -> None:
-    observed = [*_results.combined_observations({"a": trained(problem="rank 3: out of paper", exit_code=1)})]
-    assert Fact(name="problems", value={"a": "rank 3: out of paper"}) in observed
+    observed = [*_results.combined_observations({"a": trained(problem="rank 3: out of memory", exit_code=1)})]
+    assert Fact(name="problems", value={"a": "rank 3: out of memory"}) in observed
 
 
 def test_unknown_values_give_no_metric(tmp_path: Path) -> None:

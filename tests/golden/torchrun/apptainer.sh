@@ -1,7 +1,7 @@
 #!/bin/bash
 # seatrial, job ranks: nodes.reachable, train.ddp
 # Run on each node at about the same time: bash torchrun.sh NODE, NODE from 0 to 1.
-# The nodes must share the run directory. After the end of all: seatrial run --resume, with the run directory.
+# The nodes must share the run directory. When the script has ended on all nodes: seatrial run --resume RUN_DIR.
 # shellcheck disable=SC2016 # single quotes are intended
 set -euo pipefail
 

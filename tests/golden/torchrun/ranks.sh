@@ -1,7 +1,7 @@
 #!/bin/bash
 # seatrial, job ranks: nodes.reachable, train.ddp
 # Run on each node at about the same time: bash torchrun.sh NODE, NODE from 0 to 1.
-# The nodes must share the run directory. After the end of all: seatrial run --resume, with the run directory.
+# The nodes must share the run directory. When the script has ended on all nodes: seatrial run --resume RUN_DIR.
 # shellcheck disable=SC2016 # single quotes are intended
 set -euo pipefail
 
@@ -9,7 +9,7 @@ RUN_DIR=/shared/runs/today
 MASTER_ADDR=${MASTER_ADDR:?set it to the host name or address of the first node}
 MASTER_PORT=${MASTER_PORT:-29500}
 
-here=$PWD
+job_cwd=$PWD
 set +euo pipefail
 # shellcheck source=/dev/null
 source '/shared/my env.sh' || exit
@@ -17,7 +17,7 @@ module load cuda/13.0 nccl || exit
 # shellcheck source=/dev/null
 source /shared/venv/bin/activate || exit
 set -euo pipefail
-cd "$here"
+cd "$job_cwd"
 export HF_HOME=/shared/hf
 export NCCL_DEBUG=INFO
 export NOTE='it'"'"'s "quoted" $HOME'

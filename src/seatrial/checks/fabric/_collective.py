@@ -40,10 +40,10 @@ ModeResults = Generator[Observation, None, dict[int, "CollectiveResult"]]
 # The largest size saturates the links. At 1 MiB the launch by the host dominates: two runs on one machine gave 13 and
 # 16 us. For small sizes, use mode cuda_graph.
 GPU_SIZES = tuple(map(parse_bytes, ("10MiB", "64MiB", "1GiB")))
-# Gloo moves data through the CPU. CPU ONLY: a few seconds on two cores.
+# For CPU-only runs: a few seconds on two cores; gloo moves the data through the CPU.
 CPU_SIZES = tuple(map(parse_bytes, ("64KiB", "1MiB", "10MiB")))
 # Sizes at which the launch by the host takes longer than the operation on the device. Six sizes: NCCL changes protocol
-# in this range, and the line fit of each protocol needs three.
+# in this range, and the latency fit of each protocol needs three sizes.
 CUDA_GRAPH_SIZES = tuple(map(parse_bytes, ("8B", "1KiB", "16KiB", "64KiB", "256KiB", "1MiB")))
 # The 300 operations that a 99th percentile needs take one to two seconds at this size.
 GPU_PERCENTILE_SIZES = (parse_bytes("1GiB"),)
@@ -139,7 +139,7 @@ class DefaultSizes:
         return sorted(set(sizes_by_mode[mode]), reverse=True)
 
 
-# Published acceptance figures use 8 GiB. On a CPU: about ten seconds on two cores.
+# GPU: published acceptance figures use 8 GiB. CPU: about ten seconds on two cores.
 _SIZES_BY_OPERATION = {
     "all_reduce": DefaultSizes(
         gpu=tuple(map(parse_bytes, ("1MiB", "10MiB", "100MiB", "1GiB", "8GiB"))),
@@ -210,7 +210,7 @@ def busbw_rule(name: str, size: str, *, reference_optional: bool = False) -> Rul
 
 
 def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator[Observation]:
-    """Yield the cluster's metrics on rank 0, and on every rank its time at the largest size.
+    """Yield the cluster's metrics on rank 0, and on every rank its time per operation at the largest size.
 
     Raises NotApplicable with fewer than two ranks, and SeatrialError when no size fits into memory or the requested
     buffers are not available.
@@ -238,7 +238,7 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
         raise SeatrialError(f"no buffer could be allocated: {modes.not_allocated}")
     if not modes.data_checks:
         raise NotApplicable(NO_CUDA_GRAPH)
-    timed = len(modes.data_checks)
+    timed_checks = len(modes.data_checks)
     modes.check_other_dtypes()
     if modes.back_to_back:
         size = max(modes.back_to_back)
@@ -246,7 +246,7 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
         yield _results.rank_time_metric(context.subject, size, windows)
     if is_rank_0:
         yield from _results.wrong_data_results(modes.mismatches())
-        yield Fact(name="additional_data_checks", value=[label for label, _ in modes.data_checks[timed:]])
+        yield Fact(name="additional_data_checks", value=[label for label, _ in modes.data_checks[timed_checks:]])
         yield metric("sizes_not_allocated", len(modes.not_allocated), "sizes")
         yield from facts({"not_allocated": modes.not_allocated} if modes.not_allocated else {})
         yield from modes.not_requested()
@@ -398,7 +398,7 @@ _WRONG_DATA_RULE = Rule(
     metric="wrong_elements",
     evidence_facts=("wrong_data",),
     expect="== 0",
-    meaning="Data was corrupted in transfer: the inputs are small integers, so that every result is exact. Gradients "
+    meaning="Data was corrupted in transfer: the expected result is exact in every bit. Gradients "
     "take the same path in training.",
     fix="Do not train on these nodes. The fact wrong_data names rank, offset and flipped bits. On the "
     "rank's node run `nvidia-smi -q -d ECC,ROW_REMAPPER`, `nvidia-smi nvlink -e`, `dmesg | grep -i xid`. "

@@ -35,7 +35,7 @@ MODE_DESCRIPTIONS = {
     "NCCL_GRAPH_MIXING_SUPPORT=0 unless the environment sets it (facts set_by_seatrial, backend_environment)",
     "percentiles": "percentiles: each operation timed separately, on its slowest rank",
 }
-MAX_DRIFT = 0.02  # reported above this value: two identical runs may differ by as much
+MAX_DRIFT = 0.02  # a larger drift is reported; two identical runs may differ by up to this value
 
 
 class GroupOptions(Options):
@@ -89,16 +89,17 @@ def _value(quantity: str, result: CollectiveResult, seconds: float, operation: O
 
 def percentile_metrics(size: int, result: CollectiveResult) -> Iterator[Metric]:
     """Yield percentiles (us) and coefficient of variation (%) of single operations, timed on their slowest rank."""
-    us = [seconds * 1e6 for seconds in result.timings.window_maxima]
-    yield metric(f"p50.{size_label(size)}", us, "us")
+    times_us = [seconds * 1e6 for seconds in result.timings.window_maxima]
+    yield metric(f"p50.{size_label(size)}", times_us, "us")
     for percent, min_samples in MIN_SAMPLES.items():
-        if percent != 50 and len(us) >= min_samples:  # the smallest value that this percentage does not exceed
-            yield metric(f"p{percent}.{size_label(size)}", sorted(us)[ceil(len(us) * percent / 100) - 1], "us")
-    yield metric(f"cv.{size_label(size)}", 100 * pstdev(us) / fmean(us), "%")
+        if percent != 50 and len(times_us) >= min_samples:
+            index = ceil(len(times_us) * percent / 100) - 1  # at least ``percent`` % of the times are this or shorter
+            yield metric(f"p{percent}.{size_label(size)}", sorted(times_us)[index], "us")
+    yield metric(f"cv.{size_label(size)}", 100 * pstdev(times_us) / fmean(times_us), "%")
 
 
 def rank_time_metric(subject: str, size: int, seconds: Sequence[float]) -> Metric:
-    """Time per operation on one rank in us; a slow rank may be the one that waits least, not the one at fault."""
+    """Time per operation on one rank in us; the rank with the longest time may only wait for the rank at fault."""
     return metric(f"rank_time.{size_label(size)}", [window * 1e6 for window in seconds], "us", subject)
 
 
@@ -121,7 +122,7 @@ def count_facts(results: Results, subjects: Sequence[str], suffix: str = "") -> 
 
 
 def size_curves(results: Results, operation: Operation, prefix: str = "") -> Iterator[Series]:
-    """Yield bus bandwidth (GB/s) and time (us) over size (B); ``prefix``: that of the mode's metrics."""
+    """Yield bus bandwidth (GB/s) and time (us) over size (B); ``prefix``: prefix of the mode's metric names."""
     x = tuple(result.size for result in results.values())
     for name in ("busbw", "latency"):
         y = tuple(_value(name, result, median(result.timings.window_means), operation) for result in results.values())
@@ -133,13 +134,13 @@ def _iterations(timings: Timings) -> dict[str, JsonValue]:
 
 
 def _spread(timings: Timings, subjects: Sequence[str]) -> dict[str, JsonValue]:
-    """Times per operation in us over the windows (mean over ranks), and the slowest rank with its median."""
-    us = [seconds * 1e6 for seconds in timings.window_means]
-    interval = median_interval(us)
+    """Median, minimum and maximum time per operation in us over windows (mean over ranks), and the slowest rank."""
+    times_us = [seconds * 1e6 for seconds in timings.window_means]
+    interval = median_interval(times_us)
     return {
-        "p50_us": median(us),
-        "min_us": min(us),
-        "max_us": max(us),
+        "p50_us": median(times_us),
+        "min_us": min(times_us),
+        "max_us": max(times_us),
         "ci95_of_p50_us": list(interval) if interval else None,
         "slowest_rank": subjects[timings.slowest_rank],
         "slowest_rank_us": median(timings.rank_windows(timings.slowest_rank)) * 1e6,
@@ -210,12 +211,12 @@ def pair_wrong_data_results(results: PairResults, subject: str = CLUSTER) -> Ite
 
 
 def wrong_data_rule(fix: str) -> Rule:
-    """The rule on ``wrong_elements``; ``fix`` says what the check's fact wrong_data names."""
+    """The rule on ``wrong_elements``; ``fix`` describes the check's fact wrong_data."""
     return Rule(
         metric="wrong_elements",
         expect="== 0",
         evidence_facts=("wrong_data",),
-        meaning="data was corrupted in transfer; gradients take the same path in training",
+        meaning="Data was corrupted in transfer; gradients take the same path in training.",
         fix=f"Do not train on these nodes. {fix}",
     )
 
@@ -242,7 +243,7 @@ def method_text(
     results: Results,
     operation: Operation,
 ) -> str:
-    """The fact ``method``: transport, ranks, timing and confidence interval; ``results`` are those of back_to_back."""
+    """The fact ``method``: transport, ranks, timing and confidence interval; ``results``: of mode back_to_back."""
     nodes = f"{facts['nodes']} {'node' if facts['nodes'] == 1 else 'nodes'}"
     parts = [
         f"{transport_text(group)}, {group['world_size']} ranks on {nodes}, "

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from seatrial.bench.subgroups import GroupResult
 
 REFERENCE_METRIC = "busbw.8GiB"  # the size with most reference values of one node (data/skus)
-GPU_SIZE, CPU_SIZE = parse_bytes("8GiB"), parse_bytes("1MiB")  # CPU_SIZE: CPU ONLY
+GPU_SIZE, CPU_SIZE = parse_bytes("8GiB"), parse_bytes("1MiB")  # CPU_SIZE is for CPU-only runs
 MAX_HALVINGS = 7  # from 8 GiB to 64 MiB: smaller sizes do not saturate the links
 
 
@@ -55,7 +55,7 @@ class EachNodeOptions(GroupOptions):
 
 
 def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]:
-    """Yield the metrics of a node on its first rank.
+    """Yield the metrics of each node on its first rank.
 
     Raises NotApplicable on a single node, and SeatrialError where no size fits into memory.
     """
@@ -97,9 +97,9 @@ def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]
 def _measure_largest_size(
     context: Context, options: EachNodeOptions, groups: Sequence[Sequence[int]]
 ) -> tuple[int, list[GroupResult], dict[str, str]]:
-    """The largest size that fits on all ranks, the results by group, and the reasons by size that did not fit.
+    """The largest size that fits on all ranks, its results by group, and the reason for each size that did not fit.
 
-    The values are the same on all ranks.
+    The returned values are the same on all ranks.
     """
     from seatrial.bench import collectives, rank, subgroups
 

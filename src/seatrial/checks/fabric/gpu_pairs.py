@@ -4,9 +4,9 @@ The GPUs of a pair send to and receive from each other at the same time, as in p
 are scheduled in rounds (round robin): every GPU has at most one partner, and the pairs of all nodes run concurrently.
 
 A GPU that is slow with every partner is at fault. If two good GPUs are slow with each other, their path is at fault.
-With two GPUs in a node, a slow GPU cannot be located. GPUs are compared only within their node. A slow pair is retried
-without other pairs of its node, because pairs share links on PCIe; the rate of the retry replaces the first one. The
-check ``transfer.peers`` measures each direction separately.
+With two GPUs in a node, a slow GPU cannot be located. GPUs are compared only within their node. On PCIe, concurrent
+pairs share links; a slow pair is therefore retried without other pairs of its node, and the rate of the retry replaces
+the first one. The check ``transfer.peers`` measures each direction separately.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 # 360.0 GB/s at 1 GiB, of 369 GB/s without launch latency; 263 and 266 GB/s at 64 MiB, with windows that differ by 2 %.
 # CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("1GiB"), parse_bytes("256KiB")
-# Of the best or median rate: below it a pair is retried; also the threshold of path_share and gpu_share
+# A pair below this share of the median rate is retried; also the threshold of path_share and gpu_share
 MIN_SHARE = 0.90
 
-Partners = dict[int, int]  # rank → rank, in both directions
+Partners = dict[int, int]  # rank → its partner; has both ranks of each pair
 
 
 class GpuPairOptions(Options):
@@ -62,7 +62,7 @@ class GpuPairOptions(Options):
 
     ``size``: bytes that each GPU sends and receives at a time; the default depends on the device. ``seconds``: maximum
     timed duration of each round. ``retry``: measure slow pairs again without other pairs; off by default on CPUs, where
-    pairs are not judged.
+    no rule applies to pairs.
     """
 
     size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
@@ -71,7 +71,7 @@ class GpuPairOptions(Options):
 
 
 def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
-    """Yield the metrics of a node on its first rank.
+    """Yield the metrics of each node on its first rank.
 
     Raises NotApplicable where no node has two GPUs, and SeatrialError where the buffers do not fit.
     """
@@ -82,19 +82,20 @@ def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
         raise NotApplicable("one GPU per node: no pairs within a node")
     group, models = collectives.describe_group(), subgroups.gpu_models(nodes[context.node], context.device)
     subjects, indices = rank.gather(context.subject), rank.gather(context.nvml_index)
-    # On one node NCCL may reuse open connections; with several nodes each node's group opens new ones
+    # Connections are read from this byte of the log. With several nodes, only those of the nodes' own groups count; on
+    # one node NCCL may reuse the connections of earlier checks
     log_offset = _nccl_log.log_size(context.device) if len(nodes) > 1 else 0
     retry = context.on_gpu if options.retry is None else options.retry
-    results_by_node = _measure_rounds(context, options, nodes, subjects, retry=retry)
+    all_results = _measure_rounds(context, options, nodes, subjects, retry=retry)
     group["transports"] = _nccl_log.connections_by_transport(context.device, log_offset)
-    results, ranks = results_by_node.get(context.node), nodes[context.node]
+    results, ranks = all_results.get(context.node), nodes[context.node]
     if results and context.rank == ranks[0]:
         links = sorted(link_types(gpu.read(context.root), [indices[rank] for rank in ranks])) if context.on_gpu else []
         # world_size 2: SKU data has reference values for two GPUs of one node
         yield from facts({**group, "gpu": models, "world_size": 2, "nodes": 1, "size": results.size})
         yield from facts(_comparison_facts(results, " + ".join(links), retry=retry))
         yield from _observations(context.node, results, " + ".join(links))
-        yield Fact(name="method", value=_method_text(transport_text(group), results, len(results_by_node)))
+        yield Fact(name="method", value=_method_text(transport_text(group), results, len(all_results)))
         if context.on_gpu and results.size != GPU_SIZE:
             reason = f"the trial's options set size {size_label(results.size)}"
             yield Fact(name=NOT_REQUESTED, value={f"busbw.{size_label(GPU_SIZE)}": reason})
@@ -127,15 +128,16 @@ def _measure_rounds(
         for number, partners in enumerate(rounds, 1):
             context.progress(f"round {number} of {len(rounds)}")
             timings += measure_pairs(partners)
-        first_results = figures_by_node(nodes, subjects, size, timings) if retry else {}
+        first_results = results_by_node(nodes, subjects, size, timings) if retry else {}
         retry_steps = merge_steps([_retry_steps(results) for results in first_results.values()])
-        for number, partners in enumerate(retry_steps, 1):  # the same on all ranks: every rank has all timings
+        for number, partners in enumerate(retry_steps, 1):  # all ranks have all timings, and so the same steps
             context.progress(f"retry {number} of {len(retry_steps)}")
             retries += measure_pairs(partners)
-    return figures_by_node(nodes, subjects, size, timings, retries)
+    return results_by_node(nodes, subjects, size, timings, retries)
 
 
 def _rounds(ranks: Sequence[int]) -> list[Partners]:
+    """The rounds of one node, in which every pair of its ranks occurs once."""
     from seatrial.bench import pairs
 
     return [
@@ -144,16 +146,16 @@ def _rounds(ranks: Sequence[int]) -> list[Partners]:
 
 
 def _retry_steps(results: PairResults) -> list[Partners]:
-    """The slow pairs of a node, one per step; empty where pairs did not run concurrently."""
+    """The slow pairs of a node, one per step; empty where no two of its pairs ran concurrently."""
     from seatrial.bench import pairs
 
-    slow = results.slow_pairs(MIN_SHARE) if _has_concurrent_pairs(results) else []
-    return [pairs.partner_map([(0, 1)], [results.nodes[a], results.nodes[b]]) for a, b in slow]
+    slow = results.pairs_below_median(MIN_SHARE) if _has_concurrent_pairs(results) else []
+    return [pairs.partner_map([(0, 1)], [results.members[a], results.members[b]]) for a, b in slow]
 
 
 def _has_concurrent_pairs(results: PairResults) -> bool:
     """Whether more than one pair of the node ran at a time."""
-    return len(results.nodes) > 3
+    return len(results.members) > 3
 
 
 def merge_steps(steps_by_node: Iterable[Sequence[Partners]]) -> list[Partners]:
@@ -162,14 +164,14 @@ def merge_steps(steps_by_node: Iterable[Sequence[Partners]]) -> list[Partners]:
     return [dict(chain.from_iterable(partners.items() for partners in step)) for step in merged]
 
 
-def figures_by_node(
+def results_by_node(
     nodes: Mapping[str, Sequence[int]],
     subjects: Sequence[str],
     size: int,
     timings: Iterable[PairTiming],
     retries: Iterable[PairTiming] = (),
 ) -> dict[str, PairResults]:
-    """The results of each node that has pairs, from its own timings only."""
+    """The results of each node with two or more ranks, from its own timings only."""
     from seatrial.bench.pairs import PairResults
 
     node_of_rank = {rank: node for node, ranks in nodes.items() for rank in ranks}
@@ -179,7 +181,7 @@ def figures_by_node(
     for index, group in enumerate((timings, retries)):
         for timing in group:
             by_node[node_of_rank[timing.rank]][index].append(timing)
-    # Sorted by subject, so that a pair keeps its name when a second measurement reverses the order of ranks
+    # Sorted by subject, so that a pair has the same name in a retry of the check that orders the ranks differently
     ordered = {node: sorted(nodes[node], key=lambda rank: (len(subjects[rank]), subjects[rank])) for node in by_node}
     return {
         node: PairResults(
@@ -190,8 +192,8 @@ def figures_by_node(
 
 
 def _not_comparable_reason(results: PairResults, link: str) -> str:
-    """Why the GPUs of a node, connected by ``link``, cannot be compared with each other; empty if they can."""
-    if len(results.nodes) < 3:
+    """Why the GPUs of a node cannot be compared with each other; empty if they can. ``link``: their link types."""
+    if len(results.members) < 3:
         return "a comparison needs 3 ranks per node, this node has 2"
     if " + " in link or link == UNKNOWN_LINK:
         return f"comparing GPUs requires one link type in the node, found {link}"
@@ -207,11 +209,11 @@ def _comparison_facts(results: PairResults, link: str, *, retry: bool) -> dict[s
 
 
 def _observations(node: str, results: PairResults, link: str) -> Iterator[Observation]:
-    """Yield rates in GB/s of every pair and of every GPU with its fastest partner; the rate of a retry counts.
+    """Yield rates in GB/s of every pair and of every GPU with its fastest partner, with retries, and wrong data.
 
-    Where all GPUs of the node have the same link type, also yield their ratio to the other pairs and GPUs.
+    For three or more GPUs with the same link type, also yield path_share and gpu_share.
     """
-    gpus: list[JsonValue] = [name.rpartition("/")[2] for name in results.nodes]
+    gpus: list[JsonValue] = [name.rpartition("/")[2] for name in results.members]
     matrix = [[*row] for row in results.rate_matrix(results.final_by_pair)]
     yield Fact(name="matrix", value={"gpus": gpus, "gb_s": matrix})
     comparable = not _not_comparable_reason(results, link)
@@ -225,38 +227,41 @@ def _observations(node: str, results: PairResults, link: str) -> Iterator[Observ
             shares = tuple(rate / results.median_best_rate for rate in rates)
             yield metric("gpu_share", shares, "of the median", results.subjects[rank])
     if _has_concurrent_pairs(results):
-        retry_rates = ([median(results.rates(timing)) for timing in pair] for pair in results.retries_by_pair.values())
-        good = sum(all(rate >= MIN_SHARE * results.median_best_rate for rate in rates) for rates in retry_rates)
-        yield metric("shared_links", good, "pairs", node)
+        required = MIN_SHARE * results.median_best_rate
+        fast_in_retry = sum(
+            all(median(results.rates(timing)) >= required for timing in timings)
+            for timings in results.retries_by_pair.values()
+        )
+        yield metric("shared_links", fast_in_retry, "pairs", node)
     if results.retries:
         rates_by_pair = {_pair_subject(*pair): rates for pair, rates in results.retry_rates().items()}
         yield Fact(name="single_pair", value=rates_by_pair)
-    yield Fact(name="distinguishable", value=max_distinguishable(len(results.nodes)))
+    yield Fact(name="max_locatable_gpus", value=max_locatable(len(results.members)))
     yield from pair_wrong_data_results(results, node)
 
 
 def _pair_subject(a: str, b: str) -> str:
-    """``node/gpu0->gpu1``, for both directions: one operation carries both, and they cannot be timed separately."""
+    """``node/gpu0->gpu1``; it stands for both directions, which run in one operation and have one time."""
     return f"{a}->{b.rpartition('/')[2]}"
 
 
-def max_distinguishable(gpus: int) -> int:
-    """Maximum number of bad GPUs in a node that are located exactly: a majority must be good."""
+def max_locatable(gpus: int) -> int:
+    """Maximum number of slow GPUs in a node that can all be located: a majority must be good."""
     return (gpus - 1) // 2 if gpus > 2 else 0
 
 
 def _method_text(transport: str, results: PairResults, nodes: int) -> str:
-    pairs, ranks = len(results.by_pair), len(results.nodes)
+    pairs, ranks = len(results.by_pair), len(results.members)
     windows = sorted({len(timing.seconds) for timing in results.timings})
     window_count = f"{windows[0]} to {windows[-1]}" if len(windows) > 1 else f"{windows[0]}"
-    rounds, bad = ranks - 1 + ranks % 2, max_distinguishable(ranks)
-    guarantee = f"up to {bad} slow {'rank is' if bad == 1 else 'ranks are'} located exactly"
+    rounds, located = ranks - 1 + ranks % 2, max_locatable(ranks)
+    guarantee = f"up to {located} slow {'rank is' if located == 1 else 'ranks are'} located exactly"
     concurrent = f"all pairs of a round on {nodes} nodes" if nodes > 1 else "all pairs of a round"
     return (
         f"{transport}: {pairs} {'pair' if pairs == 1 else 'pairs'} of the {ranks} ranks of this node in {rounds} "
         f"{'round' if rounds == 1 else 'rounds'} of a round-robin schedule, {concurrent} concurrently; each rank sends "
         f"{format_bytes(results.size)} to its partner and receives as much at the same time; GB/s per direction, "
-        f"median of {window_count} windows; {guarantee if bad else 'with two ranks a slow rank cannot be located'}"
+        f"median of {window_count} windows; {guarantee if located else 'with two ranks a slow rank cannot be located'}"
     )
 
 
@@ -334,7 +339,7 @@ CHECK = Check(
         "gpu_share": FindingTemplate(
             title="A GPU is slow with every other GPU of its node",
             first_command="on {node}: nvidia-smi nvlink -s; nvidia-smi -q -d PERFORMANCE,CLOCK",
-            max_distinguishable_fact="distinguishable",
+            max_locatable_fact="max_locatable_gpus",
         ),
         "path_share": FindingTemplate(
             title="The path between two GPUs of a node is slow",

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SIZE = parse_bytes("1GiB")  # saturates the links
 # The sizes of collectives.all_reduce: the report shows the transport of each
 PATH_SIZES = tuple(map(parse_bytes, ("1MiB", "10MiB", "100MiB", "1GiB", "8GiB")))
-ALL_RANKS, PER_NODE = "all_ranks", "per_node"  # groups of a measurement
+ALL_RANKS, PER_NODE = "all_ranks", "per_node"  # one group of all ranks; one group per node, all nodes concurrently
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def measure_setting(
     if len(nodes) > 1 and min(map(len, nodes.values())) > 1:
         groups[PER_NODE] = [list(ranks) for ranks in nodes.values()]
     task = {
-        "groups": {name: [sorted(ranks) for ranks in members] for name, members in groups.items()},
+        "groups": {key: [sorted(ranks) for ranks in members] for key, members in groups.items()},
         "size": options.size,
         "seconds": options.seconds,
         "path_sizes": list(options.path_sizes),
@@ -163,7 +163,7 @@ def _child_log(result: ChildResult) -> NcclLog:
 
 
 def _nvlink(context: Context) -> str:
-    """Whether every node has a GPU with active NVLinks: yes, no or unknown."""
+    """``yes`` if every node has a GPU with active NVLinks, else ``no``; ``unknown`` if links are not readable."""
     from seatrial.bench import rank
 
     gpus = gpu.read(context.root).gpus if context.local_rank == 0 else ()
@@ -212,21 +212,21 @@ def _path_facts(
     }
     yield Fact(name="path_by_size", value=by_size)
     if "default" in results:
-        ranks = logs["default"]
-        algorithm, protocol, channels, transport = path_at_size(ranks, options.size).values()
-        tree = "" if len(ranks) > 2 else "; with two ranks NCCL has no tree, only a ring"
+        by_rank = logs["default"]
+        algorithm, protocol, channels, transport = path_at_size(by_rank, options.size).values()
+        tree = "" if len(by_rank) > 2 else "; with two ranks NCCL has no tree, only a ring"
         yield Fact(
             name="method",
-            value=f"NCCL {ranks[0].version}, {len(ranks)} ranks on {ranks[0].nodes} nodes, all-reduce of "
+            value=f"NCCL {by_rank[0].version}, {len(by_rank)} ranks on {by_rank[0].nodes} nodes, all-reduce of "
             f"{format_bytes(options.size)} in new processes for each setting; default: {algorithm}, {protocol}, "
             f"{channels} channels, over {transport}{tree}",
         )
 
 
-def path_at_size(ranks: Sequence[NcclLog], size: int) -> dict[str, object]:
-    """Algorithm, protocol and channels from the first rank's log, and the transports of all ranks."""
-    choice = ranks[0].choice_for("AllReduce", size)
-    transports = sorted({name for log in ranks for name in log.transports})
+def path_at_size(logs_by_rank: Sequence[NcclLog], size: int) -> dict[str, object]:
+    """Algorithm, protocol and channels of the all-reduce from the first rank's log, and the transports of all ranks."""
+    choice = logs_by_rank[0].choice_for("AllReduce", size)
+    transports = sorted({name for log in logs_by_rank for name in log.transports})
     uses_nvls = choice is not None and choice.algorithm.startswith("NVLS")
     return {
         "algorithm": choice.algorithm if choice else NOT_LOGGED,

@@ -4,9 +4,9 @@ Nodes are paired in rounds by the circle method; in each round all pairs run con
 receives from GPU i of the other node, so that all NICs carry load and NVLink carries none.
 
 A single slow pair does not locate the fault. A node that is slow with every partner is at fault. If two good nodes are
-slow with each other, their path is at fault. With r partners each, up to r−1 bad nodes are located exactly, if more
-than half of all nodes are good. With two nodes only the data is judged. A slow path is retried without concurrent
-pairs: it may share an uplink.
+slow with each other, their path is at fault. If each node has r partners, up to r−1 bad nodes are located exactly,
+provided that more than half of all nodes are good. With two nodes only the data is judged. A slow path may share an
+uplink with other pairs; it is therefore retried without concurrent pairs.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults, PairTiming
 
-# About 5 ms at the 50 GB/s of a 400 Gb/s NIC, so that launch latency is negligible. CPU_SIZE: CPU ONLY.
+# About 5 ms at the 50 GB/s of a 400 Gb/s NIC, so that launch latency is negligible. CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("256KiB")
-MAX_NODES_ALL_PAIRS = 8
-MAX_ROUNDS = 4  # with more nodes: locates three bad nodes, in the same time for any number of nodes
+MAX_NODES_ALL_PAIRS = 8  # up to here the rounds cover all pairs
+MAX_ROUNDS = 4  # with more nodes: enough to locate two or three bad nodes
 MAX_RETRIES = 4  # slow paths to retry; each takes as long as a round
-MIN_SHARE = 0.90  # of the other pairs' rate; equal to the judge's threshold for a shortfall
+# Threshold of gpu_share and path_share, equal to the judge's threshold for a shortfall; a slower path is retried
+MIN_SHARE = 0.90
 
 
 class PairOptions(Options):
     """Options of collectives.pairs.
 
-    ``rounds``: number of rounds; by default all up to 8 nodes, else 4. ``seconds``: maximum timed duration of each.
-    ``size``: bytes that each rank sends and receives at a time; the default depends on the device. ``retry``: maximum
-    number of slow paths that are measured again without concurrent pairs; 0 by default on CPUs, where paths are not
-    judged.
+    ``rounds``: number of rounds; by default all with up to 8 nodes, else 4. ``seconds``: maximum timed duration of a
+    round. ``size``: bytes that each rank sends and receives at a time; the default depends on the device. ``retry``:
+    maximum number of slow paths that are measured again without concurrent pairs; 0 by default on CPUs, where no rule
+    applies to paths.
     """
 
     rounds: int | None = Field(default=None, ge=1)
@@ -77,7 +78,7 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
         timings += pairs.measure_pairs(pairs.partner_map(paired, members), size, context.device, options.seconds)
     results = pairs.PairResults(tuple(timings), size, nodes, tuple(subjects))
     max_retries = (MAX_RETRIES if context.on_gpu else 0) if options.retry is None else options.retry
-    for a, b in results.slow_paths(MIN_SHARE)[:max_retries]:  # the same on all ranks: every rank has all timings
+    for a, b in results.pairs_below_best(MIN_SHARE)[:max_retries]:  # the same on all ranks: all have all timings
         context.progress(f"retry {a}->{b}")
         partners = pairs.partner_map([(0, 1)], [nodes[a], nodes[b]])
         retries += pairs.measure_pairs(partners, size, context.device, options.seconds)
@@ -89,28 +90,30 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
 
 
 def _observations(results: PairResults, rounds: int, transport: str) -> Iterator[Observation]:
-    """Yield rates in GB/s of pairs and of ranks with their fastest partner, ratios to the others, data and method."""
-    count = len(results.nodes)
-    distinguishable = _max_distinguishable(count, rounds)
-    guarantee = f"up to {distinguishable} bad {'node is' if distinguishable == 1 else 'nodes are'} located exactly"
+    """Yield rates in GB/s of pairs and of ranks with their fastest partner, their shares, wrong data and method."""
+    count = len(results.members)
+    located = _max_locatable(count, rounds)
+    guarantee = f"up to {located} bad {'node is' if located == 1 else 'nodes are'} located exactly"
     if count == 2:
         guarantee = "with two nodes a slow node cannot be distinguished from the other or from the path"
-    comparable = "yes" if count > 2 else "no"
-    yield from facts({"comparable": comparable, "distinguishable": distinguishable, "guarantee": guarantee})
-    yield Fact(name="pair_matrix", value={"nodes": [*results.nodes], "gb_s": results.rate_matrix(results.by_pair)})
+    comparable = "yes" if count > 2 else "no: a comparison needs 3 nodes, this trial has 2"
+    yield from facts({"comparable": comparable, "max_locatable_nodes": located, "guarantee": guarantee})
+    yield Fact(name="pair_matrix", value={"nodes": [*results.members], "gb_s": results.rate_matrix(results.by_pair)})
     if results.retries:
         yield Fact(name="single_pair", value={f"{a}->{b}": rates for (a, b), rates in results.retry_rates().items()})
     for (a, b), timings in results.by_pair.items():
         yield metric("pair_busbw", results.pair_rates(timings), "GB/s", f"{a}->{b}")
         if shares := results.pair_shares(results.final_by_pair[a, b]):
-            yield metric("pair_share", shares, "of the best", f"{a}->{b}")
+            yield metric("path_share", shares, "of the best", f"{a}->{b}")
     for rank, rates in results.best_rates.items():
         yield metric("best_busbw", rates, "GB/s", results.subjects[rank])
         if results.median_best_rate:
             shares = tuple(rate / results.median_best_rate for rate in rates)
-            yield metric("best_share", shares, "of the median", results.subjects[rank])
-    shared = sum(median(results.pair_shares(timings)) >= MIN_SHARE for timings in results.retries_by_pair.values())
-    yield metric("shared_paths", shared, "pairs")
+            yield metric("gpu_share", shares, "of the median", results.subjects[rank])
+    fast_in_retry = sum(
+        median(results.pair_shares(timings)) >= MIN_SHARE for timings in results.retries_by_pair.values()
+    )
+    yield metric("shared_paths", fast_in_retry, "pairs")
     yield from pair_wrong_data_results(results)
     yield Fact(
         name="method",
@@ -120,11 +123,11 @@ def _observations(results: PairResults, rounds: int, transport: str) -> Iterator
     )
 
 
-def _max_distinguishable(nodes: int, rounds: int) -> int:
-    """Maximum number of bad nodes that are located exactly.
+def _max_locatable(nodes: int, rounds: int) -> int:
+    """Maximum number of bad nodes that can all be located.
 
-    Every good node then has a good partner, and a majority of nodes is good. With an odd number of nodes each may pause
-    for one round.
+    Up to this number every good node has a good partner, and a majority of nodes is good. With an odd number of nodes,
+    a node may be idle in one round.
     """
     partners = rounds - (nodes % 2)
     return max(0, min(partners - 1, (nodes - 1) // 2))
@@ -139,15 +142,15 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     metrics={
         "pair_busbw": "GB/s",
-        "pair_share": "of the best",
+        "path_share": "of the best",
         "best_busbw": "GB/s",
-        "best_share": "of the median",
+        "gpu_share": "of the median",
         "shared_paths": "pairs",
         "wrong_elements": "count",
     },
     rules=(
         Rule(
-            metric="best_share",
+            metric="gpu_share",
             expect=f">= {MIN_SHARE} of the median",
             applies_if=_APPLIES_IF,
             meaning="The GPU is slow with every partner, so the cause is in its node: NIC, cable, switch port, PCIe "
@@ -157,7 +160,7 @@ CHECK = Check(
             "Compare with a good node.",
         ),
         Rule(
-            metric="pair_share",
+            metric="path_share",
             expect=f">= {MIN_SHARE} of the best",
             applies_if=_APPLIES_IF,
             evidence_facts=("single_pair",),
@@ -181,21 +184,21 @@ CHECK = Check(
         ),
     ),
     measure=measure,
-    performance_metrics=("pair_*", "best_*"),
-    required_per={"best_*": "rank"},
+    performance_metrics=("pair_busbw", "path_share", "best_busbw", "gpu_share"),
+    required_per={"best_busbw": "rank", "gpu_share": "rank"},
     bounds=BANDWIDTH_BOUNDS,
     comparisons={
-        "best_share": Comparison(part="the inter-node path of one GPU", inter_node=True),
-        "pair_share": Comparison(part="the path between two nodes", inter_node=True),
+        "gpu_share": Comparison(part="the inter-node path of one GPU", inter_node=True),
+        "path_share": Comparison(part="the path between two nodes", inter_node=True),
     },
     finding_templates={
-        "best_share": FindingTemplate(
+        "gpu_share": FindingTemplate(
             title="GPUs of a node are slow to every other node",
             whole_node_title="A node is slow to every other node",
             first_command="on {node}: ibstat; nvidia-smi topo -m",
-            max_distinguishable_fact="distinguishable",
+            max_locatable_fact="max_locatable_nodes",
         ),
-        "pair_share": FindingTemplate(
+        "path_share": FindingTemplate(
             title="The path between two nodes is slow", first_command="ibtracert between {pair}"
         ),
     },

@@ -30,13 +30,16 @@ from seatrial.model import (
     parse_bytes,
 )
 
-# About 10 ms at the 50 GB/s of a 400 Gb/s NIC. CPU_SIZE: CPU ONLY.
+# About 10 ms at the 50 GB/s of a 400 Gb/s NIC. CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("1MiB")
 MIN_COMPARABLE_RAILS = 3  # with two rails, either may be the slow one
 
 
 def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
-    """Yield busbw (GB/s) and its ratio to the median of every rail on rank 0. Raises NotApplicable on a single node."""
+    """Yield for every rail, on rank 0, its busbw (GB/s) and the ratio to the median of the rails.
+
+    Raises NotApplicable on a single node.
+    """
     from seatrial.bench import collectives, subgroups
 
     nodes = subgroups.ranks_by_node(context.node)
@@ -50,7 +53,8 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
     group["transports"] = _nccl_log.connections_by_transport(context.device)
     if context.rank != 0:
         return
-    comparable = "yes" if len(rails) >= MIN_COMPARABLE_RAILS else "no"
+    too_few = f"no: a comparison needs {MIN_COMPARABLE_RAILS} rails, this trial has {len(rails)}"
+    comparable = "yes" if len(rails) >= MIN_COMPARABLE_RAILS else too_few
     yield from facts({**group, "nodes": len(nodes), "size": size, "comparable": comparable})
     rates = [result.busbw(size) for result in results]
     rail_medians = tuple(map(median, rates))

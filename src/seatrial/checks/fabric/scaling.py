@@ -35,7 +35,7 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.bench.subgroups import GroupResult
 
-# 1 GiB saturates the links. CPU_SIZE: CPU ONLY.
+# 1 GiB saturates the links. CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("1GiB"), parse_bytes("1MiB")
 
 
@@ -72,7 +72,7 @@ def ranks_by_node_count(members: Sequence[Sequence[int]]) -> dict[int, list[int]
 
 
 def _observations(results: Mapping[int, GroupResult], size: int) -> Iterator[Observation]:
-    """Yield busbw by number of nodes, the efficiency of the largest relative to one and two nodes, and the data."""
+    """Yield busbw by number of nodes, the efficiency of all nodes relative to one and two nodes, and wrong data."""
     rates = {count: result.busbw(size) for count, result in results.items()}
     busbw = {count: median(samples) for count, samples in rates.items()}
     for count, samples in rates.items():

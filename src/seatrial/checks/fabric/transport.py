@@ -1,6 +1,7 @@
 """The transports that NCCL uses: NVLink, shared memory, RDMA with or without GPUDirect, or sockets.
 
-NCCL selects transports itself and falls back to slower ones without an error. A bandwidth needs its transport.
+NCCL selects transports itself and falls back to slower ones without an error. A measured bandwidth means little without
+the transport.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _unreadable_states(rdma: RdmaFacts) -> str:
 
 
 def _transport_facts(ranks: Mapping[str, RankTransport], options: TransportOptions) -> Mapping[str, object]:
-    """The facts from all logs by subject; network, plugin and settings from the first rank, with deviating ranks."""
+    """The facts from the logs of all ranks; network, plugin and settings of the first rank, and ranks that differ."""
     from seatrial.bench import group
 
     logs = {subject: transport.log for subject, transport in ranks.items()}

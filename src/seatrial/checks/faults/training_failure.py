@@ -21,7 +21,7 @@ from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Check, Context, Options
 from seatrial.checks.faults import failing_job, leftovers
-from seatrial.checks.faults.failing_job import Fault, InjectedFault
+from seatrial.checks.faults.failing_job import Fault, FaultRecord
 from seatrial.config.layers import ENV_PREFIX
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.discover import slurm
@@ -56,7 +56,7 @@ METRICS = {
 }
 # fault → text that JobResult.cause must contain (written by launch/root_cause.py)
 _CAUSES: dict[Fault, str] = {"error": failing_job.ERROR_MESSAGE, "kill": "SIGKILL", "stop": "no heartbeat"}
-# Set by the launcher of this process, not for the runs that it starts; GLOO_SOCKET_IFNAME=lo is removed too.
+# Set by the launcher for this process; the runs that it starts must not inherit them.
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _POLL_S = 0.2
 _CANCEL_S = 120.0  # an interrupted run fetches results, cancels its Slurm job, and waits up to a minute for its end
@@ -77,10 +77,10 @@ class FailureOptions(Options):
 
 @dataclass(frozen=True)
 class TrialRunner:
-    """Runs trials of one check with the configuration of the present trial, and reads their records."""
+    """Runs trials of one check with the configuration of the current trial, and reads their records."""
 
     folder: Path
-    config: Config  # of the present trial
+    config: Config  # of the current trial
     progress: Callable[[str], None]
 
     def run(self, name: str, check: Check, limit_s: float, **options: JsonValue) -> Trial:
@@ -126,7 +126,9 @@ def _run_fault(runner: TrialRunner, fault: Fault, options: FailureOptions) -> It
     # longer than the heartbeat timeout, so that the timeout ends the run and not limit_s
     limit_s = heartbeat_timeout_s + failing_job.CHECK.limit_s
     trial = runner.run(fault, failing_job.CHECK, limit_s, fault=fault, rank=options.rank)
-    injected = _read_fault(runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD, trial)
+    injected = _read_fault(
+        runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD_FILE, trial
+    )
     result = trial.results[-1]
     scheduler = result.launcher == "slurm"
     kill_wait_s = slurm.settings().kill_wait_s if scheduler else 0
@@ -147,7 +149,7 @@ def _run_fault(runner: TrialRunner, fault: Fault, options: FailureOptions) -> It
     yield from leftover_observations(fault, leftovers_trial.measurements, runner.config.cluster.nodes)
 
 
-def report_observations(injected: InjectedFault, trial: Trial, allowed: dict[str, float]) -> Iterator[Observation]:
+def report_observations(injected: FaultRecord, trial: Trial, allowed: dict[str, float]) -> Iterator[Observation]:
     """Yields whether the report names the failing rank, and the seconds from the fault to the end of the job. Pure.
 
     ``allowed``: parts of the time limit in seconds. Raises SeatrialError if the clocks of the failing rank's node and
@@ -206,7 +208,7 @@ def _as_list(value: JsonValue) -> list[JsonValue]:
     return value if isinstance(value, list) else []
 
 
-def _names_failing_rank(injected: InjectedFault, result: JobResult) -> bool:
+def _names_failing_rank(injected: FaultRecord, result: JobResult) -> bool:
     """Returns whether the job result names the failing rank on its node, and no other rank."""
     ranks = re.findall(r"\brank (\d+)", result.failed_subject)
     expected_state = JobState.HUNG if injected.fault == "stop" else JobState.FAILED
@@ -215,7 +217,7 @@ def _names_failing_rank(injected: InjectedFault, result: JobResult) -> bool:
     )
 
 
-def _all_verdicts_match(injected: InjectedFault, result: JobResult, verdicts: Sequence[Verdict]) -> bool:
+def _all_verdicts_match(injected: FaultRecord, result: JobResult, verdicts: Sequence[Verdict]) -> bool:
     """Returns whether all verdicts are ERROR of the failing rank, with failed subject and expected cause."""
     texts = (result.failed_subject, _CAUSES[injected.fault])
     return bool(verdicts) and all(
@@ -226,10 +228,10 @@ def _all_verdicts_match(injected: InjectedFault, result: JobResult, verdicts: Se
     )
 
 
-def _read_fault(record: Path, trial: Trial) -> InjectedFault:
+def _read_fault(record: Path, trial: Trial) -> FaultRecord:
     """Returns the record of the failing rank. Raises NotApplicable or SeatrialError if it is missing."""
     if record.exists() and not trial.stop_reason:
-        return InjectedFault.model_validate_json(record.read_text(encoding="utf-8"))
+        return FaultRecord.model_validate_json(record.read_text(encoding="utf-8"))
     for measurement in trial.measurements:
         if measurement.skipped:
             raise NotApplicable(measurement.skipped)
@@ -250,7 +252,10 @@ def _exit_code(argv: Sequence[str], out: Path, err: Path) -> int:
 
 
 def _env_unset_args() -> list[str]:
-    """Returns arguments of env(1) that unset variables of the launcher, and settings that the trial file contains."""
+    """Returns arguments of env(1) that unset variables of the launcher, and settings, which the trial file contains.
+
+    Also GLOO_SOCKET_IFNAME=lo, which works on one node only.
+    """
     names = [name for name in os.environ if name in _LAUNCHER_VARIABLES or name.startswith(ENV_PREFIX)]
     names += ["GLOO_SOCKET_IFNAME"] if os.environ.get("GLOO_SOCKET_IFNAME") == "lo" else []
     return [f"--unset={name}" for name in names]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from seatrial.bench.compute import BurnResult
 
 LOADS = ("bf16", "fp16", "fp32")  # in order of preference; the first supported dtype is used
-MAX_CURVE_POINTS = 240  # of a time series: a window takes 50 ms, and a burn up to an hour
+MAX_CURVE_POINTS = 240  # of the TFLOP/s curve: with a point per window (50 ms), an hour would have 72,000
 # Clocks event reasons that count as throttling. The software power cap does not: a GPU at full load runs at it.
 THROTTLE_REASONS = (
     "hardware slowdown",
@@ -48,7 +48,8 @@ COUNTER_UNITS = {
 class BurnOptions(Options):
     """``seconds``: duration of the load. 10 s detect immediate throttling; thermal throttling takes minutes.
 
-    The GPU load sampler reads twice per second: a burn without a sample ends in ERROR on a GPU.
+    ``size``: rows and columns of the matrices. On a GPU a burn that is too short for a sample of the GPU load, which is
+    read twice per second, ends in ERROR.
     """
 
     seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
@@ -56,7 +57,7 @@ class BurnOptions(Options):
 
 
 def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
-    """Yields throughput, drift, changed products, relative error, GPU load samples and new errors.
+    """Yield throughput, drift, changed products, relative error, and on a GPU its load samples and new errors.
 
     Raises SeatrialError if the GPU is lost during the load.
     """
@@ -90,10 +91,10 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
     yield Fact(name="method", value=method)
 
 
-def _throughput(result: BurnResult, operations: int, subject: str) -> Iterator[Observation]:
+def _throughput(result: BurnResult, flop: int, subject: str) -> Iterator[Observation]:
     timing = result.timing
-    x, rates = _curve(timing.windows, timing.per_window, operations)
-    rate = operations / fmean(timing.windows) / 1e12
+    x, rates = _curve(timing.windows, timing.per_window, flop)
+    rate = flop / fmean(timing.windows) / 1e12
     yield Metric(name="tflops.sustained", value=rate, unit="TFLOP/s", subject=subject, samples=rates)
     yield Metric(name="drift", value=100 * timing.drift, unit="%", subject=subject)
     yield Metric(name="changed_products", value=result.changed_products, unit="products", subject=subject)
@@ -101,22 +102,22 @@ def _throughput(result: BurnResult, operations: int, subject: str) -> Iterator[O
     yield Fact(name="timing", value=timing.describe())
 
 
-def _curve(windows: Sequence[float], per_window: int, operations: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns seconds since the start and TFLOP/s, averaged over neighbouring windows to MAX_CURVE_POINTS points."""
+def _curve(windows: Sequence[float], per_window: int, flop: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return seconds since the start and TFLOP/s: means of neighbouring windows, at most MAX_CURVE_POINTS points."""
     group_size = -(-len(windows) // MAX_CURVE_POINTS)
     groups = [windows[start : start + group_size] for start in range(0, len(windows), group_size)]
     ends = accumulate(per_window * sum(group) for group in groups)
-    return tuple(ends), tuple(operations / fmean(group) / 1e12 for group in groups)
+    return tuple(ends), tuple(flop / fmean(group) / 1e12 for group in groups)
 
 
 def _gpu_state(load: GpuLoad, counters: GpuErrorCounters, result: BurnResult, subject: str) -> Iterator[Observation]:
     if reason := counters.gpu_lost or load.reader.gpu_lost:
         raise SeatrialError(f"{subject} was lost under load: {reason}")
     started, ended = result.timing.started, result.timing.ended
-    samples = [sample for sample in load.samples if started <= sample.time_s <= ended]  # without warmup and idle time
+    samples = [sample for sample in load.samples if started <= sample.time_s <= ended]  # not of the warmup
     yield from _load_metrics(samples, started, subject)
     unavailable = counters.unavailable | load.reader.unavailable
-    # A rule is skipped only for a counter that the GPU does not have; a counter that fails to answer is an ERROR.
+    # "no" (rule skipped) only for a counter that the GPU does not have; a counter that cannot be read is an ERROR
     for field in (*COUNTER_UNITS, "clocks_event_reasons"):
         yield Fact(name=f"reads_{field}", value=f"no: {unavailable[field]}" if field in unavailable else "yes")
     for counter, unit in COUNTER_UNITS.items():
@@ -160,7 +161,7 @@ def _load_metrics(samples: Sequence[LoadSample], started: float, subject: str) -
 
 
 def _counter_rules() -> Iterator[Rule]:
-    """Yields a rule per error counter of level FAIL or WARN; a few PCIe replays per minute are normal."""
+    """Yield a rule per error counter of level FAIL or WARN, on its increase or, for PCIe replays, the rate."""
     for name, counter in counter_definitions().gpu.items():
         if counter.level in (Outcome.FAIL, Outcome.WARN):
             yield Rule(
@@ -215,6 +216,7 @@ CHECK = Check(
         Rule(
             metric="tflops.sustained",
             reference="gemm.bf16",
+            peer_fail_below=0.90,
             applies_if={"backend": "cuda", "load": "bf16"},
             meaning="sustained throughput below the reference of this GPU model",
             fix=_COOLING,

@@ -28,10 +28,10 @@ class DigestOptions(Options):
 
 
 def measure(context: Context, options: DigestOptions) -> Iterator[Observation]:
-    """Yields from rank 0 the number of rounds in which each rank's digest differs from the majority of its model.
+    """Yield from rank 0 the number of rounds in which each rank's digest differs from the majority of its model.
 
     A mismatch starts a second round on all ranks, which separates a transient upset from a permanent fault. Raises
-    NotApplicable if no two devices have the same model.
+    NotApplicable if no two devices have the same model and libraries.
     """
     from seatrial.bench import compute, rank
 
@@ -53,7 +53,7 @@ def measure(context: Context, options: DigestOptions) -> Iterator[Observation]:
 
 
 def _round(context: Context, options: DigestOptions, dtypes: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns the digests of every rank, one per dtype; empty for a dtype that the device does not support."""
+    """Return the digests of every rank, one per dtype; "" for a dtype that the device does not support."""
     from seatrial.bench import compute, rank
 
     size, products = (GPU_SIZE, GPU_PRODUCTS) if context.on_gpu else (CPU_SIZE, CPU_PRODUCTS)
@@ -67,12 +67,13 @@ def _round(context: Context, options: DigestOptions, dtypes: Sequence[str]) -> l
     return rank.gather(tuple(digests))
 
 
-def _by_dtype(digests: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return list(zip(*digests, strict=True))
+def _by_dtype(digests_by_rank: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the digests of all ranks, per dtype."""
+    return list(zip(*digests_by_rank, strict=True))
 
 
 def mismatching_ranks(models: Sequence[str], digests: Sequence[str]) -> set[int]:
-    """Returns the ranks whose digest differs from the majority of their model; without majority all its ranks."""
+    """Return the ranks whose digest differs from the majority of their model; without a majority, all its ranks."""
     majorities = {model: majority_digest(_digests_of_model(model, models, digests)) for model in set(models)}
     return {rank for rank, digest in enumerate(digests) if digest != majorities[models[rank]]}
 
@@ -82,7 +83,7 @@ def _digests_of_model(model: str, models: Sequence[str], digests: Sequence[str])
 
 
 def majority_digest(digests: Sequence[str]) -> str | None:
-    """Returns the digest that more than half of the devices have; None without a majority."""
+    """Return the digest that more than half of the devices have; None without a majority."""
     digest, count = Counter(digests).most_common(1)[0]
     return digest if 2 * count > len(digests) else None
 
@@ -90,13 +91,13 @@ def majority_digest(digests: Sequence[str]) -> str | None:
 def _compare_digests(
     models: Sequence[str], subjects: Sequence[str], dtypes: Sequence[str], rounds: Sequence[list[tuple[str, ...]]]
 ) -> Iterator[Observation]:
-    ranks_by_round = [
+    mismatching_by_round = [
         set[int]().union(*(mismatching_ranks(models, digests) for digests in _by_dtype(by_rank))) for by_rank in rounds
     ]
     unique = [subject for subject, model in zip(subjects, models, strict=True) if models.count(model) == 1]
     for rank, subject in enumerate(subjects):
         if subject not in unique:
-            yield metric("digest_mismatches", sum(rank in ranks for ranks in ranks_by_round), "rounds", subject)
+            yield metric("digest_mismatches", sum(rank in ranks for ranks in mismatching_by_round), "rounds", subject)
     yield metric("uncompared_devices", len(unique), "devices")
     last = dict(zip(dtypes, _by_dtype(rounds[-1]), strict=True))
     used = [dtype for dtype, digests in last.items() if any(digests)]

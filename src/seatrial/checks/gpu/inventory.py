@@ -31,7 +31,7 @@ from seatrial.model import (
 )
 
 _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardware power brake"}
-# A failed reading of one of these fields is a fault of the GPU if another GPU of the same model returns a value.
+# Fields that a GPU must return if another GPU of its model does; otherwise readings_failed reports the GPU as faulty.
 _REQUIRED = re.compile(
     r"ecc_|rows_|pcie_width|nvlinks\[\d+]$|fabric|clocks_event_reasons|power_(limit|default)|memory_|processes"
 )
@@ -68,7 +68,7 @@ METRICS = {
 }
 _PER_GPU_METRICS = METRICS.keys() - {"gpus_missing", "gpus_hidden", "gpu_models"}
 
-Values = dict[str, float | None]  # metric → value of one GPU; None: unknown or not supported
+Values = dict[str, float | None]  # metric → value of one GPU; None: not readable or not supported
 
 
 class ForeignProcess(Frozen):
@@ -81,10 +81,10 @@ class ForeignProcess(Frozen):
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yields GPU counts of the node, then the metrics of each GPU in CUDA_VISIBLE_DEVICES.
+    """Yield GPU counts of the node, then the metrics of each GPU that CUDA_VISIBLE_DEVICES shows.
 
     Raises NotApplicable without an installed or expected GPU, UsageError for an invalid CUDA_VISIBLE_DEVICES, and
-    SeatrialError, after all metrics, if a judged metric of a supported field has no value on some GPU.
+    SeatrialError, after all metrics, if a metric with a rule has no value on a GPU that supports its field.
     """
     inventory = discover.read(context.root)
     expected = context.expected_gpus or 0
@@ -94,8 +94,8 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
         reason = f" ({inventory.nvml_unavailable})" if inventory.nvml_unavailable else ""
         raise NotApplicable(f"no NVIDIA GPU on this machine, and --gpus-per-node expects none{reason}")
     yield from _inventory_facts(inventory)
-    # The scheduler may allocate fewer GPUs than the PCI bus shows: then the expected GPUs and the driver's list count.
-    required = max(expected, len(inventory.gpus) + len(inventory.lost)) if expected else inventory.installed_gpus
+    # If GPUs are expected, the PCI bus does not count: it also shows GPUs that the scheduler has not allocated.
+    required = max(expected, len(inventory.gpus) + len(inventory.failed_gpus)) if expected else inventory.installed_gpus
     yield metric("gpus_missing", required - len(inventory.gpus), "GPUs", context.node)
     used = discover.cuda_visible(inventory, os.environ)
     yield metric("gpus_hidden", max(0, min(expected, len(inventory.gpus)) - len(used)), "GPUs", context.node)
@@ -126,7 +126,7 @@ def _gpu_metrics(used: Sequence[Gpu], node: str) -> Iterator[Observation]:
 
 
 def _exempt_metrics(values_by_gpu: Sequence[tuple[Gpu, Values]]) -> Iterator[tuple[Gpu, JsonValue]]:
-    """Yields per GPU the metrics that only other GPUs have, with the reason: reading failed, or not supported."""
+    """Yield each GPU without a value for a metric that another GPU has, with these metrics and the reasons."""
     measured = sorted({name for _, values in values_by_gpu for name, value in values.items() if value is not None})
     for gpu, values in values_by_gpu:
         failed = {
@@ -138,16 +138,16 @@ def _exempt_metrics(values_by_gpu: Sequence[tuple[Gpu, Values]]) -> Iterator[tup
 
 
 def _inventory_facts(inventory: GpuFacts) -> Iterator[Fact]:
-    """Yields the non-empty fields of the inventory, including the reasons for missing GPUs."""
+    """Yield the non-empty fields of the inventory, including the reasons for missing GPUs."""
     values: dict[str, JsonValue] = {
         "driver": inventory.driver,
         "cuda_driver": inventory.cuda_driver,
         "nvml_unavailable": inventory.nvml_unavailable,
-        "gpus_lost": list(inventory.lost),
+        "gpus_lost": list(inventory.failed_gpus),
         "gpus_permission_denied": list(inventory.permission_denied),
         "pci_gpus": list(inventory.pci_devices),
         "pci_gpus_not_assigned": list(inventory.not_assigned),
-        "pci_gpus_not_usable": list(inventory.not_usable),
+        "pci_gpus_not_usable": list(inventory.unusable_pci_devices),
         "topology": [list(row) for row in inventory.topology],
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "cuda_order": discover.cuda_order_warning(inventory, os.environ),
@@ -158,7 +158,7 @@ def _inventory_facts(inventory: GpuFacts) -> Iterator[Fact]:
 
 
 def _supported_features(gpus: Sequence[Gpu]) -> dict[str, bool]:
-    """Returns the ``has_*`` facts of the rules; a field is unsupported only if every GPU reports it as unsupported."""
+    """Return the ``has_*`` facts of the rules; a field is unsupported only if every GPU reports it as unsupported."""
     fields = {f"has_{field}": any(field not in gpu.unsupported for gpu in gpus) for field in _OPTIONAL}
     fabric = any(nvlinks.expects_fabric(gpu, gpus) or "fabric" in _failed_readings(gpu) for gpu in gpus)
     repair = fields["has_remap_pending"] or fields["has_retirement_pending"]
@@ -201,7 +201,7 @@ def _difference(value: float | None, maximum: float | None) -> float | None:
 
 
 def _missing_values(gpu: Gpu, values: Values) -> dict[str, str]:
-    """Returns the judged metrics of supported fields that have no value on this GPU, with the reason."""
+    """Return the metrics with a rule that have no value on this GPU although it supports the field, with the reason."""
     reasons, features = dict[str, str](), _supported_features([gpu])
     for rule in RULES:
         conditions = [name for name in rule.applies_if if name in features]
@@ -218,7 +218,7 @@ def _missing_values(gpu: Gpu, values: Values) -> dict[str, str]:
 
 
 def _failed_readings(gpu: Gpu) -> set[str]:
-    """Returns the required fields that could not be read although the GPU model supports them."""
+    """Return the required fields that could not be read although the GPU model supports them."""
     return {field for field in gpu.unreadable if _REQUIRED.match(field) and field not in gpu.unsupported}
 
 

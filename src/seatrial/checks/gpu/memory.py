@@ -12,15 +12,18 @@ from seatrial.model import ByteSize, Fact, Observation, Phase, Rule, Scope, form
 
 # Much larger than any cache (50 MiB on an H100, tens to hundreds of MiB on a server CPU)
 GPU_ARRAY_BYTES, CPU_ARRAY_BYTES = parse_bytes("2GiB"), parse_bytes("256MiB")
-# Minimum size of the pattern test; in a CPU-only run, its size.
+# Minimum size of the pattern test; on a CPU, its size
 MIN_TESTED_BYTES = parse_bytes("64MiB")
-# Not tested: memory for the comparison (1.25 × memory.BLOCK_BYTES) and allocator rounding. This is 11 % of the 4.6 GiB
-# that are free in a MIG slice 1g.5gb.
+# Free memory that is not tested: the comparison needs 1.25 × memory.BLOCK_BYTES, and the allocator rounds up. This is
+# 11 % of the 4.6 GiB that are free in a MIG instance 1g.5gb.
 SCRATCH_BYTES = parse_bytes("512MiB")
 
 
 class MemoryOptions(Options):
-    """``share``: fraction of the free GPU memory to test with patterns. ``size``: array bytes of copy and triad."""
+    """``share``: fraction of the free GPU memory to test. ``size``: bytes of each array of copy and triad.
+
+    ``seconds``: maximum timed duration of copy and of triad.
+    """
 
     share: float = Field(default=0.9, gt=0, le=0.95)
     size: ByteSize | None = Field(default=None, gt=0, multiple_of=8)
@@ -28,7 +31,7 @@ class MemoryOptions(Options):
 
 
 def measure(context: Context, options: MemoryOptions) -> Iterator[Observation]:
-    """Yields GB/s of copy and STREAM triad, and the number of memory words that lost their pattern."""
+    """Yield GB/s of copy and STREAM triad, and the number of memory words that lost their pattern."""
     from seatrial.bench import memory, rank
 
     size = options.size or (GPU_ARRAY_BYTES if context.on_gpu else CPU_ARRAY_BYTES)
@@ -83,6 +86,7 @@ CHECK = Check(
         Rule(
             metric="copy",
             reference="memory.copy",
+            peer_fail_below=0.90,
             applies_if={"backend": "cuda"},
             meaning="memory-bound layers and decoding run at this bandwidth",
             fix="nvidia-smi -q -d CLOCK,PERFORMANCE,ROW_REMAPPER -i INDEX: low memory clock or remapped rows? "

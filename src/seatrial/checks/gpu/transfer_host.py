@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from seatrial.bench.timing import DeviceTiming
 
 BUFFERS_PER_COPY = {"h2d": 1, "d2h": 1, "bidirectional": 2}  # direction → buffers copied per operation
-CONCURRENT_TIME_FACTOR = 2  # GPUs alternate unevenly on a shared link: time concurrent copies twice as long
+CONCURRENT_TIME_FACTOR = 2  # concurrent copies are timed longer, as GPUs alternate unevenly on a shared link
 # Ratio to the median of the node's GPUs. Host memory bandwidth was observed to vary by 17 % between runs, and by 5 %
 # between four GPUs; a GPU that shares its root port reaches 0.5.
 CONCURRENT_WARN_RATIO = 0.75
 
 
 class TransferOptions(Options):
-    """``seconds`` per direction for single transfers; concurrent transfers take twice as long."""
+    """``seconds``: maximum timed duration of a single copy per direction; concurrent copies are timed twice as long."""
 
     seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)
 
 
 def measure(context: Context, options: TransferOptions) -> Iterator[Observation]:
-    """Yields GB/s per direction, single and concurrent. All nodes run at the same time, as they share no host links."""
+    """Yield GB/s per direction, single and concurrent. All nodes run at the same time, as they share no host links."""
     from seatrial.bench import rank, transfer
     from seatrial.bench.timing import ran_concurrently, time_on_device
 
@@ -48,7 +48,7 @@ def measure(context: Context, options: TransferOptions) -> Iterator[Observation]
             context.progress("single")
             timings |= {f"{name}_single": time(copy, warmup_s=transfer.WARMUP_S) for name, copy in copies.items()}
         rank.store_barrier()
-    # equal minimum duration, with load before and after: a GPU that copies alone would reach more
+    # All GPUs copy equally long, with load before and after the timed windows: a GPU that copies alone is faster
     time_concurrent = partial(
         time,
         min_seconds=CONCURRENT_TIME_FACTOR * options.seconds,

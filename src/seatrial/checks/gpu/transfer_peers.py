@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class PeerOptions(Options):
-    """``seconds`` per ordered pair, for unidirectional and for bidirectional copies each."""
+    """``seconds``: maximum timed duration per ordered pair, of unidirectional and of bidirectional copies each."""
 
     seconds: float = Field(default=0.35, gt=0, allow_inf_nan=False)
 
 
 def measure(context: Context, options: PeerOptions) -> Iterator[Observation]:
-    """Yields GB/s per ordered pair from local rank 0. Raises NotApplicable if every node has a single GPU."""
+    """Yield GB/s per ordered pair from local rank 0. Raises NotApplicable if every node has a single GPU."""
     from seatrial.bench import rank, transfer
 
     processes = rank.gather((context.node, context.local_rank, context.subject.rpartition("/")[2]))
@@ -58,7 +58,7 @@ def measure(context: Context, options: PeerOptions) -> Iterator[Observation]:
 
 
 def _matrix(names: list[str], gb_s: Mapping[tuple[int, int], float]) -> dict[str, JsonValue]:
-    """Returns GB/s from the GPU of the row to the GPU of the column; None on the diagonal."""
+    """Return GB/s from the GPU of the row to the GPU of the column; None on the diagonal."""
     gpus = range(len(names))
     rows: list[JsonValue] = [[round(gb_s[row, to], 1) if row != to else None for to in gpus] for row in gpus]
     return {"gpus": [*names], "gb_s": rows}

@@ -74,7 +74,11 @@ class Volume:
 
 @dataclass
 class PathResult:
-    """Result for one path: the reason why it is ``unusable``, or the failure per probe (None: passed)."""
+    """Results of the tests of one path.
+
+    ``unusable``: why nothing else is reported. ``not_shared``: why only free space is reported. ``failures``: failure
+    per probe (None: passed). ``untested``: inconclusive probes with reasons. ``not_removed``: remaining test folder.
+    """
 
     unusable: str | None = None
     not_shared: str | None = None
@@ -82,31 +86,31 @@ class PathResult:
     failures: dict[str, str | None] = field(default_factory=dict)
     untested: dict[str, str] = field(default_factory=dict)
     volumes: dict[str, Volume] = field(default_factory=dict)  # by participant
-    mounts: str = ""
+    mounts: str = ""  # descriptions of the mounts, with their participants
     not_removed: str | None = None
 
 
 def measure(context: Context, options: SharedOptions) -> Iterator[Observation]:
-    """Yields from rank 0 the number of paths that fail each test, visibility delay in ms, and free space."""
+    """Yield from rank 0 the number of paths that fail each test, visibility delay in ms, and free space."""
     from seatrial.bench import one_rank_per_node
 
     participants = one_rank_per_node.select_participants(context.node, min_count=2)
     user_ids = participants.run_on_all(lambda: f"{os.geteuid()}:{os.getegid()}")
     paths = options.paths or (str(context.artifacts_dir),)
-    results = {path: _examine(context, participants, path) for path in dict.fromkeys(paths)}
+    results = {path: _test_path(context, participants, path) for path in dict.fromkeys(paths)}
     if context.rank == 0:
         yield from facts(
             {
                 "several_nodes": "yes" if participants.several_nodes else "no",
                 "paths_from": "options" if options.paths else "run directory",
-                "user_ids": one_rank_per_node.group_by_reason(dict(zip(participants.names, user_ids, strict=True))),
+                "user_ids": one_rank_per_node.group_by_text(dict(zip(participants.names, user_ids, strict=True))),
             }
         )
         yield metric("user_id_mismatches", len(set(user_ids)) - 1, "users")
-        yield from _report(results)
+        yield from _observations(results)
 
 
-def _examine(context: Context, participants: Participants, path: str) -> PathResult:
+def _test_path(context: Context, participants: Participants, path: str) -> PathResult:
     from seatrial.bench import one_rank_per_node, shared_files, storage
 
     context.progress(path)
@@ -114,9 +118,7 @@ def _examine(context: Context, participants: Participants, path: str) -> PathRes
     try:
         volumes = participants.run_on_all(lambda: read_volume(context.root, path))
         result.volumes = dict(zip(participants.names, volumes, strict=True))
-        result.mounts = one_rank_per_node.group_by_reason(
-            {name: volume.mount for name, volume in result.volumes.items()}
-        )
+        result.mounts = one_rank_per_node.group_by_text({name: volume.mount for name, volume in result.volumes.items()})
         with storage.temporary_folder(path, participants) as folder:
             result.not_shared = shared_files.invisible_files(folder)
             if not result.not_shared:
@@ -133,7 +135,7 @@ def _examine(context: Context, participants: Participants, path: str) -> PathRes
 def _run_probe(
     result: PathResult, name: str, probe: Callable[[SharedFolder], str | None], folder: SharedFolder
 ) -> None:
-    """Stores the result of one probe; an error of the filesystem is a failure. Raises ParticipantError on a timeout."""
+    """Store the result of one probe; an error of the filesystem is a failure. Raises ParticipantError on a timeout."""
     from seatrial.bench.one_rank_per_node import ParticipantError
     from seatrial.bench.shared_files import Untested
 
@@ -149,7 +151,7 @@ def _run_probe(
 
 
 def read_volume(root: Path, path: str) -> Volume:
-    """Returns mount, size and free space of the filesystem at ``path``. Raises OSError for a missing path."""
+    """Return mount, size and free space of the filesystem at ``path``. Raises OSError for a missing path."""
     usage, stat = filesystem.usage(Path("/"), path), os.statvfs(path)
     entries = filesystem.mountinfo(read_text(root / "proc/self/mountinfo"))
     parents = [entry for entry in entries if Path(usage.path).is_relative_to(entry.target)]
@@ -165,29 +167,31 @@ def read_volume(root: Path, path: str) -> Volume:
     )
 
 
-def _report(results: Mapping[str, PathResult]) -> Iterator[Observation]:
+def _observations(results: Mapping[str, PathResult]) -> Iterator[Observation]:
     usable = {path: result for path, result in results.items() if not result.unusable}
-    examined = {path: result for path, result in usable.items() if not result.not_shared}
-    yield from facts({"usable": "yes" if usable else "no", "examined": "yes" if examined else "no"})
+    shared = {path: result for path, result in usable.items() if not result.not_shared}
+    any_usable = "yes" if usable else "no: no path is usable (see fact unusable)"
+    any_shared = "yes" if shared else "no: no path is shared by all nodes"
+    yield from facts({"any_path_usable": any_usable, "any_path_shared": any_shared})
     yield _text_fact("filesystems", {path: result.mounts for path, result in results.items()})
     yield _text_fact("unusable", {path: result.unusable for path, result in results.items()})
     yield _text_fact("not_shared", {path: result.not_shared for path, result in results.items()})
     yield _text_fact("files_not_removed", {path: result.not_removed for path, result in results.items()})
     yield metric("paths_unusable", len(results) - len(usable), "paths")
     if usable:
-        yield metric("paths_not_shared", len(usable) - len(examined), "paths")
+        yield metric("paths_not_shared", len(usable) - len(shared), "paths")
         yield from _free_space(usable)
-    if examined:
-        yield from _probe_results(examined)
+    if shared:
+        yield from _probe_results(shared)
 
 
 def _text_fact(name: str, by_path: Mapping[str, str | None]) -> Fact:
-    """Returns a fact of the non-empty texts by path."""
+    """Return a fact of the non-empty texts by path."""
     return Fact(name=name, value={path: text for path, text in by_path.items() if text})
 
 
 def _free_space(results: Mapping[str, PathResult]) -> Iterator[Observation]:
-    """Yields free bytes and inodes per path (minimum over nodes), and the minimum over all paths."""
+    """Yield free bytes and inodes per path (minimum over nodes), and the minimum over all paths."""
     space: dict[str, dict[str, int | None]] = {}
     for path, result in results.items():
         volumes = result.volumes.values()
@@ -224,7 +228,7 @@ LOCK_FIX = (
     "without nolock and local_lock; systemctl status rpc-statd. virtiofs: virtiofsd must support remote locks. "
     "Workaround: put caches on a local disk of each node (HF_HOME, TRITON_CACHE_DIR)."
 )
-EXAMINED = {"examined": "yes"}
+ANY_PATH_SHARED = {"any_path_shared": "yes"}
 
 RULES = (
     Rule(
@@ -239,7 +243,7 @@ RULES = (
         metric="paths_not_shared",
         evidence_facts=("not_shared", "filesystems"),
         expect="== 0 paths",
-        applies_if={"several_nodes": "yes", "usable": "yes", "paths_from": "options"},
+        applies_if={"several_nodes": "yes", "any_path_usable": "yes", "paths_from": "options"},
         meaning="A node does not see files of other nodes in this folder: checkpoints and results are incomplete.",
         fix="The fact filesystems lists the mounts. On the node with another mount: findmnt -T PATH; mount -a",
     ),
@@ -249,7 +253,7 @@ RULES = (
         expect="== 0 paths",
         # WARN: seatrial does not need a shared run directory.
         outcome_if_violated=Outcome.WARN,
-        applies_if={"several_nodes": "yes", "usable": "yes", "paths_from": "run directory"},
+        applies_if={"several_nodes": "yes", "any_path_usable": "yes", "paths_from": "run directory"},
         meaning="The run directory is not shared, and no shared folder is configured; shared folders were not tested.",
         fix="Set the shared folders of this cluster: --set 'checks.filesystem.shared.options.paths=[/shared]'",
     ),
@@ -266,7 +270,7 @@ RULES = (
         evidence_facts=("visibility_ms",),
         expect="< 1000 ms",
         outcome_if_violated=Outcome.WARN,
-        applies_if=EXAMINED,
+        applies_if=ANY_PATH_SHARED,
         meaning="New files become visible on other nodes only after this delay (5000 ms: test timeout).",
         fix="NFS hides new names for up to 30 s (acdirmin in nfs(5)): mount with lookupcache=positive, or with a "
         "smaller actimeo. FUSE and virtiofs: lower entry and attribute timeouts.",
@@ -275,7 +279,7 @@ RULES = (
         metric="rename_failures",
         evidence_facts=("rename",),
         expect="== 0 paths",
-        applies_if=EXAMINED,
+        applies_if=ANY_PATH_SHARED,
         meaning="Rename is not atomic: another node may find the checkpoint missing or incomplete.",
         fix="Keep checkpoints on a POSIX filesystem; object store gateways may not rename atomically.",
     ),
@@ -284,7 +288,7 @@ RULES = (
         evidence_facts=("append",),
         expect="== 0 paths",
         outcome_if_violated=Outcome.WARN,  # known for NFS (open(2), O_APPEND) and default BeeGFS; training runs
-        applies_if=EXAMINED,
+        applies_if=ANY_PATH_SHARED,
         meaning="Appends from several nodes overwrite each other: shared log files lose lines.",
         fix="Write one file per process. BeeGFS: tuneUseGlobalAppendLocks = true in beegfs-client.conf.",
     ),
@@ -293,7 +297,7 @@ RULES = (
         evidence_facts=("flock",),
         expect="== 0 paths",
         outcome_if_violated=Outcome.WARN,  # default of BeeGFS and older Lustre; training runs
-        applies_if=EXAMINED,
+        applies_if=ANY_PATH_SHARED,
         meaning=LOCK_MEANING,
         fix=LOCK_FIX,
     ),
@@ -302,7 +306,7 @@ RULES = (
         evidence_facts=("fcntl",),
         expect="== 0 paths",
         outcome_if_violated=Outcome.WARN,
-        applies_if=EXAMINED,
+        applies_if=ANY_PATH_SHARED,
         meaning=LOCK_MEANING,
         fix=LOCK_FIX,
     ),
@@ -310,7 +314,7 @@ RULES = (
         metric="mmap_failures",
         evidence_facts=("mmap",),
         expect="== 0 paths",
-        applies_if=EXAMINED,
+        applies_if=ANY_PATH_SHARED,
         meaning="A mapped file shows old content on another node: datasets (Arrow) or weights (safetensors) are stale.",
         fix="NFS: mount without nocto. FUSE and virtiofs: no cache=always; lower attribute timeouts.",
     ),
@@ -318,7 +322,7 @@ RULES = (
         metric="owner_mismatches",
         evidence_facts=("owner",),
         expect="== 0 paths",
-        applies_if=EXAMINED,
+        applies_if=ANY_PATH_SHARED,
         meaning="A file has another owner than its writer, or nodes see different owners: access may be denied.",
         fix="NFS 4: same Domain in /etc/idmapd.conf on all nodes and the server, then nfsidmap -c. Otherwise: "
         "same uids on all nodes; check all_squash in /etc/exports and id-mapped mounts of containers.",
@@ -328,7 +332,7 @@ RULES = (
         evidence_facts=("filesystems",),
         expect=">= 1GiB",
         outcome_if_violated=Outcome.WARN,
-        applies_if={"usable": "yes"},
+        applies_if={"any_path_usable": "yes"},
         meaning="Free space too small for a checkpoint: writing it fails and terminates the job.",
         fix="df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; delete files or raise the quota.",
     ),
@@ -337,7 +341,7 @@ RULES = (
         evidence_facts=("filesystems",),
         expect=">= 1000 inodes",
         outcome_if_violated=Outcome.WARN,
-        applies_if={"usable": "yes", "inodes_limited": "yes"},
+        applies_if={"any_path_usable": "yes", "inodes_limited": "yes"},
         meaning="Few free inodes: no new files can be created when none are left.",
         fix="df -i PATH; find directories with many files: du --inodes -xd2 PATH | sort -n",
     ),

@@ -21,9 +21,9 @@ METRICS = {
     **{f"{operation}_{mode}.*": "GB/s" for operation in STREAMS for mode in ("single", "concurrent")},
     **{f"{operation}_{mode}.*": "files/s" for operation in SMALL_FILES for mode in ("single", "concurrent")},
 }
-# A step times out below these rates.
-MIN_BYTES_PER_S = 1e7  # about a network of 100 Mbit/s
-MIN_FILES_PER_S = 10  # less than a disk with one seek per file
+# Lowest rates for which a step has time to end
+MIN_BYTES_PER_S = 1e7  # of all nodes together, about a network of 100 Mbit/s
+MIN_FILES_PER_S = 10  # of all nodes together, less than a disk with one seek per file
 # direct I/O used → fact caches.*
 CACHES = {
     True: "page cache of the node bypassed (O_DIRECT); caches of the file servers in use",
@@ -38,7 +38,7 @@ SHARED = {
 
 
 class SpeedOptions(Options):
-    """``paths`` to measure (default: the run directory), ``size`` of the large file and ``files`` count, per node.
+    """``paths`` to measure (default: the run directory); per node, ``size`` of the large file and number of ``files``.
 
     The default size of 64 MiB is a functional test. For a reliable bandwidth use a file larger than the server caches.
     """
@@ -49,7 +49,7 @@ class SpeedOptions(Options):
 
 
 def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
-    """Yields GB/s and files/s per path from rank 0, from one node and from all nodes concurrently."""
+    """Yield GB/s and files/s per path from rank 0, from one node and from all nodes concurrently."""
     from seatrial.bench import one_rank_per_node, storage
 
     participants, failed = one_rank_per_node.select_participants(context.node), dict[str, str]()
@@ -80,7 +80,7 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
 def _measure(
     folder: SharedFolder, options: SpeedOptions, label: str, progress: Callable[[str], None]
 ) -> Iterator[Observation]:
-    """Yields all rates of one folder: from the first node alone, then from all nodes concurrently."""
+    """Yield all rates of one folder: from the first node alone, then from all nodes concurrently."""
     from seatrial.bench import storage
 
     direct, shared = True, storage.is_shared(folder)
@@ -100,7 +100,7 @@ def _measure(
 
 
 def _streams(folder: SharedFolder, size: int, shared: bool) -> Iterator[tuple[str, list[StreamResult]]]:
-    """Yields the results of write and read; each node reads the next node's file, which is not in its page cache."""
+    """Yield the results of write and read; in a shared folder each node reads the next node's, uncached, file."""
     from seatrial.bench import storage
     from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S
 
@@ -124,7 +124,7 @@ def _small_files(folder: SharedFolder, files: int, name: str, shared: bool) -> I
 
 
 def _rate(name: str, amount: float, seconds: Sequence[float]) -> Metric:
-    """Returns the sum of all nodes' ``amount`` over the time of the slowest node; samples are the nodes' rates."""
+    """Return the total rate: ``amount`` times nodes over the time of the slowest node; samples are the nodes' rates."""
     unit = METRICS[f"{name.partition('.')[0]}.*"]
     rates = tuple(amount / node_seconds for node_seconds in seconds)
     return Metric(name=name, value=amount * len(seconds) / max(seconds), unit=unit, subject=CLUSTER, samples=rates)

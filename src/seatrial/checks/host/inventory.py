@@ -29,7 +29,7 @@ METRICS = {
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
-    """Yields the facts of the node, and the metrics that the rules judge."""
+    """Yield the facts and the metrics of the node."""
     context.progress("reading /proc and /sys")
     node = host.read(context.root)
     mounts, limits, clock, rdma = node.mounts, node.limits, node.clock.synchronised, node.rdma
@@ -38,7 +38,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
     yield from facts(
         {
             "unreadable": dict(node.unreadable()),
-            # read by the rules, or named in a fix
+            # conditions (applies_if) and evidence of the rules
             "clock_status_readable": "no" if clock is None else "yes",
             "rdma_present": "yes" if rdma.devices else "no",
             "verbs_accessible": "yes" if any(device.verbs_accessible for device in rdma.devices) else "no",
@@ -68,7 +68,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
 
 
 def _memlock_unlimited(node: HostFacts) -> bool:
-    """Returns whether a process may pin all memory: no limit, a limit above total memory, or CAP_IPC_LOCK.
+    """Return whether a process may pin all memory: no limit, a limit above total memory, or CAP_IPC_LOCK.
 
     The kernel checks pinned memory against RLIMIT_MEMLOCK unless the process has CAP_IPC_LOCK (ib_umem_get).
     """

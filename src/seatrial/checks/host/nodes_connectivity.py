@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 Versions = dict[str, str | None]  # component → version; None: not installed or not readable
 
-VARIABLES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
-PER_NODE_VARIABLES = ("NCCL_DEBUG_FILE", "NCCL_HOSTID")
-NOT_COMPARED = ("rendezvous", "interface")  # may differ between nodes
+VARIABLE_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
+PER_NODE_VARIABLES = ("NCCL_DEBUG_FILE", "NCCL_HOSTID")  # not compared: different on each node by design
+NOT_COMPARED = ("rendezvous", "interface")  # parts of fact network; names and addresses differ between nodes
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
-    """Yields from rank 0 unresolved names, unreachable pairs, clock skews in s, and differences between nodes."""
+    """Yield from rank 0 unresolved names, unreachable pairs, clock skews in s, and differences between nodes."""
     from seatrial.bench import connectivity, one_rank_per_node
 
     participants = one_rank_per_node.select_participants(context.node)
@@ -52,18 +52,23 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
 
 
 def read_network(root: Path, address: str | None) -> dict[str, str]:
-    """Returns rendezvous address, interface with ``address``, its MTU and speed, and NCCL and Gloo variables."""
+    """Return component → value: the rendezvous address, the interface with ``address``, its MTU and its speed.
+
+    NCCL's and Gloo's environment variables are components too.
+    """
     network = {"rendezvous": f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"}
     if nic := next((nic for nic in fabric.read_nics(root).interfaces if address in nic.addresses), None):
         network["interface"] = f"{nic.name} ({address})"
         network |= {"MTU": f"{nic.mtu} B"} if nic.mtu else {}
         network |= {"speed": f"{nic.speed_mbps} Mb/s"} if nic.speed_mbps else {}
-    variables = {name: printable(value) for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    variables = {
+        name: printable(value) for name, value in sorted(os.environ.items()) if name.startswith(VARIABLE_PREFIXES)
+    }
     return network | {name: value for name, value in variables.items() if name not in PER_NODE_VARIABLES}
 
 
 def read_versions(root: Path, nccl: str | None) -> Versions:
-    """Returns versions by component; ``nccl`` is the version in use, system NCCL libraries are listed by path."""
+    """Return versions by component; ``nccl`` is the version in use, system NCCL libraries are listed by path."""
     read_field, installed = FieldReader(), software.read(root)
     return {
         "OS": read_field("OS", lambda: _os_name(root)),
@@ -87,14 +92,14 @@ def _os_name(root: Path) -> str:
 
 
 def _unresolved_names(names: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
-    from seatrial.bench.one_rank_per_node import group_by_reason
+    from seatrial.bench.one_rank_per_node import group_by_text
 
     problems: dict[str, dict[str, str]] = {}
     for node, lookups in zip(names, result.lookups, strict=True):
         for name, lookup in lookups.items():
             if lookup.problem:
                 problems.setdefault(name, {})[f"on {node}"] = lookup.problem
-    yield Fact(name="unresolved", value={name: group_by_reason(by_node) for name, by_node in problems.items()})
+    yield Fact(name="unresolved", value={name: group_by_text(by_node) for name, by_node in problems.items()})
     yield metric("names_unresolved", len(problems), "names")
 
 
@@ -115,7 +120,7 @@ def _connections(names: Sequence[str], result: ConnectivityResult) -> Iterator[O
 
 
 def _clock_skews(names: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
-    """Yields each clock's offset to the first node minus its uncertainty in seconds, so that a slow link is no skew."""
+    """Yield in seconds how far each clock is off the first node's at least: offset minus uncertainty, not below 0."""
     from seatrial.bench.connectivity import Connection
 
     first, clocks = names[0], dict[str, str]()
@@ -129,7 +134,7 @@ def _clock_skews(names: Sequence[str], result: ConnectivityResult) -> Iterator[O
 
 
 def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
-    """Yields components with different versions, and the nodes that differ from a majority of more than half."""
+    """Yield the components whose versions differ, and the nodes that differ from more than half of all nodes."""
     components = dict.fromkeys(component for versions in by_node.values() for component in versions)
     common, differing = dict[str, str | None](), dict[str, dict[str, list[str]]]()
     minority: dict[str, dict[str, str]] = {}
@@ -152,11 +157,11 @@ def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
 
 
 def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Observation]:
-    """Yields components with different values; an MTU or speed that could not be read is not a difference."""
+    """Yield the components whose values differ; an MTU or speed that could not be read is not a difference."""
     components = dict.fromkeys(component for network in by_node.values() for component in network)
     differing: dict[str, dict[str, list[str]]] = {}
     for component in (name for name in components if name not in NOT_COMPARED):
-        if component.startswith(VARIABLES):
+        if component.startswith(VARIABLE_PREFIXES):
             values = {node: network.get(component, "not set") for node, network in by_node.items()}
         else:
             values = {node: network[component] for node, network in by_node.items() if component in network}
@@ -171,7 +176,7 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Obser
 
 
 def _nodes_by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
-    """Returns value → nodes that have it."""
+    """Return value → nodes that have it."""
     return {value: [node for node in values if values[node] == value] for value in values.values()}
 
 

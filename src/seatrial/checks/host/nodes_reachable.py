@@ -9,7 +9,7 @@ from seatrial.model import Fact, Observation, Phase, Rule, Scope
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
-    """Yields from rank 0 the number of nodes in the process group, and the number of missing nodes."""
+    """Yield from rank 0 the number of nodes in the process group, and the number of missing nodes."""
     from seatrial.bench import rank
 
     nodes = rank.gather(context.node)
@@ -30,7 +30,7 @@ CHECK = Check(
             metric="nodes_missing",
             evidence_facts=("ranks_by_node",),
             expect="== 0 nodes",
-            meaning="expected minus joined nodes is not 0 (negative: more nodes joined than expected)",
+            meaning="Fewer nodes than expected are in the process group (negative: more nodes).",
             fix="Fact ranks_by_node lists the nodes that joined. Two nodes with the same host name count as one: run "
             "`hostname` on each node.",
         ),

@@ -17,7 +17,7 @@ from seatrial.model import Fact, NotApplicable, SeatrialError
 
 RUN_TIMEOUT_S = 120  # for the end of a running probe job
 POLL_S = 1.0
-_TIME_LIMIT_MIN = 5  # --time of probe jobs, which take seconds
+_TIME_LIMIT_MIN = 5  # --time of probe jobs, most of which take seconds
 
 
 class SubmitOptions(Options):
@@ -39,9 +39,9 @@ class ProbeJobs:
     progress: Callable[[str], None]
 
     def command(self, tool: str, *more: str, minutes: int = _TIME_LIMIT_MIN) -> list[str]:
-        """Returns the srun or sbatch command line for one task; options in ``more`` override, as the last one counts.
+        """Return the srun or sbatch command line for one task; options in ``more`` override: the last one counts.
 
-        --deadline makes Slurm remove a pending job if seatrial is killed.
+        --deadline makes Slurm remove the job if it is still pending after seatrial was killed.
         """
         deadline = f"--deadline=now+{int(self.wait_s) + 60 * (minutes + 1)}seconds"
         size = ["--nodes=1", "--ntasks=1", f"--time={minutes}", deadline, f"--job-name={self.job_name}"]
@@ -49,12 +49,12 @@ class ProbeJobs:
         return [*env_prefix, f"SEATRIAL_PROBE={self.job_name}", tool, *size, *self.submit_options, *more]
 
     def submit(self, script: str, *more: str, minutes: int = _TIME_LIMIT_MIN) -> str:
-        """Submits a batch script and returns the job id. Raises SlurmUnavailable or SlurmRefused."""
+        """Submit a batch script and return the job id. Raises SlurmUnavailable or SlurmRefused."""
         arguments = ["--parsable", "--output=/dev/null", *more, f"--wrap={script}"]
         return slurm.command_output(self.command("sbatch", *arguments, minutes=minutes)).strip().partition(";")[0]
 
     def start_idle_job(self, *size: str, wait_s: float | None = None) -> Job:
-        """Starts a job that sleeps, and returns it when it runs. Raises SeatrialError with Slurm's reason otherwise."""
+        """Start a job that sleeps, and return it when it runs. Raises SeatrialError with Slurm's reason otherwise."""
         job_id = self.submit(f"sleep {60 * _TIME_LIMIT_MIN}", *size)
         job = self.wait_until(job_id, lambda job: not job.pending, 0, wait_s)
         if job.state != "RUNNING":
@@ -62,12 +62,15 @@ class ProbeJobs:
         return job
 
     def run_step(self, job_id: str, size: tuple[str, ...], command: list[str]) -> str:
-        """Returns the labelled output of a step in the job. Raises SlurmUnavailable or SlurmRefused."""
+        """Run a step in the job and return its output, labelled by task. Raises SlurmUnavailable or SlurmRefused."""
         srun = ["srun", f"--jobid={job_id}", "--overlap", "--label", *size]
         return slurm.command_output([*slurm.env_prefix_outside_job(), *srun, *command], RUN_TIMEOUT_S)
 
     def wait_until(self, job_id: str, until: Callable[[Job], bool], run_s: float, wait_s: float | None = None) -> Job:
-        """Returns the job when ``until`` holds or it ran for ``run_s``. Raises SeatrialError if it stays pending."""
+        """Return the job when ``until`` is true or after it ran for ``run_s``.
+
+        Raises SeatrialError if it is pending longer than ``wait_s``; default: ``wait_s`` of the options.
+        """
         submitted, started = time.monotonic(), None
         timeout_s = self.wait_s if wait_s is None else wait_s
         while True:
@@ -83,14 +86,14 @@ class ProbeJobs:
             time.sleep(POLL_S)
 
     def wait_for_end(self, job_id: str, *allowed_states: str) -> Job:
-        """Returns the ended job. Raises SeatrialError unless it is COMPLETED, FAILED or in ``allowed_states``."""
+        """Return the ended job. Raises SeatrialError unless it is COMPLETED, FAILED or in ``allowed_states``."""
         job = self.wait_until(job_id, lambda job: job.ended, RUN_TIMEOUT_S)
         if job.state not in ("COMPLETED", "FAILED", *allowed_states) or not job.nodes:
             raise SeatrialError(f"job {job_id} did not run: state {job}. Next: scontrol show job {job_id}")
         return job
 
     def query(self, job_id: str) -> Job:
-        """Returns the job's current state. Raises SeatrialError if Slurm does not know the job any more."""
+        """Return the job's current state. Raises SeatrialError if Slurm does not know the job any more."""
         job = slurm.job(job_id)
         if not job.has_state:
             raise SeatrialError(f"state of job {job_id} unknown: {job.reason}")
@@ -98,24 +101,24 @@ class ProbeJobs:
         return job
 
     def cancel_all(self) -> None:
-        """Cancels all probe jobs of this check. Raises SlurmUnavailable."""
+        """Cancel all probe jobs of this check. Raises SlurmUnavailable."""
         slurm.command_output(["scancel", f"--name={self.job_name}"])
 
 
 def condition_fact(name: str, reason: str) -> Fact:
-    """Returns a fact for the ``applies_if`` of rules: "yes", or "no" with the reason why they do not apply."""
+    """Return a fact for the ``applies_if`` of rules: "yes", or "no" with the reason why they do not apply."""
     return Fact(name=name, value=f"no: {reason}" if reason else "yes")
 
 
 def require_client() -> None:
-    """Raises NotApplicable on a machine without Slurm client."""
+    """Raise NotApplicable on a machine without Slurm client."""
     if not slurm.installed():
         raise NotApplicable("no Slurm client (sinfo) on this machine")
 
 
 @contextmanager
 def open_probe_jobs(context: Context, options: SubmitOptions) -> Iterator[ProbeJobs]:
-    """Yields ProbeJobs and cancels all its jobs on exit; if seatrial is killed, their time limit ends them."""
+    """Yield ProbeJobs and cancel all its jobs on exit; if seatrial is killed, their time limit ends them."""
     values = {"partition": options.partition, "account": options.account}
     submit_options = (*(f"--{name}={value}" for name, value in values.items() if value), *options.extra)
     jobs = ProbeJobs(f"seatrial-{uuid.uuid4().hex[:12]}", submit_options, options.wait_s, context.progress)

@@ -30,7 +30,7 @@ METRICS = {
     "numa_distance": "",
 }
 
-_CPU_ONLY_TASKS = 2
+_CPU_ONLY_TASKS = 2  # tasks per node where tasks cannot request GPUs
 _GREP_CGROUP_CONF = "grep -iE 'ConstrainCores|ConstrainDevices|ConstrainRAMSpace' /etc/slurm/cgroup.conf"
 # NUMA distance from the ACPI System Locality Information Table: 10 is local. Linux uses 20 for a remote node if the
 # firmware has no value (include/linux/topology.h, REMOTE_DISTANCE); distances within a socket are smaller.
@@ -124,7 +124,7 @@ class BindingOptions(SubmitOptions):
 
 
 def measure(context: Context, options: BindingOptions) -> Iterator[Observation]:
-    """Yields the CPU, memory and GPU metrics of each task of a probe job.
+    """Yield the CPU, memory and GPU metrics of each task of a probe job.
 
     Raises NotApplicable without Slurm client, SeatrialError with Slurm's reason if the probe job does not run.
     """
@@ -152,7 +152,7 @@ def measure(context: Context, options: BindingOptions) -> Iterator[Observation]:
 
 
 def _gpus_per_node(context: Context, options: BindingOptions, settings: Settings) -> tuple[int, str]:
-    """Returns the number of tasks per node with one GPU each; 0 and the reason if tasks cannot request GPUs."""
+    """Return the number of GPUs, and thus of tasks, per node; 0 and the reason if tasks cannot request GPUs."""
     if "gpu" not in settings.gres_types:
         return 0, "GresTypes in slurm.conf does not contain gpu"
     if settings.select_type != "select/cons_tres":
@@ -162,14 +162,14 @@ def _gpus_per_node(context: Context, options: BindingOptions, settings: Settings
 
 
 def _size_options(nodes: int, tasks: int, options: BindingOptions, gpus: int, settings: Settings) -> tuple[str, ...]:
-    """Returns the size options of a job or step; sets --mem, because without it a job may get all memory of a node."""
+    """Return the size options of a job or step; sets --mem, because without it a job may get all memory of a node."""
     memory = [f"--mem={tasks}G"] if settings.memory_is_consumable else []
     size = (f"--nodes={nodes}", f"--ntasks={nodes * tasks}", f"--ntasks-per-node={tasks}", *memory)
     return (*size, f"--cpus-per-task={options.cpus_per_task}", *(["--gpus-per-task=1"] if gpus else []))
 
 
 def _condition_facts(settings: Settings, gpus: int, no_gpus_reason: str) -> Iterator[Observation]:
-    """Yields the facts for ``applies_if`` from the settings ("yes" or "no: REASON"), and devices_confined."""
+    """Yield the facts for ``applies_if`` from the settings ("yes" or "no: REASON"), and devices_confined."""
     plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
     cores = f"{plugins}, ConstrainCores={settings.constrain_cores}"
     memory = "memory not limited by SelectTypeParameters, TaskPlugin and ConstrainRAMSpace"
@@ -184,7 +184,7 @@ def _condition_facts(settings: Settings, gpus: int, no_gpus_reason: str) -> Iter
 
 
 def _require_tasks(tasks: Sequence[Task], expected: int, allocations: Mapping[str, Allocation]) -> None:
-    """Raises SeatrialError unless all expected tasks reported, each on an allocated node."""
+    """Raise SeatrialError unless all expected tasks reported, each on an allocated node."""
     unallocated_nodes = {task.node for task in tasks} - set(allocations)
     if len(tasks) != expected or unallocated_nodes:
         where = f"; nodes outside the allocation: {', '.join(sorted(unallocated_nodes))}" if unallocated_nodes else ""
@@ -192,7 +192,7 @@ def _require_tasks(tasks: Sequence[Task], expected: int, allocations: Mapping[st
 
 
 def _allocated_cpus(tasks: Sequence[Task], allocations: Mapping[str, Allocation]) -> dict[str, int]:
-    """Returns node → number of kernel CPUs (hyperthreads) that are allocated to the job."""
+    """Return node → number of kernel CPUs (hyperthreads) that are allocated to the job; Slurm may count cores."""
     configured = {node.name: node.cpus for node in slurm.nodes()}
     threads = {task.node: task.threads_per_slurm_cpu(configured.get(task.node)) for task in tasks}
     return {node: allocation.cpus * threads[node] for node, allocation in allocations.items()}
@@ -218,7 +218,7 @@ def _task_summary(task: Task) -> dict[str, object]:
 
 
 def _memory_metrics(tasks: Sequence[Task], allocations: Mapping[str, Allocation]) -> Iterator[Observation]:
-    """Yields memory_confined per task; no value for a task without a readable memory cgroup."""
+    """Yield memory_confined per task; no value for a task without a readable memory cgroup."""
     with_cgroup = [task for task in tasks if task.memory_limits]
     yield Fact(name="memory", value={task.name: task.memory_limit for task in with_cgroup})
     for task in with_cgroup:

@@ -24,8 +24,8 @@ METRICS = {
     "memlock_limit_propagated": "bool",
 }
 
-# They track processes by parent or process group and lose daemons: slurm.conf(5), ProctrackType.
-_LOSING_TRACKERS = {"proctrack/linuxproc", "proctrack/pgid"}
+# These track processes by parent or process group, which a daemon changes: slurm.conf(5), ProctrackType
+_PROCTRACK_LOSING_DAEMONS = {"proctrack/linuxproc", "proctrack/pgid"}
 
 RULES = (
     Rule(
@@ -113,7 +113,7 @@ RULES = (
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
-    """Yields the states of the controllers and the judged settings.
+    """Yield the states of the controllers and the settings with rules.
 
     Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer.
     """
@@ -151,7 +151,7 @@ def _settings_metrics(settings: Settings, expected_gpus: int) -> Iterator[Observ
     if compared:
         values["configuration_differs"] = not settings.same_configuration
     if settings.proctrack_type is not None:
-        values["proctrack_loses_processes"] = settings.proctrack_type in _LOSING_TRACKERS
+        values["proctrack_loses_processes"] = settings.proctrack_type in _PROCTRACK_LOSING_DAEMONS
     if isinstance(settings.kill_wait_s, int):
         values["kill_wait"] = settings.kill_wait_s
     if settings.slurmd_timeout_s is not None:
@@ -160,7 +160,7 @@ def _settings_metrics(settings: Settings, expected_gpus: int) -> Iterator[Observ
 
 
 def _is_propagated(settings: Settings, limit: str) -> bool:
-    """Returns whether jobs inherit ``limit`` from the submit host: slurm.conf(5), PropagateResourceLimits."""
+    """Return whether jobs inherit ``limit`` from the submit host: slurm.conf(5), PropagateResourceLimits."""
     if settings.propagate_resource_limits_except:
         return not {limit, "ALL"} & set(settings.propagate_resource_limits_except)
     return bool({limit, "ALL"} & set(settings.propagate_resource_limits))

@@ -49,9 +49,10 @@ RULES = (
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yields the GPU counts of Slurm and NVML, and their differences.
+    """Yield the GPU counts of Slurm and NVML, and their differences.
 
-    Raises NotApplicable outside of Slurm's nodes, SeatrialError if the job holds only a part of the node's GPUs.
+    Raises NotApplicable on a machine that is not a Slurm node, and SeatrialError in MIG mode or if the job has only a
+    part of the node's GPUs.
     """
     node = _this_node(context, os.environ)
     inventory = discover.read(context.root)
@@ -66,7 +67,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
             "detected": f"{detected} GPUs by NVML",
             "models": sorted({gpu.name or "unreadable" for gpu in inventory.gpus}),
             "nvml_unavailable": inventory.nvml_unavailable,
-            "gpus_lost": [*inventory.lost, *inventory.permission_denied],
+            "gpus_lost": [*inventory.failed_gpus, *inventory.permission_denied],
             "gpus_expected": "yes" if expected else "no",
         }
     )
@@ -89,7 +90,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def _this_node(context: Context, env: Mapping[str, str]) -> Node:
-    """Returns Slurm's record of this node. If there is none: SeatrialError in a job, else NotApplicable."""
+    """Return Slurm's record of this node. Without one, raises SeatrialError in a job, else NotApplicable."""
     job, name = env.get("SLURM_JOB_ID"), env.get("SLURMD_NODENAME") or context.node.partition(".")[0]
     if not slurm.installed():
         if job:
@@ -106,10 +107,10 @@ def _this_node(context: Context, env: Mapping[str, str]) -> Node:
     raise NotApplicable(f"{name} is not a Slurm node, and this process is not in a Slurm job")
 
 
-def _allocated_gpus(configured: int, facts: GpuFacts, env: Mapping[str, str]) -> int:
-    """Returns the number of GPUs that NVML must report: in a job with a part of the GPUs it may report only these."""
+def _allocated_gpus(configured: int, inventory: GpuFacts, env: Mapping[str, str]) -> int:
+    """Return the number of GPUs that NVML must report: all configured ones, or the job's if it shows only these."""
     allocated = int(env.get("SLURM_GPUS_ON_NODE") or 0)
-    partial = "SLURM_JOB_ID" in env and not facts.nvml_unavailable and len(facts.gpus) <= allocated < configured
+    partial = "SLURM_JOB_ID" in env and not inventory.nvml_unavailable and len(inventory.gpus) <= allocated < configured
     return allocated if partial else configured
 
 

@@ -60,7 +60,7 @@ RULES = (
 class IsolationOptions(SubmitOptions):
     """Submit options and size of the two probe jobs."""
 
-    # at most 180, so that the first job (--time=5) is still running
+    # at most 180 s, so that the first job (--time=5 minutes) is still running
     second_job_wait_s: float = Field(
         default=120, gt=0, le=180, description="maximum seconds until the second job starts"
     )
@@ -69,7 +69,7 @@ class IsolationOptions(SubmitOptions):
 
 
 def measure(context: Context, options: IsolationOptions) -> Iterator[Observation]:
-    """Yields the number of GPUs and CPUs that two jobs on one node share.
+    """Yield the number of GPUs and CPUs that two jobs on one node share.
 
     Raises NotApplicable if nodes run one job at a time, SeatrialError if two jobs do not run on one node.
     """
@@ -98,13 +98,13 @@ def measure(context: Context, options: IsolationOptions) -> Iterator[Observation
 
 
 def _partition(options: IsolationOptions) -> Partition | None:
-    """Returns the partition of the probe jobs, unless ``extra`` selects another; None if it is unknown."""
+    """Return the partition of the probe jobs; None if unknown. A --partition in the option ``extra`` is not read."""
     name = options.partition
     return next((row for row in slurm.partitions() if (row.name == name if name else row.default)), None)
 
 
 def _condition_facts(settings: Settings, partition: Partition | None, gpus: int) -> Iterator[Fact]:
-    """Yields the facts in the ``applies_if`` of the rules: "yes", or the reason why the rule does not apply."""
+    """Yield the facts in the ``applies_if`` of the rules: "yes", or the reason why the rule does not apply."""
     plugins = f"TaskPlugin={','.join(settings.task_plugin)}"
     confined = "" if settings.constrains_cpus else f"{plugins}, ConstrainCores={settings.constrain_cores}"
     if not settings.cpus_are_consumable:
@@ -118,7 +118,7 @@ def _condition_facts(settings: Settings, partition: Partition | None, gpus: int)
 
 
 def _start_pair(jobs: ProbeJobs, size: tuple[str, ...], second_job_wait_s: float) -> tuple[Job, Job]:
-    """Starts two jobs on one node. Raises SeatrialError with Slurm's reason if the second does not start."""
+    """Start two jobs on one node. Raises SeatrialError with Slurm's reason if the second does not start."""
     first = jobs.start_idle_job(*size)
     try:
         second = jobs.start_idle_job(*size, f"--nodelist={first.nodes}", wait_s=second_job_wait_s)
@@ -128,7 +128,7 @@ def _start_pair(jobs: ProbeJobs, size: tuple[str, ...], second_job_wait_s: float
 
 
 def _require_running(jobs: ProbeJobs, pair: tuple[Job, Job]) -> None:
-    """Raises SeatrialError if one of the jobs ended before both steps ran."""
+    """Raise SeatrialError if one of the jobs ended before both steps ran."""
     for job in pair:
         current = jobs.query(job.id)
         if current.state != "RUNNING":
@@ -138,7 +138,7 @@ def _require_running(jobs: ProbeJobs, pair: tuple[Job, Job]) -> None:
 
 
 def _single_task(output: str, job: Job) -> Task:
-    """Returns the task of a step. Raises SeatrialError unless there is one task, on the job's node."""
+    """Return the task of a step. Raises SeatrialError unless there is one task, on the job's node."""
     tasks = slurm_task.parse_tasks(output)
     if len(tasks) != 1 or tasks[0].node != job.nodes:
         names = ", ".join(task.name for task in tasks) or "no task"
@@ -158,7 +158,7 @@ def _compare(first: Task, second: Task, confined: bool, gpus: bool) -> Iterator[
         }
         yield Fact(name=name, value=summary)
     values = {"cpus_shared": len(set(first.cpus) & set(second.cpus))}
-    if gpus and first_gpus and second_gpus:  # otherwise the GPUs of a job are unknown: no metric, ERROR
+    if gpus and first_gpus and second_gpus:  # else a job's GPUs are unknown: without the metric its rule is an ERROR
         values["gpus_shared"] = len(set(first_gpus) & set(second_gpus))
     if gpus and first.accessible_devices and second.accessible_devices:
         values["gpus_accessible_to_both"] = len(set(first.accessible_devices) & set(second.accessible_devices))

@@ -33,19 +33,21 @@ METRICS = {
 }
 
 _EXIT_CODE = 7  # of a passed probe job; not used by shells or Slurm
-_SIGNAL_EXIT_CODE = 12
+_SIGNAL_EXIT_CODE = 12  # of the signalled job, after its trap ran
 _REQUESTED_MIB = 128  # --mem of the memory job, well above the needs of slurmstepd
 _ALLOCATED_BYTES = 512 * 2**20  # by the memory job
-_ALLOCATED_S = 20  # OverMemoryKill checks every second (--acctg-freq=task=1)
+_ALLOCATED_S = 20  # for which the memory job holds them; OverMemoryKill checks every second (--acctg-freq=task=1)
 
-_ENVIRONMENT_TEXTS = (
-    "environment variables of the submit host are not set in the job: NCCL_*, HF_HOME and a venv get lost too",
-    "env | grep -E '^(SBATCH|SRUN|SLURM)_EXPORT', and unset it; scontrol show config | grep -iE 'TaskProlog|CliFilter'",
+_ENVIRONMENT_MEANING = (
+    "environment variables of the submit host are not set in the job: NCCL_*, HF_HOME and a venv get lost too"
 )
-_DIRECTORY_TEXTS = (
-    "the job does not start in the submit directory: relative paths of scripts and data are wrong",
+_ENVIRONMENT_FIX = (
+    "env | grep -E '^(SBATCH|SRUN|SLURM)_EXPORT', and unset it; scontrol show config | grep -iE 'TaskProlog|CliFilter'"
+)
+_DIRECTORY_MEANING = "the job does not start in the submit directory: relative paths of scripts and data are wrong"
+_DIRECTORY_FIX = (
     "Does the directory exist on the node, readable by this user? srun -N1 ls -ld DIRECTORY. Submit from a shared "
-    "directory, or use --chdir",
+    "directory, or use --chdir"
 )
 RULES = (
     Rule(
@@ -58,16 +60,16 @@ RULES = (
     Rule(
         metric="sbatch_environment",
         expect="== 1 bool",
-        meaning=_ENVIRONMENT_TEXTS[0],
-        fix=_ENVIRONMENT_TEXTS[1],
+        meaning=_ENVIRONMENT_MEANING,
+        fix=_ENVIRONMENT_FIX,
     ),
     Rule(
         metric="sbatch_directory",
         evidence_facts=("directory",),
         expect="== 1 bool",
         outcome_if_violated=Outcome.WARN,
-        meaning=_DIRECTORY_TEXTS[0],
-        fix=_DIRECTORY_TEXTS[1],
+        meaning=_DIRECTORY_MEANING,
+        fix=_DIRECTORY_FIX,
     ),
     Rule(
         metric="signal_delivered",
@@ -87,16 +89,16 @@ RULES = (
         metric="srun_environment",
         evidence_facts=("srun_output",),
         expect="== 1 bool",
-        meaning=_ENVIRONMENT_TEXTS[0],
-        fix=_ENVIRONMENT_TEXTS[1],
+        meaning=_ENVIRONMENT_MEANING,
+        fix=_ENVIRONMENT_FIX,
     ),
     Rule(
         metric="srun_directory",
         evidence_facts=("srun_output", "directory"),
         expect="== 1 bool",
         outcome_if_violated=Outcome.WARN,
-        meaning=_DIRECTORY_TEXTS[0],
-        fix=_DIRECTORY_TEXTS[1],
+        meaning=_DIRECTORY_MEANING,
+        fix=_DIRECTORY_FIX,
     ),
     Rule(
         metric="memory_limited",
@@ -135,7 +137,7 @@ class JobsOptions(SubmitOptions):
 
 
 def measure(context: Context, options: JobsOptions) -> Iterator[Observation]:
-    """Yields exit codes, environment, directory, signal delivery and limits of the probe jobs.
+    """Yield exit codes, environment, directory, signal delivery and limits of the probe jobs.
 
     Raises NotApplicable without Slurm client, SeatrialError with Slurm's reason if a probe job does not run.
     """
@@ -143,15 +145,16 @@ def measure(context: Context, options: JobsOptions) -> Iterator[Observation]:
     settings = slurm.settings()
     yield Fact(name="directory", value=os.getcwd())
     with open_probe_jobs(context, options) as jobs:
-        yield from _batch(jobs)
-        yield from _signal(jobs)
-        yield from _interactive(jobs)
-        yield from _memory(jobs, settings)
-        yield from _time_limit(jobs, settings, options.time_limit)
+        yield from _sbatch_metrics(jobs)
+        yield from _signal_metric(jobs)
+        yield from _srun_metrics(jobs)
+        yield from _memory_metrics(jobs, settings)
+        yield from _time_limit_metric(jobs, settings, options.time_limit)
 
 
-def _batch(jobs: ProbeJobs) -> Iterator[Observation]:
+def _sbatch_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
     directory = shlex.quote(os.getcwd())
+    # exit code: _EXIT_CODE, plus 1 without the environment, plus 2 in another directory
     script = (
         f'code={_EXIT_CODE}; test "$SEATRIAL_PROBE" = {jobs.job_name} || code=$((code + 1)); '
         f'test "$(pwd -P)" = {directory} || code=$((code + 2)); exit $code'
@@ -167,7 +170,7 @@ def _batch(jobs: ProbeJobs) -> Iterator[Observation]:
         yield from metrics(METRICS, {"sbatch_exit_code": _EXIT_CODE, **propagated})
 
 
-def _signal(jobs: ProbeJobs) -> Iterator[Observation]:
+def _signal_metric(jobs: ProbeJobs) -> Iterator[Observation]:
     job_id = jobs.submit(f"trap 'exit {_SIGNAL_EXIT_CODE}' USR1; sleep 60 & wait")
     job = jobs.wait_until(job_id, lambda job: not job.pending, 0)
     deadline = time.monotonic() + 30
@@ -176,11 +179,11 @@ def _signal(jobs: ProbeJobs) -> Iterator[Observation]:
         time.sleep(POLL_S)
         job = jobs.query(job_id)
     yield Fact(name="signalled_job", value=job.model_dump(mode="json"))
-    # SIGUSR1 (10) terminates a shell that has not set its trap yet; the signal was delivered then too.
+    # SIGUSR1 (10) terminates a shell that has not set its trap yet: the signal was delivered in this case too.
     yield from metrics(METRICS, {"signal_delivered": job.exit_code == _SIGNAL_EXIT_CODE or job.signal == 10})
 
 
-def _interactive(jobs: ProbeJobs) -> Iterator[Observation]:
+def _srun_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
     script = (
         f'echo "probe=$SEATRIAL_PROBE"; echo "directory=$(pwd -P)"; echo "node=$SLURMD_NODENAME"; exit {_EXIT_CODE}'
     )
@@ -201,7 +204,7 @@ def _interactive(jobs: ProbeJobs) -> Iterator[Observation]:
     yield from metrics(METRICS, values)
 
 
-def _memory(jobs: ProbeJobs, settings: Settings) -> Iterator[Observation]:
+def _memory_metrics(jobs: ProbeJobs, settings: Settings) -> Iterator[Observation]:
     mechanism, reason = _memory_limit_mechanism(settings)
     enforcement = mechanism or f"not enforced: {reason}"
     yield from facts({"memory_limit": enforcement, "memory_limit_tested": "yes" if mechanism else "no"})
@@ -224,7 +227,7 @@ def _memory(jobs: ProbeJobs, settings: Settings) -> Iterator[Observation]:
 
 
 def _memory_limit_mechanism(settings: Settings) -> tuple[str | None, str]:
-    """Returns the mechanism that limits job memory, or None and the reason: slurm.conf(5), cgroup.conf(5)."""
+    """Return the mechanism that limits job memory, or None and the reason: slurm.conf(5), cgroup.conf(5)."""
     if not settings.memory_is_consumable:
         return None, "memory is not a consumable resource, SelectTypeParameters has no Memory"
     if "task/cgroup" in settings.task_plugin and settings.constrain_ram_space != "no":
@@ -234,7 +237,7 @@ def _memory_limit_mechanism(settings: Settings) -> tuple[str | None, str]:
     return None, "neither task/cgroup with ConstrainRAMSpace nor OverMemoryKill is configured"
 
 
-def _time_limit(jobs: ProbeJobs, settings: Settings, enabled: bool) -> Iterator[Observation]:
+def _time_limit_metric(jobs: ProbeJobs, settings: Settings, enabled: bool) -> Iterator[Observation]:
     yield Fact(name="time_limit_tested", value="yes" if enabled else "no")
     if not enabled:
         return

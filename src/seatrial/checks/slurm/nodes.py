@@ -56,13 +56,13 @@ RULES = (
 
 
 class NodesOptions(Options):
-    """``reservation`` of the trial's jobs; default: slurm.reservation of the trial."""
+    """``reservation``: that of the trial's jobs; default: the trial's slurm.reservation."""
 
     reservation: str | None = None
 
 
 def measure(context: Context, options: NodesOptions) -> Iterator[Observation]:
-    """Yields the node counts, and the state of each node.
+    """Yield the node counts, and the state of each node.
 
     Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer.
     """

@@ -53,7 +53,7 @@ RULES = (
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
-    """Yields the partition counts, and the number of nodes without partition.
+    """Yield the partition counts, and the number of nodes without partition.
 
     Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer.
     """
@@ -76,7 +76,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
 
 
 def _has_no_time_limit(partition: Partition) -> bool:
-    """Returns whether jobs without --time have no limit: DefaultTime, or MaxTime if DefaultTime is not set."""
+    """Return whether jobs without --time have no limit: DefaultTime, or MaxTime if DefaultTime is not set."""
     limit = partition.max_time_s if partition.default_time_s is None else partition.default_time_s
     return limit in (None, "unlimited")
 

@@ -87,12 +87,12 @@ class CommandOptions(Options):
 
     @field_validator("command", mode="before")
     @classmethod
-    def _split(cls, value: object) -> object:
+    def _split_command(cls, value: object) -> object:
         return tuple(shlex.split(value)) if isinstance(value, str) else value
 
     @field_validator("log")
     @classmethod
-    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
             try:
                 groups = set(re.compile(pattern).groupindex)
@@ -106,14 +106,14 @@ class CommandOptions(Options):
 
     @field_validator("artifacts", "trainer_state")
     @classmethod
-    def _below_out(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _check_paths_below_out(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         for path in (value,) if isinstance(value, str) else value:
             if path.startswith("/") or ".." in PurePosixPath(path).parts:
                 raise ValueError(f"{path!r} is not a path below {{out}}")
         return value
 
     @model_validator(mode="after")
-    def _single_loss_source(self) -> CommandOptions:
+    def _check_single_loss_source(self) -> CommandOptions:
         if self.trainer_state and any("loss" in re.compile(pattern).groupindex for pattern in self.log):
             raise ValueError("two sources of the loss: trainer_state and a group of log; remove one")
         return self
@@ -410,7 +410,7 @@ CHECK = Check(
             applies_if=_LOSS,
             expect="== 0",
             meaning="An infinite or NaN loss or gradient norm means wrong arithmetic, memory errors or low precision.",
-            fix="Compare train.cnn and train.ddp, which are stable, and check `nvidia-smi -q -d ECC`.",
+            fix="Compare train.cnn and train.ddp: their settings do not diverge. Check `nvidia-smi -q -d ECC`.",
         ),
         Rule(
             metric="loss_drop",

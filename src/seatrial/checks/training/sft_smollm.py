@@ -17,14 +17,14 @@ GENERATED_TOKENS = 8
 
 
 def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
-    trained = yield from _results.train_on_one_gpu(
+    result = yield from _results.train_on_one_gpu(
         context, options, NAME, after_training="then final/ is loaded", generate_tokens=GENERATED_TOKENS
     )
     if context.rank:
         return
-    checkpoints = [*trained.out.glob("checkpoints/checkpoint-*/trainer_state.json")]
+    checkpoints = [*result.out.glob("checkpoints/checkpoint-*/trainer_state.json")]
     yield Metric(name="checkpoints", value=len(checkpoints), unit="count", subject=CLUSTER)
-    if generated := trained.value("generated"):
+    if generated := result.value("generated"):
         yield Fact(name="generated", value=generated)
         tokens = generated["tokens"] if generated["finite"] else 0
         yield Metric(name="generated_tokens", value=tokens, unit="count", subject=CLUSTER)

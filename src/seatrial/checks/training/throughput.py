@@ -102,7 +102,7 @@ def _scaling(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observ
 def _method(config: str, overrides: Sequence[str]) -> str:
     return (
         f"{config} ({', '.join(overrides) or 'no overrides'}), once per stage: each GPU separately, all concurrently; "
-        "each node separately, all concurrently; all ranks together. Speed of the steps after untimed_steps. "
+        "each node separately, all concurrently; one training on all ranks. Speed of the steps after untimed_steps. "
         "memory_excess: weights and Adam state on the fullest GPU of any stage over the calculated share"
     )
 

@@ -1,8 +1,8 @@
 """Converts rows to a folder with three splits and a report that counts every row.
 
-``train.jsonl``; ``seen.jsonl``: held-out conversations with functions that also occur in training; ``unseen.jsonl``:
-conversations with functions that no training conversation lists. Splits depend only on hashes of the content: a row is
-in the same split in any order and on any machine.
+``unseen.jsonl``: conversations with a held-out function, which no training conversation lists; ``seen.jsonl``:
+other held-out conversations; ``train.jsonl``: the rest. The split of a row depends only on hashes of its content: it is
+the same in any order and on any machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts of this host and what they mean for a trial: usable devices, machine identity, GPU errors."""
+"""Facts of this host, and what a trial derives from them: usable GPUs, machine identity, GPU errors."""
 
 from __future__ import annotations
 
@@ -12,80 +12,81 @@ from seatrial.config.schema import Config
 from seatrial.discover import gpu, host, slurm
 from seatrial.launch import runs_remotely, uses_slurm
 from seatrial.model import Machine, UsageError
-from seatrial.pipeline.plan import Devices, Plan
+from seatrial.pipeline.plan import NodeGpus, Plan
 
 
 @dataclass(frozen=True)
-class Survey:
+class ThisHost:
     """Discovered facts of this host."""
 
     facts: dict[str, Any]
     gpus: gpu.GpuFacts
 
-    def devices(self, settings: Config) -> Devices:
-        """Return the GPUs for the planner; missing or unusable GPUs are an error, never a CPU-only run.
+    def node_gpus(self, settings: Config) -> NodeGpus:
+        """Return the GPUs per node. Missing or unusable GPUs give a ``gpu_error``, never a CPU-only run.
 
         Raises UsageError if the number of GPUs per node is unknown.
         """
         expected = settings.cluster.gpus_per_node
         if uses_slurm(settings):
             configured = slurm.gpus_per_node(settings.slurm.partition) if expected is None else expected
-            return Devices(configured, expected_gpus=configured)
+            return NodeGpus(configured, expected_gpus=configured)
         if runs_remotely(settings):
             if expected is None:
                 raise UsageError(f"--gpus-per-node is required with --launcher {settings.launcher}")
-            return Devices(expected, expected_gpus=expected)
+            return NodeGpus(expected, expected_gpus=expected)
         if expected == 0:
-            return Devices(0)
+            return NodeGpus(0)
         visible = self.visible_gpus(settings)
         usable = len(visible)
         if mig_gpus := [f"gpu{device.index}" for device in visible[:expected] if device.mig_mode]:
             fix = "disable MIG (nvidia-smi -i INDEX -mig 0, then reset) or exclude them by CUDA_VISIBLE_DEVICES"
-            return Devices(usable, f"{', '.join(mig_gpus)}: MIG enabled; MIG instances are not supported; {fix}")
+            return NodeGpus(usable, f"{', '.join(mig_gpus)}: MIG enabled; MIG instances are not supported; {fix}")
         if expected is not None and usable < expected:
-            reason = self.gpus.nvml_unavailable or "see gpu.inventory"
-            return Devices(usable, f"{expected} GPUs expected, {usable} usable: {reason}")
+            reason = self.gpus.nvml_unavailable or "see the check gpu.inventory"
+            return NodeGpus(usable, f"{expected} GPUs expected, {usable} usable: {reason}")
         if not usable and (self.gpus.gpus or self.gpus.pci_devices):
             reason = self.gpus.nvml_unavailable or "CUDA_VISIBLE_DEVICES excludes all of them"
-            return Devices(0, f"{len(self.gpus.pci_devices)} NVIDIA GPUs on the PCI bus, none usable: {reason}")
+            return NodeGpus(0, f"{len(self.gpus.pci_devices)} NVIDIA GPUs on the PCI bus, none usable: {reason}")
         if not usable and self.gpus.detection_error:
-            return Devices(0, f"{self.gpus.detection_error}; if this host has no GPU, set --gpus-per-node 0")
-        return Devices(usable)
+            return NodeGpus(0, f"{self.gpus.detection_error}; if this host has no GPU, set --gpus-per-node 0")
+        return NodeGpus(usable)
 
     def machine(self, settings: Config) -> Machine:
-        """Return the identity of the machine under test; empty if jobs run elsewhere: measurements name their nodes."""
+        """Return the identity of this machine; empty if jobs run on others, whose names are in the measurements."""
         if runs_remotely(settings):
             return Machine(host="", gpus=())
         gpus = tuple(device.uuid or f"gpu{device.index}" for device in self.visible_gpus(settings))
         return Machine(host=socket.gethostname(), gpus=gpus, versions=self._versions())
 
     def visible_gpus(self, settings: Config) -> tuple[gpu.Gpu, ...]:
-        """Return the GPUs that CUDA makes visible to the workers, with the trial's environment variables."""
+        """Return the GPUs that CUDA_VISIBLE_DEVICES selects for the workers; the trial's ``env`` comes first."""
         return gpu.cuda_visible(self.gpus, {**os.environ, **settings.env})
 
     def gpu_models(self, settings: Config) -> tuple[str, ...]:
-        """Return NVML's name of each GPU under test; empty if jobs run elsewhere or a name is unknown."""
+        """Return NVML's name of each GPU under test; empty if jobs run on other machines or a name is unknown."""
         names = [] if runs_remotely(settings) else [device.name for device in self.visible_gpus(settings)]
         used = names[: settings.cluster.gpus_per_node] if settings.cluster.gpus_per_node is not None else names
         return tuple(name for name in used if name) if all(used) else ()
 
     def gpu_error(self, settings: Config) -> str:
-        """Return why not all GPUs of this host are tested; empty if all are, or the user selected some."""
-        devices = self.devices(settings)
-        if devices.gpu_error:
-            return devices.gpu_error
+        """Return why some GPUs of this host are not tested; empty if all are, or if the user selected GPUs."""
+        node_gpus = self.node_gpus(settings)
+        if node_gpus.gpu_error:
+            return node_gpus.gpu_error
         selected = settings.cluster.gpus_per_node is not None or "CUDA_VISIBLE_DEVICES" in {*os.environ, *settings.env}
-        if selected or runs_remotely(settings) or self.gpus.installed_gpus <= devices.usable_gpus:
+        if selected or runs_remotely(settings) or self.gpus.installed_gpus <= node_gpus.usable_gpus:
             return ""
-        reason = "; ".join([*self.gpus.lost, *self.gpus.not_usable])
-        return f"{devices.usable_gpus} of {self.gpus.installed_gpus} GPUs of this host are usable: {reason}"
+        unusable = [f"PCI {address}" for address in self.gpus.unusable_pci_devices]
+        reason = "; ".join([*self.gpus.failed_gpus, *unusable])
+        return f"{node_gpus.usable_gpus} of {self.gpus.installed_gpus} GPUs of this host are usable: {reason}"
 
     def _versions(self) -> tuple[str, ...]:
-        """Return the versions and identifiers that make results comparable; a change means another machine."""
+        """Return the versions and identifiers that must be equal for results to be of one machine."""
         host_facts = self.facts.get("host", {})
         versions = {
             "kernel": host_facts.get("os", {}).get("kernel"),
-            # GPU UUIDs identify the machine better: a new container can have a new machine id
+            # only on CPU hosts: a new container can have a new machine id, but has the same GPU UUIDs
             "machine": None if self.gpus.gpus else host_facts.get("os", {}).get("machine_id"),
             "driver": self.gpus.driver,
             "torch": host_facts.get("software", {}).get("torch"),
@@ -94,27 +95,27 @@ class Survey:
         return tuple(f"{name} {version}" for name, version in versions.items() if version)
 
 
-def discover() -> Survey:
+def discover() -> ThisHost:
     """Return read-only facts of this host."""
     gpus = gpu.read_with_timeout()
     facts = {"host": host.read().model_dump(mode="json"), "gpu": gpus.model_dump(mode="json")}
-    return Survey(facts, gpus)
+    return ThisHost(facts, gpus)
 
 
-def cpu_only(settings: Config, survey: Survey) -> bool:
+def cpu_only(settings: Config, this_host: ThisHost) -> bool:
     """Return whether the trial uses no GPU and none is missing."""
-    devices = survey.devices(settings)
-    return not devices.gpu_error and not devices.usable_gpus
+    node_gpus = this_host.node_gpus(settings)
+    return not node_gpus.gpu_error and not node_gpus.usable_gpus
 
 
-def tested_hardware(settings: Config, plan: Plan, survey: Survey) -> str:
+def tested_hardware(settings: Config, plan: Plan, this_host: ThisHost) -> str:
     """Return the hardware to which the decision applies."""
     nodes = f"{settings.cluster.nodes} node" + ("s" if settings.cluster.nodes > 1 else "")
-    devices = survey.devices(settings)
-    if devices.gpu_error:
-        return f"{nodes}; {devices.gpu_error}"
-    if not devices.usable_gpus:
-        installed = survey.gpus.installed_gpus
+    node_gpus = this_host.node_gpus(settings)
+    if node_gpus.gpu_error:
+        return f"{nodes}; {node_gpus.gpu_error}"
+    if not node_gpus.usable_gpus:
+        installed = this_host.gpus.installed_gpus
         gpus = f"0 of {installed} GPUs used" if installed else "no GPU"
         return f"CPU ONLY: {nodes}, {gpus}; GPUs and fabric are not tested"
     used = next((job.ranks_per_node for job in plan.jobs if job.placement == "ranks"), 0)
@@ -124,7 +125,7 @@ def tested_hardware(settings: Config, plan: Plan, survey: Survey) -> str:
         return f"{nodes} of a Slurm cluster, {used} GPUs each"
     if runs_remotely(settings):
         return f"{nodes} started by the user, {used} GPUs each"
-    visible = survey.visible_gpus(settings)
+    visible = this_host.visible_gpus(settings)
     models = " + ".join(sorted({device.name or "unknown GPU" for device in visible[:used]}))
     rest = f" of {len(visible)}" if used < len(visible) else ""
     unset = "" if settings.cluster.gpus_per_node else "; expected number of GPUs not set (--gpus-per-node)"

@@ -1,4 +1,4 @@
-"""SVG paths of curves, as points."""
+"""Parses the SVG paths of curves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MOVE = re.compile(r"([Ml])(\S+?) ([-+.\de]+)")
 
 
 def points_of(path: str) -> list[tuple[float, float]]:
-    """The corners of a path of one stroke, which begins at a point and goes on by differences."""
+    """The points of a path that has one absolute start (M) and relative moves (l)."""
     points: list[tuple[float, float]] = []
     for kind, x, y in _MOVE.findall(path):
         last = points[-1] if kind == "l" else (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Made-up measurements of made-up machines, and the verdicts on them: what the sample trials consist of."""
+"""Invented measurements and verdicts of the sample trials."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from seatrial.model import CLUSTER, Artifact, Basis, BasisKind, Measurement, Metric, Outcome, Reason, Series, Verdict
 
-BEGAN = 1_795_250_712.0
+STARTED = 1_795_250_712.0
 SIZES = {"1MiB": 2**20, "10MiB": 10 * 2**20, "100MiB": 100 * 2**20, "1GiB": 2**30, "8GiB": 2**33}
-HOW = "NCCL 2.28.9, 4 ranks on 1 node; each figure is the median of 40 windows; busbw = algbw · 2(n−1)/n"
+METHOD = "NCCL 2.28.9, 4 ranks on 1 node; each figure is the median of 40 windows; busbw = algbw · 2(n−1)/n"
 BUSBW = (63.5, 236.1, 328.4, 356.5, 371.2)
 
 
@@ -37,31 +37,33 @@ def host(node: str, driver: str = "580.95.05") -> Measurement:
             "versions": {"python": "3.12.3", "torch": "2.11.0+cu130", "nccl": "2.28.9"},
             "container": None,
         },
-        started=BEGAN + 1,
+        started=STARTED + 1,
         seconds=1.3,
     )
 
 
-def inventory(node: str, gpus: int, sick: int = -1) -> Measurement:
+def inventory(node: str, gpus: int, faulty: int = -1) -> Measurement:
     metrics = []
     for gpu in range(gpus):
-        place = f"{node}/gpu{gpu}"
+        subject = f"{node}/gpu{gpu}"
         metrics += [
-            Metric(name="ecc_uncorrected", value=3 if gpu == sick else 0, unit="count", subject=place),
-            Metric(name="pcie_width", value=16, unit="lanes", subject=place),
-            Metric(name="temperature", value=wobble(31.0, place, 4), unit="°C", subject=place),
-            Metric(name="power_limit", value=700, unit="W", subject=place),
-            Metric(name="memory", value=141 * 2**30, unit="B", subject=place),
+            Metric(name="ecc_uncorrected", value=3 if gpu == faulty else 0, unit="count", subject=subject),
+            Metric(name="pcie_width", value=16, unit="lanes", subject=subject),
+            Metric(name="temperature", value=vary(31.0, subject, 4), unit="°C", subject=subject),
+            Metric(name="power_limit", value=700, unit="W", subject=subject),
+            Metric(name="memory", value=141 * 2**30, unit="B", subject=subject),
         ]
-    table = [{"gpu": gpu, "uuid": f"GPU-{hash_of(f'{node}{gpu}'):08x}", "numa": gpu * 2 // gpus} for gpu in range(gpus)]
+    gpu_table = [
+        {"gpu": gpu, "uuid": f"GPU-{hash_of(f'{node}{gpu}'):08x}", "numa": gpu * 2 // gpus} for gpu in range(gpus)
+    ]
     facts: dict[str, Any] = {
         "model": "NVIDIA H200",
         "vbios": "96.00.BC.00.01",
-        "gpus": table,
+        "gpus": gpu_table,
         "topology": "NV18 all to all",
     }
     return Measurement(
-        check="gpu.inventory", subject=node, metrics=tuple(metrics), facts=facts, started=BEGAN + 2, seconds=2.1
+        check="gpu.inventory", subject=node, metrics=tuple(metrics), facts=facts, started=STARTED + 2, seconds=2.1
     )
 
 
@@ -74,8 +76,8 @@ def all_reduce(busbw: tuple[float, ...], ranks: list[str] | None = None) -> Meas
         metrics.append(Metric(name=f"latency.{label}", value=latency, unit="us", subject=CLUSTER))
     metrics.append(Metric(name="wrong_elements", value=0, unit="count", subject=CLUSTER))
     metrics += [
-        Metric(name="rank_time.8GiB", value=wobble(34_700, place, 300), unit="us", subject=place)
-        for place in ranks or [f"h200-01/gpu{gpu}" for gpu in range(4)]
+        Metric(name="rank_time.8GiB", value=vary(34_700, subject, 300), unit="us", subject=subject)
+        for subject in ranks or [f"h200-01/gpu{gpu}" for gpu in range(4)]
     ]
     latencies = tuple(1.5 * size / bandwidth / 1e3 for size, bandwidth in zip(SIZES.values(), busbw, strict=True))
     x = tuple(float(size) for size in SIZES.values())
@@ -85,7 +87,7 @@ def all_reduce(busbw: tuple[float, ...], ranks: list[str] | None = None) -> Meas
         rank=0,
         metrics=tuple(metrics),
         facts={
-            "method": HOW,
+            "method": METHOD,
             "backend": "nccl",
             "dtype": "float32",
             "iterations": {"1MiB": {"warmup": 5, "windows": 40}},
@@ -94,7 +96,7 @@ def all_reduce(busbw: tuple[float, ...], ranks: list[str] | None = None) -> Meas
             Series(name="busbw", subject=CLUSTER, x=x, y=busbw, x_unit="B", y_unit="GB/s"),
             Series(name="latency", subject=CLUSTER, x=x, y=latencies, x_unit="B", y_unit="us"),
         ),
-        started=BEGAN + 14,
+        started=STARTED + 14,
         seconds=21.7,
     )
 
@@ -103,28 +105,28 @@ def cnn(node: str, gpus: int, slow: int = -1) -> list[Measurement]:
     return [_cnn(f"{node}/gpu{gpu}", gpu, 0.55 if gpu == slow else 1.0) for gpu in range(gpus)]
 
 
-def _cnn(place: str, rank: int, speed: float) -> Measurement:
-    speeds = tuple(wobble(61_000 * speed, f"{place}{epoch}", 900) for epoch in range(5))
+def _cnn(subject: str, rank: int, speed: float) -> Measurement:
+    speeds = tuple(vary(61_000 * speed, f"{subject}{epoch}", 900) for epoch in range(5))
     loss = tuple(
-        2.3 * math.exp(-step / 60) + 0.05 + abs(wobble(0, f"{place}{step}", 0.04)) for step in range(0, 470, 10)
+        2.3 * math.exp(-step / 60) + 0.05 + abs(vary(0, f"{subject}{step}", 0.04)) for step in range(0, 470, 10)
     )
     return Measurement(
         check="train.cnn",
-        subject=place,
+        subject=subject,
         rank=rank,
         metrics=(
-            Metric(name="accuracy", value=wobble(98.7, place, 0.3), unit="%", subject=place),
-            Metric(name="images_per_s", value=sorted(speeds)[2], unit="img/s", subject=place, samples=speeds),
-            Metric(name="seconds", value=wobble(11.2, place, 0.5) / speed, unit="s", subject=place),
+            Metric(name="accuracy", value=vary(98.7, subject, 0.3), unit="%", subject=subject),
+            Metric(name="images_per_s", value=sorted(speeds)[2], unit="img/s", subject=subject, samples=speeds),
+            Metric(name="seconds", value=vary(11.2, subject, 0.5) / speed, unit="s", subject=subject),
         ),
         facts={"data": "MNIST", "epochs": 5, "batch": 128},
         series=(
             Series(
-                name="loss", subject=place, x=tuple(map(float, range(0, 470, 10))), y=loss, x_unit="step", y_unit=""
+                name="loss", subject=subject, x=tuple(map(float, range(0, 470, 10))), y=loss, x_unit="step", y_unit=""
             ),
         ),
         artifacts=(Artifact(path=f"checks/train.cnn/rank{rank}/metrics.json", title=f"metrics.json of rank {rank}"),),
-        started=BEGAN + 38,
+        started=STARTED + 38,
         seconds=12.4 / speed,
     )
 
@@ -133,7 +135,7 @@ def ddp(node: str, gpus: int) -> Measurement:
     metrics = [
         Metric(
             name="tokens_per_s_per_gpu",
-            value=wobble(16_800, f"{node}{gpu}", 120),
+            value=vary(16_800, f"{node}{gpu}", 120),
             unit="tok/s",
             subject=f"{node}/gpu{gpu}",
         )
@@ -141,7 +143,7 @@ def ddp(node: str, gpus: int) -> Measurement:
     ]
     metrics.append(Metric(name="identical_parameters", value=1, unit="bool", subject=CLUSTER))
     steps = tuple(float(step) for step in range(120))
-    loss = tuple(2.0 + 4.4 * math.exp(-step / 25) + wobble(0, f"ddp{step}", 0.05) for step in steps)
+    loss = tuple(2.0 + 4.4 * math.exp(-step / 25) + vary(0, f"ddp{step}", 0.05) for step in steps)
     return Measurement(
         check="train.ddp",
         subject=f"{node}/gpu0",
@@ -149,42 +151,46 @@ def ddp(node: str, gpus: int) -> Measurement:
         metrics=tuple(metrics),
         facts={"parameters": "31.2 M", "tolerance": "1e-4 relative"},
         series=(Series(name="training loss", subject=CLUSTER, x=steps, y=loss, x_unit="step", y_unit=""),),
-        started=BEGAN + 52,
+        started=STARTED + 52,
         seconds=24.9,
     )
 
 
 def hash_of(text: str) -> int:
-    """A number from a text, the same in every process (hash() is not)."""
+    """A number from a text, the same in every process, unlike hash() (FNV-1a)."""
     number = 2166136261
     for byte in text.encode():
         number = (number ^ byte) * 16777619 % 2**32
     return number
 
 
-def wobble(value: float, key: str, width: float) -> float:
+def vary(value: float, key: str, width: float) -> float:
+    """``value`` plus a deviation of at most ``width`` that depends on ``key`` only."""
     return round(value + width * (hash_of(key) % 1000 / 500 - 1), 4)
 
 
-def rule(op: str, expected: float, unit: str) -> Basis:
+def rule_basis(op: str, expected: float, unit: str) -> Basis:
     return Basis(BasisKind.RULE, "", expected, unit, op)
 
 
-def passes(one: Measurement, name: str, basis: Basis, sick: tuple[str, float] = ("", 0.0)) -> Iterator[Verdict]:
-    for metric in one.metrics:
+def metric_verdicts(
+    measurement: Measurement, name: str, basis: Basis, faulty: tuple[str, float] = ("", 0.0)
+) -> Iterator[Verdict]:
+    """PASS for each subject of the metric ``name``; FAIL with the given value for ``faulty``: (subject, value)."""
+    for metric in measurement.metrics:
         if metric.name == name:
-            bad = metric.subject == sick[0]
+            bad = metric.subject == faulty[0]
             yield Verdict(
-                check=one.check,
+                check=measurement.check,
                 subject=metric.subject,
                 metric=name,
                 outcome=Outcome.FAIL if bad else Outcome.PASS,
                 reasons=(Reason.THRESHOLD_VIOLATED,) if bad else (),
-                value=sick[1] if bad else metric.value,
+                value=faulty[1] if bad else metric.value,
                 unit=metric.unit,
-                meaning="A row that cannot be corrected ends every job that touches it." if bad else "",
+                meaning="An uncorrectable error terminates each job that reads the row." if bad else "",
                 evidence=f"{name} = {metric.value:g} on {metric.subject}",
-                fix="Reset the GPU to let the rows be remapped; `nvidia-smi -q -d ECC,ROW_REMAPPER`" if bad else "",
+                fix="Reset the GPU to remap the rows: `nvidia-smi -q -d ECC,ROW_REMAPPER`" if bad else "",
                 basis=basis,
             )
 
@@ -199,14 +205,14 @@ def host_verdicts(node: str, nofile: Outcome = Outcome.PASS) -> Iterator[Verdict
         reasons=(Reason.THRESHOLD_VIOLATED,) if bad else (),
         value=1024.0,
         unit="files",
-        meaning="Each tensor that a data loader worker hands over takes a file descriptor." if bad else "",
+        meaning="Each tensor from a data loader worker needs a file descriptor." if bad else "",
         evidence=f"nofile_soft = 1,024 files on {node}" if bad else "",
-        fix="`ulimit -n 65536` in the job; for good: '* soft nofile 65536' in /etc/security/limits.d/" if bad else "",
-        basis=rule(">=", 4096, "files"),
+        fix="`ulimit -n 65536` in the job; to keep it: '* soft nofile 65536' in /etc/security/limits.d/" if bad else "",
+        basis=rule_basis(">=", 4096, "files"),
     )
     for metric, value, basis in (
-        ("shm_bytes", 2.0**33, rule(">=", 2**30, "B")),
-        ("clock_synchronised", 1.0, rule("==", 1, "bool")),
+        ("shm_bytes", 2.0**33, rule_basis(">=", 2**30, "B")),
+        ("clock_synchronised", 1.0, rule_basis("==", 1, "bool")),
     ):
         yield Verdict(
             check="host.inventory",
@@ -223,16 +229,16 @@ def host_verdicts(node: str, nofile: Outcome = Outcome.PASS) -> Iterator[Verdict
         metric="rdma_inactive_ports",
         outcome=Outcome.SKIP,
         reasons=(Reason.NOT_APPLICABLE,),
-        detail="there is no RDMA device",
+        detail="no RDMA device",
     )
 
 
-def all_reduce_verdicts(one: Measurement, outcome: Outcome) -> Iterator[Verdict]:
-    yield from passes(one, "wrong_elements", rule("==", 0, "count"))
-    metric = next(metric for metric in one.metrics if metric.name == "busbw.8GiB")
+def all_reduce_verdicts(measurement: Measurement, outcome: Outcome) -> Iterator[Verdict]:
+    yield from metric_verdicts(measurement, "wrong_elements", rule_basis("==", 0, "count"))
+    metric = next(metric for metric in measurement.metrics if metric.name == "busbw.8GiB")
     source = "four GPUs of one host, 2026-11"
-    why = "At this size the links are saturated: what is missing here is missing from every gradient exchange."
-    fix = "Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: every pair should be joined by all of its links."
+    meaning = "This size saturates the links: the all-reduce of gradients is slower by the same ratio."
+    fix = "Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: every pair should be connected by all of its links."
     yield Verdict(
         check="collectives.all_reduce",
         subject=CLUSTER,
@@ -242,7 +248,7 @@ def all_reduce_verdicts(one: Measurement, outcome: Outcome) -> Iterator[Verdict]
         value=metric.value,
         unit="GB/s",
         ratio=metric.value / 370,
-        meaning="" if outcome is Outcome.PASS else why,
+        meaning="" if outcome is Outcome.PASS else meaning,
         evidence=f"busbw.8GiB = {metric.value:g} GB/s on cluster, 7 samples "
         f"from {min(metric.samples):.4g} GB/s to {max(metric.samples):.4g} GB/s",
         fix="" if outcome is Outcome.PASS else fix,

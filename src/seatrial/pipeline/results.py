@@ -1,4 +1,4 @@
-"""Results of a running trial; each measurement is on disk before it counts. Nothing here judges."""
+"""Results of a running trial. Each measurement is written to disk before it is added."""
 
 from __future__ import annotations
 
@@ -15,62 +15,62 @@ from seatrial.model import Job, JobResult, Measurement, Outcome, Session, Timing
 from seatrial.pipeline.run_directory import RunDir
 
 
-class Show(Protocol):
-    """Live output of a trial."""
+class Display(Protocol):
+    """Live output of a trial for the user."""
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
-    def current_check(self, text: str) -> None: ...
+    def show_status(self, text: str) -> None: ...
 
-    def planned(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
+    def show_plan(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
 
     def retry_started(self, job: Job, reasons: Mapping[str, str]) -> None: ...
 
-    def judged(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
+    def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None: ...
 
     def warn(self, text: str) -> None: ...
 
 
 @dataclass
-class Collected:
-    """Results of the trial so far; the Listener of its jobs. Each measurement is on disk before it counts.
+class TrialResults:
+    """Results of the trial so far; the Listener of its jobs.
 
-    ``on_complete`` is called with the name of a check when all ranks have measured it or one has an error.
+    ``on_complete`` is called with the name of a check after its last rank's measurement, and after each ERROR.
     """
 
     run_dir: RunDir
     settings: Config
-    show: Show
-    on_complete: Callable[[Collected, str], None] = lambda _collected, _check: None
+    display: Display
+    on_complete: Callable[[TrialResults, str], None] = lambda _results, _check: None
     measurements: list[Measurement] = field(default_factory=list)
-    retries: list[Measurement] = field(default_factory=list)  # second measurements of checks below a threshold
-    results: list[JobResult] = field(default_factory=list)
+    retries: list[Measurement] = field(default_factory=list)  # second and third measurements of checks
+    job_results: list[JobResult] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)  # earlier sessions
     timings: list[Timing] = field(default_factory=list)
     stop_reason: str = ""
     jobs: list[Job] = field(default_factory=list)  # in the order of their start
-    _counts: Counter[tuple[str, bool]] = field(default_factory=Counter)  # measurements by check and retry
+    _counts: Counter[tuple[str, int]] = field(default_factory=Counter)  # measurements by check and number of the retry
 
     def job_started(self, job: Job, attempt: int) -> None:
         self.jobs.append(job)
-        self.show.job_started(job, attempt)
+        self.display.job_started(job, attempt)
 
-    def current_check(self, text: str) -> None:
-        self.show.current_check(text)
+    def show_status(self, text: str) -> None:
+        self.display.show_status(text)
 
-    def measured(self, measurement: Measurement) -> None:
-        if self.jobs and self.jobs[-1].retry:  # the launcher's error measurements do not have the flag
-            measurement = measurement.model_copy(update={"retry": True})
-        self.run_dir.save(measurement)
+    def add_measurement(self, measurement: Measurement) -> None:
+        if self.jobs and self.jobs[-1].retry:  # error measurements of run_job lack the number
+            measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
+        self.run_dir.save_measurement(measurement)
         (self.retries if measurement.retry else self.measurements).append(measurement)
-        self._counts[measurement.check, measurement.retry] += 1  # a search in all measurements would be quadratic
+        self._counts[measurement.check, measurement.retry] += 1  # counting in the list each time would be quadratic
         process_count = next((job.process_count for job in self.jobs if measurement.check in job.checks), 1)
         if measurement.error or self._counts[measurement.check, measurement.retry] == process_count:
             self.on_complete(self, measurement.check)
 
-    def finished(self, result: JobResult) -> None:
-        self.run_dir.save_result(result)
-        self.results.append(result)
+    def add_job_result(self, result: JobResult) -> None:
+        self.run_dir.save_job_result(result)
+        self.job_results.append(result)
 
     def sort(self) -> None:
         """Sort the measurements of each check by rank, since the order of arrival varies between runs."""

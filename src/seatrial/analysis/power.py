@@ -1,0 +1,145 @@
+"""The slowdowns that a limit rejects, from the noise and the number of samples. Pure.
+
+A value is the median of n samples with relative noise s, so its standard error is sqrt(pi/2)·s/sqrt(n). A trial is
+rejected if a measurement and its retry are both below the limit and the 95 % interval of all samples is, or if two of
+three measurements are below it (judge/retry.py). benchmarks/decision_power.py compares this with whole records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, inf, pi, sqrt
+from statistics import NormalDist, median
+
+from seatrial.checks.base import Check
+from seatrial.hardware.references import Reference, References
+from seatrial.model import Insight, Measurement, Rule
+from seatrial.util.quantiles import deviation, expected_half_width, independent_samples
+
+CERTAINTY = 0.99  # share of trials in which a detectable slowdown is rejected
+MAX_RATIO = 1.5  # of the detectable slowdown to the one that the limit states; above it, more samples are needed
+_STEPS = 400  # of the numerical integration
+_NORMAL = NormalDist()
+
+
+def rejected_share(slowdown: float, limit: float, noise: float, samples: float) -> float:
+    """Return the share of trials that reject a device of relative speed 1 - ``slowdown``; ``limit``: share of 1."""
+    error = standard_error(noise, samples)
+    if error == 0:
+        return float(1 - slowdown < limit)
+    distance = (limit - (1 - slowdown)) / error
+    bad = _NORMAL.cdf(distance)
+    # Both bad and conclusive together: u1, u2 > 0 and (u1 + u2)/2 > half width, in standard errors of one measurement
+    half_width = noise * expected_half_width(max(2, round(2 * samples))) / error
+    step = 12 / _STEPS
+    both = 0.0
+    for index in range(_STEPS):
+        first = distance - 6 + (index + 0.5) * step
+        if first > 0:
+            density = exp(-((first - distance) ** 2) / 2) / sqrt(2 * pi)
+            both += step * density * _NORMAL.cdf(distance - max(0.0, 2 * half_width - first))
+    return both + 2 * bad * (1 - bad) * bad
+
+
+def detectable_slowdown(limit: float, noise: float, samples: float) -> float:
+    """Return the smallest slowdown that is rejected in 99 % of trials, at most 1."""
+    low, high = 1 - limit, 1.0
+    if rejected_share(high, limit, noise, samples) < CERTAINTY:
+        return 1.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if rejected_share(middle, limit, noise, samples) >= CERTAINTY else (middle, high)
+    return high
+
+
+def samples_needed(slowdown: float, limit: float, noise: float) -> int | None:
+    """Return the number of independent samples with which ``slowdown`` is rejected in 99 % of trials.
+
+    None if the limit does not exclude the slowdown at all, or if more than 100,000 are needed.
+    """
+    if 1 - slowdown >= limit:
+        return None
+    low, high = 1, 100_000
+    if rejected_share(slowdown, limit, noise, high) < CERTAINTY:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if rejected_share(slowdown, limit, noise, middle) >= CERTAINTY else (middle + 1, high)
+    return high
+
+
+def samples_table(limit: float) -> dict[float, dict[float, int | None]]:
+    """Return the samples needed by noise and slowdown, for slowdowns 1 to 10 percentage points beyond ``limit``."""
+    slowdowns = [round(1 - limit + beyond, 4) for beyond in (0.01, 0.02, 0.03, 0.05, 0.10)]
+    return {
+        noise: {slowdown: samples_needed(slowdown, limit, noise) for slowdown in slowdowns}
+        for noise in (0.005, 0.01, 0.02, 0.03, 0.05, 0.10)
+    }
+
+
+def standard_error(noise: float, samples: float) -> float:
+    """Return the relative standard error of the median of independent normal samples."""
+    return sqrt(pi / 2) * noise / sqrt(samples)
+
+
+@dataclass(frozen=True)
+class _Sensitivity:
+    """The detectable slowdown of one metric on its noisiest subject."""
+
+    metric: str
+    stated: float  # slowdown at the limit
+    detectable: float
+    noise: float
+    samples: int
+
+    def __str__(self) -> str:
+        text = f"{self.metric} {self.detectable:.1%} (limit {self.stated:.1%}, noise {self.noise:.2%}, "
+        text += f"{self.samples} samples)"
+        return text + (": take more samples" if self.detectable > MAX_RATIO * self.stated else "")
+
+
+def sensitivity_insights(
+    measurements: Sequence[Measurement], checks: Mapping[str, Check], references: References
+) -> Iterator[Insight]:
+    """Yield for each check the slowdown that its limits reject in 99 % of trials, by the noise of its samples."""
+    by_check: dict[str, list[Measurement]] = {}
+    for measurement in measurements:
+        if measurement.check in checks and measurement.metrics:
+            by_check.setdefault(measurement.check, []).append(measurement)
+    for name, check_measurements in by_check.items():
+        rules = [rule for rule in checks[name].rules if rule.reference and not rule.compare_with_peers]
+        found = filter(None, (_sensitivity(rule, check_measurements, references) for rule in rules))
+        if sensitivities := list(found):
+            text = f"slowdown rejected in {CERTAINTY:.0%} of trials: {'; '.join(map(str, sensitivities))}"
+            values = {each.metric: each.detectable for each in sensitivities}
+            yield Insight(check=name, title="sensitivity", text=text, values={**values})
+
+
+def _sensitivity(rule: Rule, measurements: Sequence[Measurement], references: References) -> _Sensitivity | None:
+    """The sensitivity of a rule with a reference value, on the subject with the widest range; None without samples."""
+    required_facts = {**rule.applies_if, **rule.reference_if}
+    metrics = [
+        (metric, measurement.facts)
+        for measurement in measurements
+        if required_facts.items() <= measurement.facts.items()
+        for metric in measurement.metrics
+        if metric.name == rule.metric and len(metric.samples) > 1
+    ]
+    healthy = median(metric.value for metric, _ in metrics) if metrics else 0.0
+    if healthy <= 0:
+        return None
+    noisiest, facts = max(metrics, key=lambda pair: max(pair[0].samples) - min(pair[0].samples))
+    limit = _limit(rule, references.applied(rule.reference or "", facts), healthy) / healthy
+    if limit >= 1:
+        return None
+    noise = deviation(noisiest.samples) / healthy
+    detectable = detectable_slowdown(limit, noise, independent_samples(noisiest.samples))
+    return _Sensitivity(rule.metric, 1 - limit, detectable, noise, len(noisiest.samples))
+
+
+def _limit(rule: Rule, applied: Sequence[Reference], healthy: float) -> float:
+    """The value below which a metric fails, in its unit; infinite without any limit."""
+    limits = [rule.peer_fail_below * healthy] if rule.peer_fail_below else []
+    limits += (reference.required or rule.fail_below * reference.value for reference in applied)
+    return max(limits, default=inf)

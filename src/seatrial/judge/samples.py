@@ -1,0 +1,98 @@
+"""Evaluation of the samples of a metric: conclusive violations, and slow windows beside a good median. Pure.
+
+No vendor publishes a reference for the tail. The limits of this file are met by every metric with a rule of the healthy
+H200 nodes in docs/results: of 10 windows at most one was below 80 % of the median, of 186 to 300 windows none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from seatrial.judge.plausibility import TIME_UNITS
+from seatrial.model import Basis, BasisKind, Metric, Outcome, Reason, Verdict, format_value
+from seatrial.util.quantiles import binomial_tail, median_interval
+
+SIGNIFICANCE = 0.01
+# A window is slow below this share of the run's own median rate
+SLOW_WINDOW = 0.8
+VERY_SLOW_WINDOW = 0.5  # one such window is a warning
+MAX_SLOW_SHARE = 0.05  # of the windows of a healthy run
+# A violation with a wide interval is conclusive if significantly more than this share of the samples is clearly beyond
+# the threshold, by this margin
+MAX_BEYOND_SHARE = 0.10
+CLEAR_MARGIN = 0.05
+_OWN_MEDIAN = f"a healthy run has at most {MAX_SLOW_SHARE:.0%} of its windows below {SLOW_WINDOW:.0%} of its median"
+
+
+def violation(
+    metric: Metric, threshold: float, is_met_by: Callable[[float], bool], outcome_if_violated: Outcome = Outcome.FAIL
+) -> tuple[Outcome, tuple[Reason, ...], tuple[float, float] | None]:
+    """Outcome, reasons and interval of a metric whose value violates ``threshold``.
+
+    FAIL if the interval of the value is beyond the threshold, or if the share of samples clearly beyond it is
+    significant. Otherwise UNJUDGED (inconclusive): one more measurement decides.
+    """
+    interval, interval_reason = _interval(metric)
+    if interval is None or not any(map(is_met_by, interval)):
+        return outcome_if_violated, (Reason.THRESHOLD_VIOLATED,), None
+    if outcome_if_violated is Outcome.WARN:
+        return Outcome.WARN, (Reason.THRESHOLD_VIOLATED, interval_reason), interval
+    margin = CLEAR_MARGIN * abs(threshold)
+    beyond = sum(not is_met_by(sample - margin) and not is_met_by(sample + margin) for sample in metric.samples)
+    if binomial_tail(beyond, len(metric.samples), MAX_BEYOND_SHARE) < SIGNIFICANCE:
+        return outcome_if_violated, (Reason.THRESHOLD_VIOLATED, Reason.MANY_SAMPLES_BEYOND), interval
+    return Outcome.UNJUDGED, (Reason.THRESHOLD_VIOLATED, interval_reason, Reason.INCONCLUSIVE), interval
+
+
+def slow_windows(check: str, metric: Metric) -> Verdict | None:
+    """A FAIL if the share of slow windows is significant, a WARN if it is notable; None otherwise.
+
+    Judged are rates and times only, by the metric's own median, so that it needs no reference value.
+    """
+    samples, middle, unit = metric.samples, metric.value, metric.unit
+    is_time = unit in TIME_UNITS
+    if len(samples) < 2 or middle <= 0 or not (is_time or "/s" in unit or unit == "TFLOP/s"):
+        return None
+    worst_sample = max(samples) if is_time else min(samples)
+    if not min(samples) <= middle <= max(samples) or _speed(worst_sample, middle, is_time) >= SLOW_WINDOW:
+        return None
+    slow = sum(_speed(sample, middle, is_time) < SLOW_WINDOW for sample in samples)
+    probability = binomial_tail(slow, len(samples), MAX_SLOW_SHARE)
+    if slow > 1 and probability < SIGNIFICANCE:
+        outcome = Outcome.FAIL
+    elif (slow > 1 and probability < 5 * SIGNIFICANCE) or _speed(worst_sample, middle, is_time) < VERY_SLOW_WINDOW:
+        outcome = Outcome.WARN
+    else:
+        return None
+    return Verdict(
+        check,
+        metric.subject,
+        outcome,
+        metric.name,
+        (Reason.SLOW_WINDOWS,),
+        f"{slow} of {len(samples)} windows; the slowest {format_value(worst_sample, unit)}",
+        middle,
+        unit,
+        Basis(BasisKind.OWN_MEDIAN, "", middle, unit, source=_OWN_MEDIAN, fail_below=SLOW_WINDOW),
+    )
+
+
+def _speed(sample: float, middle: float, is_time: bool) -> float:
+    """The speed of a window relative to the median window."""
+    if is_time:
+        return middle / sample if sample > 0 else 1.0
+    return sample / middle
+
+
+def _interval(metric: Metric) -> tuple[tuple[float, float] | None, Reason]:
+    """The 95 % confidence interval of the median, or the sample range if there are too few samples, and the reason.
+
+    None if the samples do not include the value: then they are samples of something else. The sample range is used
+    because slow operations have few samples; without it, three slow samples could never FAIL.
+    """
+    samples = metric.samples
+    if len(samples) < 2 or not min(samples) <= metric.value <= max(samples):
+        return None, Reason.WITHIN_SAMPLE_RANGE
+    if interval := median_interval(samples):
+        return interval, Reason.WITHIN_CONFIDENCE_INTERVAL
+    return (min(samples), max(samples)), Reason.WITHIN_SAMPLE_RANGE
