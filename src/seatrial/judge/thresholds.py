@@ -161,7 +161,7 @@ class _RuleEvaluator:
             return verdict
         below_peers = self._below_peers(metric) if self.rule.peer_fail_below else None
         worse = below_peers or (slow_windows(self.check, metric) if metric.samples else None)
-        return worse if worse and WORST_FIRST.index(worse.outcome) < WORST_FIRST.index(verdict.outcome) else verdict
+        return worse if worse and WORST_FIRST.index(worse.outcome) <= WORST_FIRST.index(verdict.outcome) else verdict
 
     def make(
         self,

@@ -82,9 +82,7 @@ class Rule(Frozen):
     warn_below: float = 0.95
     reference_optional: bool = False  # without a reference value the metric is only recorded (SKIP)
     reference_if: dict[str, str] = {}  # fact → value required for the reference value to apply
-    share_of_peak: float | None = (
-        None  # FAIL below this share of the speed at the GPU's peak arithmetic; trainings only
-    )
+    share_of_peak: float | None = None  # of a training: FAIL below this share of the speed at the GPU's peak FLOP/s
     compare_with_peers: bool = False  # compare with the peer group only: WARN for outliers below ``warn_below``
     # FAIL below this share of the median of the GPUs of the same model on the node, or on all nodes
     peer_fail_below: float | None = None
