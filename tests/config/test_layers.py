@@ -295,6 +295,26 @@ def test_file_that_is_not_yaml_is_refused_by_its_name() -> None:
         load_as(Config, "config.json")
 
 
+def test_bounds_of_two_sources_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    path = trial_file(tmp_path, 'checks: {train.cnn: {expect: {seconds: "< 180 s"}}}\n')
+    key = "checks.train.cnn.expect.seconds"
+    with pytest.raises(UsageError) as refused:
+        resolve_trial(path, ("--set", key, "> 200 s"))
+    for text in ("--set", key, "> 200 s", "< 180 s", str(path)):
+        assert text in str(refused.value)
+    for value in ("< 60 s", "> 60 s", "== 200 s"):
+        expect = resolve_trial(path, ("--set", key, value)).config.checks["train.cnn"].expect
+        assert expect["seconds"] == Threshold.parse(value)
+
+
+def test_override_needs_a_threshold_and_is_set_by_its_key(tmp_path: Path) -> None:
+    key = "checks.train.cnn.override"
+    path = trial_file(tmp_path, 'checks: {train.cnn: {expect: {seconds: "< 600 s"}}}\n')
+    assert resolve_trial(path, ("--set", key, True)).config.checks["train.cnn"].override
+    with pytest.raises(UsageError, match="expect"):
+        resolve_trial("quick", ("--set", key, True))
+
+
 def test_set_without_equals_sign_or_with_an_unknown_check() -> None:
     with pytest.raises(UsageError, match="expected key=value"):
         parse_assignment("launcher")

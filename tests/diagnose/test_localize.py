@@ -87,7 +87,8 @@ def fabric(
 
 def verdicts(measured: Measurement, retry: Measurement | None = None, **expect: str) -> tuple[Verdict, ...]:
     thresholds = {metric: Threshold.parse(threshold) for metric, threshold in expect.items()}
-    config = Config(name="t", checks={CHECK.name: CheckSettings(expect=thresholds)})
+    setting = CheckSettings(expect=thresholds, override=bool(thresholds))
+    config = Config(name="t", checks={CHECK.name: setting})
     retries = [retry.model_copy(update={"retry": True})] if retry else []
     return judge(config, [], [measured], catalog(), {}, retries=retries)
 
@@ -228,7 +229,7 @@ def test_fault_that_a_retry_does_not_reproduce_has_low_confidence() -> None:
     assert located_with_confidence(bad, good) == [("node1->node4", "low")]
 
 
-def test_value_that_meets_the_threshold_of_the_trial_is_no_finding() -> None:
+def test_value_that_meets_the_overriding_threshold_of_the_trial_is_no_finding() -> None:
     measured, threshold = fabric(6, 5, bad_path=(1, 4)), ">= 0.4 of the best"
     assert outcomes(verdicts(measured, path_share=threshold), "node1->node4") == {Outcome.PASS}
     assert not findings(measured, path_share=threshold)

@@ -26,7 +26,7 @@ from seatrial.config import renames
 from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_error
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
-from seatrial.model import UsageError
+from seatrial.model import Threshold, UsageError
 from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 
 ENV_PREFIX = "SEATRIAL_SET_"
@@ -87,6 +87,7 @@ def resolve(
     from_scheduler = [override for override in _scheduler_overrides(environ) if override[1] not in origins]
     for origin, key, value in [*from_scheduler, *_environment_overrides(environ), *overrides]:
         path = _split_key(key, schemas)
+        _require_no_contradiction(tree, path, value, origin, origins)
         _assign(tree, path, value, origin)
         _record_origins(value, origin, path, origins)
     config = _validate_trial(tree, Source(file, origins), schemas)
@@ -212,6 +213,24 @@ def _assign(tree: Tree, path: tuple[str, ...], value: Any, origin: str) -> None:
         if not isinstance(tree, dict):
             raise UsageError(f"{origin}: {'.'.join(path[: depth + 1])} is a value, not a group of keys")
     tree[path[-1]] = value
+
+
+def _require_no_contradiction(
+    tree: Tree, path: tuple[str, ...], value: Any, origin: str, origins: Mapping[str, str]
+) -> None:
+    """Raise UsageError if ``value`` replaces a threshold of an earlier source and no value meets both bounds."""
+    if len(path) != 4 or path[2] != "expect":  # checks, NAME, expect, METRIC
+        return
+    replaced: Any = tree
+    for part in path:
+        replaced = replaced.get(part) if isinstance(replaced, dict) else None
+    try:
+        earlier, later = Threshold.parse(replaced), Threshold.parse(value)
+    except ValueError:  # no threshold there yet, or an invalid one, which is refused later
+        return
+    if "==" not in (earlier.op, later.op) and later.excludes(earlier):
+        key = ".".join(path)
+        raise UsageError(f"{origin}: {key}: {later} contradicts {earlier} of {origins[key]}: no value meets both")
 
 
 def _record_origins(value: Any, origin: str, path: tuple[str, ...], origins: dict[str, str]) -> None:

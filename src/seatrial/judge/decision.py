@@ -23,11 +23,13 @@ def decide(
     blockers: Sequence[str] = (),
     metrics_without_threshold: Mapping[str, tuple[str, ...]] | None = None,
     cpu_only: bool = False,
+    notes: Sequence[str] = (),
 ) -> Decision:
     """The decision on a trial; ``required`` maps each check to whether the decision needs it.
 
     ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early. The reason of
     ACCEPTED lists the thresholds that were not evaluated and counts the checks in ``metrics_without_threshold``.
+    Every reason ends with the ``notes``: what the verdicts rest on, such as a baseline.
     """
     outcomes = _outcomes_by_check(verdicts)
     if failed := sorted(name for name, of_check in outcomes.items() if Outcome.FAIL in of_check):
@@ -48,7 +50,7 @@ def decide(
             value, reason = DecisionValue.ACCEPTED, "; ".join(parts)
     return Decision(
         value=value,
-        reason=reason,
+        reason="; ".join([reason, *notes]),
         tested_hardware=tested_hardware,
         cpu_only=cpu_only,
         metrics_without_threshold=dict(metrics_without_threshold or {}),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from pydantic import JsonValue
+
 from seatrial.checks.base import Check
 from seatrial.hardware.references import NO_REFERENCES, References
 from seatrial.judge.applicability import (
@@ -40,6 +42,9 @@ from seatrial.model import (
     Verdict,
 )
 
+# Reasons of a verdict that compares with no absolute reference value
+_WITHOUT_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE, Reason.NO_THRESHOLD})
+
 
 def judge_check(
     check: Check,
@@ -47,30 +52,25 @@ def judge_check(
     expect: Mapping[str, Threshold],
     trial: str,
     references: References = NO_REFERENCES,
+    *,
+    override: bool = False,
+    options: Mapping[str, JsonValue] | None = None,
 ) -> list[Verdict]:
-    """All verdicts on one check; the trial's thresholds (``expect``) replace the check's rules on the same metrics.
+    """All verdicts on one check: of its own rules, then of the trial's thresholds (``expect``).
 
-    If a trial's threshold would pass broken hardware, the check's rule applies, too. A metric that a rule needs and a
-    subject did not measure is an ERROR; a check without any evaluated rule is UNJUDGED.
+    With ``override`` the thresholds replace the rules on the same metrics, except where they would pass broken
+    hardware. A rule without a reference value adds nothing to a threshold on its metric. A metric that a rule needs
+    and a subject did not measure is an ERROR; a check without any evaluated rule is UNJUDGED. ``options`` are those
+    that the trial sets.
     """
     if not measurements:
         return [Verdict(check.name, CLUSTER, Outcome.ERROR, reasons=(Reason.NOT_MEASURED,))]
-    verdicts: list[Verdict] = []
-    for measurement in measurements:
-        subject = measurement.subject
-        if measurement.error:
-            reasons = (Reason.MEASUREMENT_FAILED,)
-            verdicts.append(Verdict(check.name, subject, Outcome.ERROR, reasons=reasons, detail=measurement.error))
-        elif measurement.skipped:
-            reasons = (Reason.NOT_APPLICABLE,)
-            verdicts.append(Verdict(check.name, subject, Outcome.SKIP, reasons=reasons, detail=measurement.skipped))
-        invalid_facts = invalid_common_facts(measurement.facts)
-        verdicts += (_invalid_fact_error(check.name, subject, "", detail) for detail in invalid_facts)
+    verdicts = [*_failed_and_skipped(check.name, measurements)]
     measured = [measurement for measurement in measurements if not measurement.skipped]
     check_rules = [
         rule
         for rule in check.rules
-        if rule.metric not in expect or weakened_rule(expect[rule.metric], "", rule.metric, check.rules)
+        if not (override and rule.metric in expect) or weakened_rule(expect[rule.metric], "", rule.metric, check.rules)
     ]
     rules = [*check_rules, *_trial_rules(check.rules, expect, trial)]
     groups = measurement_groups(check, measured, {rule.metric for rule in rules})
@@ -78,15 +78,31 @@ def judge_check(
     evaluations = []
     for rule in rules:
         source = "" if rule in check_rules else trial
-        evaluators = RuleEvaluators(check, rule, source, references, peers.get(rule.metric))
+        evaluators = RuleEvaluators(check, rule, source, references, peers.get(rule.metric), override=override)
         applicability = PeerApplicability(groups, rule.applies_if, check.rule_facts)
         other_size = _threshold_on_other_size(rule, expect, trial)
-        evaluations.append(_RuleEvaluation(check, rule, applicability, evaluators, other_size))
+        changed = _changed_options(rule, check, options or {})
+        evaluations.append(_RuleEvaluation(check, rule, applicability, evaluators, other_size, changed))
     for group in groups:  # the outer loop, to access the data of each of thousands of groups once
         for evaluation in evaluations:
             evaluation.add(group)
     verdicts += (verdict for evaluation in evaluations for verdict in evaluation.verdicts)
+    if expect:  # a rule and a threshold on its metric have the same verdict where the metric is missing
+        verdicts = [verdict for verdict in dict.fromkeys(verdicts) if not _adds_nothing(verdict, expect)]
     return verdicts or [Verdict(check.name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.NO_RULE,))]
+
+
+def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iterator[Verdict]:
+    """An ERROR for each measurement with an error or an invalid fact, and a SKIP for each that was skipped."""
+    for measurement in measurements:
+        subject = measurement.subject
+        if measurement.error:
+            reasons = (Reason.MEASUREMENT_FAILED,)
+            yield Verdict(check, subject, Outcome.ERROR, reasons=reasons, detail=measurement.error)
+        elif measurement.skipped:
+            reasons = (Reason.NOT_APPLICABLE,)
+            yield Verdict(check, subject, Outcome.SKIP, reasons=reasons, detail=measurement.skipped)
+        yield from (_invalid_fact_error(check, subject, "", text) for text in invalid_common_facts(measurement.facts))
 
 
 def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: str) -> Iterator[Rule]:
@@ -113,7 +129,6 @@ def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: 
             reference_if=check_rule.applies_if,
             evidence_facts=check_rule.evidence_facts,
             asymmetry_limit=check_rule.asymmetry_limit,
-            check_threshold=check_rule.expect,
             may_be_negative=check_rule.may_be_negative,
             meaning=check_rule.meaning,
             fix=check_rule.fix,
@@ -123,6 +138,22 @@ def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: 
 def _family(metric: str) -> str:
     """The metric without its size: ``busbw`` for ``busbw.1GiB``."""
     return metric.partition(".")[0]
+
+
+def _changed_options(rule: Rule, check: Check, options: Mapping[str, JsonValue]) -> str:
+    """The options that the trial changes although the rule needs their default values, as text; empty if none."""
+    defaults = {name: check.options.model_fields[name].default for name in rule.default_options}
+    changed = [name for name, default in defaults.items() if options.get(name) not in (None, [], default)]
+    return f"the trial changes {' and '.join(changed)}" if changed else ""
+
+
+def _adds_nothing(verdict: Verdict, expect: Mapping[str, Threshold]) -> bool:
+    """Whether a rule has no reference value of its own for a metric on which the trial has a threshold."""
+    return (
+        verdict.metric in expect
+        and verdict.outcome in (Outcome.UNJUDGED, Outcome.SKIP)
+        and not _WITHOUT_REFERENCE.isdisjoint(verdict.reasons)
+    )
 
 
 def _threshold_on_other_size(rule: Rule, expect: Mapping[str, Threshold], trial: str) -> tuple[str, Basis] | None:
@@ -144,9 +175,10 @@ class _RuleEvaluation:
         applicability: PeerApplicability,
         evaluators: RuleEvaluators,
         other_size: tuple[str, Basis] | None,
+        changed_options: str,
     ) -> None:
         self._check, self._rule, self._applicability, self._evaluators = check, rule, applicability, evaluators
-        self._other_size = other_size
+        self._other_size, self._changed_options = other_size, changed_options
         self._conditions = {**rule.applies_if, **rule.reference_if}
         self._needs_shape = bool(rule.reference) or rule.compare_with_peers
         self._shared_facts = (*self._conditions, *(SHAPE_FACTS if self._needs_shape else ()))
@@ -156,6 +188,9 @@ class _RuleEvaluation:
     def add(self, group: MeasurementGroup) -> None:
         """Evaluate the rule for one group."""
         rule, name = self._rule, self._rule.metric
+        if self._changed_options:
+            self._add_verdict(group.subject, Outcome.SKIP, Reason.NOT_APPLICABLE, self._changed_options)
+            return
         if self._not_evaluated(group):
             return
         metrics = group.metrics.get(name, ())

@@ -62,6 +62,8 @@ class Reason(StrEnum):
     NO_REFERENCE = "no_reference"
     NO_ABSOLUTE_REFERENCE = "no_absolute_reference"  # peers show relative differences only
     NO_THRESHOLD = "no_threshold"
+    BASELINE_OF_THIS_RUN = "baseline_of_this_run"  # the only reference value was learned from the run itself
+    BASELINE_OF_FEW_RUNS = "baseline_of_few_runs"  # the only reference value was learned from too few runs
     UNIT_MISMATCH = "unit_mismatch"
     IMPOSSIBLE_THRESHOLD = "impossible_threshold"
     # The value is bad, or cannot be correct

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,7 +20,8 @@ from seatrial.pipeline.run_directory import load_trial
 def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
     """Return the trial judged by the rules of this version. ``baseline_file`` replaces the site baseline of the trial.
 
-    Raises UsageError if the config is not valid in this version or the new baseline exceeds physical limits.
+    Raises UsageError if the config is not valid in this version, or if the new baseline exceeds physical limits or is
+    of other GPU models.
     """
     try:
         settings = Config.model_validate(trial.config)
@@ -31,8 +32,17 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
     baseline = site_baseline.load(baseline_file, catalog()) if baseline_file else trial.baseline
     if baseline_file and baseline:
         plausibility.validate_baseline(baseline, catalog())
+        if mismatch := site_baseline.gpu_model_error(baseline, gpu_models(trial.measurements)):
+            raise UsageError(mismatch)
     verdicts = judge(
-        settings, trial.jobs, trial.measurements, catalog(), trial.excluded_checks, baseline, retries=trial.retries
+        settings,
+        trial.jobs,
+        trial.measurements,
+        catalog(),
+        trial.excluded_checks,
+        baseline,
+        retries=trial.retries,
+        site_includes_run=includes_run(baseline, trial.host, trial.started, trial.measurements),
     )
     decision = make_decision(
         settings,
@@ -42,6 +52,7 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
         (trial.stop_reason, trial.gpu_error),
         tested_hardware=trial.decision.tested_hardware,
         cpu_only=trial.decision.cpu_only,
+        baseline=baseline,
     )
     insights = trial_insights(settings, trial.measurements, catalog(), baseline)
     findings = refreshed_findings(trial, verdicts, catalog())
@@ -68,6 +79,11 @@ def load_baseline(settings: Config) -> Baseline | None:
     return site_baseline.load(Path(settings.baseline), catalog()) if settings.baseline else None
 
 
+def includes_run(site: Baseline | None, host: str, started: float, measurements: Sequence[Measurement]) -> bool:
+    """Return whether the site baseline was learned from the run with these measurements."""
+    return site is not None and site.includes(site_baseline.learned_run("", host, started, measurements))
+
+
 def make_decision(
     settings: Config,
     measurements: Sequence[Measurement],
@@ -77,8 +93,27 @@ def make_decision(
     *,
     tested_hardware: str,
     cpu_only: bool,
+    baseline: Baseline | None = None,
 ) -> Decision:
     """Return the decision. ``blockers``: why it cannot be ACCEPTED; empty strings do not count."""
     required = {name: check.required for name, check in settings.checks.items()}
     without_threshold = metrics_without_threshold(catalog(), measurements, verdicts)
-    return decide(required, verdicts, excluded_checks, tested_hardware, blockers, without_threshold, cpu_only)
+    notes = [*_overridden_rules(settings)]
+    if baseline:
+        error = site_baseline.gpu_model_error(baseline, gpu_models(measurements))
+        notes.append(error or site_baseline.summary(baseline))
+    return decide(required, verdicts, excluded_checks, tested_hardware, blockers, without_threshold, cpu_only, notes)
+
+
+def _overridden_rules(settings: Config) -> Iterator[str]:
+    """Yield a note for each check whose rules the trial's thresholds replace."""
+    for name, setting in settings.checks.items():
+        check = catalog().get(name)
+        rules = {rule.metric for rule in check.rules} if check else set()
+        if replaced := [metric for metric in setting.expect if setting.override and metric in rules]:
+            yield f"override: the trial's thresholds replace the rules of {name} on {', '.join(replaced)}"
+
+
+def gpu_models(measurements: Sequence[Measurement]) -> set[str]:
+    """Return the GPU models that the checks used."""
+    return {gpu for measurement in measurements if isinstance(gpu := measurement.facts.get("gpu"), str) and gpu}

@@ -35,7 +35,7 @@ from seatrial.model import (
 )
 from seatrial.model.telemetry import Telemetry
 from seatrial.pipeline.plan import Plan, retry_jobs
-from seatrial.pipeline.rejudge import load_baseline, make_decision
+from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
 from seatrial.pipeline.results import Display, TrialResults
 from seatrial.pipeline.resume import load_earlier_sessions, remaining_plan, startable_plan
 from seatrial.pipeline.run_directory import RunDir
@@ -104,8 +104,18 @@ class _Assessment:
 
 def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _Assessment:
     settings, measurements, retries = results.settings, results.measurements, results.retries
+    started = results.run_dir.request.started
     with results.timed("judge"):
-        verdicts = judge(settings, plan.jobs, measurements, catalog(), plan.excluded_checks, baseline, retries=retries)
+        verdicts = judge(
+            settings,
+            plan.jobs,
+            measurements,
+            catalog(),
+            plan.excluded_checks,
+            baseline,
+            retries=retries,
+            site_includes_run=includes_run(baseline, socket.gethostname(), started, measurements),
+        )
         insights = trial_insights(settings, measurements, catalog(), baseline)
     with results.timed("diagnose"):
         findings = diagnose(results.job_results, measurements, retries, verdicts, catalog(), results.run_dir.path)
@@ -242,6 +252,7 @@ def _trial(
             (results.stop_reason, gpu_error),
             tested_hardware=tested_hardware(settings, plan, this_host),
             cpu_only=cpu_only(settings, this_host),
+            baseline=assessment.baseline,
         ),
     )
 

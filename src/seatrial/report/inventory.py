@@ -147,6 +147,9 @@ def _rule(rule: Rule) -> str:
     )
     if rule.compare_with_peers:
         return f"WARN unless >= {rule.warn_below:.0%} of the median of its peer group{condition}"
+    if rule.share_of_peak is not None:
+        peak = f"{rule.share_of_peak:.0%} of the speed at the GPU's peak FLOP/s, if known"
+        return f"{rule.outcome_if_violated} unless >= {peak}{condition}"
     if rule.expect is None:
         reference = f"the reference value {rule.reference} (WARN below {rule.warn_below:.0%})"
         return f"{rule.outcome_if_violated} unless >= {rule.fail_below:.0%} of {reference}{condition}"

@@ -62,6 +62,11 @@ def value(measurements: list[Measurement], name: str) -> float:
     return metric.value
 
 
+def pop_gpu_rules(verdicts: dict[str, Outcome]) -> set[Outcome]:
+    """Remove the outcomes of rules for GPUs and return them."""
+    return {verdicts.pop("shared_gpus"), verdicts.pop("tokens_per_second_per_gpu")}
+
+
 def ignore_scaling(verdicts: dict[str, Outcome]) -> None:
     """Remove the scaling outcomes: three steps of a tiny model among other tests scale randomly."""
     assert {verdicts.pop("scaling_above_limit"), verdicts.pop("scaling_noise")} <= {Outcome.PASS, Outcome.WARN}
@@ -70,8 +75,8 @@ def ignore_scaling(verdicts: dict[str, Outcome]) -> None:
 @pytest.mark.training
 def test_healthy_processes_pass_all_rules_on_a_cpu(runs: Runs) -> None:
     verdicts = outcomes(runs["healthy"])
-    assert verdicts.pop("shared_gpus") is Outcome.SKIP
-    assert set(verdicts) == {rule.metric for rule in CHECK.rules} - {"shared_gpus"}
+    assert pop_gpu_rules(verdicts) == {Outcome.SKIP}
+    assert set(verdicts) == {rule.metric for rule in CHECK.rules} - {"shared_gpus", "tokens_per_second_per_gpu"}
     ignore_scaling(verdicts)
     assert set(verdicts.values()) == {Outcome.PASS}
 
@@ -240,7 +245,7 @@ def test_single_process_passes(tmp_path: Path) -> None:
     measured = measure(CHECK, context, dict(SMALL))
     assert measured.error is None
     verdicts = outcomes([measured])
-    assert verdicts.pop("shared_gpus") is Outcome.SKIP
+    assert pop_gpu_rules(verdicts) == {Outcome.SKIP}
     ignore_scaling(verdicts)
     assert set(verdicts.values()) == {Outcome.PASS}
     assert measured.facts["sampler_dropped_samples"] == 0

@@ -344,6 +344,8 @@ def _metric(name: str, value: float, samples: tuple[float, ...] = ()) -> Metric:
     return Metric(name=name, value=float(value), unit=unit, subject=CLUSTER, samples=samples)
 
 
+# A checkpoint of the 7B model of train.fsdp has 87 GB: at this rate it takes half an hour
+_MIN_RATE = ">= 0.05 GB/s"
 _REPORT = "Compare torch's version on all nodes (host.inventory) and report this defect of seatrial with that version"
 CHECK = Check(
     name="train.checkpoint",
@@ -413,6 +415,18 @@ CHECK = Check(
             meaning="One rank's gradient was NaN; the training must stop with an error that names only that rank.",
             fix="Check collectives.all_reduce: loss and gradient norm of all ranks go through it. If it passes, report "
             "this defect of seatrial with the version",
+        ),
+        *(
+            Rule(
+                metric=metric,
+                expect=_MIN_RATE,
+                applies_if={"device": "cuda"},
+                default_options=("config", "overrides"),
+                meaning="Saving or loading a model takes so long that GPUs mostly wait for checkpoints.",
+                fix="Compare filesystem.speed. The fact filesystem names the filesystem; on the nodes: nfsstat -m, "
+                "df -h, dmesg",
+            )
+            for metric in ("save_rate", "async_save_rate", "load_rate")
         ),
     ),
     rule_facts={"resharded": RuleFact()},

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Options, RuleFact
-from seatrial.checks.training import _workload
+from seatrial.checks.training import _results, _workload
 from seatrial.model import (
     CLUSTER,
     NOT_REPORTED,
@@ -362,6 +362,7 @@ CHECK = Check(
             fix="Check collectives.all_reduce: wrong_elements names the rank with damaged data. If it passes, compare "
             "torch and NCCL versions on all nodes and unset all NCCL_* variables.",
         ),
+        _results.peak_rule("tokens_per_second_per_gpu", "batch", "seq_len", "dim", "layers"),
         Rule(
             metric="scaling_above_limit",
             evidence_facts=("scaling_interval",),

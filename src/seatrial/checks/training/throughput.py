@@ -120,7 +120,11 @@ CHECK = Check(
         "efficiency.cluster_vs_node": "%",
         "memory_excess": "%",
     },
-    rules=(*_results.RULES, _results.memory_rule(parallelism="fsdp2", cpu_offload="no")),
+    rules=(
+        *_results.RULES,
+        _results.memory_rule(parallelism="fsdp2", cpu_offload="no"),
+        _results.peak_rule(f"{TOKENS_PER_GPU}.{GPU}", "config", "overrides", "layers"),
+    ),
     rule_facts={**_results.RULE_FACTS, "parallelism": RuleFact(rf"{_STRATEGY}( and {_STRATEGY})*")},
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(
