@@ -429,7 +429,7 @@ CHECK = Check(
             for metric in ("save_rate", "async_save_rate", "load_rate")
         ),
     ),
-    rule_facts={"resharded": RuleFact()},
+    rule_facts={"resharded": RuleFact(), "device": RuleFact("cuda|cpu")},
     measure=measure,
     limit_s=2400.0,  # three starts of up to 600 s, and saves on a slow filesystem
     options=CheckpointOptions,
