@@ -18,6 +18,8 @@ from pydantic import JsonValue
 from seatrial.hardware.links import FactRole
 from seatrial.model import CLUSTER, Fact, Frozen, Metric, Observation, Phase, Rule, Scope
 
+# What the plan must show if a check skips itself; "not in the record": this depends on the hardware or Slurm's settings
+SkipCondition = Literal["no GPU", "no Slurm", "one node", "one rank per node", "no command", "not in the record"]
 SubjectKind = Literal["rank", "pair", "ordered pair", "node", "rail", "gpu"]
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
 
@@ -129,6 +131,8 @@ class Check:
     limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
     needs: Needs = field(default_factory=Needs)
     options: type[Options] = Options
+    # The conditions under one of which ``measure`` may raise NotApplicable; a skip under no such condition is an ERROR
+    skipped_if: tuple[SkipCondition, ...] = ()
     # Metrics, or families such as "busbw.*", that vary between runs: like metrics with a reference value, they FAIL
     # only if the retry fails too. Other metrics, such as data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()

@@ -9,8 +9,9 @@ from seatrial.config.schema import Config
 from seatrial.hardware import links
 from seatrial.hardware.references import references_for
 from seatrial.judge import error_counters, retry
-from seatrial.judge.coverage import coverage_errors, unevaluated_thresholds
+from seatrial.judge.coverage import coverage_errors, retry_errors, unevaluated_thresholds, unplanned_checks
 from seatrial.judge.peaks import values_above_peak
+from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import gc_paused
@@ -35,6 +36,7 @@ def judge(
     by_check: dict[str, list[Measurement]] = {}
     for measurement in measurements:
         by_check.setdefault(measurement.check, []).append(measurement)
+    plan = RecordedPlan(config, jobs, by_check)
     verdicts: list[Verdict] = []
     for name, setting in config.checks.items():
         if name in excluded_checks:
@@ -44,7 +46,7 @@ def judge(
             verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.UNKNOWN_CHECK,)))
         else:
             check, first = checks[name], by_check.get(name, ())
-            verdicts += coverage_errors(name, config.cluster, jobs, by_check)
+            verdicts += coverage_errors(check, plan, first)
             verdicts += unevaluated_thresholds(name, setting, first, config.name)
             first_verdicts = judge_check(check, first, setting.expect, config.name, references)
             verdicts += error_counters.verdicts(check, first)
@@ -54,9 +56,12 @@ def judge(
                 continue
             second = [measurement for measurement in retries if measurement.check == name]
             second_verdicts = judge_check(check, second, setting.expect, config.name, references) if second else []
+            verdicts += retry_errors(name, first, second)
             verdicts += retry.combined_verdicts(check, first_verdicts, first, second_verdicts, second)
             verdicts += error_counters.verdicts(check, second)
             verdicts += values_above_peak(check, second, references)
+    retried = (measurement.check for measurement in retries or ())
+    verdicts += unplanned_checks(config, excluded_checks, jobs, by_check, retried)
     return tuple(verdicts)
 
 

@@ -113,6 +113,7 @@ def _threshold_messages(verdicts: Sequence[Verdict], outcome: Outcome) -> list[s
 def _missing_results(required: Mapping[str, bool], outcomes: Outcomes, excluded_checks: Mapping[str, str]) -> list[str]:
     """The reasons against acceptance: excluded, inconclusive and missing checks."""
     needed = [name for name, is_required in required.items() if is_required]
+    needed += sorted(outcomes.keys() - required.keys())  # checks that the record has, but its configuration does not
     by_check = {name: outcomes.get(name, set()) for name in needed}
     reasons = [f"{name} was excluded by {option}" for name, option in excluded_checks.items() if name in needed]
     for name, of_check in by_check.items():

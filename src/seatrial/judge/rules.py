@@ -136,6 +136,8 @@ class _RuleEvaluation:
                 self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
             for subject, reason in group.exempt_subjects(name).items():
                 self._add_verdict(subject, Outcome.SKIP, Reason.NOT_APPLICABLE, reason)
+        if len(metrics) > 1 and (several := _contradicting_values(metrics)):
+            self._add_verdict(group.subject, Outcome.ERROR, Reason.PLAN_MISMATCH, several)
         verdicts = [self._evaluators.verdict(group, metric) for metric in metrics]
         self.verdicts += _with_asymmetry(rule, metrics, verdicts) if rule.asymmetry_limit else verdicts
 
@@ -172,6 +174,15 @@ class _RuleEvaluation:
                 detail = f"{not_requested}; the trial has no threshold on another size of this metric"
             verdict = Verdict(self._check, subject, Outcome.ERROR, rule.metric, reasons, detail, meaning=rule.meaning)
         self.verdicts.append(verdict)
+
+
+def _contradicting_values(metrics: Sequence[Metric]) -> str:
+    """The subjects with several different values of one metric, as text; empty if there are none."""
+    values = {metric.subject: metric.value for metric in metrics}
+    if len(values) == len(metrics):
+        return ""
+    several = [metric.subject for metric in metrics if metric.value != values[metric.subject]]
+    return f"several different values of {', '.join(several)}" if several else ""
 
 
 def _reason_in_fact(reasons: JsonValue, metric: str) -> str:

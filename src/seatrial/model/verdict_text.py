@@ -22,6 +22,7 @@ _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.NOT_MEASURED: "not measured",
     Reason.MEASUREMENT_FAILED: "{detail}",
     Reason.INCOMPLETE_COVERAGE: "{detail}",
+    Reason.PLAN_MISMATCH: "{detail}",
     Reason.METRIC_MISSING: "{metric} was not measured{in_brackets}",
     Reason.METRIC_PARTLY_MISSING: "{metric} is incomplete: {detail}",
     Reason.NOT_APPLICABLE: "{not_applicable}",

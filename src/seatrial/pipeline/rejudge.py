@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
@@ -13,8 +13,9 @@ from seatrial.config.schema import Config
 from seatrial.diagnose import refreshed_findings
 from seatrial.judge import judge, plausibility, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
-from seatrial.model import Baseline, Decision, Measurement, Trial, UsageError, Verdict, first_validation_error
+from seatrial.model import Baseline, Decision, Job, Measurement, Trial, UsageError, Verdict, first_validation_error
 from seatrial.pipeline.run_directory import load_trial
+from seatrial.pipeline.tested_hardware import cpu_only, device_conflict, tested_hardware
 
 
 def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
@@ -39,9 +40,10 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
         trial.measurements,
         verdicts,
         trial.excluded_checks,
-        (trial.stop_reason, trial.gpu_error),
-        tested_hardware=trial.decision.tested_hardware,
-        cpu_only=trial.decision.cpu_only,
+        jobs=trial.jobs,
+        environment=trial.environment,
+        stop_reason=trial.stop_reason,
+        gpu_error=trial.gpu_error,
     )
     insights = trial_insights(settings, trial.measurements, catalog(), site)
     findings = refreshed_findings(trial, verdicts, catalog())
@@ -73,12 +75,22 @@ def make_decision(
     measurements: Sequence[Measurement],
     verdicts: Sequence[Verdict],
     excluded_checks: Mapping[str, str],
-    errors: Sequence[str],
     *,
-    tested_hardware: str,
-    cpu_only: bool,
+    jobs: Sequence[Job],
+    environment: Mapping[str, JsonValue],
+    stop_reason: str,
+    gpu_error: str,
 ) -> Decision:
-    """Return the decision on these verdicts, with the list of metrics without a threshold."""
+    """Return the decision on these verdicts, with the tested hardware and the list of metrics without a threshold."""
     required = {name: check.required for name, check in settings.checks.items()}
     without_threshold = metrics_without_threshold(catalog(), measurements, verdicts)
-    return decide(required, verdicts, excluded_checks, tested_hardware, errors, without_threshold, cpu_only)
+    conflict = "" if gpu_error else device_conflict(settings, jobs, environment)
+    return decide(
+        required,
+        verdicts,
+        excluded_checks,
+        tested_hardware(settings, jobs, measurements, environment, gpu_error),
+        (stop_reason, gpu_error, conflict),
+        without_threshold,
+        cpu_only(jobs),
+    )

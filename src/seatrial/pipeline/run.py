@@ -38,7 +38,7 @@ from seatrial.pipeline.plan import Plan, retry_jobs
 from seatrial.pipeline.rejudge import load_baseline, make_decision
 from seatrial.pipeline.resume import checked_plan, load_earlier_session, remaining_plan
 from seatrial.pipeline.run_directory import RunDir
-from seatrial.pipeline.survey import Survey, cpu_only, discover, tested_hardware
+from seatrial.pipeline.survey import Survey, discover
 from seatrial.util import processes, signals
 
 INTERRUPTED = "interrupted"
@@ -81,7 +81,8 @@ def show_outcome(collected: Collected, check: str) -> None:
     first = [measurement for measurement in collected.measurements if measurement.check == check]
     retries = [measurement for measurement in collected.retries if measurement.check == check]
     retry_pending = collected.settings.retry and not retries
-    verdicts = judge(config, collected.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
+    judged = judge(config, collected.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
+    verdicts = [verdict for verdict in judged if verdict.check == check]  # the jobs contain other checks, too
     outcome = worst(verdict.outcome for verdict in verdicts)
     reason = next((verdict.message for verdict in verdicts if verdict.outcome is outcome), "")
     collected.show.judged(check, outcome, reason, max(measurement.seconds for measurement in retries or first))
@@ -221,9 +222,10 @@ def _trial(collected: Collected, plan: Plan, survey: Survey, assessment: _Assess
             collected.measurements,
             assessment.verdicts,
             plan.excluded_checks,
-            (collected.stop_reason, gpu_error),
-            tested_hardware=tested_hardware(settings, plan, survey),
-            cpu_only=cpu_only(settings, survey),
+            jobs=plan.jobs,
+            environment=survey.facts,
+            stop_reason=collected.stop_reason,
+            gpu_error=gpu_error,
         ),
     )
 

@@ -10,9 +10,9 @@ from typing import Any
 from seatrial import __version__
 from seatrial.config.schema import Config
 from seatrial.discover import gpu, host, slurm
-from seatrial.launch import runs_remotely, uses_slurm
+from seatrial.launch import runs_remotely
 from seatrial.model import Machine, UsageError
-from seatrial.pipeline.plan import Devices, Plan
+from seatrial.pipeline.plan import Devices
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Survey:
         Raises UsageError if the number of GPUs per node is unknown.
         """
         expected = settings.cluster.gpus_per_node
-        if uses_slurm(settings):
+        if settings.uses_slurm:
             configured = slurm.gpus_per_node(settings.slurm.partition) if expected is None else expected
             return Devices(configured, expected_gpus=configured)
         if runs_remotely(settings):
@@ -99,33 +99,3 @@ def discover() -> Survey:
     gpus = gpu.read_with_timeout()
     facts = {"host": host.read().model_dump(mode="json"), "gpu": gpus.model_dump(mode="json")}
     return Survey(facts, gpus)
-
-
-def cpu_only(settings: Config, survey: Survey) -> bool:
-    """Return whether the trial uses no GPU and none is missing."""
-    devices = survey.devices(settings)
-    return not devices.gpu_error and not devices.usable_gpus
-
-
-def tested_hardware(settings: Config, plan: Plan, survey: Survey) -> str:
-    """Return the hardware to which the decision applies."""
-    nodes = f"{settings.cluster.nodes} node" + ("s" if settings.cluster.nodes > 1 else "")
-    devices = survey.devices(settings)
-    if devices.gpu_error:
-        return f"{nodes}; {devices.gpu_error}"
-    if not devices.usable_gpus:
-        installed = survey.gpus.installed_gpus
-        gpus = f"0 of {installed} GPUs used" if installed else "no GPU"
-        return f"CPU ONLY: {nodes}, {gpus}; GPUs and fabric are not tested"
-    used = next((job.ranks_per_node for job in plan.jobs if job.placement == "ranks"), 0)
-    if not used:
-        return f"{nodes}; no check of this trial uses a GPU"
-    if uses_slurm(settings):
-        return f"{nodes} of a Slurm cluster, {used} GPUs each"
-    if runs_remotely(settings):
-        return f"{nodes} started by the user, {used} GPUs each"
-    visible = survey.visible_gpus(settings)
-    models = " + ".join(sorted({device.name or "unknown GPU" for device in visible[:used]}))
-    rest = f" of {len(visible)}" if used < len(visible) else ""
-    unset = "" if settings.cluster.gpus_per_node else "; expected number of GPUs not set (--gpus-per-node)"
-    return f"{nodes}, {used} × {models}{rest}{unset}"

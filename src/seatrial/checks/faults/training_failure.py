@@ -19,7 +19,7 @@ from typing import get_args
 import yaml
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.base import Check, Context, Needs, Options
 from seatrial.checks.faults import failing_job, leftovers
 from seatrial.checks.faults.failing_job import Fault, InjectedFault
 from seatrial.config.layers import ENV_PREFIX
@@ -308,6 +308,7 @@ CHECK = Check(
     metrics=METRICS,
     rules=tuple(rule for fault in FAULTS for rule in _rules(fault)),
     measure=measure,
+    needs=Needs(min_ranks=2),  # of the runs that it starts
     limit_s=1800,  # six Slurm jobs, three of which start torch
     options=FailureOptions,
 )

@@ -255,4 +255,5 @@ CHECK = Check(
     measure=measure,
     limit_s=1800,
     options=JobsOptions,
+    skipped_if=("no Slurm",),
 )
