@@ -113,12 +113,14 @@ def _threshold_messages(verdicts: Sequence[Verdict], outcome: Outcome) -> list[s
 def _missing_results(required: Mapping[str, bool], outcomes: Outcomes, excluded_checks: Mapping[str, str]) -> list[str]:
     """The reasons against acceptance: excluded, inconclusive and missing checks."""
     needed = [name for name, is_required in required.items() if is_required]
-    needed += sorted(outcomes.keys() - required.keys())  # checks that the record has, but its configuration does not
     by_check = {name: outcomes.get(name, set()) for name in needed}
     reasons = [f"{name} was excluded by {option}" for name, option in excluded_checks.items() if name in needed]
     for name, of_check in by_check.items():
         if name not in excluded_checks and worst(of_check) not in _GOOD:
             reasons.append(f"{name} is {worst(of_check)}")
+    # checks that the record has, but its configuration does not
+    unplanned = sorted(outcomes.keys() - required.keys())
+    reasons += [f"{name} is {worst(outcomes[name])}" for name in unplanned if worst(outcomes[name]) not in _GOOD]
     if not any(outcome in (Outcome.PASS, Outcome.WARN) for of_check in by_check.values() for outcome in of_check):
         reasons.append("no required check was measured")
     return reasons

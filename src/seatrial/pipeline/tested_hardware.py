@@ -46,9 +46,8 @@ def tested_hardware(
         return f"{nodes}; {gpu_error}"
     gpus = _host_gpus(environment) or {}
     if cpu_only(jobs):
-        return (
-            f"CPU ONLY: {nodes}, {f'0 of {len(gpus)} GPUs used' if gpus else 'no GPU'}; GPUs and fabric are not tested"
-        )
+        unused = f"0 of {len(gpus)} GPUs used" if gpus else "no GPU"
+        return f"CPU ONLY: {nodes}, {unused}; GPUs and fabric are not tested"
     used = next((job.ranks_per_node for job in jobs if job.placement == "ranks"), 0)
     if not used:
         return f"{nodes}; no check of this trial uses a GPU"
