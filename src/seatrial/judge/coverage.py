@@ -36,21 +36,20 @@ def coverage_errors(check: Check, plan: RecordedPlan, measured: Sequence[Measure
     """
     if not measured or any(measurement.error for measurement in measured):
         return
-    job = plan.job_by_check.get(check.name)
-    skipped = [measurement for measurement in measured if measurement.skipped]
-    problems: list[str] = []
+    job, is_skipped = plan.job_by_check.get(check.name), all(measurement.skipped for measurement in measured)
+    incomplete = [*_misplaced_metrics(check, plan, measured)]
+    mismatches = [*_metrics_beside_skip(measured)]
     if job:
-        problems += [*_rank_errors(job, measured), *_partly_skipped(skipped, measured)]
-        problems += [*_place_errors(job, plan, measured), *_world_size_errors(check, job, measured)]
-    elif len(skipped) < len(measured):
-        problems.append("measured, but no job of the plan contains the check")
-    problems += _misplaced_metrics(check, plan, measured)
-    for problem in problems:
-        yield _error(check.name, Reason.INCOMPLETE_COVERAGE, problem)
-    mismatches = list(plan.problems(job)) if job else []
-    mismatches += _contradicted_skips(check, plan, skipped)
-    for mismatch in mismatches:
-        yield _error(check.name, Reason.PLAN_MISMATCH, mismatch)
+        incomplete += [*_rank_errors(job, measured), *_partly_skipped(measured)]
+        incomplete += [*_place_errors(job, plan, measured), *_world_size_errors(check, job, measured)]
+        mismatches += plan.problems(job)
+    elif not is_skipped:
+        incomplete.append("measured, but no job of the plan contains the check")
+    if is_skipped and not plan.allows_skip(check):
+        mismatches.append(f"skipped, although the plan can run it: {measured[0].skipped}")
+    for reason, problems in ((Reason.INCOMPLETE_COVERAGE, incomplete), (Reason.PLAN_MISMATCH, mismatches)):
+        for problem in problems:
+            yield _error(check.name, reason, problem)
 
 
 def retry_errors(check: str, first: Sequence[Measurement], second: Sequence[Measurement]) -> Iterator[Verdict]:
@@ -134,33 +133,30 @@ def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
         yield f"expected {job.ranks_per_node} processes on each node, but not on {and_more(uneven, _MAX_NAMED)}"
 
 
-def _partly_skipped(skipped: Sequence[Measurement], measured: Sequence[Measurement]) -> Iterator[str]:
+def _partly_skipped(measured: Sequence[Measurement]) -> Iterator[str]:
     """An error if only some ranks skipped the check, since the subjects of a job should be identical."""
+    skipped = [measurement for measurement in measured if measurement.skipped]
     if skipped and len(skipped) < len(measured):
         subjects = and_more([measurement.subject for measurement in skipped], _MAX_NAMED)
         count = len(measured) - len(skipped)
         yield f"measured on {count} of {len(measured)} subjects; skipped on {subjects}: {skipped[0].skipped}"
 
 
-def _contradicted_skips(check: Check, plan: RecordedPlan, skipped: Sequence[Measurement]) -> Iterator[str]:
-    """Errors for a skipped check that has metrics, or that the plan allows to run."""
-    if with_metrics := next((measurement for measurement in skipped if measurement.metrics), None):
+def _metrics_beside_skip(measured: Sequence[Measurement]) -> Iterator[str]:
+    """An error if a skipped measurement has metrics, which are then not evaluated."""
+    if with_metrics := next((item for item in measured if item.skipped and item.metrics), None):
         yield f"{with_metrics.subject} has {len(with_metrics.metrics)} metrics, but was skipped: {with_metrics.skipped}"
-    elif skipped and not plan.allows_skip(check):
-        yield f"skipped, although the plan can run it: {skipped[0].skipped}"
 
 
 def _place_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
     """An error if the check ran on other nodes or ranks than the first check of the plan that did so."""
     if job.placement == "control":
         return
-    planned = plan.nodes if job.placement == "nodes" else plan.ranks
-    if not (others := subjects_of(measured) ^ planned):
-        return
-    if (nodes := nodes_of(measured)) != plan.nodes:
+    subjects = subjects_of(measured)
+    if (nodes := nodes_of(subjects)) != plan.nodes:
         first = ", ".join(sorted(plan.nodes))
         yield f"measured on {', '.join(sorted(nodes))}, but {plan.nodes_check} on other nodes: {first}"
-    else:
+    elif job.placement == "ranks" and (others := subjects ^ plan.ranks):
         names = and_more(sorted(others), _MAX_NAMED)
         yield f"not measured on the same ranks as {plan.ranks_check}; only one of both has {names}"
 

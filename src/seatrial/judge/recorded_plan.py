@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from seatrial.checks.base import Check, SkipCondition
@@ -22,8 +22,9 @@ class RecordedPlan:
     def __init__(self, config: Config, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]) -> None:
         self._config, self._jobs = config, jobs
         self.job_by_check = {name: job for job in reversed(jobs) for name in job.checks}
-        self.nodes_check, self.nodes = self._first_measured(measurements, ("nodes", "ranks"), nodes_of)
-        self.ranks_check, self.ranks = self._first_measured(measurements, ("ranks",), subjects_of)
+        self.nodes_check, subjects = self._first_measured(measurements, "nodes", "ranks")
+        self.nodes = nodes_of(subjects)
+        self.ranks_check, self.ranks = self._first_measured(measurements, "ranks")
         self._places = {CLUSTER} | self.nodes | self.ranks
         self._problems = {job.name: [*self._job_problems(job, measurements)] for job in jobs}
 
@@ -71,20 +72,17 @@ class RecordedPlan:
         return number != subject and number.isdecimal() and int(number) < (self._ranks_per_node or 0)
 
     def _first_measured(
-        self,
-        measurements: Mapping[str, Sequence[Measurement]],
-        placements: Sequence[str],
-        places: Callable[[Iterable[Measurement]], set[str]],
+        self, measurements: Mapping[str, Sequence[Measurement]], *placements: str
     ) -> tuple[str, set[str]]:
-        """The first check in jobs of ``placements`` without errors and its places; if possible, one of all ranks."""
+        """The first check in jobs of ``placements`` without errors and its subjects; if possible, one of all ranks."""
         partial: tuple[str, set[str]] = "", set()
         for job in self._jobs:
             for name in job.checks if job.placement in placements else ():
                 measured = measurements.get(name, ())
                 if measured and not any(measurement.error for measurement in measured):
                     if len(measured) == job.process_count:
-                        return name, places(measured)
-                    partial = partial if partial[0] else (name, places(measured))
+                        return name, subjects_of(measured)
+                    partial = partial if partial[0] else (name, subjects_of(measured))
         return partial
 
     def _job_problems(self, job: Job, measurements: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
@@ -126,6 +124,6 @@ def subjects_of(measurements: Iterable[Measurement]) -> set[str]:
     return {measurement.subject for measurement in measurements}
 
 
-def nodes_of(measurements: Iterable[Measurement]) -> set[str]:
-    """The nodes of the measurements."""
-    return {measurement.subject.partition("/")[0] for measurement in measurements}
+def nodes_of(subjects: Iterable[str]) -> set[str]:
+    """The nodes of the subjects."""
+    return {subject.partition("/")[0] for subject in subjects}

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 from pydantic import JsonValue
@@ -48,6 +49,7 @@ class RuleEvaluators:
         self, check: Check, rule: Rule, trial: str, references: References, peer_groups: PeerGroups | None
     ) -> None:
         self._check, self._rule, self._trial = check.name, rule, trial
+        self._unit = next((unit for name, unit in check.metrics.items() if fnmatchcase(rule.metric, name)), None)
         self._references, self._peer_groups = references, peer_groups
         self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
         self._evaluators: dict[tuple[object, ...], _RuleEvaluator] = {}
@@ -60,6 +62,9 @@ class RuleEvaluators:
     def verdict(self, group: MeasurementGroup, metric: Metric) -> Verdict:
         """The verdict on a metric of ``group``."""
         value, unit = metric.value, metric.unit
+        if unit != self._unit and self._unit is not None:
+            detail, reasons = self._unit, (Reason.UNIT_MISMATCH,)
+            return Verdict(self._check, metric.subject, Outcome.ERROR, metric.name, reasons, detail, value, unit)
         if self._is_subject_independent and not metric.samples and (same := self._passed.get((value, unit))):
             return Verdict(self._check, metric.subject, _PASS, metric.name, (), "", value, unit, same.basis)
         peers = self._peer_groups.group_of(group.gpu_model, metric.subject) if self._peer_groups else NO_PEERS

@@ -35,7 +35,7 @@ _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.NO_REFERENCE: "; {detail}",
     Reason.NO_ABSOLUTE_REFERENCE: "; {detail}",
     Reason.NO_THRESHOLD: ", recorded without a threshold: {detail}",
-    Reason.UNIT_MISMATCH: "; unit mismatch: the threshold is in {detail!r}",
+    Reason.UNIT_MISMATCH: "; unit mismatch: expected {detail!r}",
     Reason.IMPOSSIBLE_THRESHOLD: "; invalid threshold: {detail}",
     Reason.NEGATIVE_VALUE: "; measurement error: the value cannot be negative",
     Reason.ABOVE_PHYSICAL_LIMIT: "; measurement error: above the physical limit: {detail}",
