@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context
+from seatrial.checks import catalog
+from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context, Needs
 from seatrial.model import Observation, Phase, Scope
 
 
@@ -48,3 +51,13 @@ def test_error_counters_are_read_around_what_puts_gpus_to_work(
         name="t.t", title="t", phase=phase, scope=Scope.GPU, metrics=metrics, rules=(), measure=_measure, limit_s=1
     )
     assert check.reads_error_counters is counted
+
+
+@pytest.mark.parametrize("name", catalog())
+def test_check_that_may_skip_itself_declares_when(name: str) -> None:
+    check = catalog()[name]
+    measure = getattr(check.measure, "func", check.measure)  # of a partial
+    source = inspect.getsource(sys.modules[measure.__module__])
+    skips_itself = "raise NotApplicable" in source or "require_client()" in source
+    assert not skips_itself or check.skipped_if or check.needs != Needs()
+    assert skips_itself or not check.skipped_if

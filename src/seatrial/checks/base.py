@@ -19,7 +19,15 @@ from seatrial.hardware.links import FactRole
 from seatrial.model import CLUSTER, Fact, Frozen, Metric, Observation, Phase, Rule, Scope
 
 # What the plan must show if a check skips itself; "not in the record": this depends on the hardware or Slurm's settings
-SkipCondition = Literal["no GPU", "no Slurm", "one node", "one rank per node", "no command", "not in the record"]
+SkipCondition = Literal[
+    "no GPU",
+    "no Slurm",
+    "one node",
+    "one rank per node",
+    "no command",
+    "only CUDA graphs on a CPU",
+    "not in the record",
+]
 SubjectKind = Literal["rank", "pair", "ordered pair", "node", "rail", "gpu"]
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
 

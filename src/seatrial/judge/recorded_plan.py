@@ -43,16 +43,19 @@ class RecordedPlan:
     def allows_skip(self, check: Check) -> bool:
         """Whether ``check`` may be skipped on this plan, by its needs or by what its measurement requires."""
         ranks, nodes = self._ranks_per_node, self._config.cluster.nodes
+        options = self._config.checks[check.name].options
+        no_gpu = all(job.device == "cpu" for job in self._jobs)
         holds: Mapping[SkipCondition, bool] = {
-            "no GPU": all(job.device == "cpu" for job in self._jobs),
+            "no GPU": no_gpu,
             "no Slurm": not self._config.uses_slurm,
             "one node": nodes == 1,
             "one rank per node": ranks in (None, 1),
-            "no command": not self._config.checks[check.name].options.get("command"),
+            "no command": not options.get("command"),
+            "only CUDA graphs on a CPU": no_gpu and options.get("modes") == ["cuda_graph"],
             "not in the record": True,
         }
         too_few_ranks = check.needs.min_ranks > 1 and (ranks is None or nodes * ranks < check.needs.min_ranks)
-        return (check.needs.gpus and holds["no GPU"]) or too_few_ranks or any(map(holds.__getitem__, check.skipped_if))
+        return (check.needs.gpus and no_gpu) or too_few_ranks or any(map(holds.__getitem__, check.skipped_if))
 
     @property
     def _ranks_per_node(self) -> int | None:
