@@ -241,6 +241,18 @@ def test_job_of_another_size_than_the_plan_is_an_error(name: str, changes: dict[
     assert text in plan.problems(changed)
 
 
+def test_check_in_a_job_of_another_placement_is_an_error() -> None:
+    measured = [on(0), on(1, node="n1")]
+    (error,) = mismatches(*measured, jobs=(job("nodes", 2, 1),))
+    assert "placement nodes, expected ranks" in error
+
+
+def test_any_number_of_planned_ranks_is_compared() -> None:
+    huge = job("ranks", 2, 10**19)
+    (error,) = errors(*(on(rank) for rank in range(4)), jobs=(huge,))
+    assert "19999999999999999996 of 20000000000000000000 ranks: 4, 5" in error
+
+
 def test_jobs_on_different_devices_are_an_error() -> None:
     on_cpu = job("nodes", 2, 1, "b")
     (error,) = mismatches(*on_gpus(), jobs=(on_cpu, gpu_job()))
@@ -352,6 +364,7 @@ def test_retry_on_other_subjects_is_an_error() -> None:
     assert (error.outcome, error.reasons) == (Outcome.ERROR, (Reason.PLAN_MISMATCH,))
     assert "n7/rank1" in error.detail
     assert list(retry_errors("a", [on(0)], [on(0)])) == []
+    assert len(list(retry_errors("a", [], [on(0)]))) == 1
     assert list(retry_errors("a", [on(0)], [on(1, error="lost")])) == [], "an error has its own verdict"
 
 

@@ -224,6 +224,7 @@ def lost_or_bad(record: Record, number: int, index: int, verdict: Verdict) -> di
         first = [item for item in measurements if item["rank"] in (0, None)]
         fewer = replaced(document, ("jobs", job, "ranks_per_node"), 1) | {"measurements": first}
         found["fewer ranks"] = fewer
+        found["fewer ranks, one per node"] = replaced(fewer, ("jobs", job, "placement"), "nodes")
         unpromised = [{**item, "expected_gpus": None} for item in fewer["jobs"]]
         found["fewer ranks, none promised"] = replaced(
             fewer | {"jobs": unpromised}, ("config", "cluster", "gpus_per_node"), None

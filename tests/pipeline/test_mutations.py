@@ -75,6 +75,6 @@ def test_lost_evidence_and_bad_values_are_never_accepted(records: list[Record]) 
         assert value != "ACCEPTED", kind
 
     check()
-    assert len({kind for kind, _ in outcomes}) == 24, outcomes
+    assert len({kind for kind, _ in outcomes}) == 25, outcomes
     assert all(value != "refused" or kind.startswith("value is") for kind, value in outcomes)
     assert outcomes["bad value", "REJECTED"] > 0

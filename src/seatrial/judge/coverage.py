@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, filterfalse, islice
 from operator import attrgetter
 
 from seatrial.checks.base import Check
@@ -26,6 +26,7 @@ from seatrial.model import (
 from seatrial.util.text import and_more
 
 _MAX_NAMED = 8  # subjects listed in one message
+_PLACEMENTS = {Scope.CONTROL: "control", Scope.NODE: "nodes", Scope.GPU: "ranks", Scope.CLUSTER: "ranks"}
 _METRIC_SUBJECT: Callable[[Metric], str] = attrgetter("subject")
 
 
@@ -43,6 +44,8 @@ def coverage_errors(check: Check, plan: RecordedPlan, measured: Sequence[Measure
         incomplete += [*_rank_errors(job, measured), *_partly_skipped(measured)]
         incomplete += [*_place_errors(job, plan, measured), *_world_size_errors(check, job, measured)]
         mismatches += plan.problems(job)
+        if job.placement != _PLACEMENTS[check.scope]:
+            mismatches.append(f"in job {job.name} with placement {job.placement}, expected {_PLACEMENTS[check.scope]}")
     elif not is_skipped:
         incomplete.append("measured, but no job of the plan contains the check")
     if is_skipped and not plan.allows_skip(check):
@@ -113,10 +116,12 @@ def _error(check: str, reason: Reason, detail: str) -> Verdict:
 
 def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
     subjects = {measurement.rank: measurement.subject for measurement in measured}
-    missing = sorted(set(range(job.process_count)) - subjects.keys())
-    if missing:
-        ranks = and_more([str(rank) for rank in missing], _MAX_NAMED)
-        yield f"no measurement of {len(missing)} of {job.process_count} ranks: {ranks}"
+    planned = range(job.process_count)
+    if missing := job.process_count - sum(rank in planned for rank in subjects):
+        # not a set of all ranks, since a damaged record may plan any number of them
+        ranks = [str(rank) for rank in islice(filterfalse(subjects.__contains__, planned), _MAX_NAMED)]
+        others = f" and {missing - len(ranks)} more" if missing > len(ranks) else ""
+        yield f"no measurement of {missing} of {job.process_count} ranks: {', '.join(ranks)}{others}"
         return
     if len(measured) > job.process_count:
         yield f"{len(measured)} measurements of {job.process_count} ranks: expected one of each rank"
