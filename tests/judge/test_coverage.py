@@ -67,7 +67,7 @@ def check(
 
 
 def config(launcher: str = "local", **cluster: int) -> Config:
-    checks = {"a": {}, "b": {}}
+    checks: dict[str, Any] = {"a": {}, "b": {}}
     return Config.model_validate(
         {"name": "t", "launcher": launcher, "cluster": {"nodes": 2} | cluster, "checks": checks}
     )

@@ -136,7 +136,7 @@ def replaced(node: Json, path: Path_, value: Json) -> Json:
     """A copy of ``node`` with ``value`` at ``path``."""
     if not path:
         return value
-    copy = dict(node) if isinstance(node, dict) else list(node)
+    copy: Json = dict(node) if isinstance(node, dict) else list(node)
     copy[path[0]] = replaced(copy[path[0]], path[1:], value)
     return copy
 
@@ -184,10 +184,10 @@ def lost_or_bad(record: Record, number: int, index: int, verdict: Verdict) -> di
     metrics, metric, check = measurement["metrics"], measurement["metrics"][index], measurement["check"]
     job = next(place for place, job in enumerate(document["jobs"]) if check in job["checks"])
 
-    def with_measurement(**changes: Json) -> dict[str, Json]:
+    def with_measurement(**changes: Json) -> Json:
         return replaced(document, ("measurements", number), measurement | changes)
 
-    def with_metric(**changes: Json) -> dict[str, Json]:
+    def with_metric(**changes: Json) -> Json:
         return replaced(document, ("measurements", number, "metrics", index), metric | changes)
 
     others = [item for place, item in enumerate(measurements) if place != number]
