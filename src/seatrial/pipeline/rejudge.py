@@ -23,12 +23,7 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
 
     Raises UsageError if its config is not valid in this version or the baseline exceeds physical limits.
     """
-    try:
-        settings = Config.model_validate(trial.config)
-    except ValidationError as error:
-        raise UsageError(
-            f"this version of seatrial cannot judge the record: config.{first_validation_error(error)}"
-        ) from error
+    settings = _settings(trial)
     site = site_baseline.load(baseline, catalog()) if baseline else trial.baseline
     if baseline and site:
         plausibility.validate_baseline(site, catalog())
@@ -56,6 +51,27 @@ def rejudge(trial: Trial, baseline: Path | None = None) -> Trial:
             "findings": findings,
         }
     )
+
+
+def with_derived_hardware(trial: Trial) -> Trial:
+    """Return the trial with its decision, but with the tested hardware derived from jobs and measurements.
+
+    Raises UsageError if its config is not valid in this version.
+    """
+    settings = _settings(trial)
+    conflict = "" if trial.gpu_error else device_conflict(settings, trial.jobs, trial.environment)
+    hardware = tested_hardware(settings, trial.jobs, trial.measurements, trial.environment, trial.gpu_error)
+    derived = {"tested_hardware": conflict or hardware, "cpu_only": cpu_only(trial.jobs)}
+    return trial.model_copy(update={"decision": trial.decision.model_copy(update=derived)})
+
+
+def _settings(trial: Trial) -> Config:
+    try:
+        return Config.model_validate(trial.config)
+    except ValidationError as error:
+        raise UsageError(
+            f"this version of seatrial cannot judge the record: config.{first_validation_error(error)}"
+        ) from error
 
 
 def learn(name: str, paths: Sequence[Path]) -> str:
