@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context, RuleFact
+from seatrial.checks import catalog
+from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context, Needs, RuleFact
 from seatrial.model import Observation, Phase, Rule, Scope, SeatrialError, Threshold
 
 
@@ -100,3 +103,13 @@ def test_rule_cannot_require_another_type_than_text() -> None:
 def test_values_of_a_fact(fact: RuleFact, accepted: list[Any], rejected: list[Any]) -> None:
     assert all(map(fact.accepts, accepted))
     assert not any(map(fact.accepts, rejected))
+
+
+@pytest.mark.parametrize("name", catalog())
+def test_check_that_may_skip_itself_declares_when(name: str) -> None:
+    check = catalog()[name]
+    measure = getattr(check.measure, "func", check.measure)  # of a partial
+    source = inspect.getsource(sys.modules[measure.__module__])
+    skips_itself = "raise NotApplicable" in source or "require_client()" in source
+    assert not skips_itself or check.skipped_if or check.needs != Needs()
+    assert skips_itself or not check.skipped_if

@@ -261,13 +261,28 @@ def test_lax_threshold_of_a_trial_does_not_hide_corruption() -> None:
     rule = Rule(metric="speed", expect=Threshold.parse("== 0"), meaning="corrupted", fix="")
     metric = Metric(name="speed", value=5, unit="count", subject="cluster")
     measurement = Measurement(check="c", subject="cluster", metrics=(metric,))
+    counts = replace(check(rule), metrics={"speed": "count"})
     lax = {"speed": Threshold.parse("<= 1000000")}
-    by_check, by_trial = verdicts(check(rule), measurement, expect=lax, override=True)
+    by_check, by_trial = verdicts(counts, measurement, expect=lax, override=True)
     assert by_check.basis is not None
     assert (by_check.outcome, by_check.basis.kind) == (Outcome.FAIL, BasisKind.RULE)
     assert by_trial.basis is not None
     assert (by_trial.outcome, by_trial.basis.kind) == (Outcome.PASS, BasisKind.TRIAL)
     assert "== 0" in by_trial.basis.lax_reason
+
+
+def test_several_values_of_one_subject_are_an_error_unless_they_are_equal() -> None:
+    def twice(first: float, second: float) -> list[Outcome]:
+        metrics = tuple(Metric(name="speed", value=value, unit="GB/s", subject="cluster") for value in (first, second))
+        judged = verdicts(check(SPEED), Measurement(check="c", subject="cluster", metrics=metrics))
+        assert [verdict.reasons for verdict in judged if verdict.outcome is Outcome.ERROR] in (
+            [],
+            [(Reason.PLAN_MISMATCH,)],
+        )
+        return [verdict.outcome for verdict in judged]
+
+    assert twice(20, 20) == [Outcome.PASS, Outcome.PASS]
+    assert twice(20, 30) == [Outcome.ERROR, Outcome.PASS, Outcome.PASS]
 
 
 def test_a_thousand_nodes_are_evaluated_in_seconds() -> None:

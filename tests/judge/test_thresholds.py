@@ -200,6 +200,14 @@ def test_reference_value_in_another_unit_is_not_compared() -> None:
     assert "site lab" not in lax.basis.lax_reason
 
 
+@pytest.mark.parametrize("unit", ["MB/s", ""])
+def test_metric_in_another_unit_than_the_check_declares_is_an_error(unit: str) -> None:
+    metric = Metric(name="speed", value=20, unit=unit, subject="cluster")
+    measurement = Measurement(check="c", subject="cluster", metrics=(metric,))
+    (verdict,) = verdicts(check(SPEED), measurement)
+    assert (verdict.outcome, verdict.reasons, verdict.detail) == (Outcome.ERROR, (Reason.UNIT_MISMATCH,), "GB/s")
+
+
 def test_threshold_in_another_unit_is_not_compared() -> None:
     verdict = one_verdict(check(SPEED), measured(20), {"speed": Threshold.parse("> 10 MB/s")})
     assert (verdict.outcome, verdict.reasons) == (Outcome.UNJUDGED, (Reason.UNIT_MISMATCH,))
@@ -409,7 +417,8 @@ def test_threshold_laxer_than_the_check_or_the_measured_value_is_marked(
         rule = Rule(metric="speed", expect=Threshold.parse(check_threshold), meaning="", fix="")
     metric = Metric(name="speed", value=value, unit=unit, subject="cluster")
     measurement = Measurement(check="c", subject="cluster", metrics=(metric,), facts=FOUR)
-    verdict = one_verdict(check(rule), measurement, {"speed": Threshold.parse(threshold)})
+    in_unit = replace(check(rule), metrics={"speed": unit})
+    verdict = one_verdict(in_unit, measurement, {"speed": Threshold.parse(threshold)})
     assert verdict.outcome is Outcome.PASS
     assert verdict.basis is not None
     assert bool(verdict.basis.lax_reason) is bool(texts)

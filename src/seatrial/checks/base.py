@@ -19,6 +19,16 @@ from pydantic import JsonValue
 from seatrial.hardware.links import FactRole
 from seatrial.model import CLUSTER, Fact, Frozen, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 
+# What the plan must show if a check skips itself; "not in the record": this depends on the hardware or Slurm's settings
+SkipCondition = Literal[
+    "no GPU",
+    "no Slurm",
+    "one node",
+    "one rank per node",
+    "no command",
+    "only CUDA graphs on a CPU",
+    "not in the record",
+]
 SubjectKind = Literal["rank", "pair", "ordered pair", "node", "rail", "gpu"]
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
 # Values that any fact in Check.rule_facts may have: the machine does not have it, or the user may not read it
@@ -157,6 +167,8 @@ class Check:
     limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
     needs: Needs = field(default_factory=Needs)
     options: type[Options] = Options
+    # The conditions under one of which ``measure`` may raise NotApplicable; a skip under no such condition is an ERROR
+    skipped_if: tuple[SkipCondition, ...] = ()
     # Metrics, or families such as "busbw.*", that vary between runs: like metrics with a reference value, they FAIL
     # only if the retry fails too. Other metrics, such as data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()

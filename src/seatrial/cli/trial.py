@@ -209,9 +209,10 @@ def report(
 ) -> None:
     """Print the report of a run in one of the formats."""
     from seatrial import report as reports
+    from seatrial.pipeline.rejudge import with_derived_hardware
     from seatrial.pipeline.run_directory import load_trial
 
-    print(reports.render(load_trial(run), format), end="")
+    print(reports.render(with_derived_hardware(load_trial(run)), format), end="")
 
 
 def schema() -> None:

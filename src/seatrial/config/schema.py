@@ -147,3 +147,8 @@ class Config(Frozen):
         default={}, description="variables for the workers, such as NCCL_DEBUG"
     )
     checks: dict[str, CheckSettings]
+
+    @property
+    def uses_slurm(self) -> bool:
+        """Whether Slurm starts the jobs: launcher slurm, or launcher auto with several nodes."""
+        return self.launcher == "slurm" or (self.launcher == "auto" and self.cluster.nodes > 1)

@@ -10,8 +10,9 @@ from seatrial.config.schema import CheckSettings, Config
 from seatrial.hardware import links
 from seatrial.hardware.references import References, references_for
 from seatrial.judge import error_counters, retry
-from seatrial.judge.coverage import coverage_errors, unevaluated_thresholds
+from seatrial.judge.coverage import coverage_errors, retry_errors, unevaluated_thresholds, unplanned_checks
 from seatrial.judge.peaks import values_above_peak
+from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Baseline, BasisKind, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import gc_paused
@@ -39,6 +40,7 @@ def judge(
     by_check: dict[str, list[Measurement]] = {}
     for measurement in measurements:
         by_check.setdefault(measurement.check, []).append(measurement)
+    plan = RecordedPlan(config, jobs, by_check)
     verdicts: list[Verdict] = []
     for name, setting in config.checks.items():
         if name in excluded_checks:
@@ -49,7 +51,7 @@ def judge(
         else:
             check, first = checks[name], by_check.get(name, ())
             judges = _judges(check, setting, config.name, references)
-            verdicts += coverage_errors(name, config.cluster, jobs, by_check)
+            verdicts += coverage_errors(check, plan, first)
             verdicts += unevaluated_thresholds(name, setting, first, config.name)
             verdicts += error_counters.verdicts(check, first)
             verdicts += values_above_peak(check, first, references)
@@ -57,10 +59,13 @@ def judge(
                 verdicts += (verdict for judge_measurements in judges for verdict in judge_measurements(first))
                 continue
             check_retries = [measurement for measurement in retries if measurement.check == name]
+            verdicts += retry_errors(name, first, check_retries)
             for judge_measurements in judges:
                 verdicts += retry.combined_verdicts(check, first, check_retries, judge_measurements)
             verdicts += error_counters.verdicts(check, check_retries)
             verdicts += values_above_peak(check, check_retries, references)
+    retried = (measurement.check for measurement in retries or ())
+    verdicts += unplanned_checks(config, excluded_checks, jobs, by_check, retried)
     return tuple(verdicts)
 
 

@@ -120,6 +120,9 @@ def _missing_results(required: Mapping[str, bool], outcomes: Outcomes, excluded_
     for name, of_check in by_check.items():
         if name not in excluded_checks and worst(of_check) not in _GOOD:
             reasons.append(f"{name} is {worst(of_check)}")
+    # checks that the record has, but its configuration does not
+    unplanned = sorted(outcomes.keys() - required.keys())
+    reasons += [f"{name} is {worst(outcomes[name])}" for name in unplanned if worst(outcomes[name]) not in _GOOD]
     if not any(outcome in (Outcome.PASS, Outcome.WARN) for of_check in by_check.values() for outcome in of_check):
         reasons.append("no required check was measured")
     return reasons

@@ -201,6 +201,8 @@ class _RuleEvaluation:
                 self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
             for subject, reason in group.exempt_subjects(name).items():
                 self._add_verdict(subject, Outcome.SKIP, Reason.NOT_APPLICABLE, reason)
+        if len(metrics) > 1 and (several := _contradicting_values(metrics)):
+            self._add_verdict(group.subject, Outcome.ERROR, Reason.PLAN_MISMATCH, several)
         verdicts = [self._evaluators.verdict(group, metric) for metric in metrics]
         self.verdicts += _with_asymmetry(rule, metrics, verdicts) if rule.asymmetry_limit else verdicts
 
@@ -266,6 +268,15 @@ def _invalid_fact_error(check: str, subject: str, metric: str, detail: str) -> V
 
 def _reason_in_fact(group: MeasurementGroup, fact: str, metric: str) -> str:
     return str((common_fact(group.facts, fact) or {}).get(metric, ""))
+
+
+def _contradicting_values(metrics: Sequence[Metric]) -> str:
+    """The subjects with several different values of one metric, as text; empty if there are none."""
+    values = {metric.subject: metric.value for metric in metrics}
+    if len(values) == len(metrics):
+        return ""
+    several = [metric.subject for metric in metrics if metric.value != values[metric.subject]]
+    return f"several different values of {', '.join(several)}" if several else ""
 
 
 def _with_asymmetry(rule: Rule, metrics: Sequence[Metric], verdicts: Sequence[Verdict]) -> Iterator[Verdict]:

@@ -77,6 +77,7 @@ class RuleEvaluators:
         own_rules = [own for own in check.rules if own.metric == rule.metric]
         self._is_alone = bool(trial) and (override or not own_rules)
         self._replaced = next((own.expect for own in own_rules if own.expect), None)
+        self._unit = next((unit for name, unit in check.metrics.items() if fnmatchcase(rule.metric, name)), None)
         self._references, self._peer_groups = references, peer_groups
         self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
         self._may_exceed_100 = any(fnmatchcase(rule.metric, pattern) for pattern in check.may_exceed_100)
@@ -90,6 +91,9 @@ class RuleEvaluators:
     def verdict(self, group: MeasurementGroup, metric: Metric) -> Verdict:
         """The verdict on a metric of ``group``."""
         value, unit = metric.value, metric.unit
+        if unit != self._unit and self._unit is not None:
+            detail, reasons = self._unit, (Reason.UNIT_MISMATCH,)
+            return Verdict(self._check, metric.subject, Outcome.ERROR, metric.name, reasons, detail, value, unit)
         if self._is_subject_independent and not metric.samples and (same := self._passed.get((value, unit))):
             return Verdict(self._check, metric.subject, _PASS, metric.name, (), "", value, unit, same.basis)
         peers = node_peers = NO_PEERS

@@ -47,6 +47,7 @@ class Reason(StrEnum):
     NOT_MEASURED = "not_measured"
     MEASUREMENT_FAILED = "measurement_failed"
     INCOMPLETE_COVERAGE = "incomplete_coverage"  # fewer subjects than planned, or different ones
+    PLAN_MISMATCH = "plan_mismatch"  # jobs, measurements and configuration of the record contradict each other
     METRIC_MISSING = "metric_missing"  # a metric that a rule evaluates
     METRIC_PARTLY_MISSING = "metric_partly_missing"
     # The rule or threshold was not evaluated

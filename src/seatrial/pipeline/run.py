@@ -39,7 +39,7 @@ from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
 from seatrial.pipeline.results import Display, TrialResults
 from seatrial.pipeline.resume import load_earlier_sessions, remaining_plan, startable_plan
 from seatrial.pipeline.run_directory import RunDir
-from seatrial.pipeline.this_host import ThisHost, cpu_only, discover, tested_hardware
+from seatrial.pipeline.this_host import ThisHost, discover
 from seatrial.util import processes, secrets, signals
 
 INTERRUPTED = "interrupted"
@@ -85,7 +85,8 @@ def show_completed_check(results: TrialResults, check: str) -> None:
     retries = [measurement for measurement in results.retries if measurement.check == check]
     next_retry = max((measurement.retry for measurement in retries), default=0) + 1
     retry_pending = results.settings.retry and checks_to_retry(settings, first, retries, catalog(), next_retry)
-    verdicts = judge(settings, results.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
+    judged = judge(settings, results.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
+    verdicts = [verdict for verdict in judged if verdict.check == check]  # the jobs contain other checks, too
     outcome = worst(verdict.outcome for verdict in verdicts)
     reason = next((verdict.message for verdict in verdicts if verdict.outcome is outcome), "")
     results.display.show_outcome(check, outcome, reason, max(measurement.seconds for measurement in retries or first))
@@ -249,9 +250,10 @@ def _trial(
             results.measurements,
             assessment.verdicts,
             plan.excluded_checks,
-            (results.stop_reason, gpu_error),
-            tested_hardware=tested_hardware(settings, plan, this_host),
-            cpu_only=cpu_only(settings, this_host),
+            jobs=plan.jobs,
+            environment=this_host.facts,
+            stop_reason=results.stop_reason,
+            gpu_error=gpu_error,
             baseline=assessment.baseline,
         ),
     )

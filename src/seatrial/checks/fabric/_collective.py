@@ -184,6 +184,7 @@ def collective_check(name: str, title: str, *, rules: tuple[Rule, ...] = (), lim
         limit_s=limit_s,
         needs=Needs(min_ranks=2),
         options=CollectiveOptions,
+        skipped_if=("only CUDA graphs on a CPU",),
         operation=name,
         bounds=_results.BANDWIDTH_BOUNDS,
         may_exceed_100=("cv.*",),

@@ -143,4 +143,5 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(min_ranks=2),
     options=EachNodeOptions,
+    skipped_if=("one node", "one rank per node"),
 )

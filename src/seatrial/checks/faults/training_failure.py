@@ -18,7 +18,7 @@ from typing import get_args
 import yaml
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Options, RuleFact
+from seatrial.checks.base import Check, Context, Needs, Options, RuleFact
 from seatrial.checks.faults import failing_job, leftovers
 from seatrial.checks.faults.failing_job import Fault, FaultRecord
 from seatrial.config.layers import ENV_PREFIX
@@ -317,6 +317,7 @@ CHECK = Check(
     rules=tuple(rule for fault in FAULTS for rule in _rules(fault)),
     rule_facts={"scheduler": RuleFact("slurm|none")},
     measure=measure,
+    needs=Needs(min_ranks=2),  # of the runs that it starts
     limit_s=1800,  # six Slurm jobs, three of which start torch
     options=FailureOptions,
 )

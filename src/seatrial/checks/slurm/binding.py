@@ -269,4 +269,5 @@ CHECK = Check(
     measure=measure,
     limit_s=900,
     options=BindingOptions,
+    skipped_if=("no Slurm",),
 )

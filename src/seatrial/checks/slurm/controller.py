@@ -181,4 +181,5 @@ CHECK = Check(
     },
     measure=measure,
     limit_s=300,
+    skipped_if=("no Slurm",),
 )

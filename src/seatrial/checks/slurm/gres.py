@@ -124,4 +124,5 @@ CHECK = Check(
     rule_facts={"gpus_expected": RuleFact(reason="cluster.gpus_per_node is not set")},
     measure=measure,
     limit_s=300,
+    skipped_if=("no Slurm", "no GPU"),
 )

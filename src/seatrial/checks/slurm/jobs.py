@@ -262,4 +262,5 @@ CHECK = Check(
     measure=measure,
     limit_s=1800,
     options=JobsOptions,
+    skipped_if=("no Slurm",),
 )

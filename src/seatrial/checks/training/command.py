@@ -436,5 +436,6 @@ CHECK = Check(
     measure=measure,
     limit_s=2100,  # more than train_limit_s
     options=CommandOptions,
+    skipped_if=("no command",),
     performance_metrics=("wall_seconds", "train_runtime", *SPEEDS),
 )
