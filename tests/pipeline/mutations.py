@@ -18,7 +18,7 @@ from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 
 # Whether facts are mutated as well: only if each rule treats a missing, null or retyped fact that it needs as ERROR
-MUTATE_FACTS = False
+MUTATE_FACTS = True
 # What the judge reads; measurements are drawn more often, since they are the evidence
 SECTIONS = (*["measurements"] * 6, "jobs", "jobs", "config", "results", "retries", "excluded_checks")
 KINDS = ("drop", "null", "retype", "rename", "rescale", "empty", "duplicate")
