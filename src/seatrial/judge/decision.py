@@ -7,11 +7,22 @@ from fnmatch import fnmatchcase
 from operator import attrgetter
 
 from seatrial.checks.base import Check
-from seatrial.model import CLUSTER, Decision, DecisionValue, Measurement, Outcome, Reason, Verdict, worst
+from seatrial.model import (
+    CLUSTER,
+    Decision,
+    DecisionValue,
+    Measurement,
+    Outcome,
+    Reason,
+    ReasonCode,
+    Verdict,
+    worst,
+)
 from seatrial.util.text import and_more
 
 Outcomes = Mapping[str, Set[Outcome]]  # check → its outcomes
 _MAX_NAMED = 3  # subjects listed per check
+_NO_GPU = "no GPU was used: pass --gpus-per-node 0 for a CPU-only run, or --gpus-per-node N if GPUs are expected"
 _GOOD = (Outcome.PASS, Outcome.WARN, Outcome.SKIP)
 
 
@@ -23,13 +34,16 @@ def decide(
     blockers: Sequence[str] = (),
     metrics_without_threshold: Mapping[str, tuple[str, ...]] | None = None,
     cpu_only: bool = False,
+    cpu_only_requested: bool = False,
 ) -> Decision:
     """The decision on a trial; ``required`` maps each check to whether the decision needs it.
 
     ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early. The reason of
     ACCEPTED lists the thresholds that were not evaluated and counts the checks in ``metrics_without_threshold``.
+    A trial that used no GPU (``cpu_only``) is accepted only with ``cpu_only_requested``.
     """
     outcomes = _outcomes_by_check(verdicts)
+    reason_code = None
     if failed := sorted(name for name, of_check in outcomes.items() if Outcome.FAIL in of_check):
         value, reason = (
             DecisionValue.REJECTED,
@@ -37,7 +51,10 @@ def decide(
         )
     else:
         skipped, errors = (_threshold_messages(verdicts, outcome) for outcome in (Outcome.SKIP, Outcome.ERROR))
+        no_gpu = cpu_only and not cpu_only_requested
+        blockers = [*blockers, _NO_GPU if no_gpu else ""]
         if missing := [*filter(None, blockers), *_missing_results(required, outcomes, excluded_checks)]:
+            reason_code = ReasonCode.NO_GPU if no_gpu else None
             value, reason = DecisionValue.INCOMPLETE, "; ".join([*missing, *errors])
         else:
             parts = [_passed_checks(required, outcomes), *skipped, *errors]
@@ -49,6 +66,7 @@ def decide(
     return Decision(
         value=value,
         reason=reason,
+        reason_code=reason_code,
         tested_hardware=tested_hardware,
         cpu_only=cpu_only,
         metrics_without_threshold=dict(metrics_without_threshold or {}),

@@ -81,4 +81,13 @@ def make_decision(
     """Return the decision. ``blockers``: why it cannot be ACCEPTED; empty strings do not count."""
     required = {name: check.required for name, check in settings.checks.items()}
     without_threshold = metrics_without_threshold(catalog(), measurements, verdicts)
-    return decide(required, verdicts, excluded_checks, tested_hardware, blockers, without_threshold, cpu_only)
+    return decide(
+        required,
+        verdicts,
+        excluded_checks,
+        tested_hardware,
+        blockers,
+        without_threshold,
+        cpu_only,
+        cpu_only_requested=settings.cluster.gpus_per_node == 0,
+    )
