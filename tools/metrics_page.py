@@ -63,9 +63,14 @@ def _rule(rule: Rule) -> str:
         threshold = f"{rule.expect.op} {format_value(rule.expect.value, rule.expect.unit)}"
         facts = " and ".join(f"{name} = {value}" for name, value in rule.applies_if.items())
         return f"{member}{rule.outcome_if_violated} unless {threshold}{f' (if {facts})' if facts else ''}"
+    peers = f"; FAIL below {rule.peer_fail_below:.0%} of the peers" if rule.peer_fail_below else ""
     if rule.reference:
-        return f"{member}FAIL below {rule.fail_below:.0%}, WARN below {rule.warn_below:.0%} of `{rule.reference}`"
-    return f"{member}WARN below {rule.warn_below:.0%} of the peers"
+        limits = f"FAIL below {rule.fail_below:.0%}, WARN below {rule.warn_below:.0%} of `{rule.reference}`"
+        return f"{member}{limits}{peers}"
+    text = f"{member}WARN below {rule.warn_below:.0%} of the peers{peers}"
+    if rule.single_metric:
+        text += f"; FAIL up to {rule.single_fail_below:.0%} of `{rule.single_metric}` / GPUs of the node"
+    return text
 
 
 if __name__ == "__main__":
