@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from seatrial.checks.base import Check, Context
+from seatrial.checks.training._workload import TrainingResult
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Observation, Outcome
+from seatrial.train import loop, lora
+from seatrial.train.decoder import Decoder
+from seatrial.train.train_config import TrainConfig
 from seatrial.worker import measure
+from tests.train import ranks
 
 
 def outcomes(check: Check, measurements: Iterable[Measurement]) -> dict[str, Outcome]:
@@ -25,11 +32,28 @@ def failed_metrics(check: Check, observations: Iterable[Observation], folder: Pa
     return {metric for metric, outcome in outcomes(check, [measurement]).items() if outcome is Outcome.FAIL}
 
 
-def make_context(out: Path, ranks: int = 2) -> Context:
+def lora_training(config: TrainConfig, out: Path, frozen: bool) -> TrainingResult:
+    """The result of a LoRA training on one rank; without ``frozen`` it trains the weights of the model, too."""
+    (metrics,) = ranks.run(1, _train_lora, config, out, frozen)
+    return TrainingResult(metrics, out, "", ranks=(0,))
+
+
+def _train_lora(config: TrainConfig, out: Path, frozen: bool) -> dict[str, Any]:
+    attach = lora.attach
+
+    def attach_without_freezing(model: Decoder, *arguments: Any) -> None:
+        attach(model, *arguments)
+        model.requires_grad_(True)
+
+    with patch.object(lora, "attach", attach if frozen else attach_without_freezing):
+        return loop.train(config, out)
+
+
+def make_context(out: Path, world_size: int = 2) -> Context:
     return Context(
         node="n0",
         rank=0,
-        world_size=ranks,
+        world_size=world_size,
         local_rank=0,
         device="cpu",
         expected_gpus=None,
