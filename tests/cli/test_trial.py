@@ -81,6 +81,11 @@ def test_run_without_gpus_is_incomplete_unless_asked_for(tmp_path: Path) -> None
     assert "CPU ONLY" in out
 
 
+def test_why_not_of_an_accepted_run(finished_run: Path) -> None:
+    assert call("judge", finished_run, "--why-not")[:2] == (0, "accepted\n")
+    assert call("judge", finished_run, "--why-not", "--json")[:2] == (0, '[\n  "accepted"\n]\n')
+
+
 def test_judge_changes_no_file(finished_run: Path) -> None:
     before = (finished_run / "trial.json").read_bytes()
     code, out, _ = run("judge", finished_run, "--json")

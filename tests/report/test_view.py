@@ -13,7 +13,16 @@ from seatrial import report
 from seatrial.model import DecisionValue, Measurement, Metric, Outcome, ReasonCode, Verdict
 from seatrial.report import html_page, junit, markdown, prometheus
 from seatrial.report.terminal import summary
-from seatrial.report.view import CheckView, chapters, grouped, launchers, machine_size, outcome_counts, problems
+from seatrial.report.view import (
+    CheckView,
+    chapters,
+    grouped,
+    headline,
+    launchers,
+    machine_size,
+    outcome_counts,
+    problems,
+)
 from tests.report import samples
 
 
@@ -240,3 +249,10 @@ def test_incomplete_without_gpu_is_an_error_for_ci() -> None:
     trial = trial.model_copy(update={"decision": trial.decision.model_copy(update=update)})
     (error,) = ET.fromstring(junit.render(trial)).iter("error")
     assert error.get("type") == "no_gpu"
+
+
+def test_headline_names_unknown_gpus() -> None:
+    trial = samples.accepted()
+    update = {"value": DecisionValue.INCOMPLETE, "unknown_gpus": ("NVIDIA X999",)}
+    trial = trial.model_copy(update={"decision": trial.decision.model_copy(update=update)})
+    assert headline(trial) == "INCOMPLETE (unknown GPU model NVIDIA X999)"

@@ -12,6 +12,7 @@ from seatrial.hardware.references import references_for
 from seatrial.judge import error_counters, retry
 from seatrial.judge.coverage import coverage_errors, unevaluated_thresholds
 from seatrial.judge.peaks import values_above_peak
+from seatrial.judge.remedies import with_remedies
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import gc_paused
@@ -59,7 +60,7 @@ def judge(
             verdicts += retry.combined_verdicts(check, first, check_retries, judge_measurements)
             verdicts += error_counters.verdicts(check, check_retries)
             verdicts += values_above_peak(check, check_retries, references)
-    return tuple(verdicts)
+    return tuple(with_remedies(verdicts))
 
 
 def checks_to_retry(

@@ -35,6 +35,7 @@ def decide(
     metrics_without_threshold: Mapping[str, tuple[str, ...]] | None = None,
     cpu_only: bool = False,
     cpu_only_requested: bool = False,
+    unknown_gpus: tuple[str, ...] = (),
 ) -> Decision:
     """The decision on a trial; ``required`` maps each check to whether the decision needs it.
 
@@ -55,7 +56,8 @@ def decide(
         blockers = [*blockers, _NO_GPU if no_gpu else ""]
         if missing := [*filter(None, blockers), *_missing_results(required, outcomes, excluded_checks)]:
             reason_code = ReasonCode.NO_GPU if no_gpu else None
-            value, reason = DecisionValue.INCOMPLETE, "; ".join([*missing, *errors])
+            unknown = [f"unknown GPU model {gpu}: no SKU data" for gpu in unknown_gpus]
+            value, reason = DecisionValue.INCOMPLETE, "; ".join([*unknown, *missing, *errors])
         else:
             parts = [_passed_checks(required, outcomes), *skipped, *errors]
             if metrics_without_threshold:
@@ -69,6 +71,7 @@ def decide(
         reason_code=reason_code,
         tested_hardware=tested_hardware,
         cpu_only=cpu_only,
+        unknown_gpus=unknown_gpus,
         metrics_without_threshold=dict(metrics_without_threshold or {}),
     )
 

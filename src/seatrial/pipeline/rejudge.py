@@ -13,6 +13,7 @@ from seatrial.config.schema import Config
 from seatrial.diagnose import refreshed_findings
 from seatrial.judge import judge, plausibility, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
+from seatrial.judge.remedies import unknown_gpus
 from seatrial.model import Baseline, Decision, Measurement, Trial, UsageError, Verdict, first_validation_error
 from seatrial.pipeline.run_directory import load_trial
 
@@ -90,4 +91,5 @@ def make_decision(
         without_threshold,
         cpu_only,
         cpu_only_requested=settings.cluster.gpus_per_node == 0,
+        unknown_gpus=unknown_gpus(measurements, verdicts),
     )

@@ -344,8 +344,11 @@ def outcome_counts(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
 
 
 def headline(trial: Trial) -> str:
-    """The decision, with CPU ONLY if no GPU was tested."""
-    return f"{trial.decision.value} (CPU ONLY)" if trial.decision.cpu_only else trial.decision.value
+    """The decision, with CPU ONLY if no GPU was tested, and the GPU models without SKU data if verdicts lack them."""
+    decision = trial.decision
+    notes = ["CPU ONLY"] if decision.cpu_only else []
+    notes += [f"unknown GPU model {gpu}" for gpu in decision.unknown_gpus]
+    return f"{decision.value} ({', '.join(notes)})" if notes else decision.value
 
 
 def decision_style(decision: Decision) -> str:

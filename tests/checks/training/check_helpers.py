@@ -16,7 +16,7 @@ from seatrial.train import loop, lora
 from seatrial.train.decoder import Decoder
 from seatrial.train.train_config import TrainConfig
 from seatrial.worker import measure
-from tests.train import ranks
+from tests.train.ranks import run
 
 
 def outcomes(check: Check, measurements: Iterable[Measurement]) -> dict[str, Outcome]:
@@ -34,7 +34,7 @@ def failed_metrics(check: Check, observations: Iterable[Observation], folder: Pa
 
 def lora_training(config: TrainConfig, out: Path, frozen: bool) -> TrainingResult:
     """The result of a LoRA training on one rank; without ``frozen`` it trains the weights of the model, too."""
-    (metrics,) = ranks.run(1, _train_lora, config, out, frozen)
+    (metrics,) = run(1, _train_lora, config, out, frozen)
     return TrainingResult(metrics, out, "", ranks=(0,))
 
 
@@ -49,11 +49,11 @@ def _train_lora(config: TrainConfig, out: Path, frozen: bool) -> dict[str, Any]:
         return loop.train(config, out)
 
 
-def make_context(out: Path, world_size: int = 2) -> Context:
+def make_context(out: Path, ranks: int = 2) -> Context:
     return Context(
         node="n0",
         rank=0,
-        world_size=world_size,
+        world_size=ranks,
         local_rank=0,
         device="cpu",
         expected_gpus=None,
