@@ -17,7 +17,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -36,15 +36,20 @@ MAX_CPU_S, MAX_GIB = 5.0, 1.0  # thresholds for 1,024 nodes of 8 GPUs
 
 
 def scale_trial(trial: Trial, nodes: int, gpus: int) -> tuple[Config, tuple[Job, ...], list[Measurement]]:
-    """Config, jobs and measurements of ``trial``, copied to ``nodes`` nodes with ``gpus`` GPUs each."""
-    config = Config.model_validate(trial.config)
-    config = config.model_copy(update={"cluster": Cluster(nodes=nodes, gpus_per_node=gpus)})
-    jobs = [_scale_job(job, nodes, gpus) for job in trial.jobs]
-    job_by_check = {name: job for job in jobs for name in job.checks}
-    checks = catalog()
+    """Config, jobs and measurements of ``trial``, copied to ``nodes`` nodes with ``gpus`` GPUs each.
+
+    Without the checks that the trial skipped: more nodes would measure them.
+    """
     recorded: dict[str, list[Measurement]] = {}
     for measurement in trial.measurements:
-        recorded.setdefault(measurement.check, []).append(measurement)
+        if not measurement.skipped:
+            recorded.setdefault(measurement.check, []).append(measurement)
+    config = Config.model_validate(trial.config)
+    settings = {name: config.checks[name] for name in recorded}
+    config = config.model_copy(update={"cluster": Cluster(nodes=nodes, gpus_per_node=gpus), "checks": settings})
+    jobs = [_scale_job(job, nodes, gpus, recorded) for job in trial.jobs]
+    job_by_check = {name: job for job in jobs for name in job.checks}
+    checks = catalog()
     scaled = [
         copy
         for name, measurements in recorded.items()
@@ -53,8 +58,9 @@ def scale_trial(trial: Trial, nodes: int, gpus: int) -> tuple[Config, tuple[Job,
     return config, tuple(jobs), scaled
 
 
-def _scale_job(job: Job, nodes: int, gpus: int) -> Job:
-    scaled = job.model_copy(update={"expected_nodes": nodes, "expected_gpus": gpus})
+def _scale_job(job: Job, nodes: int, gpus: int, recorded: Container[str]) -> Job:
+    checks = tuple(name for name in job.checks if name in recorded)
+    scaled = job.model_copy(update={"checks": checks, "expected_nodes": nodes, "expected_gpus": gpus})
     if job.placement == "control":
         return scaled
     ranks = gpus if job.placement == "ranks" else job.ranks_per_node

@@ -59,14 +59,18 @@ def _is_on(rule: Rule, metric: str) -> bool:
 
 def _rule(rule: Rule) -> str:
     member = f"{rule.metric.partition('.')[2]}: " if "." in rule.metric else ""
+    facts = " and ".join(f"{name} = {value}" for name, value in rule.applies_if.items())
+    condition = f" (if {facts})" if facts else ""
     if rule.expect:
         threshold = f"{rule.expect.op} {format_value(rule.expect.value, rule.expect.unit)}"
-        facts = " and ".join(f"{name} = {value}" for name, value in rule.applies_if.items())
-        return f"{member}{rule.outcome_if_violated} unless {threshold}{f' (if {facts})' if facts else ''}"
+        return f"{member}{rule.outcome_if_violated} unless {threshold}{condition}"
     peers = f"; FAIL below {rule.peer_fail_below:.0%} of the peers" if rule.peer_fail_below else ""
     if rule.reference:
         limits = f"FAIL below {rule.fail_below:.0%}, WARN below {rule.warn_below:.0%} of `{rule.reference}`"
         return f"{member}{limits}{peers}"
+    if rule.share_of_peak is not None:
+        peak = "the speed at the GPU's peak FLOP/s, if known"
+        return f"{member}FAIL below {rule.share_of_peak:.0%} of {peak}{condition}"
     text = f"{member}WARN below {rule.warn_below:.0%} of the peers{peers}"
     if rule.single_metric:
         text += f"; FAIL up to {rule.single_fail_below:.0%} of `{rule.single_metric}` / GPUs of the node"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -42,6 +43,7 @@ from seatrial.util import processes
 from seatrial.util.files import atomic_write
 from seatrial.util.gc_pause import gc_paused
 from seatrial.util.journal import Journal
+from seatrial.util.secrets import redacted, secret_values
 from seatrial.util.signals import EXIT_TERMINATED, SigtermWatch
 
 HEARTBEAT_INTERVAL_S = 1.0
@@ -148,6 +150,7 @@ def run_checks(job: Job, run_dir: Path, folder: Path) -> None:
                 measurement = measure(check, context, job.options.get(name, {}))
             if counts and not measurement.skipped:
                 measurement = _with_error_counts(measurement, counts, context)
+            measurement = _without_secrets(measurement, job)
             if job.retry:
                 measurement = _as_retry(measurement, check, job)
             journal.append({"measurement": measurement.model_dump(mode="json")})
@@ -200,6 +203,12 @@ def _with_error_counts(measurement: Measurement, counts: ErrorCounts, context: C
     metrics = (*measurement.metrics, *counts.metrics(context.subject, context.node))
     facts = {**measurement.facts, ERROR_COUNTERS: counts.fact()}
     return measurement.model_copy(update={"metrics": metrics, "facts": facts})
+
+
+def _without_secrets(measurement: Measurement, job: Job) -> Measurement:
+    values = secret_values(job.model_dump())
+    fields = {"facts": measurement.facts, "error": measurement.error, "skipped": measurement.skipped}
+    return measurement.model_copy(update=redacted(fields, values))
 
 
 def _as_retry(measurement: Measurement, check: Check, job: Job) -> Measurement:
@@ -285,7 +294,7 @@ def _sampler(job: Job, identity: RankIdentity, folder: Path) -> Iterator[None]:
     argv = [sys.executable, "-m", "seatrial.telemetry.sampler", str(samples), str(job.telemetry_hz)]
     child = None
     with contextlib.suppress(OSError):
-        child = processes.start(argv, env={}, stdout=log, stderr=log)
+        child = processes.start(argv, env={}, stdout=log, stderr=log, death_signal=signal.SIGKILL)
     yield
     if child:
         processes.terminate(child)

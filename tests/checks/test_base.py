@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context
-from seatrial.model import Observation, Phase, Scope
+from seatrial.checks import catalog
+from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context, Needs, RuleFact
+from seatrial.model import Observation, Phase, Rule, Scope, SeatrialError, Threshold
 
 
 def context(device: str, **fields: Any) -> Context:
@@ -48,3 +52,64 @@ def test_error_counters_are_read_around_checks_that_load_gpus(
         name="t.t", title="t", phase=phase, scope=Scope.GPU, metrics=metrics, rules=(), measure=_measure, limit_s=1
     )
     assert check.reads_error_counters is counted
+
+
+def check_with(rule: Rule, facts: dict[str, RuleFact]) -> Check:
+    return Check(
+        name="t.t",
+        title="t",
+        phase=Phase.DEVICE,
+        scope=Scope.GPU,
+        metrics={"m": "s"},
+        rules=(rule,),
+        rule_facts=facts,
+        measure=_measure,
+        limit_s=1,
+    )
+
+
+@pytest.mark.parametrize("field", ["applies_if", "reference_if"])
+@pytest.mark.parametrize(
+    ("required", "facts", "text"),
+    [
+        ("yes", {}, r"link = 'yes'.*rule_facts"),
+        ("yes", {"other": RuleFact()}, r"link = 'yes'.*rule_facts"),
+        ("nvlink", {"link": RuleFact("NVLink|PCIe")}, r"link = 'nvlink'.*NVLink\|PCIe"),
+        ("True", {"link": RuleFact()}, r"link = 'True'.*yes\|no"),
+    ],
+)
+def test_rule_on_an_undeclared_fact_or_value_is_an_error_on_load(
+    field: str, required: str, facts: dict[str, RuleFact], text: str
+) -> None:
+    rule = Rule(metric="m", expect=Threshold.parse("< 1 s"), meaning="", fix="", **{field: {"link": required}})
+    with pytest.raises(SeatrialError, match=text):
+        check_with(rule, facts)
+    assert check_with(rule, {"link": RuleFact(required)})
+
+
+def test_rule_cannot_require_another_type_than_text() -> None:
+    with pytest.raises(ValidationError, match="applies_if"):
+        Rule.model_validate({"metric": "m", "applies_if": {"link": True}, "meaning": "", "fix": ""})
+
+
+@pytest.mark.parametrize(
+    ("fact", "accepted", "rejected"),
+    [
+        (RuleFact(), ["yes", "no", "no: too old", "not_supported", "permission_denied: root only"], ["yes: new", "No"]),
+        (RuleFact("nccl|gloo"), ["nccl", "not_supported: no NCCL"], ["no", "no: NCCL", "nccl: 2.28", "nccl\n", "mpi"]),
+        (RuleFact(r"all|\d+"), ["all", "12"], ["", 12, True, None, [], {}, 1.0]),
+    ],
+)
+def test_values_of_a_fact(fact: RuleFact, accepted: list[Any], rejected: list[Any]) -> None:
+    assert all(map(fact.accepts, accepted))
+    assert not any(map(fact.accepts, rejected))
+
+
+@pytest.mark.parametrize("name", catalog())
+def test_check_that_may_skip_itself_declares_when(name: str) -> None:
+    check = catalog()[name]
+    measure = getattr(check.measure, "func", check.measure)  # of a partial
+    source = inspect.getsource(sys.modules[measure.__module__])
+    skips_itself = "raise NotApplicable" in source or "require_client()" in source
+    assert not skips_itself or check.skipped_if or check.needs != Needs()
+    assert skips_itself or not check.skipped_if

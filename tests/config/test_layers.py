@@ -156,7 +156,7 @@ BILLION_LAUGHS = "a: &a [x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}
         ("1: 2\n" + HOST, ["the key '1'"]),
         ("null: x\n" + HOST, ["the key 'null'"]),
         ("? [a]\n: x\n" + HOST, ["not text"]),
-        ("x" * 2**20 + ": 1\n" + HOST, ["1MiB"]),
+        ("x" * 2**20 + ": 1\n" + HOST, ["1048576"]),
         ("slurm: {time_min: " + "9" * 5_000 + "}\n" + HOST, ["not valid YAML", "digits"]),
         ("cluster: {nodes: 0x" + "f" * 5_000 + "}\n" + HOST, ["cluster.nodes", "20000 bits"]),
         ("cluster: {nodes: 2000000}\n" + HOST, ["cluster.nodes", "less than or equal to 1000000"]),
@@ -293,6 +293,26 @@ def test_unknown_trial_and_missing_file() -> None:
 def test_file_that_is_not_yaml_is_refused_by_its_name() -> None:
     with pytest.raises(UsageError, match=r"config\.json: expected a \.yaml file"):
         load_as(Config, "config.json")
+
+
+def test_bounds_of_two_sources_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    path = trial_file(tmp_path, 'checks: {train.cnn: {expect: {seconds: "< 180 s"}}}\n')
+    key = "checks.train.cnn.expect.seconds"
+    with pytest.raises(UsageError) as refused:
+        resolve_trial(path, ("--set", key, "> 200 s"))
+    for text in ("--set", key, "> 200 s", "< 180 s", str(path)):
+        assert text in str(refused.value)
+    for value in ("< 60 s", "> 60 s", "== 200 s"):
+        expect = resolve_trial(path, ("--set", key, value)).config.checks["train.cnn"].expect
+        assert expect["seconds"] == Threshold.parse(value)
+
+
+def test_override_needs_a_threshold_and_is_set_by_its_key(tmp_path: Path) -> None:
+    key = "checks.train.cnn.override"
+    path = trial_file(tmp_path, 'checks: {train.cnn: {expect: {seconds: "< 600 s"}}}\n')
+    assert resolve_trial(path, ("--set", key, True)).config.checks["train.cnn"].override
+    with pytest.raises(UsageError, match="expect"):
+        resolve_trial("quick", ("--set", key, True))
 
 
 def test_set_without_equals_sign_or_with_an_unknown_check() -> None:

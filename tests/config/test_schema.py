@@ -31,6 +31,7 @@ def config(**fields: Any) -> Config:
         ({"env": {"1A": "x"}}, "env.1A"),
         ({"env": {"A B": "x"}}, "env.A B"),
         ({"cluster": {"node": 2}}, "cluster.node"),
+        ({"checks": {"host.inventory": {"override": True}}}, "checks.host.inventory"),
     ],
 )
 def test_error_names_the_key_of_a_wrong_value(fields: dict[str, Any], key: str) -> None:
@@ -52,3 +53,4 @@ def test_defaults_are_the_safe_choices() -> None:
     settings = defaults.checks["host.inventory"]
     assert settings.required
     assert not settings.may_skip
+    assert not settings.override

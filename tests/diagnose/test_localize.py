@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain, combinations
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.bench.data_check import Mismatch
 from seatrial.bench.pairs import PairResults, PairTiming, round_robin
@@ -86,7 +87,8 @@ def fabric(
 
 def verdicts(measured: Measurement, retry: Measurement | None = None, **expect: str) -> tuple[Verdict, ...]:
     thresholds = {metric: Threshold.parse(threshold) for metric, threshold in expect.items()}
-    config = Config(name="t", checks={CHECK.name: CheckSettings(expect=thresholds)})
+    setting = CheckSettings(expect=thresholds, override=bool(thresholds))
+    config = Config(name="t", checks={CHECK.name: setting})
     retries = [retry.model_copy(update={"retry": True})] if retry else []
     return judge(config, [], [measured], catalog(), {}, retries=retries)
 
@@ -207,7 +209,8 @@ def test_cpu_measurements_have_no_finding() -> None:
 
 def test_confidence_is_low_without_the_fact_max_locatable_nodes() -> None:
     metric = Metric(name="gpu_share", value=0.1, unit="of the median", subject="node0/gpu0")
-    measured = Measurement(check=CHECK.name, subject="node0", metrics=(metric,))
+    facts: dict[str, JsonValue] = {"backend": "nccl", "comparable": "yes"}
+    measured = Measurement(check=CHECK.name, subject="node0", metrics=(metric,), facts=facts)
     assert failed(measured) == {"node0/gpu0"}
     assert [finding.confidence for finding in findings(measured, measured)] == ["low"]
 
@@ -226,7 +229,7 @@ def test_fault_that_a_retry_does_not_reproduce_has_low_confidence() -> None:
     assert located_with_confidence(bad, good) == [("node1->node4", "low")]
 
 
-def test_value_that_meets_the_threshold_of_the_trial_is_no_finding() -> None:
+def test_value_that_meets_the_overriding_threshold_of_the_trial_is_no_finding() -> None:
     measured, threshold = fabric(6, 5, bad_path=(1, 4)), ">= 0.4 of the best"
     assert outcomes(verdicts(measured, path_share=threshold), "node1->node4") == {Outcome.PASS}
     assert not findings(measured, path_share=threshold)

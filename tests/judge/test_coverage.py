@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from seatrial.config.schema import CheckSettings, Cluster
-from seatrial.judge.coverage import coverage_errors, unevaluated_thresholds
-from seatrial.model import CLUSTER, Basis, BasisKind, Job, Measurement, Outcome, Reason, Threshold
+from seatrial.checks.base import Check, Needs, SkipCondition
+from seatrial.config.schema import CheckSettings, Config
+from seatrial.judge.coverage import coverage_errors, retry_errors, unevaluated_thresholds, unplanned_checks
+from seatrial.judge.recorded_plan import RecordedPlan
+from seatrial.model import (
+    CLUSTER,
+    GPUS_USED,
+    Basis,
+    BasisKind,
+    Job,
+    Measurement,
+    Metric,
+    Outcome,
+    Phase,
+    Reason,
+    Scope,
+    Threshold,
+)
+from tests.judge.test_rules import not_called
 
 
 def job(name: str = "ranks", nodes: int = 2, ranks_per_node: int = 2, *checks: str) -> Job:
@@ -28,15 +46,63 @@ def on(rank: int, check: str = "a", node: str = "", **others: str) -> Measuremen
     return Measurement(check=check, subject=f"{node or f'n{rank // 2}'}/rank{rank}", rank=rank, **others)
 
 
-def errors(*measurements: Measurement, cluster: Cluster | None = None, jobs: tuple[Job, ...] = ()) -> list[str]:
-    by_check = {
-        check: [measurement for measurement in measurements if measurement.check == check] for check in ("a", "b")
-    }
-    verdicts = list(coverage_errors("a", cluster or Cluster(nodes=2), jobs or (job(),), by_check))
+def check(
+    name: str = "a",
+    scope: Scope = Scope.CLUSTER,
+    needs: Needs | None = None,
+    skipped_if: tuple[SkipCondition, ...] = (),
+) -> Check:
+    return Check(
+        name=name,
+        title=name,
+        phase=Phase.INTERCONNECT,
+        scope=scope,
+        metrics={},
+        rules=(),
+        measure=not_called,
+        limit_s=1,
+        needs=needs or Needs(),
+        skipped_if=skipped_if,
+    )
+
+
+def config(launcher: str = "local", **cluster: int) -> Config:
+    checks: dict[str, Any] = {"a": {}, "b": {}}
+    return Config.model_validate(
+        {"name": "t", "launcher": launcher, "cluster": {"nodes": 2} | cluster, "checks": checks}
+    )
+
+
+def errors(
+    *measurements: Measurement,
+    settings: Config | None = None,
+    jobs: tuple[Job, ...] = (),
+    judged: Check | None = None,
+    reason: Reason = Reason.INCOMPLETE_COVERAGE,
+) -> list[str]:
+    """The details of the errors of check a, or of ``judged``; all of them have ``reason``."""
+    by_check = {name: [item for item in measurements if item.check == name] for name in ("a", "b")}
+    plan = RecordedPlan(settings or config(), jobs or (job(),), by_check)
+    subject_check = judged or check()
+    verdicts = list(coverage_errors(subject_check, plan, by_check[subject_check.name]))
     for verdict in verdicts:
-        assert (verdict.outcome, verdict.subject) == (Outcome.ERROR, CLUSTER)
-        assert verdict.reasons == (Reason.INCOMPLETE_COVERAGE,)
+        assert (verdict.outcome, verdict.subject, verdict.reasons) == (Outcome.ERROR, CLUSTER, (reason,))
     return [verdict.detail for verdict in verdicts]
+
+
+def mismatches(*measurements: Measurement, jobs: tuple[Job, ...], settings: Config | None = None) -> list[str]:
+    return errors(*measurements, settings=settings, jobs=jobs, reason=Reason.PLAN_MISMATCH)
+
+
+def on_gpus(count: int = 4, ranks_per_node: int = 2, **others: Any) -> list[Measurement]:
+    return [
+        Measurement(check="a", subject=f"n{rank // ranks_per_node}/gpu{rank % ranks_per_node}", rank=rank, **others)
+        for rank in range(count)
+    ]
+
+
+def gpu_job(**changes: Any) -> Job:
+    return job().model_copy(update={"device": "cuda", "expected_gpus": 2} | changes)
 
 
 def test_complete_measurement_has_no_error() -> None:
@@ -49,7 +115,7 @@ def test_missing_rank_is_named() -> None:
 
 
 def test_many_missing_ranks_are_counted() -> None:
-    (error,) = errors(on(0), cluster=Cluster(nodes=10), jobs=(job("ranks", 10, 2),))
+    (error,) = errors(on(0), settings=config(nodes=10), jobs=(job("ranks", 10, 2),))
     assert "19 of 20 ranks: 1, 2, 3, 4, 5, 6, 7, 8 and 11 more" in error
 
 
@@ -57,7 +123,8 @@ def test_check_skipped_on_some_subjects_is_an_error() -> None:
     (error,) = errors(*(on(rank) for rank in range(3)), on(3, skipped="no GPU here"))
     assert "3 of 4" in error
     assert "n1/rank3: no GPU here" in error
-    assert errors(*(on(rank, skipped="no GPU here") for rank in range(4))) == []
+    may_skip = check(skipped_if=("no GPU",))
+    assert errors(*(on(rank, skipped="no GPU here") for rank in range(4)), judged=may_skip) == []
 
 
 def test_two_nodes_with_the_same_name_are_an_error() -> None:
@@ -67,20 +134,20 @@ def test_two_nodes_with_the_same_name_are_an_error() -> None:
 
 
 def test_two_ranks_on_the_same_gpu_are_an_error() -> None:
-    on_gpus = [Measurement(check="a", subject=f"n{rank // 2}/gpu0", rank=rank) for rank in range(4)]
-    (error,) = errors(*on_gpus)
+    same_gpu = [Measurement(check="a", subject=f"n{rank // 2}/gpu0", rank=rank) for rank in range(4)]
+    (error,) = errors(*same_gpu, jobs=(gpu_job(expected_gpus=2),), settings=config(gpus_per_node=2))
     assert "n0/gpu0, n1/gpu0" in error
 
 
 @pytest.mark.parametrize(
-    ("cluster", "planned", "key"),
+    ("settings", "planned", "key"),
     [
-        (Cluster(nodes=4), "2 nodes", "cluster.nodes is 4"),
-        (Cluster(nodes=2, gpus_per_node=8), "None GPUs", "cluster.gpus_per_node is 8"),
+        (config(nodes=4), "2 nodes", "cluster.nodes is 4"),
+        (config(gpus_per_node=8), "None GPUs", "cluster.gpus_per_node is 8"),
     ],
 )
-def test_configuration_changed_after_the_plan_is_an_error(cluster: Cluster, planned: str, key: str) -> None:
-    (error,) = errors(*(on(rank) for rank in range(4)), cluster=cluster)
+def test_configuration_changed_after_the_plan_is_an_error(settings: Config, planned: str, key: str) -> None:
+    (error,) = mismatches(*(on(rank) for rank in range(4)), settings=settings, jobs=(job(),))
     assert planned in error
     assert key in error
 
@@ -97,6 +164,7 @@ def test_login_node_need_not_be_a_compute_node() -> None:
     jobs = (job("control", 1, 1, "b"), job())
     slurm = Measurement(check="b", subject="login", rank=0)
     assert errors(slurm, *(on(rank) for rank in range(4)), jobs=jobs) == []
+    assert errors(slurm, *(on(rank) for rank in range(4)), jobs=jobs, judged=check("b", Scope.CONTROL)) == []
 
 
 def test_failed_or_missing_measurement_has_no_second_error() -> None:
@@ -105,8 +173,12 @@ def test_failed_or_missing_measurement_has_no_second_error() -> None:
 
 
 def test_check_without_a_job_may_be_skipped_but_not_measured() -> None:
-    assert errors(Measurement(check="a", subject=CLUSTER, skipped="no GPU"), jobs=(job("ranks", 2, 2, "b"),)) == []
-    (error,) = errors(on(0), jobs=(job("ranks", 2, 2, "b"),))
+    others, skipped = (job("ranks", 2, 2, "b"),), Measurement(check="a", subject=CLUSTER, skipped="no GPU")
+    assert errors(skipped, jobs=others, judged=check(needs=Needs(gpus=True))) == []
+    assert errors(skipped, jobs=others, judged=check(needs=Needs(min_ranks=5))) == []
+    (contradiction,) = errors(skipped, jobs=others, judged=check(), reason=Reason.PLAN_MISMATCH)
+    assert "no GPU" in contradiction
+    (error,) = errors(on(0), jobs=others)
     assert "no job" in error
 
 
@@ -122,3 +194,120 @@ def test_threshold_on_a_skipped_check_is_an_error_unless_it_may_skip() -> None:
     assert list(unevaluated_thresholds("a", CheckSettings(), skipped, "mine")) == []
     assert list(unevaluated_thresholds("a", settings, [on(0)], "mine")) == []
     assert list(unevaluated_thresholds("a", settings, [], "mine")) == []
+
+
+def test_rank_that_counted_more_ranks_than_planned_is_an_error() -> None:
+    (error,) = errors(*on_gpus(2, 1, facts={"world_size": 4}), jobs=(gpu_job(ranks_per_node=1, expected_gpus=1),))
+    assert "n0/gpu0 reports world_size 4, but the job ranks has 2 ranks" in error
+    assert errors(*on_gpus(facts={"world_size": 1}), jobs=(gpu_job(),)) == []
+
+
+def test_check_in_a_job_of_another_placement_is_an_error() -> None:
+    measured = [on(0), on(1, node="n1")]
+    (error,) = mismatches(*measured, jobs=(job("nodes", 2, 1),))
+    assert "placement nodes, expected ranks" in error
+
+
+def test_any_number_of_planned_ranks_is_compared() -> None:
+    huge = job("ranks", 2, 10**19)
+    (error,) = errors(*(on(rank) for rank in range(4)), jobs=(huge,))
+    assert "19999999999999999996 of 20000000000000000000 ranks: 4, 5" in error
+
+
+def test_measurement_of_a_rank_that_is_recorded_twice_is_an_error() -> None:
+    (error,) = errors(*(on(rank) for rank in range(4)), on(3))
+    assert "5 measurements of 4 ranks" in error
+
+
+def test_ranks_are_distributed_evenly() -> None:
+    (error,) = errors(on(0), on(1, node="n1"), on(2), on(3))
+    assert "2 processes on each node" in error
+
+
+def test_check_on_other_ranks_than_the_first_one_is_an_error() -> None:
+    jobs = (job("ranks", 2, 2, "b", "a"),)
+    first = [on(rank, "b") for rank in range(4)]
+    moved = on(0).model_copy(update={"subject": "n0/rank7"})
+    (error,) = errors(*first, moved, *(on(rank) for rank in range(1, 4)), jobs=jobs)
+    assert "n0/rank0, n0/rank7" in error
+
+
+def test_skipped_check_with_metrics_is_an_error() -> None:
+    metrics = (Metric(name="speed", value=1, unit="GB/s", subject="n1/rank3"),)
+    measured = [
+        *(on(rank, skipped="no GPU") for rank in range(3)),
+        on(3, skipped="no GPU").model_copy(update={"metrics": metrics}),
+    ]
+    (error,) = errors(*measured, judged=check(skipped_if=("no GPU",)), reason=Reason.PLAN_MISMATCH)
+    assert "n1/rank3 has 1 metrics" in error
+
+
+@pytest.mark.parametrize(
+    ("scope", "subject", "is_place"),
+    [
+        (Scope.CLUSTER, CLUSTER, True),
+        (Scope.CLUSTER, "n1", True),
+        (Scope.CLUSTER, "n1/rank2", True),
+        (Scope.CLUSTER, "n0->n1", True),
+        (Scope.CLUSTER, "n0/rank0->rank1", True),
+        (Scope.CLUSTER, "rail1", True),
+        (Scope.CLUSTER, "rail2", False),
+        (Scope.CLUSTER, "rail", False),
+        (Scope.CLUSTER, "n2", False),
+        (Scope.CLUSTER, "n1/rank0", False),
+        (Scope.CLUSTER, "n0->n0", False),
+        (Scope.CLUSTER, "n0/rank0->rank2", False),
+        (Scope.CLUSTER, "n0/rank0->", False),
+        (Scope.CLUSTER, "", False),
+        (Scope.GPU, "n0", True),
+        (Scope.GPU, "n0/rank1", False),
+        (Scope.GPU, CLUSTER, False),
+    ],
+)
+def test_metric_on_a_place_that_the_plan_does_not_have_is_an_error(scope: Scope, subject: str, is_place: bool) -> None:
+    metric = Metric(name="speed", value=1, unit="GB/s", subject=subject)
+    measured = [on(0).model_copy(update={"metrics": (metric,)}), *(on(rank) for rank in range(1, 4))]
+    found = errors(*measured, judged=check(scope=scope))
+    assert found == ([] if is_place else [f"metrics of {subject}, which the plan did not measure"])
+
+
+@pytest.mark.parametrize(
+    ("facts", "subject", "is_place"),
+    [
+        ({}, "n0/gpu5", True),
+        ({GPUS_USED: [0, 5]}, "n0/gpu5", True),
+        ({GPUS_USED: [0, 1]}, "n0/gpu5", False),
+        ({}, "n1/gpu0", False),
+        ({}, "n0/nic0", False),
+    ],
+)
+def test_check_of_a_node_measures_its_gpus(facts: dict[str, Any], subject: str, is_place: bool) -> None:
+    metrics = (Metric(name="speed", value=1, unit="GB/s", subject=subject),)
+    first = Measurement(check="a", subject="n0", rank=0, metrics=metrics, facts=facts)
+    found = errors(
+        first,
+        Measurement(check="a", subject="n1", rank=1),
+        jobs=(job("nodes", 2, 1),),
+        judged=check(scope=Scope.NODE),
+    )
+    assert bool(found) is not is_place
+
+
+def test_retry_on_other_subjects_is_an_error() -> None:
+    (error,) = retry_errors("a", [on(0), on(1)], [on(0), on(1, node="n7")])
+    assert (error.outcome, error.reasons) == (Outcome.ERROR, (Reason.PLAN_MISMATCH,))
+    assert "n7/rank1" in error.detail
+    assert list(retry_errors("a", [on(0)], [on(0)])) == []
+    assert len(list(retry_errors("a", [], [on(0)]))) == 1
+    assert list(retry_errors("a", [on(0)], [on(1, error="lost")])) == [], "an error has its own verdict"
+
+
+def test_check_in_the_record_but_not_in_the_configuration_is_an_error() -> None:
+    (error,) = unplanned_checks(config(), {}, (job("ranks", 2, 2, "a", "gone"),), ["a", "gone"], ["gone"])
+    assert (error.check, error.outcome, error.reasons) == ("gone", Outcome.ERROR, (Reason.PLAN_MISMATCH,))
+    assert "jobs and measurements and retries" in error.detail
+    (only_retried,) = unplanned_checks(config(), {}, (), [], ["gone"])
+    assert only_retried.check == "gone"
+    (excluded,) = unplanned_checks(config(), {"a": "--skip"}, (), ["a"], [])
+    assert "excluded by --skip" in excluded.detail
+    assert list(unplanned_checks(config(), {"b": "--skip"}, (job(),), ["a"], [])) == []

@@ -205,3 +205,10 @@ def test_decision_lists_the_metrics_without_threshold(outcome: Outcome, value: D
     decision = decide({EVALUATED.check: True}, verdicts, {}, "", metrics_without_threshold=metrics)
     assert (decision.value, decision.metrics_without_threshold) == (value, metrics)
     assert ("3 checks" in decision.reason) is (outcome is Outcome.PASS)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.PASS, Outcome.FAIL, Outcome.ERROR])
+def test_every_reason_ends_with_the_notes(outcome: Outcome) -> None:
+    decision = decide({"a": True}, [verdict("a", outcome)], {}, "", notes=("baseline lab", "override"))
+    assert decision.reason.endswith("; baseline lab; override")
+    assert decision.reason.partition("; ")[0]

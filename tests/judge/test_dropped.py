@@ -22,7 +22,8 @@ def accepted() -> Trial:
     trial = load_trial(RECORD)
     inventory = tuple(measurement for measurement in trial.measurements if measurement.check == CHECK.name)
     config = {**trial.config, "checks": {CHECK.name: trial.config["checks"][CHECK.name]}}
-    update = {"config": config, "measurements": inventory, "retries": (), "excluded_checks": {}}
+    jobs = tuple(job.model_copy(update={"checks": (CHECK.name,)}) for job in trial.jobs if CHECK.name in job.checks)
+    update = {"config": config, "jobs": jobs, "measurements": inventory, "retries": (), "excluded_checks": {}}
     return trial.model_copy(update=update)
 
 

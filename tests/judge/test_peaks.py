@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
@@ -169,7 +170,15 @@ def trained(
 ) -> Measurement:
     values = ((SPEED, speed, "tokens/s/GPU"), ("mfu.native", mfu, "%"))
     metrics = tuple(Metric(name=name, value=value, unit=unit, subject="cluster") for name, value, unit in values)
-    facts = {"gpu": gpu, "world_size": 1, "nodes": 1, "run.native": {"precision": precision, **run}}
+    facts: dict[str, JsonValue] = {
+        "device": "cuda",
+        "trained": "yes",
+        "settings": "shipped",
+        "gpu": gpu,
+        "world_size": 1,
+        "nodes": 1,
+    }
+    facts |= {"run.native": {"precision": precision, **run}}
     return Measurement(check="train.lora", subject="n0/gpu0", rank=0, metrics=metrics, facts=facts)
 
 
@@ -208,7 +217,7 @@ def test_threshold_above_the_peak_is_an_error_if_the_gpu_was_unknown_on_load() -
     expect = {SPEED: Threshold.parse("> 40000 tokens/s/GPU")}
     config = Config(name="t", checks={"train.lora": CheckSettings(expect=expect)})
     verdicts = judge(config, [], [trained(17_000, 51, flops_per_token=MISTRAL)], catalog(), {})
-    (verdict,) = [verdict for verdict in verdicts if verdict.metric == SPEED]
+    verdict = [verdict for verdict in verdicts if verdict.metric == SPEED][-1]
     assert (verdict.outcome, verdict.reasons) == (Outcome.ERROR, (Reason.IMPOSSIBLE_THRESHOLD,))
     assert "> 40,000 tokens/s/GPU" in verdict.detail
 

@@ -29,8 +29,8 @@ CHECKS = catalog()
 LOOKUPS = metric_lookups(CHECKS)
 
 
-def config(check: str, metric: str, threshold: str, nodes: int = 1) -> Config:
-    setting = CheckSettings(expect={metric: Threshold.parse(threshold)})
+def config(check: str, metric: str, threshold: str, nodes: int = 1, *, override: bool = False) -> Config:
+    setting = CheckSettings(expect={metric: Threshold.parse(threshold)}, override=override)
     return Config(name="t", cluster=Cluster(nodes=nodes), checks={check: setting})
 
 
@@ -39,9 +39,11 @@ def shipped(trial: str) -> Config:
     return resolve(trial, environ={}, schemas=schemas).config
 
 
-def rejection(check: str, metric: str, threshold: str, gpus: tuple[str, ...], nodes: int = 1) -> str:
+def rejection(
+    check: str, metric: str, threshold: str, gpus: tuple[str, ...], nodes: int = 1, *, override: bool = False
+) -> str:
     try:
-        validate_thresholds(config(check, metric, threshold, nodes), CHECKS, gpus, None)
+        validate_thresholds(config(check, metric, threshold, nodes, override=override), CHECKS, gpus, None)
     except UsageError as error:
         return str(error)
     return ""
@@ -210,15 +212,44 @@ def test_gpus_that_a_bridge_may_connect_have_no_bound() -> None:
         ("collectives.all_gather", "busbw.1GiB", "< 350 GB/s", "lower bound"),
         ("collectives.all_reduce", "latency.8GiB", "> 5 us", "upper bound"),
         ("train.cnn", "seconds", "< -1 s", "never true"),
-        ("collectives.all_reduce", "wrong_elements", "<= 1000000", "requires == 0"),
         ("collectives.all_reduce", "wrong_elements", "<= -1", "never true"),
-        ("device.gemm", "relative_error.bf16", "<= 1000", "the check fails"),
-        ("device.gemm", "relative_error.bf16", ">= 0", "the check fails"),
         ("collectives.all_reduce", "busbw.8GiB", "> 510 GB/s", "480 GB/s"),
     ],
 )
 def test_every_kind_of_invalid_threshold_is_rejected(check: str, metric: str, threshold: str, text: str) -> None:
     assert text in rejection(check, metric, threshold, (H100,) * 8)
+
+
+@pytest.mark.parametrize(
+    ("check", "metric", "threshold", "text"),
+    [
+        ("collectives.all_reduce", "wrong_elements", "<= 1000000", "requires == 0"),
+        ("device.gemm", "relative_error.bf16", "<= 1000", "the check fails"),
+        ("device.gemm", "relative_error.bf16", ">= 0", "the check fails"),
+    ],
+)
+def test_threshold_that_passes_broken_hardware_does_not_override(
+    check: str, metric: str, threshold: str, text: str
+) -> None:
+    assert text in rejection(check, metric, threshold, (H100,) * 8, override=True)
+    assert not rejection(check, metric, threshold, (H100,) * 8), "the rule of the check is evaluated too"
+
+
+@pytest.mark.parametrize(
+    ("check", "metric", "threshold", "rule"),
+    [
+        ("collectives.all_reduce", "wrong_elements", "> 5", "== 0"),
+        ("collectives.all_reduce", "wrong_elements", "== 1", "== 0"),
+        ("train.cnn", "accuracy", "< 90 %", "> 95 %"),
+        ("train.cnn", "accuracy", "<= 95 %", "> 95 %"),
+    ],
+)
+def test_threshold_that_contradicts_the_rule_of_the_check_is_rejected(
+    check: str, metric: str, threshold: str, rule: str
+) -> None:
+    message = rejection(check, metric, threshold, ())
+    for text in (f"checks.{check}.expect.{metric}", threshold, rule, "override: true"):
+        assert text in message
 
 
 @pytest.mark.parametrize(
@@ -233,8 +264,8 @@ def test_every_kind_of_invalid_threshold_is_rejected(check: str, metric: str, th
         ("collectives.all_reduce", "busbw.8GiB", "> 490 GB/s"),  # within the tolerance of the reference value
     ],
 )
-def test_trial_may_weaken_a_rule_within_limits(check: str, metric: str, threshold: str) -> None:
-    assert not rejection(check, metric, threshold, (H100,) * 8)
+def test_override_may_weaken_a_rule_within_limits(check: str, metric: str, threshold: str) -> None:
+    assert not rejection(check, metric, threshold, (H100,) * 8, override=True)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from seatrial.model import (
     Threshold,
     Verdict,
 )
+from tests.baselines import learned_runs
 
 SPEED = Rule(metric="speed", expect=Threshold.parse(">= 10 GB/s"), meaning="slow is bad", fix="look at the cable")
 WRONG = Rule(metric="wrong", expect=Threshold.parse("== 0"), meaning="data is corrupted", fix="train nothing")
@@ -226,6 +227,22 @@ def test_retry_of_a_collective_needs_all_ranks() -> None:
     assert speed_outcomes(ranks(first(9)), ranks(second(11))[:1], cluster_check) == [Outcome.FAIL]
 
 
+def test_rule_and_threshold_of_the_trial_are_retried_separately() -> None:
+    """The check requires 10 GB/s, the trial more than 8 GB/s."""
+    settings = CheckSettings(expect={"speed": Threshold.parse("> 8 GB/s")})
+    config = Config(name="t", checks={"c": settings})
+
+    def results(*values: float) -> list[tuple[Outcome, Retry | None]]:
+        measured = [first(values[0])], [second(values[1])]
+        verdicts = judge(config, [], measured[0], {"c": check()}, {}, retries=measured[1])
+        return [(verdict.outcome, verdict.retry) for verdict in verdicts if verdict.metric == "speed"]
+
+    assert results(7, 9) == [(Outcome.FAIL, Retry(7, 9)), (Outcome.UNJUDGED, Retry(7, 9))]
+    assert results(9, 9) == [(Outcome.FAIL, Retry(9, 9)), (Outcome.PASS, None)]
+    assert results(7, 7) == [(Outcome.FAIL, Retry(7, 7)), (Outcome.FAIL, Retry(7, 7))]
+    assert set(checks_to_retry(config, [first(9)], [], {"c": check()}, number=1)) == {"c"}
+
+
 def test_retries_are_no_members_of_the_peer_group() -> None:
     measurements = [first(value, f"n{n}/gpu0") for n, value in enumerate((100, 101, 99, 100, 80))]
 
@@ -245,8 +262,8 @@ def test_retries_are_no_members_of_the_peer_group() -> None:
 
 @pytest.mark.parametrize(("value", "outcome"), [(100, Outcome.WARN), (200, Outcome.FAIL), (85, Outcome.PASS)])
 def test_recorded_retry_is_compared_with_a_new_baseline(value: float, outcome: Outcome) -> None:
-    reference = ReferenceValue(gpus=1, nodes=1, value=value, unit="GB/s", source="runs", gpu="NVIDIA Unknown")
-    site = Baseline(name="lab", learned_from=(), expected={"b": (reference,)})
+    reference = ReferenceValue(gpus=1, nodes=1, value=value, unit="GB/s", source="runs", gpu="NVIDIA Unknown", runs=3)
+    site = Baseline(name="lab", learned_from=learned_runs(), expected={"b": (reference,)})
     assert speed_outcomes([first(85)], [second(99), third(99)], BY_REFERENCE, site) == [outcome]
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.base import Check, Context, Options, RuleFact
 from seatrial.hardware.bounds import COLLECTIVE
-from seatrial.hardware.references import Reference, References, Sku, skus
+from seatrial.hardware.references import Reference, References, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import (
     NOT_REQUESTED,
@@ -53,6 +54,7 @@ def check(*rules: Rule, scope: Scope = Scope.CLUSTER) -> Check:
         scope=scope,
         metrics={"speed": "GB/s"},
         rules=rules,
+        rule_facts={"backend": RuleFact("nccl|gloo"), "settings": RuleFact("shipped|changed")},
         measure=not_called,
         limit_s=1,
         operation="".join(baseline.partition(".")[0] for baseline in timed.values()),
@@ -78,8 +80,9 @@ def verdicts(
     *measurements: Measurement,
     expect: Mapping[str, Threshold] | None = None,
     site: Baseline | None = None,
+    override: bool = False,
 ) -> list[Verdict]:
-    return judge_check(check_, measurements, expect or {}, "mine", References(site, [SKU]))
+    return judge_check(check_, measurements, expect or {}, "mine", References(site, [SKU]), override=override)
 
 
 def test_violated_threshold_fails_with_meaning_and_fix() -> None:
@@ -136,17 +139,89 @@ def test_check_without_rules_is_unjudged() -> None:
     assert outcomes(check(), measured(3)) == [("cluster", Outcome.UNJUDGED)]
 
 
-def test_rule_applies_if_its_facts_match_or_are_missing() -> None:
+def test_rule_applies_if_its_facts_match() -> None:
     rule = SPEED.model_copy(update={"applies_if": {"backend": "nccl"}})
     assert outcomes(check(rule), measured(1, facts={"backend": "gloo"})) == [("cluster", Outcome.SKIP)]
     assert outcomes(check(rule), measured(1, facts={"backend": "nccl"})) == [("cluster", Outcome.FAIL)]
-    assert outcomes(check(rule), measured(1)) == [("cluster", Outcome.FAIL)]
 
 
-def test_threshold_of_the_trial_replaces_the_rule() -> None:
-    (verdict,) = verdicts(check(SPEED), measured(11), expect={"speed": Threshold.parse("> 12")})
-    assert verdict.outcome is Outcome.FAIL
-    assert verdict.basis == Basis(BasisKind.TRIAL, "mine", 12, "GB/s", ">")
+BY_TRIAL = Basis(BasisKind.TRIAL, "mine", 5, "GB/s", ">")
+
+
+@pytest.mark.parametrize(
+    ("value", "by_rule", "by_trial"),
+    [(11, Outcome.PASS, Outcome.PASS), (7, Outcome.FAIL, Outcome.PASS), (4, Outcome.FAIL, Outcome.FAIL)],
+)
+def test_threshold_of_the_trial_is_one_more_condition(value: float, by_rule: Outcome, by_trial: Outcome) -> None:
+    expect = {"speed": Threshold.parse("> 5")}
+    both = verdicts(check(SPEED), measured(value), expect=expect)
+    assert [verdict.outcome for verdict in both] == [by_rule, by_trial]
+    assert [verdict.basis for verdict in both] == [Basis(BasisKind.RULE, "", 10, "GB/s", ">="), BY_TRIAL]
+
+
+def test_threshold_of_the_trial_replaces_the_rule_with_override_only() -> None:
+    (verdict,) = verdicts(check(SPEED), measured(7), expect={"speed": Threshold.parse("> 5")}, override=True)
+    assert (verdict.outcome, verdict.basis) == (Outcome.PASS, BY_TRIAL)
+    other_metric = {"other": Threshold.parse("> 5")}
+    assert Outcome.FAIL in {verdict.outcome for verdict in verdicts(check(SPEED), measured(7), expect=other_metric)}
+
+
+@pytest.mark.parametrize(("value", "outcome"), [(401, Outcome.PASS), (399, Outcome.FAIL)])
+@pytest.mark.parametrize("rule_update", [{}, {"reference_optional": True}])
+def test_threshold_decides_alone_without_a_reference_value(
+    value: float, outcome: Outcome, rule_update: dict[str, bool]
+) -> None:
+    rule = BY_REFERENCE.model_copy(update=rule_update)
+    unknown = measured(value, facts=UNKNOWN_GPU)
+    (verdict,) = verdicts(check(rule), unknown, expect={"speed": Threshold.parse("> 400")})
+    assert (verdict.outcome, verdict.basis and verdict.basis.kind) == (outcome, BasisKind.TRIAL)
+
+
+def test_outlier_among_peers_fails_although_it_meets_the_threshold_of_the_trial() -> None:
+    gpus = [measured(value, subject=f"n{n}", facts=UNKNOWN_GPU) for n, value in enumerate((100, 101, 99, 60))]
+    results = verdicts(check(BY_REFERENCE, scope=Scope.NODE), *gpus, expect={"speed": Threshold.parse("> 50")})
+    (failed,) = [verdict for verdict in results if verdict.outcome is Outcome.FAIL]
+    assert (failed.subject, failed.basis and failed.basis.kind) == ("n3", BasisKind.PEERS)
+    assert Outcome.UNJUDGED not in {verdict.outcome for verdict in results}
+
+
+def test_missing_metric_of_a_rule_and_a_threshold_is_one_error() -> None:
+    (verdict,) = verdicts(check(SPEED), measured(None), expect={"speed": Threshold.parse("> 5")})
+    assert (verdict.outcome, verdict.reasons) == (Outcome.ERROR, (Reason.METRIC_MISSING,))
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [({}, Outcome.FAIL), ({"size": 8}, Outcome.FAIL), ({"size": None}, Outcome.FAIL), ({"size": 1}, Outcome.SKIP)],
+)
+def test_rule_with_default_options_is_skipped_if_the_trial_changes_them(
+    options: dict[str, JsonValue], outcome: Outcome
+) -> None:
+    class Sized(Options):
+        size: int = 8
+
+    sized = replace(check(SPEED.model_copy(update={"default_options": ("size",)})), options=Sized)
+    (verdict,) = judge_check(sized, [measured(7)], {}, "mine", options=options)
+    assert verdict.outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("value", "gpu", "outcome"),
+    [(25, "NVIDIA Fast", Outcome.PASS), (19, "NVIDIA Fast", Outcome.FAIL), (19, "NVIDIA Test", Outcome.SKIP)],
+)
+def test_share_of_the_peak_speed(value: float, gpu: str, outcome: Outcome) -> None:
+    fast = Sku(
+        name="Fast", nvml_names=("NVIDIA Fast",), spec={"bf16": Spec(value=400, unit="TFLOP/s", source="a datasheet")}
+    )
+    name = "tokens_per_second_per_gpu"
+    rule = Rule(metric=name, share_of_peak=0.05, meaning="waits", fix="look")
+    facts: dict[str, JsonValue] = {"gpu": gpu, "training": {"precision": "bf16", "flops_per_token": 1e12}}
+    metric = Metric(name=name, value=value, unit="tokens/s/GPU", subject="cluster")
+    measurement = Measurement(check="c", subject="cluster", metrics=(metric,), facts=facts)
+    (verdict,) = judge_check(check(rule), [measurement], {}, "mine", References(None, [SKU, fast]))
+    assert verdict.outcome is outcome
+    if verdict.basis:
+        assert (verdict.basis.kind, verdict.basis.expected) == (BasisKind.PHYSICAL_LIMIT, 400)
 
 
 def test_threshold_of_the_trial_on_a_missing_metric_is_an_error() -> None:
@@ -182,16 +257,32 @@ BOTH_DIRECTIONS = Rule(
 
 
 def test_lax_threshold_of_a_trial_does_not_hide_corruption() -> None:
-    """Only in a record whose trial was edited: on load such a threshold is rejected."""
+    """Not with override either: only in a record whose trial was edited, since on load it is rejected."""
     rule = Rule(metric="speed", expect=Threshold.parse("== 0"), meaning="corrupted", fix="")
     metric = Metric(name="speed", value=5, unit="count", subject="cluster")
     measurement = Measurement(check="c", subject="cluster", metrics=(metric,))
-    by_check, by_trial = verdicts(check(rule), measurement, expect={"speed": Threshold.parse("<= 1000000")})
+    counts = replace(check(rule), metrics={"speed": "count"})
+    lax = {"speed": Threshold.parse("<= 1000000")}
+    by_check, by_trial = verdicts(counts, measurement, expect=lax, override=True)
     assert by_check.basis is not None
     assert (by_check.outcome, by_check.basis.kind) == (Outcome.FAIL, BasisKind.RULE)
     assert by_trial.basis is not None
     assert (by_trial.outcome, by_trial.basis.kind) == (Outcome.PASS, BasisKind.TRIAL)
     assert "== 0" in by_trial.basis.lax_reason
+
+
+def test_several_values_of_one_subject_are_an_error_unless_they_are_equal() -> None:
+    def twice(first: float, second: float) -> list[Outcome]:
+        metrics = tuple(Metric(name="speed", value=value, unit="GB/s", subject="cluster") for value in (first, second))
+        judged = verdicts(check(SPEED), Measurement(check="c", subject="cluster", metrics=metrics))
+        assert [verdict.reasons for verdict in judged if verdict.outcome is Outcome.ERROR] in (
+            [],
+            [(Reason.PLAN_MISMATCH,)],
+        )
+        return [verdict.outcome for verdict in judged]
+
+    assert twice(20, 20) == [Outcome.PASS, Outcome.PASS]
+    assert twice(20, 30) == [Outcome.ERROR, Outcome.PASS, Outcome.PASS]
 
 
 def test_a_thousand_nodes_are_evaluated_in_seconds() -> None:
@@ -210,7 +301,7 @@ ONLY_1GIB = "the trial's options ask for sizes of 1GiB"
 
 def measured_at_1gib(not_requested: dict[str, JsonValue] | None = None) -> Measurement:
     metrics = (Metric(name="busbw.1GiB", value=350, unit="GB/s", subject="cluster"),)
-    facts: dict[str, JsonValue] = {NOT_REQUESTED: not_requested} if not_requested else {}
+    facts: dict[str, JsonValue] = FOUR | ({NOT_REQUESTED: not_requested} if not_requested else {})
     return Measurement(check="c", subject="cluster", metrics=metrics, facts=facts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,29 +12,44 @@ import yaml
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
+from seatrial.config.schema import CheckSettings, Config
 from seatrial.hardware.references import Reference, References, skus
 from seatrial.judge import site_baseline
-from seatrial.judge.plausibility import validate_baseline
+from seatrial.judge.plausibility import validate_baseline, validate_thresholds
 from seatrial.judge.rules import judge_check
-from seatrial.model import Baseline, Measurement, Metric, Outcome, ReferenceValue, Trial, UsageError
+from seatrial.model import (
+    Baseline,
+    BasisKind,
+    DecisionValue,
+    LearnedRun,
+    Measurement,
+    Metric,
+    Outcome,
+    Reason,
+    ReferenceValue,
+    Trial,
+    UsageError,
+)
 from seatrial.pipeline import rejudge as pipeline
+from tests.baselines import learned_runs
+from tests.paths import RESULTS
 from tests.processes import call as command
 from tests.report import samples
 
 
-def run(*values: float, gpu: str = "NVIDIA Unknown") -> Trial:
-    """A trial with the bf16 GEMM results of some GPUs."""
+def run(*values: float, gpu: str = "NVIDIA Unknown", started: float = 0.0) -> Trial:
+    """A trial with the bf16 GEMM results of some GPUs; another time of start makes it another run."""
     measurements = tuple(
         Measurement(
             check="device.gemm",
             subject=f"n0/gpu{index}",
             rank=index,
             metrics=(Metric(name="tflops.bf16", value=value, unit="TFLOP/s", subject=f"n0/gpu{index}"),),
-            facts={"gpu": gpu, "world_size": 1, "nodes": 1},
+            facts={"backend": "cuda", "has_bf16": "yes", "gpu": gpu, "world_size": 1, "nodes": 1},
         )
         for index, value in enumerate(values)
     )
-    return trial_with(*measurements)
+    return trial_with(*measurements, started=started)
 
 
 def trial_with(*measurements: Measurement, **more: Any) -> Trial:
@@ -44,10 +60,12 @@ def trial_with(*measurements: Measurement, **more: Any) -> Trial:
 
 
 def test_baseline_is_the_median_of_all_runs_and_round_trips(tmp_path: Path) -> None:
-    learned = site_baseline.learn("lab", {"a": run(600, 610), "b": run(620, 700)}, catalog())
+    learned = site_baseline.learn("lab", {"a": run(600, 610), "b": run(620, 700, started=1)}, catalog())
     (expected,) = learned.expected["gemm.bf16"]
     assert (expected.value, expected.unit, expected.gpu) == (615, "TFLOP/s", "NVIDIA Unknown")
     assert expected.source == "median of 4 values in 2 runs, from 600 to 700"
+    assert expected.runs == 2
+    assert [source.path for source in learned.learned_from if isinstance(source, LearnedRun)] == ["a", "b"]
     path = tmp_path / "site.yaml"
     path.write_text(site_baseline.dump(learned))
     assert site_baseline.load(path, catalog()) == learned
@@ -84,7 +102,7 @@ def test_value_above_the_hardware_limit_is_rejected(tmp_path: Path) -> None:
 
 
 def test_value_across_nodes_has_the_network_class() -> None:
-    facts: dict[str, JsonValue] = {"gpu": "NVIDIA Unknown", "world_size": 16, "nodes": 2}
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA Unknown", "backend": "nccl", "world_size": 16, "nodes": 2}
     busbw = Metric(name="busbw.8GiB", value=320, unit="GB/s", subject="cluster")
     reduced = Measurement(check="collectives.all_reduce", subject="cluster", metrics=(busbw,), facts=facts)
     sockets = Measurement(check="collectives.transport", subject="n0/gpu0", facts={"transports": {"NET/Socket": 2}})
@@ -100,14 +118,13 @@ def test_value_per_node_is_learned_for_one_node() -> None:
         Measurement(
             check="collectives.each_node",
             subject=f"{node}/gpu0",
-            rank=rank,
             metrics=(
                 Metric(name="busbw.8GiB", value=busbw, unit="GB/s", subject=node),
                 Metric(name="wrong_elements", value=0, unit="count", subject=node),
             ),
             facts=facts,
         )
-        for rank, node, busbw in ((0, "n0", 300.0), (8, "n1", 310.0))
+        for node, busbw in (("n0", 300.0), ("n1", 310.0))
     ]
     (learned,) = site_baseline.learn("lab", {"a": trial_with(*each)}, catalog()).expected["all_reduce.busbw.8GiB"]
     assert (learned.gpus, learned.nodes, learned.value, learned.fabric) == (8, 1, 305, "")
@@ -120,7 +137,6 @@ def test_metric_with_optional_reference_is_learned(backend: str, learned: bool) 
         return Measurement(
             check="collectives.broadcast",
             subject="n0/gpu0",
-            rank=0,
             metrics=tuple(Metric(name=name, value=v, unit=u, subject="cluster") for name, (v, u) in units.items()),
             facts={"gpu": "NVIDIA Unknown", "world_size": 8, "nodes": 1, "backend": backend},
         )
@@ -134,10 +150,11 @@ def test_metric_with_optional_reference_is_learned(backend: str, learned: bool) 
 
 
 def test_each_gpu_model_has_its_own_values() -> None:
-    learned = site_baseline.learn("lab", {"a": run(600), "b": run(300, gpu="NVIDIA Small")}, catalog())
-    assert [(reference.gpu, reference.value) for reference in learned.expected["gemm.bf16"]] == [
-        ("NVIDIA Small", 300),
-        ("NVIDIA Unknown", 600),
+    other = run(300, gpu="NVIDIA Small", started=1)
+    learned = site_baseline.learn("lab", {"a": run(600), "b": other}, catalog())
+    assert [(reference.gpu, reference.value, reference.runs) for reference in learned.expected["gemm.bf16"]] == [
+        ("NVIDIA Small", 300, 1),
+        ("NVIDIA Unknown", 600, 1),
     ]
 
 
@@ -150,7 +167,7 @@ def test_rejected_run_and_runs_without_values_raise() -> None:
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [("[", "cannot read the baseline"), ("5", "is not a baseline"), ("{name: x}", "learned_from: Field required")],
+    [("[", "not valid YAML"), ("5", "is not a baseline"), ("{name: x}", "learned_from: Field required")],
 )
 def test_damaged_file_raises(tmp_path: Path, content: str, text: str) -> None:
     path = tmp_path / "site.yaml"
@@ -159,6 +176,111 @@ def test_damaged_file_raises(tmp_path: Path, content: str, text: str) -> None:
         site_baseline.load(path, {})
     with pytest.raises(UsageError, match="cannot read the baseline"):
         site_baseline.load(tmp_path / "nowhere.yaml", {})
+
+
+@pytest.fixture(scope="module")
+def renamed() -> Trial:
+    """An accepted run on H200, as a run on B200: most of its metrics have no published value."""
+    record = RESULTS / "2026-11-22-2xh200-restructured/final-acceptance.trial.json"
+    return Trial.model_validate_json(record.read_text().replace("NVIDIA H200", "NVIDIA B200"))
+
+
+def site_file(folder: Path, *runs: Trial) -> Path:
+    """The file of a baseline learned from these runs."""
+    paths = [folder / f"run-{number}.json" for number in range(len(runs))]
+    for path, trial in zip(paths, runs, strict=True):
+        path.write_text(trial.model_dump_json())
+    file = folder / "site.yaml"
+    file.write_text(pipeline.learn("lab", paths))
+    return file
+
+
+def test_baseline_learned_from_a_run_does_not_accept_that_run(renamed: Trial, tmp_path: Path) -> None:
+    unknown = pipeline.rejudge(renamed)
+    assert unknown.decision.value is DecisionValue.INCOMPLETE
+    file = site_file(tmp_path, renamed)
+    itself = pipeline.rejudge(renamed, file)
+    assert itself.decision.value is DecisionValue.INCOMPLETE
+    assert "baseline lab, learned from 1 run" in itself.decision.reason
+    by_site = [verdict for verdict in itself.verdicts if verdict.basis and verdict.basis.kind is BasisKind.SITE]
+    assert len(by_site) > 20
+    assert {verdict.outcome for verdict in by_site} == {Outcome.UNJUDGED}
+    assert {verdict.reasons[-1] for verdict in by_site} == {Reason.BASELINE_OF_THIS_RUN}
+    for copy in ({"host": "other", "name": "copy"}, {"started": 1.0}):
+        assert pipeline.rejudge(renamed.model_copy(update=copy), file).decision.value is DecisionValue.INCOMPLETE
+
+
+def rerun(trial: Trial, started: float, speed: float = 1.0) -> Trial:
+    """Another run on the same machine whose TFLOP/s differ by a factor."""
+
+    def scaled(metric: Metric) -> Metric:
+        factor = speed if metric.unit == "TFLOP/s" else 1
+        samples = tuple(factor * sample for sample in metric.samples)
+        return replace(metric, value=factor * metric.value, samples=samples)
+
+    measurements = tuple(
+        measurement.model_copy(update={"metrics": tuple(map(scaled, measurement.metrics))})
+        for measurement in trial.measurements
+    )
+    return trial.model_copy(update={"started": started, "measurements": measurements})
+
+
+@pytest.mark.parametrize(("count", "outcome"), [(1, Outcome.WARN), (2, Outcome.WARN), (3, Outcome.PASS)])
+def test_baseline_warns_until_it_is_learned_from_three_other_runs(
+    renamed: Trial, tmp_path: Path, count: int, outcome: Outcome
+) -> None:
+    file = site_file(tmp_path, *(rerun(renamed, number, 1 + number / 1000) for number in range(1, count + 1)))
+    judged = pipeline.rejudge(renamed, file)
+    speeds = [verdict for verdict in judged.verdicts if verdict.metric == "tflops.bf16"]
+    assert speeds
+    assert {verdict.outcome for verdict in speeds} == {outcome}
+    assert judged.decision.value is DecisionValue.ACCEPTED
+    assert f"baseline lab, learned from {count} run" in judged.decision.reason
+    slow = pipeline.rejudge(rerun(renamed, 99, 0.85), file)
+    assert slow.decision.value is DecisionValue.REJECTED
+
+
+def test_runs_judged_by_a_baseline_can_be_learned(renamed: Trial, tmp_path: Path) -> None:
+    lab = site_baseline.load(site_file(tmp_path, renamed), catalog())
+    judged = [
+        pipeline.rejudge(rerun(renamed, number, 1 + number / 1000).model_copy(update={"baseline": lab}))
+        for number in range(3)
+    ]
+    learned = site_baseline.learn("lab", {str(number): run for number, run in enumerate(judged)}, catalog())
+    assert {value.runs for value in learned.expected["gemm.bf16"]} == {3}
+    again = pipeline.rejudge(renamed.model_copy(update={"baseline": lab}))
+    assert "gemm.bf16" in site_baseline.learn("lab", {"itself": again}, catalog()).expected
+
+
+def test_records_of_one_run_are_not_learned_as_several(renamed: Trial) -> None:
+    good = pipeline.rejudge(renamed)
+    edited = good.model_copy(update={"host": "other", "started": 1.0})
+    with pytest.raises(UsageError, match="a and b are records of one run"):
+        site_baseline.learn("lab", {"a": good, "b": edited}, catalog())
+
+
+def test_baseline_of_an_earlier_version_must_be_learned_again(renamed: Trial, tmp_path: Path) -> None:
+    file = site_file(tmp_path, renamed)
+    old = yaml.safe_load(file.read_text()) | {"learned_from": ["runs/1"]}
+    file.write_text(yaml.safe_dump(old))
+    with pytest.raises(UsageError, match=r"learned_from names runs/1 without.*Learn the baseline again"):
+        site_baseline.load(file, catalog())
+    record = renamed.model_copy(update={"baseline": Baseline.model_validate(old)})
+    assert pipeline.rejudge(record).decision.value is DecisionValue.INCOMPLETE, "the run may be this one"
+
+
+def test_baseline_of_another_gpu_model_is_a_usage_error(renamed: Trial, tmp_path: Path) -> None:
+    file = site_file(tmp_path, renamed)
+    h200 = run(650, gpu="NVIDIA H200")
+    with pytest.raises(UsageError, match=r"baseline lab applies: it is for NVIDIA B200.*NVIDIA H200"):
+        pipeline.rejudge(h200, file)
+    embedded = pipeline.rejudge(h200.model_copy(update={"baseline": site_baseline.load(file, catalog())}))
+    assert "no value of baseline lab applies" in embedded.decision.reason
+    lab = site_baseline.load(file, catalog())
+    config = Config(name="t", checks={"device.gemm": CheckSettings()})
+    for gpus, is_valid in ((("NVIDIA H200",) * 8, False), (("NVIDIA B200",) * 8, True), ((), True)):
+        with nullcontext() if is_valid else pytest.raises(UsageError, match="no value of baseline lab applies"):
+            validate_thresholds(config, catalog(), gpus, lab)
 
 
 def test_unknown_key_and_duplicate_value_raise(tmp_path: Path) -> None:
@@ -192,7 +314,7 @@ def test_learn_and_judge_on_the_command_line(tmp_path: Path) -> None:
 
 def test_value_with_a_warning_is_not_learned() -> None:
     """Otherwise the low value would become the reference value of the next run."""
-    facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 1, "nodes": 1}
+    facts: dict[str, JsonValue] = {"backend": "cuda", "gpu": "NVIDIA H200", "world_size": 1, "nodes": 1}
     measurement = Measurement(
         check="device.memory",
         subject="n0/gpu0",
@@ -225,7 +347,9 @@ def test_record_is_evaluated_again_before_learning(tmp_path: Path) -> None:
 def expected(value: float, **more: Any) -> Baseline:
     fields = {"gpus": 8, "nodes": 1, "value": value, "unit": "GB/s", "gpu": "NVIDIA H200", "source": "a person", **more}
     return Baseline(
-        name="s", learned_from=(), expected={"all_gather.busbw.1GiB": (ReferenceValue.model_validate(fields),)}
+        name="s",
+        learned_from=learned_runs(),
+        expected={"all_gather.busbw.1GiB": (ReferenceValue.model_validate(fields),)},
     )
 
 
@@ -249,7 +373,8 @@ def test_lax_value_is_marked_in_verdicts(value: float, required: float | None, i
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 8, "nodes": 1, "backend": "nccl"}
     busbw = Metric(name="busbw.1GiB", value=value, unit="GB/s", subject="cluster")
     measurement = Measurement(check="collectives.all_gather", subject="n0/gpu0", rank=0, metrics=(busbw,), facts=facts)
-    references = References(expected(value, required=required), skus())
+    lab = expected(value, required=required, runs=3).model_copy(update={"override": True})
+    references = References(lab, skus())
     (verdict,) = [
         v
         for v in judge_check(catalog()[measurement.check], [measurement], {}, "t", references)
@@ -269,9 +394,13 @@ def test_training_value_far_below_its_bound_is_not_lax() -> None:
         "unit": "tokens/s/GPU",
         "gpu": "NVIDIA H200",
         "source": "a person",
+        "runs": 3,
     }
-    lab = Baseline(name="s", learned_from=(), expected={"train.lora.native": (ReferenceValue.model_validate(fields),)})
+    lab = Baseline(
+        name="s", learned_from=learned_runs(), expected={"train.lora.native": (ReferenceValue.model_validate(fields),)}
+    )
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 8, "nodes": 1}
+    facts |= {"device": "cuda", "trained": "yes", "settings": "shipped"}
     facts["run.native"] = {"precision": "bf16 compute", "flops_per_token": 29.77e9}
     speed = Metric(name="tokens_per_second_per_gpu.native", value=10_000, unit="tokens/s/GPU", subject="cluster")
     measurement = Measurement(check="train.lora", subject="n0/gpu0", rank=0, metrics=(speed,), facts=facts)
@@ -292,8 +421,8 @@ def test_value_across_nodes_applies_to_its_network_only() -> None:
 
 
 def test_value_across_nodes_of_an_unknown_network_is_not_learned() -> None:
-    facts: dict[str, JsonValue] = {"gpu": "NVIDIA Unknown", "world_size": 16, "nodes": 2}
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA Unknown", "backend": "nccl", "world_size": 16, "nodes": 2}
     busbw = Metric(name="busbw.8GiB", value=5, unit="GB/s", subject="cluster")
-    reduced = Measurement(check="collectives.all_reduce", subject="n0/gpu0", rank=0, metrics=(busbw,), facts=facts)
+    reduced = Measurement(check="collectives.all_reduce", subject="n0/gpu0", metrics=(busbw,), facts=facts)
     with pytest.raises(UsageError, match=r"all_reduce\.busbw\.8GiB was measured across 2 nodes"):
         site_baseline.learn("lab", {"a": trial_with(reduced)}, catalog())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pydantic import JsonValue
 
@@ -23,6 +25,7 @@ from seatrial.model import (
     Threshold,
     Verdict,
 )
+from tests.baselines import learned_runs
 from tests.judge.test_rules import (
     AMONG_PEERS,
     BOTH_DIRECTIONS,
@@ -43,7 +46,9 @@ ABOVE_390 = {"speed": Threshold.parse("> 390 GB/s")}
 def one_verdict(
     check_: Check, measurement: Measurement, expect: dict[str, Threshold], references: References | None = None
 ) -> Verdict:
-    (verdict,) = judge_check(check_, [measurement], expect, "mine", references or References(None, [SKU]))
+    """The verdict on the only metric; thresholds in ``expect`` override the rules of the check."""
+    known = references or References(None, [SKU])
+    (verdict,) = judge_check(check_, [measurement], expect, "mine", known, override=bool(expect))
     return verdict
 
 
@@ -68,14 +73,10 @@ def test_reference_value_fails_and_warns_below_its_shares(value: float, outcome:
 
 @pytest.mark.parametrize(
     "facts",
-    [
-        {"gpu": "NVIDIA Testx", "world_size": 4, "nodes": 1},
-        {"gpu": "NVIDIA Test", "world_size": 8, "nodes": 1},
-        {"world_size": 4, "nodes": 1},
-    ],
+    [{"gpu": "NVIDIA Testx", "world_size": 4, "nodes": 1}, {"gpu": "NVIDIA Test", "world_size": 8, "nodes": 1}],
 )
 def test_unknown_hardware_is_unjudged(facts: dict[str, JsonValue]) -> None:
-    (verdict,) = verdicts(check(BY_REFERENCE), measured(1e9, facts=facts))
+    (verdict,) = verdicts(check(BY_REFERENCE), measured(1e4, facts=facts))
     assert (verdict.outcome, verdict.reasons) == (Outcome.UNJUDGED, (Reason.NO_REFERENCE,))
     assert verdict.detail
 
@@ -107,14 +108,72 @@ def test_many_samples_far_below_the_threshold_fail_in_spite_of_a_wide_range(slow
     assert (verdict.outcome, verdict.reasons[-1]) == (Outcome.FAIL, Reason.MANY_SAMPLES_BEYOND)
 
 
-def test_site_baseline_takes_precedence_over_sku_data() -> None:
-    value = ReferenceValue(gpus=4, nodes=1, value=300, unit="GB/s", source="three runs", gpu="NVIDIA Test")
-    site = Baseline(name="lab", learned_from=(), expected={"all_reduce": (value,)})
-    (verdict,) = verdicts(check(BY_REFERENCE), measured(299, facts=FOUR), site=site)
+def site(value: float, *, runs: int = 3, gpu: str = "NVIDIA Test", override: bool = False) -> Baseline:
+    """A baseline for four GPUs; the published value is 400 GB/s."""
+    known = ReferenceValue(gpus=4, nodes=1, value=value, unit="GB/s", source="runs", gpu=gpu, runs=runs)
+    return Baseline(name="lab", learned_from=learned_runs(runs), override=override, expected={"all_reduce": (known,)})
+
+
+@pytest.mark.parametrize(
+    ("learned", "value", "outcome", "basis"),
+    [
+        (300, 310, Outcome.FAIL, BasisKind.SKU),  # a lower value does not loosen the published one
+        (300, 399, Outcome.PASS, BasisKind.SKU),
+        (500, 440, Outcome.FAIL, BasisKind.SITE),  # a higher value tightens it
+        (500, 499, Outcome.PASS, BasisKind.SITE),
+    ],
+)
+@pytest.mark.parametrize("runs", [1, 3])
+def test_stricter_of_site_baseline_and_published_value_decides(
+    learned: float, value: float, outcome: Outcome, basis: BasisKind, runs: int
+) -> None:
+    (verdict,) = verdicts(check(BY_REFERENCE), measured(value, facts=FOUR), site=site(learned, runs=runs))
+    assert (verdict.outcome, verdict.basis and verdict.basis.kind) == (outcome, basis)
+
+
+@pytest.mark.parametrize(
+    ("runs", "value", "outcome", "reasons"),
+    [
+        (3, 299, Outcome.PASS, ()),
+        (2, 299, Outcome.WARN, (Reason.BASELINE_OF_FEW_RUNS,)),
+        (2, 200, Outcome.FAIL, (Reason.THRESHOLD_VIOLATED,)),
+    ],
+)
+def test_baseline_of_fewer_than_three_runs_does_not_pass_alone(
+    runs: int, value: float, outcome: Outcome, reasons: tuple[Reason, ...]
+) -> None:
+    unknown = measured(value, facts={**FOUR, "gpu": "NVIDIA Unknown"})
+    lab = site(300, runs=runs, gpu="NVIDIA Unknown")
+    (verdict,) = verdicts(check(BY_REFERENCE), unknown, site=lab)
+    assert (verdict.outcome, verdict.reasons) == (outcome, reasons)
+    assert bool("baseline learn" in verdict.fix) is (outcome is Outcome.WARN)
+    (edited,) = verdicts(check(BY_REFERENCE), unknown, site=lab.model_copy(update={"learned_from": learned_runs(1)}))
+    assert edited.outcome is not Outcome.PASS, "a value cannot come from more runs than the baseline"
+
+
+@pytest.mark.parametrize(("value", "outcome"), [(299, Outcome.UNJUDGED), (280, Outcome.UNJUDGED), (200, Outcome.FAIL)])
+def test_baseline_does_not_pass_the_run_that_it_was_learned_from(value: float, outcome: Outcome) -> None:
+    unknown = measured(value, facts={**FOUR, "gpu": "NVIDIA Unknown"})
+    references = References(site(300, gpu="NVIDIA Unknown"), [SKU], site_includes_run=True)
+    (verdict,) = judge_check(check(BY_REFERENCE), [unknown], {}, "mine", references)
+    assert verdict.outcome is outcome
+    assert (Reason.BASELINE_OF_THIS_RUN in verdict.reasons) is (outcome is Outcome.UNJUDGED)
+
+
+def test_published_value_judges_the_run_that_a_baseline_was_learned_from() -> None:
+    for override, outcome in ((False, Outcome.PASS), (True, Outcome.UNJUDGED)):
+        references = References(site(400, override=override), [SKU], site_includes_run=True)
+        (verdict,) = judge_check(check(BY_REFERENCE), [measured(399, facts=FOUR)], {}, "mine", references)
+        assert verdict.outcome is outcome
+
+
+def test_overriding_site_baseline_replaces_sku_data() -> None:
+    (verdict,) = verdicts(check(BY_REFERENCE), measured(299, facts=FOUR), site=site(300, override=True))
     assert verdict.outcome is Outcome.PASS
     assert verdict.basis is not None
     assert (verdict.basis.kind, verdict.basis.name, verdict.basis.expected) == (BasisKind.SITE, "lab", 300)
-    (other,) = verdicts(check(BY_REFERENCE), measured(299, facts={**FOUR, "gpu": "NVIDIA Unknown"}), site=site)
+    unknown = measured(299, facts={**FOUR, "gpu": "NVIDIA Unknown"})
+    (other,) = verdicts(check(BY_REFERENCE), unknown, site=site(300, override=True))
     assert other.outcome is Outcome.UNJUDGED, "a baseline applies to its GPU model only"
 
 
@@ -129,18 +188,28 @@ def test_without_reference_value_only_low_outliers_among_peers_fail() -> None:
 
 def test_reference_value_in_another_unit_is_not_compared() -> None:
     value = ReferenceValue(gpus=4, nodes=1, value=0.4, unit="TB/s", source="s", gpu="NVIDIA Test")
-    site = Baseline(name="lab", learned_from=("a",), expected={"all_reduce": (value,)})
-    (verdict,) = verdicts(check(BY_REFERENCE), measured(10, facts=FOUR), site=site)
-    assert (verdict.outcome, verdict.reasons) == (Outcome.UNJUDGED, (Reason.NO_REFERENCE,))
-    assert "TB/s" in verdict.detail
+    lab = Baseline(name="lab", learned_from=learned_runs(), expected={"all_reduce": (value,)})
+    (verdict,) = verdicts(check(BY_REFERENCE), measured(10, facts=FOUR), site=lab)
+    assert (verdict.outcome, verdict.reasons) == (Outcome.UNJUDGED, (Reason.UNIT_MISMATCH,))
+    assert verdict.detail == "TB/s"
     expect = {"speed": Threshold.parse("> 0.1")}
-    (lax,) = verdicts(check(BY_REFERENCE), measured(10, facts=FOUR), expect=expect, site=site)
+    unjudged, _ = verdicts(check(BY_REFERENCE), measured(10, facts=FOUR), expect=expect, site=lab)
+    assert unjudged.reasons == (Reason.UNIT_MISMATCH,), "the threshold does not replace the published value"
+    (lax,) = verdicts(check(BY_REFERENCE), measured(10, facts=FOUR), expect=expect, site=lab, override=True)
     assert lax.basis is not None
     assert "site lab" not in lax.basis.lax_reason
 
 
+@pytest.mark.parametrize("unit", ["MB/s", ""])
+def test_metric_in_another_unit_than_the_check_declares_is_an_error(unit: str) -> None:
+    metric = Metric(name="speed", value=20, unit=unit, subject="cluster")
+    measurement = Measurement(check="c", subject="cluster", metrics=(metric,))
+    (verdict,) = verdicts(check(SPEED), measurement)
+    assert (verdict.outcome, verdict.reasons, verdict.detail) == (Outcome.ERROR, (Reason.UNIT_MISMATCH,), "GB/s")
+
+
 def test_threshold_in_another_unit_is_not_compared() -> None:
-    (verdict,) = verdicts(check(SPEED), measured(20), expect={"speed": Threshold.parse("> 10 MB/s")})
+    verdict = one_verdict(check(SPEED), measured(20), {"speed": Threshold.parse("> 10 MB/s")})
     assert (verdict.outcome, verdict.reasons) == (Outcome.UNJUDGED, (Reason.UNIT_MISMATCH,))
 
 
@@ -192,10 +261,8 @@ def test_plausibility_uses_reference_values_of_the_same_settings_only(settings: 
     assert one_verdict(check(rule), measurement, ABOVE_390, References(None, [sku])).outcome is outcome
 
 
-def test_unnamed_devices_and_zeros_are_no_peer_group() -> None:
+def test_zeros_are_no_peer_group() -> None:
     node_check = check(BY_REFERENCE, scope=Scope.NODE)
-    unnamed = [measured(100, subject=f"n{index}", facts={"world_size": 1, "nodes": 1}) for index in range(4)]
-    assert {outcome for _, outcome in outcomes(node_check, *unnamed)} == {Outcome.UNJUDGED}
     assert {verdict.outcome for verdict in verdicts(node_check, *peers(0, 0, 0, 100))} == {Outcome.UNJUDGED}
 
 
@@ -277,19 +344,19 @@ def test_asymmetry_never_improves_an_outcome() -> None:
 
 def test_asymmetry_limit_applies_to_thresholds_of_a_trial() -> None:
     expect = {"speed": Threshold.parse("> 200 GB/s")}
-    results = outcomes(check(BOTH_DIRECTIONS), pair(300, 404), expect=expect)
-    assert results[0] == ("n/gpu0->gpu1", Outcome.WARN)
+    results = verdicts(check(BOTH_DIRECTIONS), pair(300, 404), expect=expect, override=True)
+    assert (results[0].subject, results[0].outcome) == ("n/gpu0->gpu1", Outcome.WARN)
 
 
 def test_lax_and_strict_thresholds_are_marked() -> None:
-    (lax,) = verdicts(check(BY_REFERENCE), measured(400, facts=FOUR), expect={"speed": Threshold.parse("> 100")})
+    lax = one_verdict(check(BY_REFERENCE), measured(400, facts=FOUR), {"speed": Threshold.parse("> 100")})
     assert lax.outcome is Outcome.PASS
     assert lax.basis is not None
     assert (lax.basis.kind, lax.basis.name, lax.basis.expected, lax.basis.op) == (BasisKind.TRIAL, "mine", 100, ">")
     assert all(text in lax.basis.lax_reason for text in ("25%", "400 GB/s of SKU Test GPU", "4x slowdown"))
-    (fair,) = verdicts(check(BY_REFERENCE), measured(400, facts=FOUR), expect={"speed": Threshold.parse("> 200")})
+    fair = one_verdict(check(BY_REFERENCE), measured(400, facts=FOUR), {"speed": Threshold.parse("> 200")})
     assert fair.basis == Basis(BasisKind.TRIAL, "mine", 200, "GB/s", ">")
-    (strict,) = verdicts(check(BY_REFERENCE), measured(430, facts=FOUR), expect={"speed": Threshold.parse("> 420")})
+    strict = one_verdict(check(BY_REFERENCE), measured(430, facts=FOUR), {"speed": Threshold.parse("> 420")})
     assert strict.basis is not None
     assert strict.basis.exceeds == "the 400 GB/s of SKU Test GPU"
 
@@ -315,11 +382,13 @@ def test_threshold_that_rejects_good_hardware_is_an_error(value: float, threshol
     assert (Reason.IMPOSSIBLE_THRESHOLD in verdict.reasons) is (outcome is Outcome.ERROR)
 
 
-def test_optional_reference_without_value_is_skipped() -> None:
+def test_optional_reference_without_value_is_skipped_on_known_models() -> None:
     rule = BY_REFERENCE.model_copy(update={"reference_optional": True})
-    (verdict,) = verdicts(check(rule), measured(1, facts=UNKNOWN_GPU))
+    (verdict,) = verdicts(check(rule), measured(1, facts=FOUR | {"world_size": 8}))
     assert (verdict.outcome, verdict.reasons, verdict.basis) == (Outcome.SKIP, (Reason.NO_THRESHOLD,), None)
-    assert verdict.detail == "no SKU data for NVIDIA Unknown"
+    (unknown,) = verdicts(check(rule), measured(1, facts=UNKNOWN_GPU))
+    assert (unknown.outcome, unknown.reasons) == (Outcome.UNJUDGED, (Reason.NO_REFERENCE,))
+    assert unknown.detail == "no SKU data for NVIDIA Unknown"
     assert outcomes(check(rule), measured(1, facts=FOUR)) == [("cluster", Outcome.FAIL)]
 
 
@@ -327,7 +396,7 @@ def test_optional_reference_is_not_replaced_by_peers() -> None:
     """On a board with two sockets, some pairs of GPUs are always slower than most."""
     rule = BY_REFERENCE.model_copy(update={"reference_optional": True})
     results = verdicts(check(rule, scope=Scope.NODE), *peers(100, 101, 99, 100, 40))
-    assert {verdict.outcome for verdict in results} == {Outcome.SKIP}
+    assert {verdict.outcome for verdict in results} == {Outcome.UNJUDGED}
 
 
 @pytest.mark.parametrize(
@@ -348,7 +417,8 @@ def test_threshold_laxer_than_the_check_or_the_measured_value_is_marked(
         rule = Rule(metric="speed", expect=Threshold.parse(check_threshold), meaning="", fix="")
     metric = Metric(name="speed", value=value, unit=unit, subject="cluster")
     measurement = Measurement(check="c", subject="cluster", metrics=(metric,), facts=FOUR)
-    verdict = one_verdict(check(rule), measurement, {"speed": Threshold.parse(threshold)})
+    in_unit = replace(check(rule), metrics={"speed": unit})
+    verdict = one_verdict(in_unit, measurement, {"speed": Threshold.parse(threshold)})
     assert verdict.outcome is Outcome.PASS
     assert verdict.basis is not None
     assert bool(verdict.basis.lax_reason) is bool(texts)
@@ -367,7 +437,7 @@ def test_threshold_laxer_than_the_check_or_the_measured_value_is_marked(
 )
 def test_measured_value_is_the_yardstick_for_known_models_only(gpu: str | None, is_lax: bool) -> None:
     facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": 4, "nodes": 1}
-    (verdict,) = verdicts(check(SPEED), measured(400, facts=facts), expect={"speed": Threshold.parse("> 100 GB/s")})
+    verdict = one_verdict(check(SPEED), measured(400, facts=facts), {"speed": Threshold.parse("> 100 GB/s")})
     assert verdict.outcome is Outcome.PASS
     assert verdict.basis is not None
     assert ("25% of the measured 400 GB/s" in verdict.basis.lax_reason) is is_lax
@@ -407,8 +477,8 @@ def test_required_value_of_a_site_replaces_fail_below(value: float, outcome: Out
     """The required 392 of 400 is above ``warn_below``."""
     update = {"required": 392, "gpu": SKU.nvml_names[0]}
     reference = SKU.expected["all_reduce"][0].model_copy(update=update)
-    site = Baseline(name="lab", learned_from=(), expected={"all_reduce": (reference,)})
-    verdict = one_verdict(check(BY_REFERENCE), measured(value, facts=FOUR), {}, References(site, [SKU]))
+    lab = Baseline(name="lab", learned_from=(), expected={"all_reduce": (reference,)})
+    verdict = one_verdict(check(BY_REFERENCE), measured(value, facts=FOUR), {}, References(lab, [SKU]))
     assert verdict.outcome is outcome
     assert verdict.basis is not None
     assert (verdict.basis.kind, verdict.basis.name) == (BasisKind.SITE, "lab")
@@ -486,3 +556,40 @@ def test_slow_node_is_compared_with_the_other_nodes() -> None:
 def test_two_gpus_of_a_node_are_not_compared() -> None:
     results = verdicts(check(PEER_LIMIT, scope=Scope.GPU), *node_of_gpus(430, 385))
     assert {verdict.outcome for verdict in results} == {Outcome.PASS}
+
+
+@pytest.mark.parametrize(
+    ("unit", "threshold", "value", "outcome"),
+    [
+        ("%", "> 95 %", 1e308, Outcome.ERROR),  # such as an accuracy
+        ("%", "> 95 %", 100.1, Outcome.ERROR),
+        ("%", "> 95 %", 100.0, Outcome.PASS),
+        ("°C", "< 90 °C", 200.0, Outcome.ERROR),
+        ("W", "> 100 W", 1e6, Outcome.ERROR),
+        ("bool", "> 0 bool", 2.0, Outcome.ERROR),
+        ("count", "<= 3 count", 1.5, Outcome.ERROR),
+        ("count", "<= 3 count", 2.0, Outcome.PASS),
+        ("GB/s", "> 1 GB/s", 1e9, Outcome.ERROR),
+        ("files/s", "> 1 files/s", 1e300, Outcome.ERROR),
+        ("s", "> 1 s", 1e12, Outcome.ERROR),
+        ("", "> 1", 1e300, Outcome.ERROR),
+    ],
+)
+def test_value_outside_the_range_of_its_unit_is_a_measurement_error(
+    unit: str, threshold: str, value: float, outcome: Outcome
+) -> None:
+    for trial in ({}, {"m": Threshold.parse(threshold)}):
+        rule = Rule(metric="m", expect=Threshold.parse(threshold), meaning="w", fix="r")
+        metric = Metric(name="m", value=value, unit=unit, subject="cluster")
+        verdict = one_verdict(check(rule), Measurement(check="c", subject="cluster", metrics=(metric,)), trial)
+        assert verdict.outcome is outcome
+        assert (Reason.OUTSIDE_PLAUSIBLE_RANGE in verdict.reasons) is (outcome is Outcome.ERROR)
+
+
+@pytest.mark.parametrize(("value", "outcome"), [(130.0, Outcome.PASS), (1e5, Outcome.ERROR)])
+def test_share_that_may_exceed_100_percent(value: float, outcome: Outcome) -> None:
+    rule = Rule(metric="efficiency.x", expect=Threshold.parse("> 90 %"), meaning="w", fix="r")
+    speedup = replace(check(rule), may_exceed_100=("efficiency.*",))
+    metric = Metric(name="efficiency.x", value=value, unit="%", subject="cluster")
+    measurement = Measurement(check="c", subject="cluster", metrics=(metric,))
+    assert one_verdict(speedup, measurement, {}).outcome is outcome

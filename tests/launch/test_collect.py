@@ -191,6 +191,29 @@ def test_truncated_and_damaged_packages(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "cut").iterdir()] == ["jobs"]
 
 
+def test_package_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "MAX_UNPACKED_BYTES", 2**22)
+    bomb = packed({"jobs/rank0.jsonl": bytes(2**23)})
+    assert len(bomb) < 2**14
+    assert unpack(bomb, tmp_path / "run") == Unpacked(False, ())
+    assert not (tmp_path / "run").exists()
+
+
+def test_file_with_secrets_keeps_its_mode(tmp_path: Path) -> None:
+    job = tmp_path / "jobs" / "job.json"
+    job.parent.mkdir()
+    job.touch(mode=0o600)
+    assert unpack(packed({"jobs/job.json": b"{}"}), tmp_path).complete
+    assert (job.read_bytes(), job.stat().st_mode & 0o777) == (b"{}", 0o600)
+
+
+@pytest.mark.parametrize("line", ["0 .all x", "0 .all 0", "0 .part ", "\xff", "0 .all 1 2"])
+def test_damaged_line_is_ignored(collector: Collector, line: str) -> None:
+    collector._add_line(b"0 AAAA")
+    collector._add_line(line.encode("latin-1"))
+    assert not collector.finished
+
+
 def test_damaged_package_is_sent_again(collector: Collector) -> None:
     package = base64.b64encode(packed({"manifest": b"jobs/a\n", "jobs/a": os.urandom(9_999)})).decode()
     for lines, complete in ((f"0 {package[:5_000]}\n0 .all 1", False), (f"0 {package}\n0 .all 1", True)):

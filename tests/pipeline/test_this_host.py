@@ -8,10 +8,7 @@ from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.nvml import Gpu
 from seatrial.model import Machine
-from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.this_host import ThisHost
-from seatrial.pipeline.this_host import tested_hardware as hardware
-from tests.pipeline.fixtures import JOB, request
 
 
 def config(**cluster: int) -> Config:
@@ -92,19 +89,3 @@ def test_gpu_models_of_the_tested_gpus() -> None:
     assert both.gpu_models(config(gpus_per_node=1)) == ("NVIDIA A",)
     elsewhere = config().model_copy(update={"launcher": "slurm"})
     assert both.gpu_models(elsewhere) == ()
-
-
-def test_tested_hardware_of_a_cpu_only_run() -> None:
-    plan = Plan((JOB,), (), {})
-    assert "0 of 2 GPUs used" in hardware(request(gpus_per_node=0).config, plan, this_host("H200", "H200"))
-    assert hardware(request(gpus_per_node=0).config, plan, this_host()).startswith("CPU ONLY: 1 node, no GPU;")
-
-
-def test_tested_hardware_names_the_used_gpus() -> None:
-    settings = request(gpus_per_node=2).config
-    plan = Plan((JOB.model_copy(update={"device": "cuda"}),), (), {})
-    assert hardware(settings, plan, this_host(*["H200"] * 4)) == "1 node, 2 × H200 of 4"
-    assert hardware(settings, Plan((), (), {}), this_host("H200", "H200")) == (
-        "1 node; no check of this trial uses a GPU"
-    )
-    assert hardware(settings, plan, this_host("H200")).startswith("1 node; 2 GPUs expected, 1 usable")

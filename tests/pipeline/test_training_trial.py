@@ -31,7 +31,8 @@ class Run:
 
     def measurements(self, check: str) -> list[Measurement]:
         """Return the measurements of a check that passed."""
-        assert {verdict.outcome for verdict in self.trial.verdicts if verdict.check == check} == {Outcome.PASS}
+        outcomes = {verdict.outcome for verdict in self.trial.verdicts if verdict.check == check}
+        assert outcomes - {Outcome.SKIP} == {Outcome.PASS}, "rules on the speed of GPUs are skipped on CPUs"
         return [measurement for measurement in self.trial.measurements if measurement.check == check]
 
 

@@ -44,9 +44,20 @@ def test_nothing_measured_is_lost(path: Path) -> None:
         assert len(before) == len(after)
         for first, second in zip(before, after, strict=True):
             assert [metric["value"] for metric in first["metrics"]] == [metric.value for metric in second.metrics]
-            assert len(first["facts"]) == len(second.facts)
+            added = "retried" in second.facts and "tried_again" not in first["facts"]
+            assert len(first["facts"]) == len(second.facts) - added
             assert len(first["series"]) == len(second.series)
     assert [list(job.checks) for job in trial.jobs] == [list(job.options) for job in trial.jobs]
+
+
+@pytest.mark.parametrize(("option", "retried"), [({}, "yes"), ({"again": True}, "yes"), ({"again": False}, "no")])
+def test_gpu_pairs_with_shared_links_have_the_fact_retried(option: dict[str, bool], retried: str) -> None:
+    document = json.loads((ROOT / "docs/results/2026-11-22-4xh200/acceptance.trial.json").read_text())
+    check = "collectives.gpu_pairs"
+    for job in document["jobs"]:
+        job["options"] |= {check: option} if check in job["checks"] else {}
+    facts = [m["facts"] for m in upgrade(document)["measurements"] if m["check"] == check]  # type: ignore[index]
+    assert [values.get("retried") for values in facts] == [retried, None, None, None]
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"schema_version": "2", "repeats": []}, {"schema_version": "3"}])
@@ -81,3 +92,13 @@ def test_series_and_insights_of_an_upgraded_record_are_those_of_the_record() -> 
         "cuda_graph_latency",
     ]
     assert sum(insight.title == "latency" for insight in rejudge(trial).insights) == 7
+    curves = {check: {s.name for m in trial.measurements if m.check == check for s in m.series} for check in catalog()}
+    assert curves["train.ddp"] == {"loss.ddp", "loss.single_process"}
+    assert curves["train.parity"] == {"loss.ddp", "loss.fsdp2", "loss.single_process"}
+
+
+def test_record_of_version_2_has_the_present_facts_of_filesystem_shared() -> None:
+    path = ROOT / "docs/results/2026-11-22-2xh200-restructured/final-quick.trial.json"
+    (facts, *_) = [m.facts for m in load_trial(path).measurements if m.check == "filesystem.shared"]
+    assert {"any_path_usable", "any_path_shared"} <= facts.keys()
+    assert not {"usable", "examined"} & facts.keys()

@@ -77,8 +77,8 @@ def test_the_y_axis_starts_at_zero_except_for_a_loss() -> None:
 def test_subjects_and_members_of_a_family_share_a_chart() -> None:
     both = single_chart(series("loss", [1], [1], "n/gpu0"), series("loss", [1], [2], "n/gpu1"))
     assert [(line.label, line.style) for line in both.curves] == [("n/gpu0", 0), ("n/gpu1", 1)]
-    family = single_chart(series("loss.all_ranks", [1], [1]), series("loss.one_process", [1], [2]))
-    assert (family.title, [line.label for line in family.curves]) == ("loss", ["all_ranks", "one_process"])
+    family = single_chart(series("loss.ddp", [1], [1]), series("loss.single_process", [1], [2]))
+    assert (family.title, [line.label for line in family.curves]) == ("loss", ["ddp", "single_process"])
     mixed = single_chart(series("loss.a", [1], [1], "n1"), series("loss.b", [1], [2], "n2"))
     assert [line.label for line in mixed.curves] == ["a, n1", "b, n2"]
 

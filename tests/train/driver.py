@@ -112,11 +112,11 @@ FAULTS: dict[str, Fault] = {
     "flipped_bit": _flip_one_bit,
     "dropped_sample": _drop_a_sample,
     "frozen_order": _frozen_order,
-    "not_exchanged": _gradients_by(_not_reduced),
+    "not_reduced": _gradients_by(_not_reduced),
     "sum_not_mean": _gradients_by(_summed),
     "exploding": _explode,
     "wrong_local_rank": _wrong_local_rank,
-    "slow_alone": _slow_without_ddp,
+    "slow_without_ddp": _slow_without_ddp,
 }
 
 

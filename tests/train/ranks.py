@@ -31,10 +31,6 @@ class Failed:
     error_type: str = ""
 
     @property
-    def said(self) -> str:  # old name of message
-        return self.message
-
-    @property
     def is_root_cause(self) -> bool:
         """Whether the rank did not fail because of another rank."""
         return self.error_type != "PeerFailed"
@@ -83,9 +79,6 @@ def require_success(results: list[Any]) -> list[Any]:
     failed = [result.message for result in results if isinstance(result, Failed)]
     assert not failed, failed[0]
     return results
-
-
-heard = require_success  # old name
 
 
 def _receive(end: Any, seconds: float) -> Any:

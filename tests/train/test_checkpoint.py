@@ -237,6 +237,6 @@ def test_an_interrupt_during_a_save_is_not_a_disk_error(tmp_path: Path) -> None:
     hidden = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 17088 vs 598")
     hidden.__context__ = KeyboardInterrupt()  # during torch.save
     failures_by_rank: Any = {0: (checkpoint.CheckedWriter(incomplete)._write_error(hidden), None)}
-    with pytest.raises(KeyboardInterrupt), checkpoint._raise_seatrial_error(incomplete):
+    with pytest.raises(KeyboardInterrupt), checkpoint._convert_dcp_errors(incomplete):
         raise CheckpointException("save", failures_by_rank)
     assert not incomplete.exists()

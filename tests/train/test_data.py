@@ -100,9 +100,7 @@ def test_unusable_data_and_tokenizers_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the tokenizer"):
         prepare(settings(data={"path": str(path), "tokenizer": str(path)}), tmp_path)
     tokenizer = tmp_path / "tokenizer.json"
-    Tokenizer(WordLevel({"a": 0, "<|endoftext|>": 1})).save(
-        str(tokenizer)
-    )  # without other tokens and without an unknown token
+    Tokenizer(WordLevel({"a": 0, "<|endoftext|>": 1})).save(str(tokenizer))  # no token for unknown words
     with pytest.raises(UsageError, match=r"the tokenizer cannot encode the rows: .*UNK"):
         prepare(settings(data={"path": str(path), "tokenizer": str(tokenizer)}), tmp_path)
     with pytest.raises(UsageError, match="vocab_size 256: expected at least 257"):
@@ -136,14 +134,14 @@ def test_blocks_are_cached_by_settings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("blocks", "ranks"), [(12, 4), (13, 4), (7, 7), (5, 1)])
 def test_the_blocks_of_all_ranks_are_disjoint(blocks: int, ranks: int) -> None:
-    each = blocks // ranks
+    per_rank = blocks // ranks
     for epoch in (0, 1):
-        shares = [
-            list(itertools.islice(data.block_order(blocks, rank, ranks, 3, skip=epoch * each), each))
+        indices = [
+            index
             for rank in range(ranks)
+            for index in itertools.islice(data.block_order(blocks, rank, ranks, 3, skip=epoch * per_rank), per_rank)
         ]
-        barrier = list(itertools.chain.from_iterable(shares))
-        assert len(set(barrier)) == len(barrier) == each * ranks
+        assert len(set(indices)) == len(indices) == per_rank * ranks
 
 
 def test_block_order_depends_on_epoch_and_seed_and_resumes() -> None:

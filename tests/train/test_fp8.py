@@ -1,4 +1,4 @@
-"""The arithmetic of products in 8 bits, on a CPU, where torch computes them as well. Their speed needs a GPU."""
+"""The arithmetic of fp8 products on a CPU, where torch supports them too."""
 
 from typing import Any
 
@@ -13,45 +13,45 @@ from tests.train.decoders import random_decoder
 from tests.train.test_decoder import tokens
 
 
-def drawn(*size: int, spread: float = 1.0) -> torch.Tensor:
-    values = torch.randn(*size, generator=torch.Generator().manual_seed(sum(size))) * spread
+def normal(*size: int, std: float = 1.0) -> torch.Tensor:
+    values = torch.randn(*size, generator=torch.Generator().manual_seed(sum(size))) * std
     return values.bfloat16().requires_grad_()
 
 
-def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """Of norms: 0.02 to 0.05 is what 3 and 2 bits of mantissa leave of random numbers."""
-    return float((found.float() - exact.float()).norm() / exact.float().norm())
+def relative_error(value: torch.Tensor, exact: torch.Tensor) -> float:
+    """The norm of the error ÷ the norm of ``exact``; 0.02 to 0.05 for random numbers with 3 or 2 bits of mantissa."""
+    return float((value.float() - exact.float()).norm() / exact.float().norm())
 
 
-@pytest.mark.parametrize("spread", [1e-6, 1.0, 1e4])  # e4m3 itself ends at 448, and at 2e-3
-def test_products_and_gradients_are_those_of_bf16_but_for_rounding(spread: float) -> None:
-    x, weight, gradient = drawn(2, 32, 64, spread=spread), drawn(48, 64, spread=0.02), drawn(2, 32, 48, spread=1e-5)
-    found, exact = fp8.linear(x, weight), torch.nn.functional.linear(x, weight)
-    assert found.dtype == torch.bfloat16
-    assert found.shape == exact.shape
-    assert 1e-3 < distance(found, exact) < 0.06
-    ours = torch.autograd.grad(found, (x, weight), gradient)
-    theirs = torch.autograd.grad(exact, (x, weight), gradient)
-    assert all(1e-3 < distance(*pair) < 0.09 for pair in zip(ours, theirs, strict=True))
+@pytest.mark.parametrize("std", [1e-6, 1.0, 1e4])  # without a scale, e4m3 covers 2e-3 to 448
+def test_products_and_gradients_equal_those_of_bf16_except_for_rounding(std: float) -> None:
+    x, weight, gradient = normal(2, 32, 64, std=std), normal(48, 64, std=0.02), normal(2, 32, 48, std=1e-5)
+    output, exact = fp8.linear(x, weight), torch.nn.functional.linear(x, weight)
+    assert output.dtype == torch.bfloat16
+    assert output.shape == exact.shape
+    assert 1e-3 < relative_error(output, exact) < 0.06
+    gradients = torch.autograd.grad(output, (x, weight), gradient)
+    exact_gradients = torch.autograd.grad(exact, (x, weight), gradient)
+    assert all(1e-3 < relative_error(*pair) < 0.09 for pair in zip(gradients, exact_gradients, strict=True))
 
 
-def test_a_frozen_weight_gets_no_gradient_and_gives_the_same_one_to_what_comes_before() -> None:
-    x, weight, gradient = drawn(2, 32, 64), drawn(48, 64, spread=0.02), drawn(2, 32, 48, spread=1e-5)
-    found = fp8.linear(x, weight)
-    (wanted, _) = torch.autograd.grad(found, (x, weight), gradient)
+def test_a_frozen_weight_gets_no_gradient_and_the_gradient_of_x_is_the_same() -> None:
+    x, weight, gradient = normal(2, 32, 64), normal(48, 64, std=0.02), normal(2, 32, 48, std=1e-5)
+    output = fp8.linear(x, weight)
+    (expected, _) = torch.autograd.grad(output, (x, weight), gradient)
     frozen = weight.detach()
-    same = fp8.linear(x, frozen)
-    assert torch.equal(same, found)
-    saved = same.grad_fn.next_functions[0][0].saved_tensors  # type: ignore[union-attr]
-    kept = [tensor.shape for tensor in saved if tensor is not None]
-    assert kept == [frozen.shape, torch.Size([])]
-    torch.autograd.backward(same, gradient)
+    frozen_output = fp8.linear(x, frozen)
+    assert torch.equal(frozen_output, output)
+    saved = frozen_output.grad_fn.next_functions[0][0].saved_tensors  # type: ignore[union-attr]
+    saved_shapes = [tensor.shape for tensor in saved if tensor is not None]
+    assert saved_shapes == [frozen.shape, torch.Size([])]
+    torch.autograd.backward(frozen_output, gradient)
     assert frozen.grad is None
     assert x.grad is not None
-    assert torch.equal(x.grad, wanted)
+    assert torch.equal(x.grad, expected)
 
 
-def test_adapters_on_layers_enable_fp8_learn_nearly_the_same() -> None:
+def test_fp8_changes_loss_and_gradients_of_adapters_by_rounding_only() -> None:
     losses, gradients = [], []
     for use_fp8 in (False, True):
         model = random_decoder("qwen2-tiny", dtype=torch.bfloat16)
@@ -66,7 +66,7 @@ def test_adapters_on_layers_enable_fp8_learn_nearly_the_same() -> None:
         gradients.append([adapter.grad for adapter in lora.adapter_parameters(model).values()])
     assert losses[0] != losses[1]
     torch.testing.assert_close(losses[0], losses[1], rtol=0.01, atol=0)
-    assert max(distance(b, a) for a, b in zip(*gradients, strict=True)) < 0.3
+    assert max(relative_error(b, a) for a, b in zip(*gradients, strict=True)) < 0.3
 
 
 def test_representable_values_are_exact() -> None:
@@ -78,9 +78,9 @@ def test_representable_values_are_exact() -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_nan_and_infinity_propagate(bad: float) -> None:
-    x = drawn(16, 32).detach()
+    x = normal(16, 32).detach()
     x[3, 3] = bad
-    assert not fp8.linear(x, drawn(16, 32)).isfinite().any()
+    assert not fp8.linear(x, normal(16, 32)).isfinite().any()
 
 
 def enable_fp8(model: Decoder) -> Decoder:
@@ -99,7 +99,7 @@ def test_fp8_applies_to_all_layers_except_the_head() -> None:
     for loss in losses:
         loss.backward()
     pairs = zip(reference.parameters(), fp8_model.parameters(), strict=True)
-    assert max(distance(b.grad, a.grad) for a, b in pairs if a.grad is not None and b.grad is not None) < 0.3
+    assert max(relative_error(b.grad, a.grad) for a, b in pairs if a.grad is not None and b.grad is not None) < 0.3
     output = random_decoder("qwen2-tiny", dtype=torch.bfloat16).output
     assert not any(getattr(module, "fp8", False) for module in output.modules())
 

@@ -49,6 +49,13 @@ def test_truncated_gzip_files_are_rejected(tmp_path: Path, few: Images, kept: fl
         read_mnist(tmp_path)
 
 
+def test_gzip_bomb_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "labels.gz"
+    path.write_bytes(gzip.compress(bytes(2**27)))
+    with pytest.raises(SeatrialError, match=r"labels\.gz unpacks to more than"):
+        read_idx(path, 1)
+
+
 def test_damaged_gzip_files_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "labels.gz"
     content = bytearray(gzip.compress(idx_bytes(torch.arange(200))))

@@ -44,13 +44,13 @@ def test_single_process_ddp_and_fsdp2_have_equal_losses(tmp_path: Path, kind: st
     base = TrainConfig.model_validate(config("qwen2-tiny", **TRAINS[kind]).model_dump())
     fsdp = base.model_copy(update={"parallel": base.parallel.model_copy(update=FSDP)})
     loop.train(base.model_copy(update={"bsz": 8}), tmp_path / "single")
-    outs = {"ddp": base, "fsdp2": fsdp, "accumulated": fsdp.model_copy(update={"bsz": 2, "grad_accum": 2})}
-    for name, settings in outs.items():
+    configs = {"ddp": base, "fsdp2": fsdp, "accumulated": fsdp.model_copy(update={"bsz": 2, "grad_accum": 2})}
+    for name, settings in configs.items():
         results = ranks.run(2, ranks.train, settings, tmp_path / name)
         assert not any(isinstance(result, Failed) for result in results), results
     single = losses(tmp_path / "single")
     assert single[-1] < single[0] < math.log(257) + 0.2
-    for name in outs:
+    for name in configs:
         assert losses(tmp_path / name) == pytest.approx(single, rel=1e-5), name
 
 
@@ -63,16 +63,16 @@ def test_optimizations_do_not_change_the_losses(tmp_path: Path) -> None:
         "offloaded": {"parallel": {"cpu_offload": True}},
         "recomputed": {"gradient_checkpointing": True},
         "one chunk": {"loss_chunks": 1},
-        "coarse": {"bf16": True, "parallel": {"reduce_dtype": "bf16"}},
+        "bf16": {"bf16": True, "parallel": {"reduce_dtype": "bf16"}},
     }
     for name, changes in variants.items():
         settings = config(max_steps=3, **{**changes, "parallel": {**FSDP, **changes.get("parallel", {})}})
         results = ranks.run(2, ranks.train, settings, tmp_path / name)
         assert not any(isinstance(result, Failed) for result in results), (name, results)
         assert losses(tmp_path / name) == pytest.approx(
-            losses(tmp_path / "plain"), rel=0.01 if name == "coarse" else 1e-5
+            losses(tmp_path / "plain"), rel=0.01 if name == "bf16" else 1e-5
         )
-    assert losses(tmp_path / "coarse") != losses(tmp_path / "plain")
+    assert losses(tmp_path / "bf16") != losses(tmp_path / "plain")
 
 
 @pytest.mark.training
@@ -83,23 +83,23 @@ def test_hsdp_and_fsdp2_have_equal_losses(tmp_path: Path) -> None:
         "optimizer": {"max_grad_norm": 0.1},
         "checkpoint": {"every": 2, "resume": True},
     }
-    four, two = (config(**changes, parallel=FSDP | {"replicas": replicas}) for replicas in (1, 2))
+    fsdp, hsdp = (config(**changes, parallel=FSDP | {"replicas": replicas}) for replicas in (1, 2))
     expected_gib, parallelism = [], []
-    for settings, out in ((four, tmp_path / "four"), (two, tmp_path / "two"), (four, tmp_path / "two")):
+    for settings, out in ((fsdp, tmp_path / "fsdp"), (hsdp, tmp_path / "hsdp"), (fsdp, tmp_path / "hsdp")):
         results = ranks.run(4, ranks.train, settings, out)
         assert not any(isinstance(result, Failed) for result in results), results
-        assert losses(out) == pytest.approx(losses(tmp_path / "four"), rel=1e-5)
+        assert losses(out) == pytest.approx(losses(tmp_path / "fsdp"), rel=1e-5)
         expected_gib.append(results[0]["params_and_optimizer_expected_gib"])
         parallelism.append((results[0]["strategy"], results[0]["replicas"]))
         shutil.rmtree(checkpoint.step_folder(out, 4))
     assert expected_gib == [expected_gib[0], 2 * expected_gib[0], expected_gib[0]]
     assert parallelism == [("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 1)]
-    assert ranks.run(4, _hsdp_rows, two) == [(0, 128)] * 4
-    (failed,) = ranks.run(1, ranks.train, two, tmp_path / "odd")
+    assert ranks.run(4, _hsdp_errors_and_rows, hsdp) == [(0, 128)] * 4
+    (failed,) = ranks.run(1, ranks.train, hsdp, tmp_path / "one-rank")
     assert "parallel.replicas 2: expected a divisor of 1 ranks" in failed.message
 
 
-def _hsdp_rows(settings: TrainConfig) -> tuple[int, int]:
+def _hsdp_errors_and_rows(settings: TrainConfig) -> tuple[int, int]:
     """The number of sharding errors with two replicas, and this rank's rows of the embedding."""
     with parallel.process_group(60) as world:
         model = parallel.build(settings, world).model
@@ -115,10 +115,10 @@ def test_sharding_errors(tmp_path: Path) -> None:
     assert errors[0] == "embed_tokens.weight is not sharded"
     assert len(errors) == len(list(model.parameters()))
     settings = config(parallel=FSDP)
-    assert ranks.run(2, _fsdp_rows, settings) == [(0, 128), (0, 128)]
+    assert ranks.run(2, _fsdp_errors_and_rows, settings) == [(0, 128), (0, 128)]
 
 
-def _fsdp_rows(settings: TrainConfig) -> tuple[int, int]:
+def _fsdp_errors_and_rows(settings: TrainConfig) -> tuple[int, int]:
     """The number of sharding errors, and this rank's rows of the embedding."""
     with parallel.process_group(60) as world:
         model = parallel.build(settings, world).model

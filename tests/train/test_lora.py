@@ -25,8 +25,8 @@ def adapted(
     model = weights.build_on_meta(SHAPE, torch.float, torch.float)
     lora.attach(model, targets, rank, alpha=16, dropout=0.0)
     model.to_empty(device="cpu")
-    drawn = weights.random_weights(0, 0.02)
-    weights.fill(model, weights.from_folder(str(folder), drawn) if folder else drawn, CPU)
+    random_source = weights.random_weights(0, 0.02)
+    weights.fill(model, weights.from_folder(str(folder), random_source) if folder else random_source, CPU)
     return model
 
 

@@ -21,7 +21,7 @@ def config(*overrides: str) -> TrainConfig:
     return train_config.load(ROOT / "configs" / "sft-smollm-135m.yaml", overrides)
 
 
-@pytest.mark.parametrize(("name", "overrides"), [("nothing-at-hand", ()), ("local", LOCAL), ("hub", HUB)])
+@pytest.mark.parametrize(("name", "overrides"), [("generated", ()), ("local", LOCAL), ("hub", HUB)])
 def test_the_rendered_config_equals_the_golden_file(name: str, overrides: tuple[str, ...]) -> None:
     golden, text = GOLDEN / f"{name}.yaml", oumi.render(config(*overrides), Path("/shared/run"))
     if os.environ.get("UPDATE_GOLDEN"):
@@ -75,4 +75,4 @@ def test_rows_of_another_layout_are_rejected(layout: str) -> None:
 def test_the_command_prints_the_golden_file(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["render", "oumi", str(ROOT / "configs" / "sft-smollm-135m.yaml"), "--out", "/shared/run"]
     app(arguments, standalone_mode=False)
-    assert capsys.readouterr().out == (GOLDEN / "nothing-at-hand.yaml").read_text()
+    assert capsys.readouterr().out == (GOLDEN / "generated.yaml").read_text()

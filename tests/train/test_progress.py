@@ -29,7 +29,7 @@ def test_progress_lines_are_printed_per_interval_and_for_the_last_step(
 ) -> None:
     clock = iter([0.0, 3.0, 11.0, 13.0, 14.0])
     monkeypatch.setattr("seatrial.train.progress.time.monotonic", lambda: next(clock))
-    log = StepLog(config(max_steps=4, log_every_s=10), SINGLE_RANK, tmp_path, done=0)
+    log = StepLog(config(max_steps=4, log_every_s=10), SINGLE_RANK, tmp_path, completed_steps=0)
     for number in range(1, 5):
         log.write(step(number, grad_norm=0.25) if number == 2 else step(number))
     log.close()
@@ -44,7 +44,7 @@ def test_a_terminal_line_is_overwritten(tmp_path: Path, capsys: Any, monkeypatch
     clock = iter([0.0, 2.0, 2.5, 4.0])
     monkeypatch.setattr("seatrial.train.progress.time.monotonic", lambda: next(clock))
     monkeypatch.setattr("seatrial.train.progress.sys.stderr.isatty", lambda: True)
-    log = StepLog(config(max_steps=3), SINGLE_RANK, tmp_path, done=0)
+    log = StepLog(config(max_steps=3), SINGLE_RANK, tmp_path, completed_steps=0)
     for number in (1, 2, 3):
         log.write(step(number))
     assert capsys.readouterr().err == (
@@ -55,35 +55,36 @@ def test_a_terminal_line_is_overwritten(tmp_path: Path, capsys: Any, monkeypatch
 def test_of_two_runs_started_together_one_trains(tmp_path: Path) -> None:
     for _ in range(2):
         progress.create_run_folder(config(), tmp_path)  # before the first step
-    StepLog(config(), SINGLE_RANK, tmp_path, done=0).write(step(1))
+    StepLog(config(), SINGLE_RANK, tmp_path, completed_steps=0).write(step(1))
     with pytest.raises(UsageError, match=f"{tmp_path} contains a run"):
-        StepLog(config(), SINGLE_RANK, tmp_path, done=0)
+        StepLog(config(), SINGLE_RANK, tmp_path, completed_steps=0)
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_folder_in_use_cannot_be_resumed(tmp_path: Path) -> None:
     """For example a requeued Slurm job and a run started manually."""
-    first = StepLog(config(), SINGLE_RANK, tmp_path, done=0)
+    first = StepLog(config(), SINGLE_RANK, tmp_path, completed_steps=0)
     resume = config(checkpoint={"resume": True})
-    for start in (progress.create_run_folder, lambda settings, out: StepLog(settings, SINGLE_RANK, out, done=0)):
+    for start in (progress.create_run_folder, lambda settings, out: StepLog(settings, SINGLE_RANK, out, 0)):
         first.write(step(1))
         with pytest.raises(UsageError, match=f"another training is running in {tmp_path}"):
             start(resume, tmp_path)
     assert not (tmp_path / "config.json").exists()
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 2
     first.close()
-    StepLog(config(checkpoint={"resume": True}), SINGLE_RANK, tmp_path, done=1).close()
+    StepLog(config(checkpoint={"resume": True}), SINGLE_RANK, tmp_path, completed_steps=1).close()
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_resumed_run_keeps_the_lines_of_its_steps(tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')  # killed after the save of step 2
-    log = StepLog(config(checkpoint={"resume": True}), SINGLE_RANK, tmp_path, done=2)
+    log = StepLog(config(checkpoint={"resume": True}), SINGLE_RANK, tmp_path, completed_steps=2)
     log.write(step(3))
     log.close()
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line.get("loss") for line in lines] == [None, None, 2.0]
-    StepLog(config(), World(1, 2, torch.device("cpu"), "n1"), tmp_path / "not there", done=0)  # only rank 0 writes
+    rank_1 = World(1, 2, torch.device("cpu"), "n1")
+    StepLog(config(), rank_1, tmp_path / "not there", completed_steps=0)  # only rank 0 writes
 
 
 def test_phases_end_with_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +100,7 @@ def test_phases_end_with_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_tensorboard_curves_have_the_names_of_the_hf_trainer(tmp_path: Path) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    log = StepLog(config(tensorboard=True), SINGLE_RANK, tmp_path, done=0)
+    log = StepLog(config(tensorboard=True), SINGLE_RANK, tmp_path, completed_steps=0)
     for number in (1, 2):
         log.write(step(number, loss=3.0 - number, grad_norm=0.5, learning_rate=0.125, epoch=number / 2))
     log.close()

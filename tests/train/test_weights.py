@@ -12,7 +12,7 @@ from seatrial.train import architecture, weights
 from tests.train.decoders import CPU, random_decoder
 
 
-def test_state_another_model_are_rejected(tmp_path: Path) -> None:
+def test_weights_of_another_model_are_rejected(tmp_path: Path) -> None:
     state = random_decoder("mistral-tiny").state_dict()
     save_file(
         {weights.huggingface_name(name): weight for name, weight in state.items()}, tmp_path / "model.safetensors"

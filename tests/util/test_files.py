@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import pytest
 
-from seatrial.util.files import atomic_folder, atomic_write, stage, write_json
+from seatrial.util.files import atomic_folder, atomic_write, remove_incomplete, stage, write_json
 
 
 def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
@@ -73,3 +73,26 @@ def test_write_json_refuses_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "metrics.json", {"loss": math.nan})
     assert not list(tmp_path.iterdir())
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    staged = stage(tmp_path / "trial.json", b"half")
+    folder = atomic_folder(tmp_path / "jobs" / "data")
+    folder.__enter__()
+    for name in ("report.html.incomplete-report", "step-1.incomplete", "incomplete-7"):
+        (tmp_path / name).touch()
+    remove_incomplete(tmp_path)
+    assert not staged.exists()
+    assert not list((tmp_path / "jobs").iterdir())
+    assert len(list(tmp_path.iterdir())) == 4, "files with other names are kept"
+
+
+def test_mode_of_a_file_is_kept_or_set(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    atomic_write(path, b"secret", mode=0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+    atomic_write(path, b"fetched from a node")
+    assert path.stat().st_mode & 0o777 == 0o600
+    atomic_write(tmp_path / "new", b"")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -99,3 +99,25 @@ def test_failed_lock_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("seatrial.util.journal.fcntl.flock", Mock(side_effect=OSError(errno.EIO, "")))
     with (tmp_path / "j").open("a") as file, pytest.raises(OSError, match="Errno 5"):
         lock(file.fileno(), PATH)
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999"])
+def test_number_that_is_not_finite_gives_a_warning(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    path.write_text(f'{{"a": {text}}}\n{{"b": 1}}\n')
+    records, (warning,) = read(path)
+    assert records == [{"b": 1}]
+    assert f"number not finite: {text}" in warning
+    reader = JournalReader(path)
+    assert reader.poll() == [{"b": 1}]
+    assert f"number not finite: {text}" in reader.warnings[0]
+
+
+def test_reader_skips_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seatrial.util.journal.MAX_LINE_BYTES", 100)
+    path = tmp_path / "j.jsonl"
+    path.write_bytes(bytes(250) + b'\n{"a": 1}\n')
+    reader = JournalReader(path)
+    records = [record for _ in range(4) for record in reader.poll()]
+    assert records == [{"a": 1}]
+    assert reader.warnings

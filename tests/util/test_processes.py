@@ -142,10 +142,45 @@ def test_terminate_ends_a_child(tmp_path: Path) -> None:
     assert child.poll() == -signal.SIGTERM
 
 
-def test_terminate_does_not_wait_for_a_child_that_ignores_sigterm(tmp_path: Path) -> None:
+def test_terminate_kills_a_child_that_ignores_sigterm(tmp_path: Path) -> None:
     argv = ["bash", "-c", "trap '' TERM; echo ready; sleep 600"]
     child = processes.start(argv, env={}, stdout=tmp_path / "out", stderr=tmp_path / "err")
     until(lambda: (tmp_path / "out").read_text() == "ready\n")
     processes.terminate(child, wait_s=0.1)
-    assert child.poll() is None
-    processes.stop(child, grace_s=0.1)
+    assert child.poll() == -signal.SIGKILL
+    processes.stop(child, grace_s=0.1)  # the child of bash
+
+
+# Handles SIGTERM, which a stopped process cannot.
+HANDLING_SIGTERM = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_terminate_ends_a_stopped_child(tmp_path: Path) -> None:
+    child = start(tmp_path, "-c", HANDLING_SIGTERM)
+    until(lambda: (tmp_path / "out").read_text() == "ready\n")
+    os.kill(child.process.pid, signal.SIGSTOP)
+    processes.terminate(child, wait_s=0.1)
+    assert child.poll() == -signal.SIGKILL
+
+
+def test_stopped_child_dies_with_its_parent_by_sigkill(tmp_path: Path) -> None:
+    code = f"""
+import os, signal, sys, time
+from pathlib import Path
+from seatrial.util import processes
+out = Path(sys.argv[1])
+argv = [sys.executable, "-c", {HANDLING_SIGTERM!r}]
+child = processes.start(argv, env={{}}, stdout=out, stderr=out, death_signal=signal.SIGKILL)
+while out.read_text() != "ready\\n":
+    time.sleep(0.01)
+os.kill(child.process.pid, signal.SIGSTOP)
+print(child.process.pid)
+"""
+    argv = [sys.executable, "-c", code, str(tmp_path / "out")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    until(lambda: not alive(int(done.stdout)))

@@ -64,7 +64,8 @@ def choices_for(choices: Choices, operation: str, facts: Mapping[str, Any]) -> M
 def size_label(size: float) -> str:
     """The size as in metric names: the short form where it is exact, else bytes."""
     short = format_bytes(size)
-    return f"{int(size)}B" if "." in short or parse_bytes(short) != int(size) else short
+    exact = size >= 0 and "." not in short and parse_bytes(short) == int(size)
+    return short if exact else f"{int(size)}B"
 
 
 def _choices_by_size(by_size: Mapping[str, Any]) -> Iterator[tuple[str, AlgorithmProtocol]]:

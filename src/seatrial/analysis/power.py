@@ -130,7 +130,7 @@ def _sensitivity(rule: Rule, measurements: Sequence[Measurement], references: Re
     if healthy <= 0:
         return None
     noisiest, facts = max(metrics, key=lambda pair: max(pair[0].samples) - min(pair[0].samples))
-    limit = _limit(rule, references.site_or_sku_reference(rule.reference or "", facts), healthy) / healthy
+    limit = _limit(rule, references.applied(rule.reference or "", facts), healthy) / healthy
     if limit >= 1:
         return None
     noise = deviation(noisiest.samples) / healthy
@@ -138,9 +138,8 @@ def _sensitivity(rule: Rule, measurements: Sequence[Measurement], references: Re
     return _Sensitivity(rule.metric, 1 - limit, detectable, noise, len(noisiest.samples))
 
 
-def _limit(rule: Rule, reference: Reference | str, healthy: float) -> float:
+def _limit(rule: Rule, applied: Sequence[Reference], healthy: float) -> float:
     """The value below which a metric fails, in its unit; infinite without any limit."""
     limits = [rule.peer_fail_below * healthy] if rule.peer_fail_below else []
-    if isinstance(reference, Reference):
-        limits.append(reference.required or rule.fail_below * reference.value)
+    limits += (reference.required or rule.fail_below * reference.value for reference in applied)
     return max(limits, default=inf)

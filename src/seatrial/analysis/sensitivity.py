@@ -66,8 +66,12 @@ def threshold_insights(
 ) -> Iterator[Insight]:
     """Yield the smallest detectable fault of each lower bound on busbw; ``measured``: GB/s by metric."""
     rules = checks[collective.check].rules if collective.check in checks else ()
-    from_trial = config.checks[collective.check].expect if collective.check in config.checks else {}
-    thresholds = {**dict(_rule_thresholds(rules, measured, facts, references)), **from_trial}
+    thresholds = dict(_rule_thresholds(rules, measured, facts, references))
+    if setting := config.checks.get(collective.check):
+        for metric, threshold in setting.expect.items():
+            by_rule = thresholds.get(metric)
+            if by_rule is None or setting.override or threshold.value > by_rule.value:  # the stricter decides
+                thresholds[metric] = threshold
     for metric, threshold in thresholds.items():
         if metric.startswith("busbw.") and threshold.op in _LOWER_BOUNDS:
             reference = references.site_or_sku_reference(reference_key(metric, rules), facts)
@@ -110,10 +114,9 @@ def _rule_thresholds(
 ) -> Iterator[tuple[str, Threshold]]:
     """Yield the value below which a measured metric fails its rule's reference."""
     for rule in (rule for rule in rules if rule.reference and rule.metric in measured):
-        reference = references.site_or_sku_reference(rule.reference or "", facts)
-        if isinstance(reference, Reference):
-            required = reference.required or rule.fail_below * reference.value
-            yield rule.metric, Threshold(op=">=", value=float(f"{required:.4g}"), unit=reference.unit)
+        if applied := references.applied(rule.reference or "", facts):
+            required = max(reference.required or rule.fail_below * reference.value for reference in applied)
+            yield rule.metric, Threshold(op=">=", value=float(f"{required:.4g}"), unit=applied[0].unit)
 
 
 def _threshold_insight(

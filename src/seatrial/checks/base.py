@@ -7,6 +7,7 @@ kills processes, installs software or writes outside ``context.artifacts_dir``, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,22 @@ from typing import Any, Literal
 from pydantic import JsonValue
 
 from seatrial.hardware.links import FactRole
-from seatrial.model import CLUSTER, Fact, Frozen, Metric, Observation, Phase, Rule, Scope
+from seatrial.model import CLUSTER, Fact, Frozen, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 
+# What the plan must show if a check skips itself; "not in the record": this depends on the hardware or Slurm's settings
+SkipCondition = Literal[
+    "no GPU",
+    "no Slurm",
+    "one node",
+    "one rank per node",
+    "no command",
+    "only CUDA graphs on a CPU",
+    "not in the record",
+]
 SubjectKind = Literal["rank", "pair", "ordered pair", "node", "rail", "gpu"]
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
+# Values that any fact in Check.rule_facts may have: the machine does not have it, or the user may not read it
+NOT_SUPPORTED, PERMISSION_DENIED = "not_supported", "permission_denied"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +128,31 @@ class Needs:
     min_ranks: int = 1
 
 
+@dataclass(frozen=True)
+class RuleFact:
+    """A fact that rules depend on: its values, and what a value other than the required one means.
+
+    ``values``: regular expression of the values. "no", NOT_SUPPORTED and PERMISSION_DENIED may be followed by
+    ": REASON". ``reason``: why a rule does not apply, for a value without REASON; ``{}`` is the value.
+    ``not_supported``, ``permission_denied``: the outcome of the rules with these values. ``varies_by_device``: GPUs of
+    one model may differ in it, such as NVLink bridges.
+    """
+
+    values: str = "yes|no"
+    reason: str = ""
+    not_supported: Literal[Outcome.SKIP, Outcome.UNJUDGED, Outcome.ERROR] = Outcome.SKIP
+    permission_denied: Literal[Outcome.SKIP, Outcome.UNJUDGED, Outcome.ERROR] = Outcome.UNJUDGED
+    varies_by_device: bool = False
+
+    def accepts(self, value: JsonValue) -> bool:
+        """Whether the fact may have this value."""
+        if not isinstance(value, str):
+            return False
+        state = value.partition(": ")[0]
+        is_state = state in (NOT_SUPPORTED, PERMISSION_DENIED)
+        return is_state or bool(re.fullmatch(self.values, state if state == "no" else value))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """The declaration of one check."""
@@ -129,6 +167,8 @@ class Check:
     limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
     needs: Needs = field(default_factory=Needs)
     options: type[Options] = Options
+    # The conditions under one of which ``measure`` may raise NotApplicable; a skip under no such condition is an ERROR
+    skipped_if: tuple[SkipCondition, ...] = ()
     # Metrics, or families such as "busbw.*", that vary between runs: like metrics with a reference value, they FAIL
     # only if the retry fails too. Other metrics, such as data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()
@@ -140,6 +180,8 @@ class Check:
     # For a CLUSTER check: each node has its own communicator and is evaluated separately against the reference value of
     # one node. Its first rank reports the metrics and the facts gpu, world_size and nodes of that node.
     per_node: bool = False
+    # The facts that rules name in applies_if and reference_if. A missing fact, or another value, is an ERROR.
+    rule_facts: Mapping[str, RuleFact] = field(default_factory=dict)
     # Facts known from the options before the measurement, such as FLOP per token; used to validate the thresholds of a
     # trial when it is loaded
     facts_from_options: Callable[[Any], Mapping[str, JsonValue]] = _no_facts
@@ -149,10 +191,23 @@ class Check:
     operation: str = ""
     # Upper bound of a metric or family: key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of hardware.bounds
     bounds: Mapping[str, str] = field(default_factory=dict)
+    # Metrics, or families, in % that may be above 100 %, such as a gain; of other shares such a value is an ERROR
+    may_exceed_100: tuple[str, ...] = ()
     # Metrics that compare parts of the cluster with each other
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises SeatrialError for a rule that depends on an undeclared fact, or on a value that it cannot have."""
+        for rule in self.rules:
+            for name, required in (*rule.applies_if.items(), *rule.reference_if.items()):
+                condition = f"check {self.name}, rule on {rule.metric}: requires the fact {name} = {required!r}"
+                if name not in self.rule_facts:
+                    raise SeatrialError(f"{condition}, which is not in rule_facts; add {name!r}: RuleFact(...)")
+                if not self.rule_facts[name].accepts(required):
+                    values = self.rule_facts[name].values
+                    raise SeatrialError(f"{condition}; rule_facts allows {values}: correct the rule or the values")
 
     @property
     def reads_error_counters(self) -> bool:

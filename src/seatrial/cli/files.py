@@ -19,14 +19,17 @@ def migrate(
     from seatrial.pipeline.run_directory import load_trial
     from seatrial.report.text import plural
     from seatrial.util.files import atomic_write
+    from seatrial.util.input_files import MAX_CONFIG_BYTES, MAX_RECORD_BYTES, read_text
 
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file, MAX_RECORD_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {file}: {error}") from error
     if text.lstrip().startswith("{"):  # a trial.json
         new = load_trial(file).model_dump_json(indent=2) + "\n"
         changes = ["schema version 1 -> 2"] if '"schema_version": "1"' in text else []
+    elif len(text) > MAX_CONFIG_BYTES:
+        raise UsageError(f"{file} is larger than {MAX_CONFIG_BYTES} bytes, the limit of a YAML file")
     else:
         new, changes = renames.migrated(text, str(file))
     for change in changes:

@@ -82,13 +82,14 @@ _STDIN = Path("-")
 def _findings_in(log: Path) -> tuple[Finding, ...]:
     """The findings in a log, or in standard input. Raises UsageError if it cannot be read."""
     from seatrial.diagnose import explain as explain_log
+    from seatrial.util.input_files import open_file
 
     try:
         if log == _STDIN:
             if sys.stdin is None:  # Python's value for a closed stream
                 raise UsageError("standard input is closed")
             return explain_log(sys.stdin.buffer, "standard input")
-        with log.open("rb") as file:
+        with open_file(log, pipes=True) as file:
             return explain_log(file, str(log))
     except OSError as error:
         raise UsageError(f"cannot read {log}: {error.strerror or error}") from error

@@ -128,7 +128,7 @@ def _file_identity(path: Path) -> tuple[int, int] | None:
 
 def _print_plan(preview: Preview, as_json: bool) -> None:
     if as_json:
-        print_json([job.model_dump(mode="json") for job in preview.plan.jobs])
+        print_json([job.model_dump(mode="json") for job, _ in preview.rendered])
         return
     for measurement in preview.plan.not_run:
         print(f"# not run: {measurement.check}: {measurement.skipped or measurement.error}")
@@ -218,9 +218,10 @@ def report(
 ) -> None:
     """Print the report of a run in one of the formats."""
     from seatrial import report as reports
+    from seatrial.pipeline.rejudge import with_derived_hardware
     from seatrial.pipeline.run_directory import load_trial
 
-    print(reports.render(load_trial(run), format), end="")
+    print(reports.render(with_derived_hardware(load_trial(run)), format), end="")
 
 
 def schema() -> None:

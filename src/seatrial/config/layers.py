@@ -26,11 +26,11 @@ from seatrial.config import renames
 from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_error
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
-from seatrial.model import UsageError, format_bytes
+from seatrial.model import Threshold, UsageError
+from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 
 ENV_PREFIX = "SEATRIAL_SET_"
 _YAML_SUFFIXES = (".yaml", ".yml")
-MAX_BYTES = 2**20  # of a trial or training config: these are a page long; PyYAML needs minutes for larger files
 # Characters that no value may contain: they end a line of a job script, or cannot be encoded in UTF-8
 _UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 Tree = dict[str, Any]
@@ -87,6 +87,7 @@ def resolve(
     from_scheduler = [override for override in _scheduler_overrides(environ) if override[1] not in origins]
     for origin, key, value in [*from_scheduler, *_environment_overrides(environ), *overrides]:
         path = _split_key(key, schemas)
+        _require_no_contradiction(tree, path, value, origin, origins)
         _assign(tree, path, value, origin)
         _record_origins(value, origin, path, origins)
     config = _validate_trial(tree, Source(file, origins), schemas)
@@ -159,12 +160,10 @@ def _read_trial(trial: str) -> tuple[Tree, str]:
 
 def _read_file(path: str) -> str:
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise UsageError(f"{path} is larger than the limit of {format_bytes(MAX_BYTES)}")
-        return content.decode("utf-8")
-    except (OSError, ValueError) as error:
+        return read_text(Path(path), MAX_CONFIG_BYTES)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:  # not UTF-8, or a path with a null character
         raise UsageError(f"cannot read {path}: {error}") from error
 
 
@@ -214,6 +213,24 @@ def _assign(tree: Tree, path: tuple[str, ...], value: Any, origin: str) -> None:
         if not isinstance(tree, dict):
             raise UsageError(f"{origin}: {'.'.join(path[: depth + 1])} is a value, not a group of keys")
     tree[path[-1]] = value
+
+
+def _require_no_contradiction(
+    tree: Tree, path: tuple[str, ...], value: Any, origin: str, origins: Mapping[str, str]
+) -> None:
+    """Raise UsageError if ``value`` replaces a threshold of an earlier source and no value meets both bounds."""
+    if len(path) != 4 or path[2] != "expect":  # checks, NAME, expect, METRIC
+        return
+    replaced: Any = tree
+    for part in path:
+        replaced = replaced.get(part) if isinstance(replaced, dict) else None
+    try:
+        earlier, later = Threshold.parse(replaced), Threshold.parse(value)
+    except ValueError:  # no threshold there yet, or an invalid one, which is refused later
+        return
+    if "==" not in (earlier.op, later.op) and later.excludes(earlier):
+        key = ".".join(path)
+        raise UsageError(f"{origin}: {key}: {later} contradicts {earlier} of {origins[key]}: no value meets both")
 
 
 def _record_origins(value: Any, origin: str, path: tuple[str, ...], origins: dict[str, str]) -> None:

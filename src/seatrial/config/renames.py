@@ -35,8 +35,11 @@ def new_metric(check: str, name: str) -> str:
 
 
 def new_series(check: str, name: str) -> str:
-    """Return the current name of a series, which has the name of a metric or of a family without the star."""
-    return new_metric(check, f"{name}.*").removesuffix(".*")
+    """Return the present name of a series: its own new name, or that of the metric or family with its name."""
+    if name in (names := _names("series", check)):
+        return names[name]
+    family = new_metric(check, f"{name}.*").removesuffix(".*")
+    return family if family != name else new_metric(check, name)
 
 
 def new_fact(check: str, name: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from seatrial.model import Frozen, ParsedThreshold
 
@@ -52,17 +52,27 @@ class Telemetry(Frozen):
 
 
 class CheckSettings(Frozen):
-    """One check of a trial: whether it is required, its thresholds, time limit and options."""
+    """One check of a trial: whether it is required, thresholds beside the check's own rules, time limit and options."""
 
     required: bool = True
     limit_s: Seconds | None = Field(default=None, description="replaces the check's time limit")
     expect: dict[str, ParsedThreshold] = {}
+    override: bool = Field(
+        default=False,
+        description="the thresholds in `expect` replace the check's rules on the same metrics; the decision names them",
+    )
     # off by default: a check that cannot apply does not show that its thresholds are met
     may_skip: bool = Field(
         default=False,
         description="accept the trial although the check cannot apply and has thresholds; the decision lists them",
     )
     options: dict[str, JsonValue] = {}
+
+    @model_validator(mode="after")
+    def _override_has_thresholds(self) -> Self:
+        if self.override and not self.expect:
+            raise ValueError("override: true needs a threshold in expect, which replaces the check's rule")
+        return self
 
 
 class Environment(Frozen):
@@ -137,3 +147,8 @@ class Config(Frozen):
         default={}, description="variables for the workers, such as NCCL_DEBUG"
     )
     checks: dict[str, CheckSettings]
+
+    @property
+    def uses_slurm(self) -> bool:
+        """Whether Slurm starts the jobs: launcher slurm, or launcher auto with several nodes."""
+        return self.launcher == "slurm" or (self.launcher == "auto" and self.cluster.nodes > 1)

@@ -11,8 +11,9 @@ from seatrial.checks.base import Check
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.signatures import Match, search
 from seatrial.model import Finding, JobResult, JobState, Measurement, Trial, Verdict, format_bytes
+from seatrial.util.input_files import open_file
 
-# Logs are read from their end, where errors are, and only this much of them, since a log may have any size
+# Bytes read from the end of a log, where errors are; a log may have any size
 _TAIL_BYTES = 4 * 2**20
 
 
@@ -24,7 +25,10 @@ def diagnose(
     checks: Mapping[str, Check],
     run_dir: Path,
 ) -> tuple[Finding, ...]:
-    """The findings of a trial, high confidence first, one per fault and subject; symptoms only without a cause."""
+    """The findings of a trial, one per title and subject: from errors of checks, then from logs, then from verdicts.
+
+    A fault that an error of a check explains is not reported again from logs.
+    """
     findings = {(finding.title, finding.subject): finding for finding in _findings_in_errors([*measurements, *retries])}
     explained = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
@@ -34,14 +38,14 @@ def diagnose(
 
 
 def refreshed_findings(trial: Trial, verdicts: Sequence[Verdict], checks: Mapping[str, Check]) -> tuple[Finding, ...]:
-    """The findings of a recorded trial, with those derived from verdicts computed again from ``verdicts``."""
+    """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
     kept = [finding for finding in trial.findings if finding.source not in sources]
     return (*kept, *localize(verdicts, trial.measurements, checks))
 
 
 def explain(file: BinaryIO, name: str) -> tuple[Finding, ...]:
-    """The findings in one log, a file or a pipe called ``name``. Raises OSError if it cannot be read."""
+    """The findings in one log, a file or a pipe; ``name`` is for the source. Raises OSError if it cannot be read."""
     lines, is_cut = _tail(file)
     source = f"{name}, last {format_bytes(_TAIL_BYTES)}" if is_cut else name
     return tuple(_finding(match, subject="", confidence="medium") for match in _causes(search(lines, source)))
@@ -79,7 +83,7 @@ def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) ->
 
 
 def _causes(matches: Iterable[Match]) -> list[Match]:
-    """The matches that are causes, or all of them (symptoms) without any cause."""
+    """The matches of causes; if there are none, all matches, which are symptoms."""
     all_matches = list(matches)
     return [match for match in all_matches if match.signature.role == "cause"] or all_matches
 
@@ -100,7 +104,7 @@ def _finding(match: Match, subject: str, confidence: str) -> Finding:
 
 def _search_log(log: Path, run_dir: Path, ignore: str = "") -> list[Match]:
     """The signatures in a log. Lines that contain ``ignore`` count as empty, which keeps the line numbers."""
-    with log.open("rb") as file:
+    with open_file(log) as file:
         lines, _ = _tail(file)
     if ignore:
         lines = ["" if ignore in line else line for line in lines]
@@ -112,7 +116,7 @@ def _tail(file: BinaryIO) -> tuple[list[str], bool]:
     if file.seekable():
         begin = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
         file.seek(begin)
-        tail, is_cut = file.read(), begin > 0
+        tail, is_cut = file.read(_TAIL_BYTES), begin > 0
     else:
         tail, is_cut = b"", False
         while chunk := file.read(_TAIL_BYTES):

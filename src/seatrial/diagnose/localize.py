@@ -66,13 +66,13 @@ def _are_locatable(template: FindingTemplate, measurement: Measurement, failures
 
 
 def _groups(template: FindingTemplate, failures: Failures) -> Iterator[Failures]:
-    """The failures that make one finding: one subject, or all subjects of a node (only its FAILs if it has any)."""
+    """The failures of each finding: one subject, or all subjects of a node (only its FAILs if it has any)."""
     if not template.whole_node_title:
         yield from ([failure] for failure in failures)
         return
     for node in dict.fromkeys(_node(metric.subject) for metric, _ in failures):
-        of_node = [(metric, verdict) for metric, verdict in failures if _node(metric.subject) == node]
-        yield [(metric, verdict) for metric, verdict in of_node if verdict.outcome is Outcome.FAIL] or of_node
+        node_failures = [(metric, verdict) for metric, verdict in failures if _node(metric.subject) == node]
+        yield [failure for failure in node_failures if failure[1].outcome is Outcome.FAIL] or node_failures
 
 
 def _finding(

@@ -44,7 +44,7 @@ class Signature(Frozen):
         position = 0
         while match := self._regex.search(text, position):
             number = bisect_right(starts, match.start()) - 1
-            if self.matches(lines[number]):  # not only together with the next line
+            if self.matches(lines[number]):  # else the match extends into the next line
                 return number
             position = starts[number + 1]
         return None

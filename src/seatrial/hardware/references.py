@@ -1,4 +1,4 @@
-"""Reference values, in this order: the site's baseline, the SKU data, the median of the peer group.
+"""Reference values: the site's baseline and the SKU data, else the median of the peer group.
 
 SKU data are data/skus/*.yaml; each number has a source. Values that are not listed there are unknown.
 """
@@ -71,6 +71,7 @@ class Reference:
     source: str
     peer_spread: float | None = None
     required: float | None = None
+    runs: int = 0  # from which a value of the site's baseline was learned
 
     @property
     def label(self) -> str:
@@ -132,12 +133,14 @@ class References:
     """All reference values, and the properties of the cluster that select among them.
 
     ``fabric`` is the class of the network between nodes, empty if unknown; ``mig_models`` are GPU models in MIG mode.
+    ``site_includes_run``: the site's baseline was learned from the run that is judged.
     """
 
     site: Baseline | None = None
     skus: Sequence[Sku] = ()
     fabric: str = ""
     mig_models: frozenset[str] = frozenset()
+    site_includes_run: bool = False
     _cache: dict[tuple[object, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
 
     def find(self, key: str, facts: Mapping[str, JsonValue], peers: PeerGroup, unit: str) -> Reference | str:
@@ -146,11 +149,7 @@ class References:
         Reads the facts ``gpu`` (NVML name), ``world_size`` and ``nodes``, as the check recorded them.
         """
         reference = self.site_or_sku_reference(key, facts)
-        if isinstance(reference, Reference):
-            if reference.unit == unit:
-                return reference
-            return f"unit mismatch: {reference.label} is {reference.value:g} {reference.unit}, the metric is in {unit}"
-        if not peers.gives_reference:
+        if isinstance(reference, Reference) or not peers.gives_reference:
             return reference
         name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
         source = f"{reference}; comparison with peers finds slow subjects, but no uniform slowdown"
@@ -168,6 +167,16 @@ class References:
             reference = self._cache[cache_key] = self._site_or_sku_reference(key, facts)
         return reference
 
+    def applied(self, key: str, facts: Mapping[str, JsonValue]) -> tuple[Reference, ...]:
+        """The values that a metric must meet: the site's and the SKU's; only the site's if its baseline overrides."""
+        first = self.site_or_sku_reference(key, facts)
+        if isinstance(first, str):
+            return ()
+        if first.kind is not BasisKind.SITE or (self.site and self.site.override):
+            return (first,)
+        published = self.without_site.site_or_sku_reference(key, facts)
+        return (first, published) if isinstance(published, Reference) and published.unit == first.unit else (first,)
+
     @cached_property
     def without_site(self) -> References:
         """The same references without the site's baseline."""
@@ -176,8 +185,9 @@ class References:
     def _site_or_sku_reference(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         gpu = str(facts.get("gpu") or "")
         if self.site and (value := _site_value(self.site.expected.get(key, ()), facts, gpu, self.fabric)):
-            name, source = self.site.name, value.source
-            return Reference(value.value, value.unit, BasisKind.SITE, name, source, required=value.required)
+            runs = min(value.runs, len(self.site.learned_from))
+            kind, name, source = BasisKind.SITE, self.site.name, value.source
+            return Reference(value.value, value.unit, kind, name, source, required=value.required, runs=runs)
         by_model = [self._sku_reference(key, facts, name) for name in gpu.split(MODEL_SEPARATOR)]
         references = [reference for reference in by_model if isinstance(reference, Reference)]
         if len(references) < len(by_model) or len({reference.unit for reference in references}) > 1:
@@ -208,9 +218,9 @@ class References:
 NO_REFERENCES = References()
 
 
-def references_for(links: Links, site: Baseline | None) -> References:
+def references_for(links: Links, site: Baseline | None, *, site_includes_run: bool = False) -> References:
     """The site's baseline and the SKU data, for a cluster with these links."""
-    return References(site, skus(), links.fabric, links.mig_models)
+    return References(site, skus(), links.fabric, links.mig_models, site_includes_run)
 
 
 def _site_value(

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from seatrial.checks.base import Check
-from seatrial.config.schema import Config
+from seatrial.config.schema import CheckSettings, Config
 from seatrial.hardware import links
-from seatrial.hardware.references import references_for
+from seatrial.hardware.references import References, references_for
 from seatrial.judge import error_counters, retry
-from seatrial.judge.coverage import coverage_errors, unevaluated_thresholds
+from seatrial.judge.coverage import coverage_errors, retry_errors, unevaluated_thresholds, unplanned_checks
 from seatrial.judge.peaks import values_above_peak
+from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.judge.remedies import with_remedies
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Baseline, Job, Measurement, Outcome, Reason, Verdict
+from seatrial.model import CLUSTER, Baseline, BasisKind, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import gc_paused
 
 
@@ -27,16 +28,20 @@ def judge(
     excluded_checks: Mapping[str, str],
     site: Baseline | None = None,
     retries: Sequence[Measurement] | None = (),
+    *,
+    site_includes_run: bool = False,
 ) -> tuple[Verdict, ...]:
     """Verdicts on all checks of a trial, in the trial's order, including checks without a measurement.
 
-    ``jobs`` define on how many subjects each check must be measured. ``site`` is the site's baseline. ``retries`` are
-    second measurements of checks that failed; they confirm or lift a FAIL. None: the retries are not made yet.
+    ``jobs`` define on how many subjects each check must be measured. ``site`` is the site's baseline, learned from this
+    run among others if ``site_includes_run``. ``retries`` are second measurements of checks that failed; they confirm
+    or lift a FAIL. None: the retries are not made yet.
     """
-    references = references_for(links.read(measurements, checks), site)
+    references = references_for(links.read(measurements, checks), site, site_includes_run=site_includes_run)
     by_check: dict[str, list[Measurement]] = {}
     for measurement in measurements:
         by_check.setdefault(measurement.check, []).append(measurement)
+    plan = RecordedPlan(config, jobs, by_check)
     verdicts: list[Verdict] = []
     for name, setting in config.checks.items():
         if name in excluded_checks:
@@ -46,20 +51,22 @@ def judge(
             verdicts.append(Verdict(name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.UNKNOWN_CHECK,)))
         else:
             check, first = checks[name], by_check.get(name, ())
-            judge_measurements = partial(
-                judge_check, check, expect=setting.expect, trial=config.name, references=references
-            )
-            verdicts += coverage_errors(name, config.cluster, jobs, by_check)
+            judges = _judges(check, setting, config.name, references)
+            verdicts += coverage_errors(check, plan, first)
             verdicts += unevaluated_thresholds(name, setting, first, config.name)
             verdicts += error_counters.verdicts(check, first)
             verdicts += values_above_peak(check, first, references)
             if retries is None:
-                verdicts += judge_measurements(first)
+                verdicts += (verdict for judge_measurements in judges for verdict in judge_measurements(first))
                 continue
             check_retries = [measurement for measurement in retries if measurement.check == name]
-            verdicts += retry.combined_verdicts(check, first, check_retries, judge_measurements)
+            verdicts += retry_errors(name, first, check_retries)
+            for judge_measurements in judges:
+                verdicts += retry.combined_verdicts(check, first, check_retries, judge_measurements)
             verdicts += error_counters.verdicts(check, check_retries)
             verdicts += values_above_peak(check, check_retries, references)
+    retried = (measurement.check for measurement in retries or ())
+    verdicts += unplanned_checks(config, excluded_checks, jobs, by_check, retried)
     return tuple(with_remedies(verdicts))
 
 
@@ -84,12 +91,39 @@ def checks_to_retry(
         rounds = [first, *retry.complete_retries(first, [each for each in retries if each.check == name])]
         if len(rounds) != number:
             continue
-        judge_measurements = partial(
-            judge_check, checks[name], expect=setting.expect, trial=config.name, references=references
-        )
         if failures := [
-            verdict.summary for verdict in retry.verdicts_to_retry(checks[name], rounds, judge_measurements)
+            verdict.summary
+            for judge_measurements in _judges(checks[name], setting, config.name, references)
+            for verdict in retry.verdicts_to_retry(checks[name], rounds, judge_measurements)
         ]:
             others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
             failures_by_check[name] = failures[0] + others
     return failures_by_check
+
+
+def _judges(check: Check, setting: CheckSettings, trial: str, references: References) -> list[retry.Judge]:
+    """Functions that judge measurements: by the rules of the check, and by the thresholds of the trial if it has any.
+
+    They are separate, since a rule and a threshold may have a verdict on the same metric: each is retried for itself.
+    """
+    judge_measurements = partial(
+        judge_check,
+        check,
+        expect=setting.expect,
+        trial=trial,
+        references=references,
+        override=setting.override,
+        options=setting.options,
+    )
+    if not setting.expect:
+        return [judge_measurements]
+
+    def of_kind(is_of_trial: bool, measurements: Sequence[Measurement]) -> list[Verdict]:
+        return [verdict for verdict in judge_measurements(measurements) if _is_of_trial(verdict) is is_of_trial]
+
+    return [partial(of_kind, False), partial(of_kind, True)]
+
+
+def _is_of_trial(verdict: Verdict) -> bool:
+    """Whether the verdict is that of a threshold of the trial."""
+    return verdict.basis is not None and verdict.basis.kind is BasisKind.TRIAL

@@ -1,4 +1,4 @@
-"""Whether a rule is applicable: its required facts compared with the measured ones, and the reason if they differ."""
+"""Whether a rule is applicable: its required facts compared with the recorded ones, and the reason if they differ."""
 
 from __future__ import annotations
 
@@ -7,65 +7,58 @@ from functools import cached_property
 
 from pydantic import JsonValue
 
-from seatrial.judge.groups import MeasurementGroup, gpu_model
+from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Check, RuleFact
+from seatrial.hardware.bounds import COLLECTIVE, MetricLookup
+from seatrial.judge.groups import MeasurementGroup, fact_text, gpu_model
+from seatrial.judge.plausibility import metric_shape
+from seatrial.model import Outcome
 
-# Text for a fact without the required value. A check may give a more specific one: "no: task/cgroup is not loaded"
-_REASON_TEXTS = {
-    "clock_status_readable": "the clock synchronisation status is not readable",
-    "comparable": "too few to compare with each other",
-    "configuration_compared": "the configuration of the nodes was not compared with the controller's",
-    "any_path_shared": "no path is shared by all nodes",
-    "gpus_expected": "cluster.gpus_per_node is not set",
-    "has_memory_repair": "the GPUs support neither row remapping nor page retirement",
-    "has_usable_gpu": "no usable GPU",
-    "inodes_limited": "the filesystem has no fixed number of inodes",
-    "link": "the GPUs are connected by {}, where pairs may share links by design",
-    "memory_limit_tested": "Slurm enforces no memory limit",
-    "nvlink": "the GPUs are not connected by NVLink",
-    "p2p_available": "the GPUs have no peer-to-peer access",
-    "paths_from": "the paths come from the {}",
-    "rdma_present": "no RDMA device",
-    "retried": "no pair was measured without concurrent pairs, which is needed to detect shared links",
-    "several_nodes": "single node",
-    "sockets_expected": "the option sockets_expected is set",
-    "time_limit_tested": "the option time_limit is not set",
-    "any_path_usable": "no path is usable",
-    "verbs_accessible": "no RDMA device can be opened",
-}
+RuleFacts = Mapping[str, RuleFact]
 
 
-def mismatched_facts(applies_if: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[str]:
-    """The names of the facts that differ from the values in ``applies_if``; missing facts do not count."""
-    return [name for name, required in applies_if.items() if facts.get(name, required) != required]
+def mismatched_facts(required: Mapping[str, str], facts: Mapping[str, JsonValue]) -> list[str]:
+    """The names of the facts that differ from the values in ``required``; missing facts do not count."""
+    return [name for name, value in required.items() if facts.get(name, value) != value]
 
 
-def not_applicable_reason(
-    applies_if: Mapping[str, str], mismatched: Sequence[str], facts: Mapping[str, JsonValue]
-) -> str:
-    """Why a rule is not applicable; ``mismatched`` are the names of the facts that differ from ``applies_if``."""
-    return "; ".join(dict.fromkeys(_mismatch_text(name, applies_if[name], facts) for name in mismatched))
+def invalid_fact(required: Mapping[str, str], declared: RuleFacts, group: MeasurementGroup) -> str:
+    """The first fact of ``required`` without a declared value, as text; empty if there is none.
+
+    A missing fact is invalid unless the check failed, or another fact makes the rule not applicable: on a CPU, a check
+    need not record which NVML values are readable.
+    """
+    facts, mismatched = group.facts, mismatched_facts(required, group.facts)
+    missing = [] if mismatched or group.failed else [name for name in required if name not in facts]
+    invalid = [name for name in mismatched if not declared[name].accepts(facts[name])] + missing
+    return fact_text(invalid[0], facts, declared[invalid[0]].values) if invalid else ""
 
 
-def _mismatch_text(name: str, required: str, facts: Mapping[str, JsonValue]) -> str:
-    actual = facts[name]
-    value, _, explanation = str(actual).partition(": ")
-    noun = name.removeprefix("has_").replace("_", " ")
-    if value == "no" and explanation:
-        return explanation
-    if name.startswith("has_") and (facts.get("backend") == "cpu" or facts.get("has_usable_gpu") == "no"):
-        return _REASON_TEXTS["has_usable_gpu"]
-    if name in _REASON_TEXTS:
-        return _REASON_TEXTS[name].format(actual)
-    if value != "no":
-        return f"{noun} is {actual}, not {required}"
-    return f"the GPUs have no {noun}" if name.startswith("has_") else f"no {noun}"
+def invalid_shape(check: Check, lookup: MetricLookup, group: MeasurementGroup) -> str:
+    """The first of SHAPE_FACTS that cannot select a reference value for the group, as text; empty if there is none."""
+    if group.failed:
+        return ""
+    if group.invalid_shape or lookup.bounded_by != COLLECTIVE or not any(group.ranks_and_nodes):
+        return group.invalid_shape
+    ranks, nodes = group.ranks_and_nodes
+    expected = dict(zip(("world_size", "nodes"), metric_shape(check, lookup, ranks, nodes), strict=True))
+    wrong = next((name for name, count in expected.items() if group.facts[name] != count), "")
+    return fact_text(wrong, group.facts, f"{expected[wrong]}, as measured") if wrong else ""
+
+
+def unmet_condition(name: str, required: str, fact: RuleFact, value: str) -> tuple[Outcome, str]:
+    """The outcome of a rule that requires another value of the fact ``name``, and the reason."""
+    state, _, reason = value.partition(": ")
+    outcomes = {NOT_SUPPORTED: fact.not_supported, PERMISSION_DENIED: fact.permission_denied}
+    if not reason or state not in ("no", *outcomes):
+        reason = fact.reason.format(value) or f"{name.replace('_', ' ')} is {value.replace('_', ' ')}, not {required}"
+    return outcomes.get(state, Outcome.SKIP), reason
 
 
 class PeerApplicability:
     """The device models to which a rule applies, computed once for all measurement groups of a check."""
 
-    def __init__(self, groups: Sequence[MeasurementGroup], applies_if: Mapping[str, str]) -> None:
-        self._groups, self._applies_if = groups, applies_if
+    def __init__(self, groups: Sequence[MeasurementGroup], applies_if: Mapping[str, str], declared: RuleFacts) -> None:
+        self._groups, self._applies_if, self._declared = groups, applies_if, declared
 
     @cached_property
     def _subject_by_model(self) -> dict[tuple[str, str], str]:
@@ -78,10 +71,11 @@ class PeerApplicability:
     def applicable_peer(self, group: MeasurementGroup, mismatched: Sequence[str]) -> str:
         """A subject with the same device model to which the rule applies, although it does not apply to ``group``.
 
-        Empty if there is none. A subject without a GPU among subjects with GPUs counts too: its GPU is lost. NVLink
-        facts are exempt, since NVLink bridges are optional, and so are checks of nodes, which may differ.
+        Empty if there is none. A subject without a GPU among subjects with GPUs counts too: its GPU is lost. Facts
+        that vary by device are exempt, such as those of optional NVLink bridges, and so are checks of nodes, which may
+        differ.
         """
-        if not group.is_per_gpu or any("nvlink" in name for name in mismatched):
+        if not group.is_per_gpu or any(self._declared[name].varies_by_device for name in mismatched):
             return ""
         model = _device_model(group.facts)
         gpu_subjects = (subject for (gpu, _), subject in self._subject_by_model.items() if gpu and not model[0])

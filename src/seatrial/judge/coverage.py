@@ -1,37 +1,94 @@
-"""Whether each check was measured on all subjects of the plan."""
+"""Whether a record is complete and agrees with itself: each check measured once on every subject of the plan."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, filterfalse, islice
+from operator import attrgetter
 
-from seatrial.config.schema import CheckSettings, Cluster
-from seatrial.model import CLUSTER, Basis, BasisKind, Job, Measurement, Outcome, Reason, Verdict
+from seatrial.checks.base import Check
+from seatrial.config.schema import CheckSettings, Config
+from seatrial.judge.recorded_plan import RecordedPlan, nodes_of, subjects_of
+from seatrial.model import (
+    CLUSTER,
+    GPUS_USED,
+    Basis,
+    BasisKind,
+    Job,
+    Measurement,
+    Metric,
+    Outcome,
+    Reason,
+    Scope,
+    Verdict,
+)
 from seatrial.util.text import and_more
 
 _MAX_NAMED = 8  # subjects listed in one message
+_PLACEMENTS = {Scope.CONTROL: "control", Scope.NODE: "nodes", Scope.GPU: "ranks", Scope.CLUSTER: "ranks"}
+_METRIC_SUBJECT: Callable[[Metric], str] = attrgetter("subject")
 
 
-def coverage_errors(
-    check: str, cluster: Cluster, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]
-) -> Iterator[Verdict]:
-    """An ERROR for each difference between the planned and the measured subjects of ``check``.
+def coverage_errors(check: Check, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[Verdict]:
+    """An ERROR for each difference between the plan and the measurements of ``check``.
 
-    ``measurements`` are those of all checks. A check without measurements, or with an error, gets no further ERROR.
+    A check without measurements, or with an error, gets no further ERROR.
     """
-    measured = measurements.get(check, ())
     if not measured or any(measurement.error for measurement in measured):
         return
-    job = next((job for job in jobs if check in job.checks), None)
-    nodes = _nodes(measured)
-    problems: list[str] = []
+    job, is_skipped = plan.job_by_check.get(check.name), all(measurement.skipped for measurement in measured)
+    incomplete = [*_misplaced_metrics(check, plan, measured)]
+    mismatches = [*_metrics_beside_skip(measured)]
     if job:
-        problems += [*_rank_errors(job, measured, nodes), *_partly_skipped(measured), *_plan_mismatches(job, cluster)]
-    elif not all(measurement.skipped for measurement in measured):
-        problems.append("measured, but no job of the plan contains the check")
-    problems += _node_mismatches(check, nodes, jobs, measurements)
-    for problem in problems:
-        yield Verdict(check, CLUSTER, Outcome.ERROR, reasons=(Reason.INCOMPLETE_COVERAGE,), detail=problem)
+        incomplete += [*_rank_errors(job, measured), *_partly_skipped(measured)]
+        incomplete += [*_place_errors(job, plan, measured), *_world_size_errors(check, job, measured)]
+        mismatches += plan.problems(job)
+        if job.placement != _PLACEMENTS[check.scope]:
+            mismatches.append(f"in job {job.name} with placement {job.placement}, expected {_PLACEMENTS[check.scope]}")
+    elif not is_skipped:
+        incomplete.append("measured, but no job of the plan contains the check")
+    if is_skipped and not plan.allows_skip(check):
+        mismatches.append(f"skipped, although the plan can run it: {measured[0].skipped}")
+    for reason, problems in ((Reason.INCOMPLETE_COVERAGE, incomplete), (Reason.PLAN_MISMATCH, mismatches)):
+        for problem in problems:
+            yield _error(check.name, reason, problem)
+
+
+def retry_errors(check: str, first: Sequence[Measurement], second: Sequence[Measurement]) -> Iterator[Verdict]:
+    """An ERROR if the retry measured subjects that the first measurement did not."""
+    subjects = subjects_of(first)
+    if others := sorted({item.subject for item in second if not item.error and item.subject not in subjects}):
+        detail = f"retried on {and_more(others, _MAX_NAMED)}, which the first measurement did not measure"
+        yield _error(check, Reason.PLAN_MISMATCH, detail)
+
+
+def unplanned_checks(
+    config: Config,
+    excluded_checks: Mapping[str, str],
+    jobs: Iterable[Job],
+    measurements: Iterable[str],
+    retries: Iterable[str],
+) -> Iterator[Verdict]:
+    """An ERROR for each check that was planned or measured, but is not in the configuration, or was excluded.
+
+    ``measurements`` and ``retries`` are the names of the measured checks.
+    """
+    recorded: dict[str, list[str]] = {}
+    for part, names in (
+        ("jobs", chain.from_iterable(job.checks for job in jobs)),
+        ("measurements", measurements),
+        ("retries", retries),
+    ):
+        for name in dict.fromkeys(names):
+            recorded.setdefault(name, []).append(part)
+    for name, parts in recorded.items():
+        if name not in config.checks:
+            detail = f"in the {' and '.join(parts)} of the record, but not in config.checks"
+            yield _error(name, Reason.PLAN_MISMATCH, f"{detail}; add it there, or measure again: seatrial run")
+        elif name in excluded_checks:
+            detail = f"excluded by {excluded_checks[name]}, but in the {' and '.join(parts)} of the record"
+            yield _error(name, Reason.PLAN_MISMATCH, detail)
 
 
 def unevaluated_thresholds(
@@ -53,20 +110,32 @@ def unevaluated_thresholds(
         )
 
 
-def _rank_errors(job: Job, measured: Sequence[Measurement], nodes: Sequence[str]) -> Iterator[str]:
+def _error(check: str, reason: Reason, detail: str) -> Verdict:
+    return Verdict(check, CLUSTER, Outcome.ERROR, reasons=(reason,), detail=detail)
+
+
+def _rank_errors(job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
     subjects = {measurement.rank: measurement.subject for measurement in measured}
-    missing = sorted(set(range(job.process_count)) - subjects.keys())
-    if missing:
-        ranks = and_more([str(rank) for rank in missing], _MAX_NAMED)
-        yield f"no measurement of {len(missing)} of {job.process_count} ranks: {ranks}"
+    planned = range(job.process_count)
+    if missing := job.process_count - sum(rank in planned for rank in subjects):
+        # not a set of all ranks, since a damaged record may plan any number of them
+        ranks = [str(rank) for rank in islice(filterfalse(subjects.__contains__, planned), _MAX_NAMED)]
+        others = f" and {missing - len(ranks)} more" if missing > len(ranks) else ""
+        yield f"no measurement of {missing} of {job.process_count} ranks: {', '.join(ranks)}{others}"
         return
-    if len(nodes) != job.nodes:
-        yield f"expected {job.nodes} nodes, measured {len(nodes)}: {', '.join(nodes)}"
+    if len(measured) > job.process_count:
+        yield f"{len(measured)} measurements of {job.process_count} ranks: expected one of each rank"
+        return
+    ranks_by_node = Counter(subject.partition("/")[0] for subject in subjects.values())
+    if len(ranks_by_node) != job.nodes:
+        yield f"expected {job.nodes} nodes, measured {len(ranks_by_node)}: {', '.join(sorted(ranks_by_node))}"
         return
     if len(set(subjects.values())) < len(subjects):
         duplicates = [subject for subject, count in Counter(subjects.values()).items() if count > 1]
         names = and_more(duplicates, _MAX_NAMED)
         yield f"expected {job.process_count} different subjects, but several ranks used {names}"
+    elif uneven := [node for node, count in ranks_by_node.items() if count != job.ranks_per_node]:
+        yield f"expected {job.ranks_per_node} processes on each node, but not on {and_more(uneven, _MAX_NAMED)}"
 
 
 def _partly_skipped(measured: Sequence[Measurement]) -> Iterator[str]:
@@ -78,29 +147,59 @@ def _partly_skipped(measured: Sequence[Measurement]) -> Iterator[str]:
         yield f"measured on {count} of {len(measured)} subjects; skipped on {subjects}: {skipped[0].skipped}"
 
 
-def _plan_mismatches(job: Job, cluster: Cluster) -> Iterator[str]:
-    """Differences between the plan and the configuration; in a record, either may have been edited."""
-    if job.expected_nodes != cluster.nodes:
-        yield f"planned for {job.expected_nodes} nodes, but cluster.nodes is {cluster.nodes}"
-    if cluster.gpus_per_node is not None and job.expected_gpus != cluster.gpus_per_node:
-        yield f"planned for {job.expected_gpus} GPUs per node, but cluster.gpus_per_node is {cluster.gpus_per_node}"
+def _metrics_beside_skip(measured: Sequence[Measurement]) -> Iterator[str]:
+    """An error if a skipped measurement has metrics, which are then not evaluated."""
+    if with_metrics := next((item for item in measured if item.skipped and item.metrics), None):
+        yield f"{with_metrics.subject} has {len(with_metrics.metrics)} metrics, but was skipped: {with_metrics.skipped}"
 
 
-def _node_mismatches(
-    check: str, nodes: Sequence[str], jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]
-) -> Iterator[str]:
-    """An error if the check ran on other nodes than the first check of the plan that ran on nodes."""
-    node_checks = [name for job in jobs if job.placement != "control" for name in job.checks]
-    if check not in node_checks:
+def _place_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
+    """An error if the check ran on other nodes or ranks than the first check of the plan that did so."""
+    if job.placement == "control":
         return
-    nodes_by_check = (
-        (name, _nodes(measurement for measurement in measurements.get(name, ()) if not measurement.error))
-        for name in node_checks
-    )
-    first_check, first_nodes = next((name, nodes) for name, nodes in nodes_by_check if nodes)
-    if nodes != first_nodes:
-        yield f"measured on {', '.join(nodes)}, but {first_check} on other nodes: {', '.join(first_nodes)}"
+    subjects = subjects_of(measured)
+    if (nodes := nodes_of(subjects)) != plan.nodes:
+        first = ", ".join(sorted(plan.nodes))
+        yield f"measured on {', '.join(sorted(nodes))}, but {plan.nodes_check} on other nodes: {first}"
+    elif job.placement == "ranks" and (others := subjects ^ plan.ranks):
+        names = and_more(sorted(others), _MAX_NAMED)
+        yield f"not measured on the same ranks as {plan.ranks_check}; only one of both has {names}"
 
 
-def _nodes(measurements: Iterable[Measurement]) -> list[str]:
-    return sorted({measurement.subject.partition("/")[0] for measurement in measurements})
+def _world_size_errors(check: Check, job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
+    """An error if a rank counted other ranks than the job has; with ``per_node`` it counts those of its node."""
+    if job.placement != "ranks" or check.per_node:
+        return
+    planned = job.process_count
+    for measurement in measured:
+        world_size = measurement.facts.get("world_size", planned)
+        if world_size not in (planned, 1) and isinstance(world_size, int):  # 1: measured on one device
+            yield f"{measurement.subject} reports world_size {world_size}, but the job {job.name} has {planned} ranks"
+            return
+
+
+def _misplaced_metrics(check: Check, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
+    """An error if metrics have subjects that are no places of the plan; a CONTROL check may name any node."""
+    if check.scope is Scope.CONTROL:
+        return
+    misplaced: set[str] = set()
+    for measurement in measured:
+        if measurement.metrics:
+            subjects = set(map(_METRIC_SUBJECT, measurement.metrics))  # of a million metrics
+            subjects.discard(measurement.subject)
+            misplaced.update(subject for subject in subjects if not _is_place(check, plan, measurement, subject))
+    if misplaced:
+        yield f"metrics of {and_more(sorted(misplaced), _MAX_NAMED)}, which the plan did not measure"
+
+
+def _is_place(check: Check, plan: RecordedPlan, measurement: Measurement, subject: str) -> bool:
+    """Whether ``measurement`` may have metrics of ``subject``, which is not its own subject."""
+    if check.scope is Scope.CLUSTER:
+        return plan.is_place(subject)
+    node, _, index = subject.rpartition("/gpu")
+    if check.scope is Scope.NODE:
+        used = measurement.facts.get(GPUS_USED)
+        return node == measurement.subject and (
+            index in map(str, used) if isinstance(used, list) else index.isdecimal()
+        )
+    return subject == measurement.subject.partition("/")[0]  # the network ports of the node

@@ -34,6 +34,7 @@ def decide(
     blockers: Sequence[str] = (),
     metrics_without_threshold: Mapping[str, tuple[str, ...]] | None = None,
     cpu_only: bool = False,
+    notes: Sequence[str] = (),
     cpu_only_requested: bool = False,
     unknown_gpus: tuple[str, ...] = (),
 ) -> Decision:
@@ -42,6 +43,7 @@ def decide(
     ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early. The reason of
     ACCEPTED lists the thresholds that were not evaluated and counts the checks in ``metrics_without_threshold``.
     A trial that used no GPU (``cpu_only``) is accepted only with ``cpu_only_requested``.
+    Every reason ends with the ``notes``: what the verdicts rest on, such as a baseline.
     """
     outcomes = _outcomes_by_check(verdicts)
     reason_code = None
@@ -67,7 +69,7 @@ def decide(
             value, reason = DecisionValue.ACCEPTED, "; ".join(parts)
     return Decision(
         value=value,
-        reason=reason,
+        reason="; ".join([reason, *notes]),
         reason_code=reason_code,
         tested_hardware=tested_hardware,
         cpu_only=cpu_only,
@@ -139,6 +141,9 @@ def _missing_results(required: Mapping[str, bool], outcomes: Outcomes, excluded_
     for name, of_check in by_check.items():
         if name not in excluded_checks and worst(of_check) not in _GOOD:
             reasons.append(f"{name} is {worst(of_check)}")
+    # checks that the record has, but its configuration does not
+    unplanned = sorted(outcomes.keys() - required.keys())
+    reasons += [f"{name} is {worst(outcomes[name])}" for name in unplanned if worst(outcomes[name]) not in _GOOD]
     if not any(outcome in (Outcome.PASS, Outcome.WARN) for of_check in by_check.values() for outcome in of_check):
         reasons.append("no required check was measured")
     return reasons

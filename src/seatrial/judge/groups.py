@@ -5,23 +5,35 @@ Fails closed: ranks of one operation with different facts, and missing subjects,
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from itertools import combinations, permutations
+from typing import Annotated, Any
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue, StrictInt, TypeAdapter, ValidationError
 
 from seatrial.checks.base import Check, SubjectKind
 from seatrial.hardware.references import PeerGroup
-from seatrial.model import CLUSTER, EXEMPT, GPUS_USED, Measurement, Metric, Scope
+from seatrial.model import CLUSTER, EXEMPT, GPUS_USED, NOT_REPORTED, NOT_REQUESTED, Measurement, Metric, Scope
 from seatrial.util.text import and_more
 
 NO_PEERS = PeerGroup("", ())
 _MAX_NAMED = 4  # subjects listed in one message
 SHAPE_FACTS = ("gpu", "world_size", "nodes")  # facts that select a reference value; all ranks must agree on them
 _HASHABLE = (str, int, type(None))
+_MAX_VALUE_CHARS = 80  # of a fact in a message
+_Text = Annotated[str, Field(min_length=1)]
+_REASONS: TypeAdapter[Any] = TypeAdapter(dict[str, _Text])
+# Facts that any check may record → their type, and the type as text
+_COMMON_FACTS: Mapping[str, tuple[TypeAdapter[Any], str]] = {
+    EXEMPT: (TypeAdapter(dict[str, _Text | dict[str, _Text]]), "reasons by subject, or by subject and metric"),
+    NOT_REPORTED: (_REASONS, "reasons by metric"),
+    NOT_REQUESTED: (_REASONS, "reasons by metric"),
+    GPUS_USED: (TypeAdapter(list[Annotated[StrictInt, Field(ge=0)]]), "a list of NVML indices"),
+}
 
 
 class MeasurementGroup:
@@ -56,6 +68,23 @@ class MeasurementGroup:
         self._measurements, self._disagreements = measurements, dict[str, str]()
 
     @cached_property
+    def ranks_and_nodes(self) -> tuple[int, int]:
+        """The number of measured ranks and of their nodes; 0 and 0 if the measurements have no rank numbers."""
+        ranked = [measurement for measurement in self._measurements if measurement.rank is not None]
+        return len(ranked), len(set(map(node_of, ranked)))
+
+    @cached_property
+    def invalid_shape(self) -> str:
+        """The first of SHAPE_FACTS that is missing or of another type, as text; empty if there is none."""
+        for name in SHAPE_FACTS:
+            value = self.facts.get(name)
+            if name == "gpu" and not (isinstance(value, str) and value):
+                return fact_text(name, self.facts, "the NVML name of the GPU")
+            if name != "gpu" and not (type(value) is int and value > 0):
+                return fact_text(name, self.facts, "a positive integer")
+        return ""
+
+    @cached_property
     def shape(self) -> tuple[object, ...]:
         """The values of SHAPE_FACTS as a hashable key."""
         values = map(self.facts.get, SHAPE_FACTS)
@@ -70,18 +99,14 @@ class MeasurementGroup:
 
     def exempt_subjects(self, metric: str) -> dict[str, str]:
         """Subject → reason, for the subjects without ``metric`` that the fact EXEMPT lists."""
-        exempt = self.facts.get(EXEMPT)
-        if not isinstance(exempt, Mapping) or self.required_per[metric] not in ("rank", "gpu"):
+        exempt = common_fact(self.facts, EXEMPT)
+        if not exempt or self.required_per[metric] not in ("rank", "gpu"):
             return {}
         measured = {value.subject for value in self.metrics[metric]}
         reasons = {
             subject: reason.get(metric) if isinstance(reason, Mapping) else reason for subject, reason in exempt.items()
         }
-        return {
-            subject: str(reason)
-            for subject, reason in reasons.items()
-            if reason is not None and subject not in measured
-        }
+        return {subject: reason for subject, reason in reasons.items() if reason and subject not in measured}
 
     def missing_subjects(self, metric: str) -> str:
         """The required subjects without a value of ``metric``, as text; empty if there are none."""
@@ -101,8 +126,7 @@ class MeasurementGroup:
 
     def _gpus(self) -> list[str]:
         """The GPUs of a node, from the fact GPUS_USED."""
-        used = self.facts.get(GPUS_USED)
-        return [f"{self.subject}/gpu{index}" for index in used] if isinstance(used, list) else []
+        return [f"{self.subject}/gpu{index}" for index in common_fact(self.facts, GPUS_USED) or ()]
 
 
 def measurement_groups(check: Check, measured: Sequence[Measurement], names: Set[str]) -> list[MeasurementGroup]:
@@ -155,15 +179,38 @@ class PeerGroups:
         return group
 
 
-def peer_groups(names: Sequence[str], measured: Sequence[Measurement]) -> dict[str, PeerGroups]:
+def peer_groups(names: Sequence[str], measured: Sequence[MeasurementGroup]) -> dict[str, PeerGroups]:
     """Metric → its peer groups, for the metrics in ``names``."""
     groups_by_metric = {name: PeerGroups() for name in names}
-    for measurement in measured if names else ():
-        model = gpu_model(measurement.facts)
-        for metric in measurement.metrics:
-            if (groups := groups_by_metric.get(metric.name)) is not None:
-                groups.add(model, metric.subject, metric.value)
+    for name, groups in groups_by_metric.items():
+        for group in measured:
+            for metric in group.metrics.get(name, ()):
+                groups.add(group.gpu_model, metric.subject, metric.value)
     return groups_by_metric
+
+
+def common_fact(facts: Mapping[str, JsonValue], name: str) -> Any:
+    """The value of EXEMPT, NOT_REPORTED, NOT_REQUESTED or GPUS_USED; None if it is missing or of another type."""
+    try:
+        return _COMMON_FACTS[name][0].validate_python(facts[name]) if name in facts else None
+    except ValidationError:
+        return None
+
+
+def invalid_common_facts(facts: Mapping[str, JsonValue]) -> Iterator[str]:
+    """The facts of another type among those that ``common_fact`` reads, as text."""
+    for name, (_, expected) in _COMMON_FACTS.items():
+        if name in facts and common_fact(facts, name) is None:
+            yield fact_text(name, facts, expected)
+
+
+def fact_text(name: str, facts: Mapping[str, JsonValue], expected: str) -> str:
+    """The name and the value of a fact, and the expected value."""
+    if name not in facts:
+        return f"the fact {name} is missing, expected {expected}"
+    value = json.dumps(facts[name], ensure_ascii=False)
+    shown = value if len(value) <= _MAX_VALUE_CHARS else f"{value[:_MAX_VALUE_CHARS]}…"
+    return f"the fact {name} is {shown}, expected {expected}"
 
 
 def node_of(measurement: Measurement) -> str:
@@ -173,7 +220,8 @@ def node_of(measurement: Measurement) -> str:
 
 def gpu_model(facts: Mapping[str, JsonValue]) -> str:
     """NVML's name of the GPU, or an empty string."""
-    return str(facts.get("gpu") or "")
+    gpu = facts.get("gpu")
+    return gpu if isinstance(gpu, str) else ""
 
 
 def opposite_direction(subject: str) -> str:

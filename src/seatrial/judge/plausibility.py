@@ -16,6 +16,7 @@ from seatrial.config.expect import declared_unit
 from seatrial.config.schema import Config
 from seatrial.hardware.bounds import COLLECTIVE, MetricLookup, hardware_bound
 from seatrial.hardware.references import MODEL_SEPARATOR, Reference, References, skus
+from seatrial.judge import site_baseline
 from seatrial.model import Baseline, BasisKind, Outcome, ReferenceValue, Rule, Threshold, UsageError, format_value
 
 LAX_RATIO = 0.4  # a threshold below this share of the expected value is lax
@@ -92,9 +93,10 @@ def above_reference(
 
     Training metrics are exempt, since they depend on settings that a trial may change.
     """
-    reference = references.site_or_sku_reference(lookup.reference_key, facts) if lookup.bounded_by else ""
-    if threshold.op not in _LOWER_BOUNDS or not isinstance(reference, Reference) or reference.unit != unit:
+    applied = references.applied(lookup.reference_key, facts) if lookup.bounded_by else ()
+    if threshold.op not in _LOWER_BOUNDS or not applied or applied[0].unit != unit:
         return ""
+    reference = max(applied, key=lambda reference: reference.value)
     if threshold.value <= _REFERENCE_TOLERANCE * reference.value:
         return ""
     return (
@@ -138,8 +140,17 @@ def _opposite_comparison(a: Threshold, b: Threshold) -> bool:
     return "==" not in (a.op, b.op) and a.op[0] != b.op[0]
 
 
+def contradicted_rule(threshold: Threshold, unit: str, metric: str, rules: Sequence[Rule]) -> str:
+    """Why no value meets both a trial's threshold and the check's own threshold on the metric; empty if one does."""
+    required = next((rule.expect for rule in rules if rule.metric == metric and rule.expect), None)
+    if required is None or not threshold.excludes(required):
+        return ""
+    text = f"{threshold.op} {format_value(threshold.value, unit)}"
+    return f"no value meets both {text} and the check's own {required}; override: true replaces the check's rule"
+
+
 def weakened_rule(threshold: Threshold, unit: str, metric: str, rules: Sequence[Rule]) -> str:
-    """Why a trial's threshold must not replace the check's own threshold: it passes broken hardware; else empty."""
+    """Why a trial's threshold must not override the check's own threshold: it passes broken hardware; else empty."""
     rule = next((rule for rule in rules if rule.metric == metric and rule.expect), None)
     if not rule or not rule.expect or rule.outcome_if_violated is not Outcome.FAIL:
         return ""
@@ -165,25 +176,27 @@ def threshold_errors(
             assert check
             lookup = metric_lookup(check, metric, reference_key(metric, check.rules))
             unit = declared_unit(metric, check.metrics) or threshold.unit
-            ranks, nodes = _ranks_and_nodes(check, lookup, gpus, config.cluster.nodes)
+            nodes = 1 if check.per_node else config.cluster.nodes
+            ranks, nodes = metric_shape(check, lookup, gpus * nodes, nodes)
             facts: dict[str, JsonValue] = {"gpu": gpu, "world_size": ranks, "nodes": nodes}
             facts |= check.facts_from_options(check.options.model_validate(setting.options))
             error = (
                 threshold_error(threshold, unit, lookup, facts, references)
                 or above_reference(threshold, unit, lookup, facts, references)
-                or weakened_rule(threshold, unit, metric, check.rules)
+                or (weakened_rule if setting.override else contradicted_rule)(threshold, unit, metric, check.rules)
             )
             if error:
                 yield f"checks.{name}.expect.{metric}: {error}"
 
 
-def _ranks_and_nodes(check: Check, lookup: MetricLookup, gpus: int, nodes: int) -> tuple[int, int]:
-    """The number of ranks and nodes that a metric refers to, as checks record them."""
+def metric_shape(check: Check, lookup: MetricLookup, ranks: int, nodes: int) -> tuple[int, int]:
+    """The number of ranks and nodes that a metric refers to, as checks record them.
+
+    ``ranks`` and ``nodes`` are those of the communicator: of one node if the check is ``per_node``.
+    """
     if lookup.bounded_by != COLLECTIVE:
         return 1, 1  # a metric of one device
-    if check.per_node:
-        return (2 if "pair" in check.required_per.values() else gpus), 1
-    return gpus * nodes, nodes
+    return (2 if "pair" in check.required_per.values() else ranks), nodes
 
 
 def validate_thresholds(
@@ -195,7 +208,8 @@ def validate_thresholds(
     trial is evaluated.
     """
     references = References(site, skus())
-    errors = [*threshold_errors(config, checks, MODEL_SEPARATOR.join(sorted(set(gpus))), len(gpus), references)]
+    errors = [error] if site and (error := site_baseline.gpu_model_error(site, gpus)) else []
+    errors += [*threshold_errors(config, checks, MODEL_SEPARATOR.join(sorted(set(gpus))), len(gpus), references)]
     errors += baseline_errors(site, references, metric_lookups(checks)) if site else []
     if errors:
         raise UsageError("; ".join(errors))

@@ -9,9 +9,23 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.hardware.references import NO_REFERENCES, References
-from seatrial.judge.applicability import PeerApplicability, mismatched_facts, not_applicable_reason
-from seatrial.judge.groups import SHAPE_FACTS, MeasurementGroup, measurement_groups, opposite_direction, peer_groups
-from seatrial.judge.plausibility import reference_key, weakened_rule
+from seatrial.judge.applicability import (
+    PeerApplicability,
+    invalid_fact,
+    invalid_shape,
+    mismatched_facts,
+    unmet_condition,
+)
+from seatrial.judge.groups import (
+    SHAPE_FACTS,
+    MeasurementGroup,
+    common_fact,
+    invalid_common_facts,
+    measurement_groups,
+    opposite_direction,
+    peer_groups,
+)
+from seatrial.judge.plausibility import metric_lookup, reference_key, weakened_rule
 from seatrial.judge.thresholds import PASS_OR_SKIP, RuleEvaluators, measured_evidence
 from seatrial.model import (
     CLUSTER,
@@ -28,6 +42,9 @@ from seatrial.model import (
     Verdict,
 )
 
+# Reasons of a verdict that compares with no absolute reference value
+_WITHOUT_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE, Reason.NO_THRESHOLD})
+
 
 def judge_check(
     check: Check,
@@ -35,45 +52,58 @@ def judge_check(
     expect: Mapping[str, Threshold],
     trial: str,
     references: References = NO_REFERENCES,
+    *,
+    override: bool = False,
+    options: Mapping[str, JsonValue] | None = None,
 ) -> list[Verdict]:
-    """All verdicts on one check; the trial's thresholds (``expect``) replace the check's rules on the same metrics.
+    """All verdicts on one check: of its own rules, then of the trial's thresholds (``expect``).
 
-    If a trial's threshold would pass broken hardware, the check's rule applies, too. A metric that a rule needs and a
-    subject did not measure is an ERROR; a check without any evaluated rule is UNJUDGED.
+    With ``override`` the thresholds replace the rules on the same metrics, except where they would pass broken
+    hardware. A rule without a reference value adds nothing to a threshold on its metric. A metric that a rule needs
+    and a subject did not measure is an ERROR; a check without any evaluated rule is UNJUDGED. ``options`` are those
+    that the trial sets.
     """
     if not measurements:
         return [Verdict(check.name, CLUSTER, Outcome.ERROR, reasons=(Reason.NOT_MEASURED,))]
-    verdicts: list[Verdict] = []
-    for measurement in measurements:
-        subject = measurement.subject
-        if measurement.error:
-            reasons = (Reason.MEASUREMENT_FAILED,)
-            verdicts.append(Verdict(check.name, subject, Outcome.ERROR, reasons=reasons, detail=measurement.error))
-        elif measurement.skipped:
-            reasons = (Reason.NOT_APPLICABLE,)
-            verdicts.append(Verdict(check.name, subject, Outcome.SKIP, reasons=reasons, detail=measurement.skipped))
+    verdicts = [*_failed_and_skipped(check.name, measurements)]
     measured = [measurement for measurement in measurements if not measurement.skipped]
     check_rules = [
         rule
         for rule in check.rules
-        if rule.metric not in expect or weakened_rule(expect[rule.metric], "", rule.metric, check.rules)
+        if not (override and rule.metric in expect) or weakened_rule(expect[rule.metric], "", rule.metric, check.rules)
     ]
     rules = [*check_rules, *_trial_rules(check.rules, expect, trial)]
     names = {name for rule in rules for name in (rule.metric, rule.single_metric) if name}
     groups = measurement_groups(check, measured, names)
-    peers = peer_groups([rule.metric for rule in rules if rule.reference or not rule.expect], measured)
+    peers = peer_groups([rule.metric for rule in rules if rule.reference or not rule.expect], groups)
     evaluations = []
     for rule in rules:
         source = "" if rule in check_rules else trial
-        evaluators = RuleEvaluators(check, rule, source, references, peers.get(rule.metric))
-        applicability = PeerApplicability(groups, rule.applies_if)
+        evaluators = RuleEvaluators(check, rule, source, references, peers.get(rule.metric), override=override)
+        applicability = PeerApplicability(groups, rule.applies_if, check.rule_facts)
         other_size = _threshold_on_other_size(rule, expect, trial)
-        evaluations.append(_RuleEvaluation(check.name, rule, applicability, evaluators, other_size))
+        changed = _changed_options(rule, check, options or {})
+        evaluations.append(_RuleEvaluation(check, rule, applicability, evaluators, other_size, changed))
     for group in groups:  # the outer loop, to access the data of each of thousands of groups once
         for evaluation in evaluations:
             evaluation.add(group)
     verdicts += (verdict for evaluation in evaluations for verdict in evaluation.verdicts)
+    if expect:  # a rule and a threshold on its metric have the same verdict where the metric is missing
+        verdicts = [verdict for verdict in dict.fromkeys(verdicts) if not _adds_nothing(verdict, expect)]
     return verdicts or [Verdict(check.name, CLUSTER, Outcome.UNJUDGED, reasons=(Reason.NO_RULE,))]
+
+
+def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iterator[Verdict]:
+    """An ERROR for each measurement with an error or an invalid fact, and a SKIP for each that was skipped."""
+    for measurement in measurements:
+        subject = measurement.subject
+        if measurement.error:
+            reasons = (Reason.MEASUREMENT_FAILED,)
+            yield Verdict(check, subject, Outcome.ERROR, reasons=reasons, detail=measurement.error)
+        elif measurement.skipped:
+            reasons = (Reason.NOT_APPLICABLE,)
+            yield Verdict(check, subject, Outcome.SKIP, reasons=reasons, detail=measurement.skipped)
+        yield from (_invalid_fact_error(check, subject, "", text) for text in invalid_common_facts(measurement.facts))
 
 
 def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: str) -> Iterator[Rule]:
@@ -82,8 +112,16 @@ def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: 
     for metric, threshold in expect.items():
         key = reference_key(metric, tuple(rules)) or None
         if (check_rule := by_metric.get(metric)) is None:
-            meaning = f"threshold set by trial {trial}"
-            yield Rule(metric=metric, expect=threshold, reference=key, may_be_negative=True, meaning=meaning, fix="")
+            same_family = (rule for rule in rules if rule.reference and _family(rule.metric) == _family(metric))
+            yield Rule(
+                metric=metric,
+                expect=threshold,
+                reference=key,
+                reference_if=next(same_family).applies_if if key else {},
+                may_be_negative=True,
+                meaning=f"threshold set by trial {trial}",
+                fix="",
+            )
             continue
         yield Rule(
             metric=metric,
@@ -92,11 +130,31 @@ def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: 
             reference_if=check_rule.applies_if,
             evidence_facts=check_rule.evidence_facts,
             asymmetry_limit=check_rule.asymmetry_limit,
-            check_threshold=check_rule.expect,
             may_be_negative=check_rule.may_be_negative,
             meaning=check_rule.meaning,
             fix=check_rule.fix,
         )
+
+
+def _family(metric: str) -> str:
+    """The metric without its size: ``busbw`` for ``busbw.1GiB``."""
+    return metric.partition(".")[0]
+
+
+def _changed_options(rule: Rule, check: Check, options: Mapping[str, JsonValue]) -> str:
+    """The options that the trial changes although the rule needs their default values, as text; empty if none."""
+    defaults = {name: check.options.model_fields[name].default for name in rule.default_options}
+    changed = [name for name, default in defaults.items() if options.get(name) not in (None, [], default)]
+    return f"the trial changes {' and '.join(changed)}" if changed else ""
+
+
+def _adds_nothing(verdict: Verdict, expect: Mapping[str, Threshold]) -> bool:
+    """Whether a rule has no reference value of its own for a metric on which the trial has a threshold."""
+    return (
+        verdict.metric in expect
+        and verdict.outcome in (Outcome.UNJUDGED, Outcome.SKIP)
+        and not _WITHOUT_REFERENCE.isdisjoint(verdict.reasons)
+    )
 
 
 def _threshold_on_other_size(rule: Rule, expect: Mapping[str, Threshold], trial: str) -> tuple[str, Basis] | None:
@@ -113,21 +171,28 @@ class _RuleEvaluation:
 
     def __init__(
         self,
-        check: str,
+        check: Check,
         rule: Rule,
         applicability: PeerApplicability,
         evaluators: RuleEvaluators,
         other_size: tuple[str, Basis] | None,
+        changed_options: str,
     ) -> None:
         self._check, self._rule, self._applicability, self._evaluators = check, rule, applicability, evaluators
-        self._other_size = other_size
-        self._shared_facts = (*rule.applies_if, *SHAPE_FACTS) if rule.reference else tuple(rule.applies_if)
+        self._other_size, self._changed_options = other_size, changed_options
+        self._conditions = {**rule.applies_if, **rule.reference_if}
+        self._needs_shape = bool(rule.reference) or rule.compare_with_peers
+        self._shared_facts = (*self._conditions, *(SHAPE_FACTS if self._needs_shape else ()))
+        self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
         self.verdicts: list[Verdict] = []
 
     def add(self, group: MeasurementGroup) -> None:
         """Evaluate the rule for one group."""
         rule, name = self._rule, self._rule.metric
-        if (rule.applies_if or group.has_several_ranks) and self._not_applicable(group):
+        if self._changed_options:
+            self._add_verdict(group.subject, Outcome.SKIP, Reason.NOT_APPLICABLE, self._changed_options)
+            return
+        if self._not_evaluated(group):
             return
         metrics = group.metrics.get(name, ())
         if not metrics and not group.failed:  # an error has its own verdict
@@ -137,46 +202,82 @@ class _RuleEvaluation:
                 self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
             for subject, reason in group.exempt_subjects(name).items():
                 self._add_verdict(subject, Outcome.SKIP, Reason.NOT_APPLICABLE, reason)
+        if len(metrics) > 1 and (several := _contradicting_values(metrics)):
+            self._add_verdict(group.subject, Outcome.ERROR, Reason.PLAN_MISMATCH, several)
         verdicts = [self._evaluators.verdict(group, metric) for metric in metrics]
         self.verdicts += _with_asymmetry(rule, metrics, verdicts) if rule.asymmetry_limit else verdicts
 
     def _add_verdict(self, subject: str, outcome: Outcome, reason: Reason, detail: str) -> None:
-        self.verdicts.append(Verdict(self._check, subject, outcome, self._rule.metric, (reason,), detail))
+        self.verdicts.append(Verdict(self._check.name, subject, outcome, self._rule.metric, (reason,), detail))
 
-    def _not_applicable(self, group: MeasurementGroup) -> bool:
-        """Add SKIP if the rule does not apply to the group, ERROR if it should or ranks disagree; return if added."""
+    def _not_evaluated(self, group: MeasurementGroup) -> bool:
+        """Add a verdict if the facts of the group exclude the evaluation of the rule; return whether one was added.
+
+        SKIP if the rule does not apply, ERROR if it should, if ranks disagree, or if a fact is invalid.
+        """
         applies_if, facts = self._rule.applies_if, group.facts
         if group.has_several_ranks and (disagreement := group.rank_disagreement(self._shared_facts)):
             self._add_verdict(group.subject, Outcome.ERROR, Reason.RANKS_DISAGREE, disagreement)
             return True
+        if invalid := self._invalid_fact(group):
+            self.verdicts.append(_invalid_fact_error(self._check.name, group.subject, self._rule.metric, invalid))
+            return True
         if applies_if.items() <= facts.items() or not (mismatched := mismatched_facts(applies_if, facts)):
             return False
-        reason = not_applicable_reason(applies_if, mismatched, facts)
+        name = mismatched[0]
+        fact, value = self._check.rule_facts[name], str(facts[name])
+        outcome, reason = unmet_condition(name, applies_if[name], fact, value)
         if peer := self._applicability.applicable_peer(group, mismatched):
             detail = f"{reason}, but the rule applies to {peer}"
             self._add_verdict(group.subject, Outcome.ERROR, Reason.APPLIES_TO_PEERS_ONLY, detail)
         else:
-            self._add_verdict(group.subject, Outcome.SKIP, Reason.NOT_APPLICABLE, reason)
+            why = Reason.NOT_APPLICABLE if outcome is Outcome.SKIP else Reason.FACT_UNREADABLE
+            self._add_verdict(group.subject, outcome, why, reason)
         return True
+
+    def _invalid_fact(self, group: MeasurementGroup) -> str:
+        """The first fact that the rule depends on without a declared value, as text; empty if there is none."""
+        if not self._conditions.items() <= group.facts.items():
+            rule, declared = self._rule, self._check.rule_facts
+            invalid = invalid_fact(rule.applies_if, declared, group) or invalid_fact(rule.reference_if, declared, group)
+            if invalid or mismatched_facts(self._conditions, group.facts):
+                return invalid
+        return invalid_shape(self._check, self._lookup, group) if self._needs_shape else ""
 
     def _add_missing_metric(self, group: MeasurementGroup) -> None:
         """Add an ERROR; add a SKIP if the options omit this size and the trial has a threshold on another size."""
         rule, subject = self._rule, group.subject
-        not_requested = _reason_in_fact(group.facts.get(NOT_REQUESTED), rule.metric)
+        not_requested = _reason_in_fact(group, NOT_REQUESTED, rule.metric)
         if not_requested and self._other_size:
             metric, basis = self._other_size
             detail, reasons = f"{not_requested}; the threshold is on {metric}", (Reason.THRESHOLD_ON_OTHER_SIZE,)
-            verdict = Verdict(self._check, subject, Outcome.SKIP, rule.metric, reasons, detail, basis=basis)
+            verdict = Verdict(self._check.name, subject, Outcome.SKIP, rule.metric, reasons, detail, basis=basis)
         else:
-            detail, reasons = _reason_in_fact(group.facts.get(NOT_REPORTED), rule.metric), (Reason.METRIC_MISSING,)
+            detail, reasons = _reason_in_fact(group, NOT_REPORTED, rule.metric), (Reason.METRIC_MISSING,)
             if not_requested:
                 detail = f"{not_requested}; the trial has no threshold on another size of this metric"
-            verdict = Verdict(self._check, subject, Outcome.ERROR, rule.metric, reasons, detail, meaning=rule.meaning)
+            verdict = Verdict(
+                self._check.name, subject, Outcome.ERROR, rule.metric, reasons, detail, meaning=rule.meaning
+            )
         self.verdicts.append(verdict)
 
 
-def _reason_in_fact(reasons: JsonValue, metric: str) -> str:
-    return str(reasons.get(metric, "")) if isinstance(reasons, Mapping) else ""
+def _invalid_fact_error(check: str, subject: str, metric: str, detail: str) -> Verdict:
+    fix = f"Measure again: seatrial run --only {check}. If the fact is invalid again, correct the check"
+    return Verdict(check, subject, Outcome.ERROR, metric, (Reason.FACT_INVALID,), detail, fix=fix)
+
+
+def _reason_in_fact(group: MeasurementGroup, fact: str, metric: str) -> str:
+    return str((common_fact(group.facts, fact) or {}).get(metric, ""))
+
+
+def _contradicting_values(metrics: Sequence[Metric]) -> str:
+    """The subjects with several different values of one metric, as text; empty if there are none."""
+    values = {metric.subject: metric.value for metric in metrics}
+    if len(values) == len(metrics):
+        return ""
+    several = [metric.subject for metric in metrics if metric.value != values[metric.subject]]
+    return f"several different values of {', '.join(several)}" if several else ""
 
 
 def _with_asymmetry(rule: Rule, metrics: Sequence[Metric], verdicts: Sequence[Verdict]) -> Iterator[Verdict]:

@@ -32,6 +32,8 @@ def violation(
     FAIL if the interval of the value is beyond the threshold, or if the share of samples clearly beyond it is
     significant. Otherwise UNJUDGED (inconclusive): one more measurement decides.
     """
+    if not any(map(is_met_by, metric.samples)):
+        return outcome_if_violated, (Reason.THRESHOLD_VIOLATED,), None
     interval, interval_reason = _interval(metric)
     if interval is None or not any(map(is_met_by, interval)):
         return outcome_if_violated, (Reason.THRESHOLD_VIOLATED,), None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -12,11 +13,14 @@ import yaml
 from pydantic import ValidationError
 
 from seatrial.checks.base import Check
+from seatrial.config.strict_yaml import parse_yaml
 from seatrial.hardware import links
+from seatrial.hardware.references import MODEL_SEPARATOR
 from seatrial.model import (
     Baseline,
     BasisKind,
     DecisionValue,
+    LearnedRun,
     Measurement,
     Metric,
     Outcome,
@@ -27,19 +31,29 @@ from seatrial.model import (
     Verdict,
     first_validation_error,
 )
+from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 
+# Reasons of verdicts whose values can be learned although they are not PASS
+_LEARNABLE = ((Reason.NO_THRESHOLD,), (Reason.BASELINE_OF_THIS_RUN,), (Reason.BASELINE_OF_FEW_RUNS,))
 Key = tuple[str, str, int, int, str, str]  # reference key, GPU model, GPUs, nodes, unit, network class
 
 
 def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
     """The baseline in a file. Raises UsageError for invalid files, unknown reference keys and duplicate values."""
     try:
-        baseline = Baseline.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"cannot read the baseline {path}: {error}") from error
+        baseline = Baseline.model_validate(parse_yaml(read_text(path, MAX_CONFIG_BYTES), str(path)))
+    except OSError as error:
+        raise UsageError(f"cannot read the baseline {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: {error}") from error
     except ValidationError as error:
         message = first_validation_error(error)
         raise UsageError(f"{path} is not a baseline written by `seatrial baseline learn`: {message}") from error
+    if paths := [run for run in baseline.learned_from if isinstance(run, str)]:
+        raise UsageError(
+            f"{path}: learned_from names {paths[0]} without host, start and digest of the run, as earlier versions of "
+            "seatrial wrote it. Learn the baseline again: seatrial baseline learn RUN... --out FILE"
+        )
     reference_keys = {rule.reference for check in checks.values() for rule in check.rules if rule.reference}
     for key, values in baseline.expected.items():
         if key not in reference_keys:
@@ -55,12 +69,18 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
     """A baseline with the median, over runs and subjects, of each good metric that has a reference key.
 
     The verdicts of ``trials`` must come from this version of seatrial. Raises UsageError for rejected or unfinished
-    runs, and if no run has a usable value.
+    runs, for two records of one run, and if no run has a usable value.
     """
     values_by_key: dict[Key, list[float]] = defaultdict(list)
+    runs_by_key: dict[Key, set[str]] = defaultdict(set)
+    learned_from: list[LearnedRun] = []
     rejected: list[str] = []
     for path, trial in trials.items():
         _require_good_run(path, trial)
+        run = learned_run(path, trial.host, trial.started, trial.measurements)
+        if same := next((other.path for other in learned_from if other.is_same_run(run)), ""):
+            raise UsageError(f"{same} and {path} are records of one run: give each run once")
+        learned_from.append(run)
         fabric, problems = links.read(trial.measurements, checks).fabric, _problems(trial.verdicts)
         for measurement in trial.measurements:
             if measurement.error:
@@ -72,17 +92,55 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
                     rejected.append(problem)
                 else:
                     values_by_key[key].append(metric.value)
+                    runs_by_key[key].add(path)
     if not values_by_key:
         reason = f"{rejected[0]} (and {len(rejected) - 1} more)" if rejected else "no metric has a reference key"
         raise UsageError(f"no values to learn in {', '.join(trials)}: {reason}")
     expected: dict[str, list[ReferenceValue]] = defaultdict(list)
-    for (reference_key, gpu, gpus, nodes, unit, fabric), values in sorted(values_by_key.items()):
-        source = f"median of {len(values)} values in {len(trials)} runs, from {min(values):.4g} to {max(values):.4g}"
+    for key, values in sorted(values_by_key.items()):
+        reference_key, gpu, gpus, nodes, unit, fabric = key
+        runs = len(runs_by_key[key])
         reference = ReferenceValue(
-            gpus=gpus, nodes=nodes, value=median(values), unit=unit, source=source, gpu=gpu, fabric=fabric
+            gpus=gpus,
+            nodes=nodes,
+            value=median(values),
+            unit=unit,
+            source=f"median of {len(values)} values in {runs} runs, from {min(values):.4g} to {max(values):.4g}",
+            gpu=gpu,
+            fabric=fabric,
+            runs=runs,
         )
         expected[reference_key].append(reference)
-    return Baseline(name=name, learned_from=tuple(trials), expected={k: tuple(v) for k, v in expected.items()})
+    return Baseline(name=name, learned_from=tuple(learned_from), expected={k: tuple(v) for k, v in expected.items()})
+
+
+def learned_run(path: str, host: str, started: float, measurements: Iterable[Measurement]) -> LearnedRun:
+    """What identifies a run. The digest needs no names, since a later version may rename metrics."""
+    values = sorted(metric.value for measurement in measurements for metric in measurement.metrics)
+    digest = hashlib.sha256(repr(values).encode()).hexdigest()
+    return LearnedRun(path=path, host=host, started=started, digest=digest)
+
+
+def summary(baseline: Baseline) -> str:
+    """The baseline and the number of runs that it was learned from, for the decision."""
+    runs = len(baseline.learned_from)
+    override = ", with override: true" if baseline.override else ""
+    return f"baseline {baseline.name}, learned from {runs} {'run' if runs == 1 else 'runs'}{override}"
+
+
+def gpu_model_error(baseline: Baseline, gpus: Iterable[str]) -> str:
+    """Why no value of the baseline applies to a node with GPUs of these models; empty if one may apply.
+
+    A model may be a combination: the ranks of a job on different models.
+    """
+    known = {value.gpu for values in baseline.expected.values() for value in values}
+    present = {name for gpu in gpus for name in gpu.split(MODEL_SEPARATOR)}
+    if not present or any(set(model.split(MODEL_SEPARATOR)) <= present for model in known):
+        return ""
+    return (
+        f"no value of baseline {baseline.name} applies: it is for {' and '.join(sorted(known))}, "
+        f"and the GPUs are {' and '.join(sorted(present))}. Learn a baseline from runs on these GPUs"
+    )
 
 
 def dump(baseline: Baseline) -> str:
@@ -100,13 +158,14 @@ def _require_good_run(path: str, trial: Trial) -> None:
 def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
     """(check, metric, subject) → why its value cannot be learned, or empty.
 
-    Values with PASS are learned, and values without a reference value (UNJUDGED, or SKIP with NO_THRESHOLD).
+    Values with PASS are learned, and values without a reference value (UNJUDGED, or SKIP with NO_THRESHOLD). A baseline
+    that cannot PASS them on its own does not prevent learning them again.
     """
     problems: dict[tuple[str, str, str], str] = {}
     for verdict in verdicts:
         has_basis = verdict.basis is not None and verdict.basis.kind is not BasisKind.PEERS
         without_reference = verdict.outcome is Outcome.UNJUDGED and not has_basis
-        without_reference |= Reason.NO_THRESHOLD in verdict.reasons
+        without_reference |= verdict.reasons in _LEARNABLE
         usable = without_reference or verdict.outcome is Outcome.PASS
         key = (verdict.check, verdict.metric, verdict.subject)
         problem = "" if usable else f"{verdict.subject}: {verdict.outcome}, {verdict.message}"

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 from pydantic import JsonValue
@@ -36,16 +37,22 @@ from seatrial.model import (
     BasisKind,
     Metric,
     Outcome,
+    PlausibleRange,
     Reason,
     Rule,
     Threshold,
     Verdict,
     format_value,
+    plausible_range,
 )
 
 # Values above this multiple of the reference value are measured wrongly, or the reference value is wrong. The largest
 # known gain by software is NVLink SHARP's: from 370 to 480 GB/s busbw of all-reduce on eight H100 (NVIDIA/nccl#1455).
 MAX_PLAUSIBLE_RATIO = 1.5
+# Runs from which a baseline must be learned to PASS a metric without a published value. Of three runs the median is not
+# that of the one bad run.
+MIN_BASELINE_RUNS = 3
+_LEARN_FROM_OTHERS = f"seatrial baseline learn RUN… with at least {MIN_BASELINE_RUNS} other runs of this hardware"
 PASS_OR_SKIP = (Outcome.PASS, Outcome.SKIP)
 _PASS, _SKIP = PASS_OR_SKIP  # looked up once, since enum member access is slow
 _FAIL_OR_ERROR = (Outcome.FAIL, Outcome.ERROR)
@@ -58,11 +65,23 @@ class RuleEvaluators:
     """The evaluators of one rule, one for each device model, shape, unit and peer group."""
 
     def __init__(
-        self, check: Check, rule: Rule, trial: str, references: References, peer_groups: PeerGroups | None
+        self,
+        check: Check,
+        rule: Rule,
+        trial: str,
+        references: References,
+        peer_groups: PeerGroups | None,
+        *,
+        override: bool = False,
     ) -> None:
         self._check, self._rule, self._trial = check.name, rule, trial
+        own_rules = [own for own in check.rules if own.metric == rule.metric]
+        self._is_alone = bool(trial) and (override or not own_rules)
+        self._replaced = next((own.expect for own in own_rules if own.expect), None)
+        self._unit = next((unit for name, unit in check.metrics.items() if fnmatchcase(rule.metric, name)), None)
         self._references, self._peer_groups = references, peer_groups
         self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
+        self._may_exceed_100 = any(fnmatchcase(rule.metric, pattern) for pattern in check.may_exceed_100)
         self._evaluators: dict[tuple[object, ...], _RuleEvaluator] = {}
         # A threshold of the check without a reference gives the same verdict for the same value on all subjects
         self._is_subject_independent = rule.expect is not None and not rule.reference and not trial
@@ -75,6 +94,9 @@ class RuleEvaluators:
     def verdict(self, group: MeasurementGroup, metric: Metric) -> Verdict:
         """The verdict on a metric of ``group``."""
         value, unit = metric.value, metric.unit
+        if unit != self._unit and self._unit is not None:
+            detail, reasons = self._unit, (Reason.UNIT_MISMATCH,)
+            return Verdict(self._check, metric.subject, Outcome.ERROR, metric.name, reasons, detail, value, unit)
         if self._is_subject_independent and not metric.samples and (same := self._passed.get((value, unit))):
             return Verdict(self._check, metric.subject, _PASS, metric.name, (), "", value, unit, same.basis)
         peers = node_peers = NO_PEERS
@@ -92,7 +114,7 @@ class RuleEvaluators:
             if self._is_subject_independent:
                 self._passed[value, unit] = verdict
             return verdict
-        if verdict.outcome is _SKIP:
+        if verdict.outcome is _SKIP or verdict.fix:
             return verdict
         rule, evidence = self._rule, measured_evidence(metric) + _evidence_facts(self._rule, group.facts)
         return replace(verdict, meaning=rule.meaning, evidence=evidence, fix=rule.fix)
@@ -132,6 +154,9 @@ class RuleEvaluators:
                 peers,
                 node_peers,
                 self._lookup,
+                self._may_exceed_100,
+                self._is_alone,
+                self._replaced,
             )
         return self._evaluators[key]
 
@@ -140,7 +165,9 @@ class RuleEvaluators:
 class _RuleEvaluator:
     """One rule of ``check`` for metrics in ``unit`` and the device model, ranks and nodes in ``facts``.
 
-    ``trial``: name of the trial if the rule is its threshold, empty for a rule of the check.
+    ``trial``: name of the trial if the rule is its threshold, empty for a rule of the check. ``may_exceed_100``: see
+    Check. ``is_alone``: no rule of the check is evaluated on the metric, since it has none or the trial overrides it.
+    ``replaced``: the threshold of the check's rule.
     """
 
     check: str
@@ -152,6 +179,9 @@ class _RuleEvaluator:
     peers: PeerGroup
     node_peers: PeerGroup
     lookup: MetricLookup
+    may_exceed_100: bool
+    is_alone: bool
+    replaced: Threshold | None
 
     def verdict(self, metric: Metric) -> Verdict:
         """The verdict on ``metric``, without the rule's meaning, evidence and fix."""
@@ -162,12 +192,15 @@ class _RuleEvaluator:
             rule, never_negative = self.rule, "/s" in metric.unit or metric.unit in _NEVER_NEGATIVE
             if never_negative or (rule.expect and not rule.may_be_negative and rule.expect.is_met_by(value)):
                 return self.make(metric, Outcome.ERROR, Reason.NEGATIVE_VALUE)
+        if value not in self._plausible_range:
+            detail = f"{self._plausible_range} {metric.unit}".rstrip()
+            return self.make(metric, Outcome.ERROR, Reason.OUTSIDE_PLAUSIBLE_RANGE, detail=detail)
         verdict = self._evaluate(metric)
         if verdict.outcome in _FAIL_OR_ERROR:
             return verdict
         below_peers = self._below_peers(metric) if self.rule.peer_fail_below else None
         worse = below_peers or (slow_windows(self.check, metric) if metric.samples else None)
-        return worse if worse and WORST_FIRST.index(worse.outcome) < WORST_FIRST.index(verdict.outcome) else verdict
+        return worse if worse and WORST_FIRST.index(worse.outcome) <= WORST_FIRST.index(verdict.outcome) else verdict
 
     def make(
         self,
@@ -195,6 +228,10 @@ class _RuleEvaluator:
         )
 
     @cached_property
+    def _plausible_range(self) -> PlausibleRange:
+        return plausible_range(self.unit, self.may_exceed_100)
+
+    @cached_property
     def _limit(self) -> float:
         return self._bound.value if self._bound else math.inf
 
@@ -216,13 +253,41 @@ class _RuleEvaluator:
             return _ThresholdEvaluator(self, rule.expect).verdict
         if rule.compare_with_peers:
             return self._compare_with_peers
+        if rule.share_of_peak is not None:
+            return self._comparison_with_peak(rule.share_of_peak)
         peers = NO_PEERS if rule.reference_optional else self.peers
         reference = self.references.find(self.lookup.reference_key, self.facts, peers, self.unit)
         if isinstance(reference, Reference):
-            return _ReferenceEvaluator(self, reference).verdict
-        if rule.reference_optional:
+            if reference.unit != self.unit:
+                return lambda metric: self.make(metric, Outcome.UNJUDGED, Reason.UNIT_MISMATCH, detail=reference.unit)
+            is_site = reference.kind is BasisKind.SITE
+            return (_SiteEvaluator(self) if is_site else _ReferenceEvaluator(self, reference)).verdict
+        if rule.reference_optional and not self.has_unknown_model:
             return lambda metric: self.make(metric, Outcome.SKIP, Reason.NO_THRESHOLD, detail=reference)
         return lambda metric: self.make(metric, Outcome.UNJUDGED, Reason.NO_REFERENCE, detail=reference)
+
+    @cached_property
+    def has_unknown_model(self) -> bool:
+        """Whether there are no SKU data for one of the device models."""
+        models = str(self.facts.get("gpu") or "").split(MODEL_SEPARATOR)
+        return any(isinstance(self.references.sku(model), str) for model in models)
+
+    def _comparison_with_peak(self, share: float) -> Callable[[Metric], Verdict]:
+        """FAIL below a share of the GPU's peak speed for this training; SKIP if the peak is unknown."""
+        peak = hardware_bound(self.lookup, self.facts, self.references)
+        if peak is None or peak.unit != self.unit:
+            detail = "the peak speed of this training on this GPU model is unknown"
+            return lambda metric: self.make(metric, Outcome.SKIP, Reason.NO_THRESHOLD, detail=detail)
+        kind, source = BasisKind.PHYSICAL_LIMIT, peak.derivation
+        basis = Basis(kind, "the hardware", peak.value, peak.unit, source=source, fail_below=share)
+
+        def compare(metric: Metric) -> Verdict:
+            ratio = metric.value / peak.value
+            if ratio >= share:
+                return self.make(metric, _PASS, basis=basis, ratio=ratio)
+            return self.make(metric, Outcome.FAIL, Reason.THRESHOLD_VIOLATED, basis=basis, ratio=ratio)
+
+        return compare
 
     def _compare_with_peers(self, metric: Metric) -> Verdict:
         """WARN for a low outlier of the peer group; a uniform slowdown of the group is not detected."""
@@ -300,6 +365,34 @@ class _ReferenceEvaluator:
         return self._make(metric, outcome, *reasons, basis=basis, ratio=ratio, interval=interval)
 
 
+class _SiteEvaluator:
+    """Comparison with the site's baseline, and with the published value unless the baseline overrides it.
+
+    A baseline that was learned from the judged run, or from few runs, does not PASS a metric on its own.
+    """
+
+    def __init__(self, evaluator: _RuleEvaluator) -> None:
+        references = evaluator.references
+        applied = references.applied(evaluator.lookup.reference_key, evaluator.facts)
+        self._site, self._includes_run = applied[0], references.site_includes_run
+        self._comparisons = [_ReferenceEvaluator(evaluator, reference) for reference in applied]
+
+    def verdict(self, metric: Metric) -> Verdict:
+        """The verdict on ``metric``: the stricter one if there is a published value."""
+        verdicts = [comparison.verdict(metric) for comparison in self._comparisons]
+        if len(verdicts) > 1:
+            return min(verdicts, key=lambda verdict: (WORST_FIRST.index(verdict.outcome), verdict.ratio or 0.0))
+        (verdict,) = verdicts
+        if self._includes_run and verdict.outcome in (_PASS, Outcome.WARN):
+            reasons = (*verdict.reasons, Reason.BASELINE_OF_THIS_RUN)
+            return replace(verdict, outcome=Outcome.UNJUDGED, reasons=reasons, fix=_LEARN_FROM_OTHERS)
+        if self._site.runs < MIN_BASELINE_RUNS and verdict.outcome is _PASS:
+            detail = f"the baseline has this value from {self._site.runs} of {MIN_BASELINE_RUNS} runs that a PASS needs"
+            reasons = (Reason.BASELINE_OF_FEW_RUNS,)
+            return replace(verdict, outcome=Outcome.WARN, reasons=reasons, detail=detail, fix=_LEARN_FROM_OTHERS)
+        return verdict
+
+
 class _ThresholdEvaluator:
     """Comparison with a threshold of the check or of a trial; the latter may be invalid."""
 
@@ -369,41 +462,35 @@ class _ThresholdEvaluator:
         return basis
 
     def _strictness(self, metric: Metric) -> tuple[str, str]:
-        """Why the threshold is lax, and the reference value that it exceeds; each is empty otherwise.
+        """Why a threshold that decides alone is lax, and the reference value that it exceeds; else empty.
 
         Without a reference value, the measured value of a known GPU model is the yardstick. For CPUs and unknown
         models there is none.
         """
         threshold, reference, unit = self._threshold, self._reference, metric.unit
         measured = format_value(metric.value, unit)
-        if self._relative_strictness < LAX_RATIO:
-            return f"the check requires {self._evaluator.rule.check_threshold}", ""
+        if self._evaluator.is_alone and self._relative_strictness < LAX_RATIO:
+            return f"the check requires {self._evaluator.replaced}", ""
         if threshold.op not in _LOWER_BOUNDS:
             is_tight = threshold.op == "==" or metric.value >= LAX_RATIO * threshold.value
-            if self._has_unknown_model or unit not in TIME_UNITS or is_tight:
+            if not self._evaluator.is_alone or self._evaluator.has_unknown_model or unit not in TIME_UNITS or is_tight:
                 return "", ""
             factor = threshold.value / max(metric.value, 1e-9)
             return f"{measured} was measured; a {factor:,.3g}x slowdown would pass", ""
         if isinstance(reference, Reference) and reference.unit == unit:
             best, best_text = reference.value, reference_text(reference)
-        elif self._has_unknown_model:
+        elif self._evaluator.has_unknown_model:
             return "", ""
         else:
             best, best_text = metric.value, f"the measured {measured}"
         ratio = threshold.value / best if best > 0 else 1.0
-        if ratio < LAX_RATIO:
+        if self._evaluator.is_alone and ratio < LAX_RATIO:
             return f"{100 * ratio:.2g}% of {best_text}: {undetected_slowdown(ratio)}", ""
         return "", best_text if isinstance(reference, Reference) and ratio > 1 else ""
 
     @cached_property
     def _relative_strictness(self) -> float:
-        return relative_strictness(self._threshold, self._evaluator.rule.check_threshold)
-
-    @cached_property
-    def _has_unknown_model(self) -> bool:
-        """Whether there are no SKU data for one of the device models."""
-        models = str(self._evaluator.facts.get("gpu") or "").split(MODEL_SEPARATOR)
-        return any(isinstance(self._evaluator.references.sku(model), str) for model in models)
+        return relative_strictness(self._threshold, self._evaluator.replaced)
 
 
 def above_physical_limit(check: str, metric: Metric, bound: Bound) -> Verdict:

@@ -14,14 +14,9 @@ from seatrial.launch.torchrun import TorchrunLauncher
 from seatrial.model import UsageError
 
 
-def uses_slurm(settings: Config) -> bool:
-    """Return whether Slurm starts the jobs: launcher slurm, or launcher auto with several nodes."""
-    return settings.launcher == "slurm" or (settings.launcher == "auto" and settings.cluster.nodes > 1)
-
-
 def runs_remotely(settings: Config) -> bool:
     """Return whether jobs run on other machines, so that the GPUs of this host are not tested."""
-    return uses_slurm(settings) or settings.launcher == "torchrun"
+    return settings.uses_slurm or settings.launcher == "torchrun"
 
 
 def launcher_for(settings: Config, placement: str) -> Launcher:
@@ -31,7 +26,7 @@ def launcher_for(settings: Config, placement: str) -> Launcher:
     """
     nodes = 1 if placement == "control" else settings.cluster.nodes
     launcher: Launcher = LocalLauncher()
-    if placement != "control" and uses_slurm(settings):
+    if placement != "control" and settings.uses_slurm:
         launcher = SlurmLauncher(settings)
     elif placement != "control" and settings.launcher == "torchrun":
         launcher = TorchrunLauncher(settings)
@@ -47,5 +42,5 @@ def cancel_earlier_jobs(settings: Config, run_dir: Path) -> Iterator[str]:
     A local job ends with the run that started it (``processes.die_with_parent``). Raises SeatrialError if a job
     cannot be cancelled.
     """
-    if uses_slurm(settings):
+    if settings.uses_slurm:
         yield from cancel_remaining_jobs(run_dir, settings)

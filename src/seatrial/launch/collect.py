@@ -13,11 +13,13 @@ import base64
 import gzip
 import io
 import os
+import shutil
 import tarfile
 import time
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -33,6 +35,8 @@ NO_DATA_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0  # to fetch the remaining files when a job is stopped early
 LIMIT_BYTES = 64 * 2**20  # compressed, all nodes together; files over it are dropped in the reverse order of `manifest`
+MAX_UNPACKED_BYTES = 64 * LIMIT_BYTES  # logs compress 10 to 20 times
+_MANIFEST_BYTES = 64 * 2**20
 
 # Runs on each node as one step. The transport sets `node` and `nodes`; $0 is the run directory on the node, $1 the
 # limit in bytes. The file `ended` exists from the end of the job. Lines start with the node's index and have at most
@@ -150,8 +154,12 @@ class Collector:
             self._lines[node].append(rest)
             return
         kind, _, nodes = rest.partition(" ")
-        package = base64.b64decode("".join(self._lines.pop(node, [])))
-        contents, limit = unpack(package, self.folder.parents[2]), LIMIT_BYTES // int(nodes)
+        try:
+            package = base64.b64decode("".join(self._lines.pop(node, [])))
+            limit = LIMIT_BYTES // int(nodes)
+        except (ValueError, ZeroDivisionError):  # damaged on its way: sent again
+            return
+        contents = unpack(package, self.folder.parents[2])
         accepted = contents.complete or len(package) >= limit
         if accepted or kind == ".part":
             self._nodes = int(nodes)
@@ -257,10 +265,11 @@ def unpack(package: bytes, folder: Path) -> Unpacked:
                 target = Path(os.path.normpath(folder / member.name))
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None and member.name == "manifest":
-                    expected = content.read().decode("utf-8", errors="surrogateescape").splitlines()
+                    manifest = content.read(_MANIFEST_BYTES).decode("utf-8", errors="surrogateescape")
+                    expected = manifest.splitlines()
                 elif content is not None and target.is_relative_to(folder):
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    atomic_write(target, content.read(), sync=False)
+                    atomic_write(target, partial(shutil.copyfileobj, content), sync=False)
                     arrived.add(member.name)
     except (tarfile.TarError, EOFError):
         complete = False
@@ -268,11 +277,17 @@ def unpack(package: bytes, folder: Path) -> Unpacked:
 
 
 def _is_complete(package: bytes) -> bool | None:
-    """Return whether a package is complete by gzip's checksum (tarfile ignores it); None if it is damaged."""
+    """Return whether a package is complete by gzip's checksum (tarfile ignores it).
+
+    None if it is damaged or unpacks to more than MAX_UNPACKED_BYTES.
+    """
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(package)) as file:
-            while file.read(2**20):
-                pass
+            size = 0
+            while chunk := file.read(2**20):
+                size += len(chunk)
+                if size > MAX_UNPACKED_BYTES:
+                    return None
     except EOFError:
         return False
     except (zlib.error, gzip.BadGzipFile):

@@ -6,7 +6,6 @@ another version of the worker or a broken file system may have written them.
 
 from __future__ import annotations
 
-import json
 import reprlib
 import time
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from seatrial.model import Job, Measurement
+from seatrial.util.input_files import read_json
 from seatrial.util.journal import JournalReader, Record
 from seatrial.worker import TERMINATING, Heartbeat
 
@@ -113,8 +113,8 @@ class Rank:
 
     def _read_heartbeat(self) -> None:
         try:
-            heartbeat = Heartbeat.model_validate(json.loads(self.heartbeat_path.read_bytes()))
-        except (OSError, ValueError, RecursionError):  # absent, or damaged: counts as no heartbeat
+            heartbeat = Heartbeat.model_validate(read_json(self.heartbeat_path))
+        except (OSError, ValueError):  # absent, or damaged: counts as no heartbeat
             return
         if heartbeat != self.heartbeat:
             self.heartbeat, self.last_seen = heartbeat, time.monotonic()

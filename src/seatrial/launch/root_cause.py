@@ -6,7 +6,6 @@ terminated itself. This module compares exit codes, rank journals (rankN.jsonl) 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -21,6 +20,7 @@ from seatrial.discover.file_readers import parse_id_list
 from seatrial.launch.rank_status import Rank
 from seatrial.model import Job
 from seatrial.util.failures import TERMINATED_CODES, Failure, exit_hint, exit_reason, first_failure, killed
+from seatrial.util.input_files import open_file, read_json
 from seatrial.util.text import and_more
 
 # "rank      : 1 (local_rank: 1)" and "exitcode  : -9 (pid: 4711) (SIGKILL)", as torchrun 2.11 to 2.13 print them
@@ -250,10 +250,10 @@ def _torchrun_errors(ranks: Sequence[Rank], folder: Path) -> dict[int, _Reported
     reported_errors = {}
     for path in (folder / "logs").glob("**/error.json"):
         try:
-            message = json.loads(path.read_text(encoding="utf-8"))["message"]
+            message = read_json(path)["message"]
             number = ranks[_rank_of_log(path, len(ranks))].number
             reported_errors[number] = _ReportedError(float(message["extraInfo"]["timestamp"]), str(message["message"]))
-        except (ValueError, LookupError, TypeError, RecursionError):  # truncated by the crash
+        except (OSError, ValueError, LookupError, TypeError):  # truncated by the crash
             continue
     return reported_errors
 
@@ -313,8 +313,8 @@ def _names_error(line: str) -> bool:
 
 def _tail(path: Path, size: int) -> str:
     """Return the last ``size`` bytes of a file as text: a log may be larger than the memory."""
-    if not path.exists():
+    if not path.is_file():
         return ""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - size))
         return file.read(size).decode("utf-8", errors="replace")

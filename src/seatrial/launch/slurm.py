@@ -22,6 +22,7 @@ from seatrial.launch.base import RenderedJob
 from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_remaining_jobs, job_collector
 from seatrial.model import Job, SeatrialError
 from seatrial.util.files import atomic_write
+from seatrial.util.secrets import PRIVATE
 
 
 class SlurmLauncher:
@@ -57,7 +58,7 @@ class SlurmLauncher:
 
     def start(self, rendered: RenderedJob, folder: Path) -> SlurmJob:
         batch, token = folder / SCRIPT, uuid.uuid4().hex
-        atomic_write(batch, rendered.text.encode(errors="surrogateescape"))
+        atomic_write(batch, rendered.text.encode(errors="surrogateescape"), mode=PRIVATE)
         atomic_write(folder / TOKEN, token.encode())  # before sbatch: cancel_remaining_jobs finds the job by it
         try:
             output = slurm.command_output([*slurm.env_prefix_outside_job(), *rendered.argv, str(batch), token])

@@ -11,6 +11,8 @@ from seatrial.config.schema import Config
 from seatrial.launch import script
 from seatrial.launch.base import RenderedJob, StartedJob
 from seatrial.model import Job, SeatrialError
+from seatrial.util.files import atomic_write
+from seatrial.util.secrets import PRIVATE
 
 
 class TorchrunLauncher:
@@ -39,7 +41,7 @@ class TorchrunLauncher:
     def start(self, rendered: RenderedJob, folder: Path) -> StartedJob:
         """Write the script, then always raise SeatrialError: only the user can run it."""
         command = folder.parent / "torchrun.sh"
-        command.write_text(rendered.text, encoding="utf-8")
+        atomic_write(command, rendered.text.encode(), mode=PRIVATE)
         raise SeatrialError(
             f"measurements of some ranks are missing. Run on each node: bash {command} NODE (its index from 0); "
             f"if it has run already, read the logs in {folder.parent}/attempt*/logs"

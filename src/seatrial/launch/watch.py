@@ -19,6 +19,8 @@ from seatrial.launch.base import Allocation, Launcher, StartedJob
 from seatrial.launch.rank_status import Rank, ranks_in
 from seatrial.launch.root_cause import RootCause
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
+from seatrial.util.files import atomic_write
+from seatrial.util.secrets import PRIVATE, redacted
 
 _POLL_S = 0.1
 _SUSPENDED_S = 1.0  # a sleep longer by more than this: this process was stopped (Ctrl-Z)
@@ -74,9 +76,10 @@ class _Attempt:
 
     def run(self, launcher: Launcher, run_dir: Path, number: int) -> tuple[JobResult, RootCause | None]:
         job = self.job
-        (self.folder.parent / "job.json").write_text(job.model_dump_json(indent=2), encoding="utf-8")
+        atomic_write(self.folder.parent / "job.json", job.model_dump_json(indent=2).encode(), mode=PRIVATE)
         rendered = launcher.render(job, run_dir, number)
-        (self.folder / "command.sh").write_text(rendered.text + "\n", encoding="utf-8", errors="surrogateescape")
+        shown = redacted(launcher.render(job.without_secrets(), run_dir, number).text)
+        (self.folder / "command.sh").write_text(shown + "\n", encoding="utf-8", errors="surrogateescape")
         started, clock = time.time(), time.monotonic()
         self.listener.job_started(job, number)
         try:

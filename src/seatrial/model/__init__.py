@@ -27,9 +27,9 @@ from seatrial.model.measurement import (
     Series,
 )
 from seatrial.model.outcome import WORST_FIRST, BasisKind, Outcome, Reason, worst
-from seatrial.model.rule import Baseline, ParsedThreshold, ReferenceValue, Rule, Threshold
+from seatrial.model.rule import Baseline, LearnedRun, ParsedThreshold, ReferenceValue, Rule, Threshold
 from seatrial.model.trial import Decision, DecisionValue, Finding, Insight, ReasonCode, Session, Timing, Trial
-from seatrial.model.units import ByteSize, format_bytes, format_value, parse_bytes
+from seatrial.model.units import ByteSize, PlausibleRange, format_bytes, format_value, parse_bytes, plausible_range
 from seatrial.model.verdict import Basis, Retry, Verdict
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "Job",
     "JobResult",
     "JobState",
+    "LearnedRun",
     "Machine",
     "Measurement",
     "Metric",
@@ -63,6 +64,7 @@ __all__ = [
     "Outcome",
     "ParsedThreshold",
     "Phase",
+    "PlausibleRange",
     "Reason",
     "ReasonCode",
     "ReferenceValue",
@@ -81,5 +83,6 @@ __all__ = [
     "format_bytes",
     "format_value",
     "parse_bytes",
+    "plausible_range",
     "worst",
 ]

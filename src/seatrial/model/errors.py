@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reprlib
+
 from pydantic import (
     ValidationError,
 )
@@ -20,9 +22,10 @@ class DiskFullError(SeatrialError):
 
 
 def first_validation_error(error: ValidationError) -> str:
-    """The key of the first validation error and its message: ``cluster.nodes: …``."""
+    """The key of the first validation error, its message and the value: ``cluster.nodes: … (got 'two')``."""
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the document'}: {first['msg']}"
+    got = "" if first["type"] == "missing" else f" (got {reprlib.repr(first['input'])})"
+    return f"{'.'.join(map(str, first['loc'])) or 'the document'}: {first['msg']}{got}"
 
 
 class NotApplicable(Exception):

@@ -11,6 +11,7 @@ from pydantic import (
 )
 
 from seatrial.model.base import Frozen
+from seatrial.util.secrets import redacted, secret_values
 
 
 class Job(Frozen):
@@ -41,6 +42,11 @@ class Job(Frozen):
     def process_count(self) -> int:
         """The number of processes on all nodes; each returns one measurement per check."""
         return self.nodes * self.ranks_per_node
+
+    def without_secrets(self) -> Job:
+        """The job for display: values that look like secrets are replaced."""
+        document = self.model_dump()
+        return Job.model_validate(redacted(document, secret_values(document)))
 
 
 class JobState(StrEnum):

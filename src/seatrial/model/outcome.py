@@ -47,12 +47,15 @@ class Reason(StrEnum):
     NOT_MEASURED = "not_measured"
     MEASUREMENT_FAILED = "measurement_failed"
     INCOMPLETE_COVERAGE = "incomplete_coverage"  # fewer subjects than planned, or different ones
+    PLAN_MISMATCH = "plan_mismatch"  # jobs, measurements and configuration of the record contradict each other
     METRIC_MISSING = "metric_missing"  # a metric that a rule evaluates
     METRIC_PARTLY_MISSING = "metric_partly_missing"
     # The rule or threshold was not evaluated
     NOT_APPLICABLE = "not_applicable"
     APPLIES_TO_PEERS_ONLY = "applies_to_peers_only"  # for no recorded reason
     RANKS_DISAGREE = "ranks_disagree"
+    FACT_INVALID = "fact_invalid"  # missing, of another type, or a value that the check does not declare
+    FACT_UNREADABLE = "fact_unreadable"  # not supported or permission denied, where the rule needs the fact
     NO_RULE = "no_rule"
     THRESHOLD_NOT_EVALUATED = "threshold_not_evaluated"
     THRESHOLD_ON_OTHER_SIZE = "threshold_on_other_size"  # the trial has a threshold on the same metric at another size
@@ -60,10 +63,13 @@ class Reason(StrEnum):
     NO_REFERENCE = "no_reference"
     NO_ABSOLUTE_REFERENCE = "no_absolute_reference"  # peers show relative differences only
     NO_THRESHOLD = "no_threshold"
+    BASELINE_OF_THIS_RUN = "baseline_of_this_run"  # the only reference value was learned from the run itself
+    BASELINE_OF_FEW_RUNS = "baseline_of_few_runs"  # the only reference value was learned from too few runs
     UNIT_MISMATCH = "unit_mismatch"
     IMPOSSIBLE_THRESHOLD = "impossible_threshold"
     # The value is bad, or cannot be correct
     NEGATIVE_VALUE = "negative_value"
+    OUTSIDE_PLAUSIBLE_RANGE = "outside_plausible_range"  # of its unit
     ABOVE_PHYSICAL_LIMIT = "above_physical_limit"
     IMPLAUSIBLY_HIGH = "implausibly_high"  # compared with the reference value
     THRESHOLD_VIOLATED = "threshold_violated"

@@ -44,6 +44,16 @@ class Threshold(Frozen):
         compare: Callable[[float, float], bool] = _COMPARE[self.op]
         return compare(value, self.value)
 
+    def excludes(self, other: Threshold) -> bool:
+        """Whether no value meets both thresholds."""
+        if self.op == "==" or other.op == "==":
+            exact, limit = (self, other) if self.op == "==" else (other, self)
+            return not limit.is_met_by(exact.value)
+        if self.op[0] == other.op[0]:  # two lower or two upper bounds
+            return False
+        lower, upper = (self, other) if self.op[0] == ">" else (other, self)
+        return not (upper.is_met_by(lower.value) and lower.is_met_by(upper.value))
+
     def __str__(self) -> str:
         """The exact text, which ``parse`` reads back as an equal threshold."""
         number = int(self.value) if self.value == int(self.value) else self.value
@@ -72,6 +82,7 @@ class Rule(Frozen):
     warn_below: float = 0.95
     reference_optional: bool = False  # without a reference value the metric is only recorded (SKIP)
     reference_if: dict[str, str] = {}  # fact → value required for the reference value to apply
+    share_of_peak: float | None = None  # of a training: FAIL below this share of the speed at the GPU's peak FLOP/s
     compare_with_peers: bool = False  # compare with the peer group only: WARN for outliers below ``warn_below``
     # FAIL below this share of the median of the GPUs of the same model on the node, or on all nodes
     peer_fail_below: float | None = None
@@ -81,8 +92,8 @@ class Rule(Frozen):
     single_fail_below: float = 0.0
     asymmetry_limit: float = 0.0  # WARN if one direction of a pair is below this share of the other
     applies_if: dict[str, str] = {}  # fact → value required for the rule to apply, else SKIP
+    default_options: tuple[str, ...] = ()  # the rule applies if the trial leaves these options of the check unchanged
     may_be_negative: bool = False  # if not, a negative value is a measurement error
-    check_threshold: ParsedThreshold | None = None  # threshold of the check, if ``expect`` is that of a trial
     evidence_facts: tuple[str, ...] = ()  # facts shown with a violation, such as a rank, a pid or a driver message
     meaning: str  # what a bad value means
     fix: str
@@ -101,11 +112,33 @@ class ReferenceValue(Frozen):
     required: FiniteFloat | None = Field(
         default=None, gt=0, description="fixed minimum; it replaces the rule's fail_below"
     )
+    runs: int = Field(default=0, ge=0, description="number of runs it was learned from; 0 in SKU files")
+
+
+class LearnedRun(Frozen):
+    """A run that a baseline was learned from, and what identifies it at another path."""
+
+    path: str
+    host: str
+    started: float
+    digest: str = Field(description="SHA-256 of its metric values")
+
+    def is_same_run(self, other: LearnedRun) -> bool:
+        """Whether both are records of one run, one of them possibly copied or edited."""
+        return (self.host, self.started) == (other.host, other.started) or self.digest == other.digest
 
 
 class Baseline(Frozen):
-    """Reference values learned from good runs at a site; they take precedence over SKU data."""
+    """Reference values learned from good runs at a site. They are applied in addition to SKU data.
+
+    With ``override`` they replace SKU data. ``learned_from`` may contain paths only, as earlier versions wrote them.
+    """
 
     name: str
-    learned_from: tuple[str, ...]
+    learned_from: tuple[LearnedRun | str, ...]
+    override: bool = False
     expected: dict[str, tuple[ReferenceValue, ...]]
+
+    def includes(self, run: LearnedRun) -> bool:
+        """Whether the baseline was learned from ``run``, or from runs that are not identified."""
+        return any(isinstance(source, str) or source.is_same_run(run) for source in self.learned_from)

@@ -3,12 +3,68 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BeforeValidator
 
 BINARY_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B)?\s*")
+
+
+@dataclass(frozen=True)
+class PlausibleRange:
+    """The values that a measurement can have in some unit; any other is a measurement error."""
+
+    low: float
+    high: float
+    is_integer: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high and not (self.is_integer and value % 1)
+
+    def __str__(self) -> str:
+        return f"{'an integer of ' if self.is_integer else ''}{self.low:g} to {self.high:g}"
+
+
+_COUNT = PlausibleRange(0, 1e15, is_integer=True)
+_COUNT_UNITS = (
+    "count errors GPUs CPUs nodes files inodes rows links lanes pairs paths ports partitions ranks devices components "
+    "controllers users models processes readings mounts names products rounds sizes words"
+)
+# Wider than any machine of the next years: outside are errors of units, overflows and readings of nothing
+PLAUSIBLE_RANGES: Mapping[str, PlausibleRange] = {
+    "%": PlausibleRange(-100, 100),  # a rule or a threshold decides on negative values
+    "bool": PlausibleRange(0, 1, is_integer=True),
+    "ratio": PlausibleRange(-1e6, 1e6),
+    "x": PlausibleRange(0, 1e6),
+    "of the best": PlausibleRange(0, 1e3),
+    "of the median": PlausibleRange(0, 1e3),
+    "of the base": PlausibleRange(0, 1e3),
+    "nats": PlausibleRange(-1e3, 1e3),
+    "s": PlausibleRange(0, 1e8),  # three years
+    "ms": PlausibleRange(0, 1e11),
+    "us": PlausibleRange(0, 1e14),
+    "B": PlausibleRange(0, 1e21),
+    "GiB": PlausibleRange(0, 1e12),
+    "°C": PlausibleRange(0, 150),
+    "W": PlausibleRange(0, 1e5),
+    "MHz": PlausibleRange(0, 1e5),
+    "GB/s": PlausibleRange(0, 1e6),
+    "TFLOP/s": PlausibleRange(0, 1e6),
+    **dict.fromkeys(_COUNT_UNITS.split(), _COUNT),
+}
+_RATE = PlausibleRange(0, 1e15)
+_ANY = PlausibleRange(-1e15, 1e15)
+_ABOVE_100_PERCENT = PlausibleRange(-1e4, 1e4)  # 100 times as fast, or as much
+
+
+def plausible_range(unit: str, may_exceed_100: bool = False) -> PlausibleRange:
+    """The plausible values of a metric in ``unit``; ``may_exceed_100``: it is a share that may be above 100 %."""
+    if unit == "%" and may_exceed_100:
+        return _ABOVE_100_PERCENT
+    return PLAUSIBLE_RANGES.get(unit) or (_RATE if "/" in unit else _ANY)
 
 
 def parse_bytes(text: str | int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from seatrial.checks import catalog
 from seatrial.config import layers
 from seatrial.config.layers import CheckSchema, ResolvedTrial
+from seatrial.config.schema import Config
 from seatrial.judge import plausibility
 from seatrial.launch import launcher_for
 from seatrial.model import Job
@@ -18,11 +19,13 @@ from seatrial.pipeline.plan import Plan, make_plan
 from seatrial.pipeline.rejudge import load_baseline
 from seatrial.pipeline.run_directory import Request, RunDir
 from seatrial.pipeline.this_host import discover
+from seatrial.util.files import atomic_write
+from seatrial.util.secrets import PRIVATE, redacted
 
 
 @dataclass(frozen=True)
 class Preview:
-    """The plan of a run. ``rendered``: each job with its command as text."""
+    """The plan of a run. ``rendered``: each job with its command as text, both without secrets."""
 
     plan: Plan
     rendered: tuple[tuple[Job, str], ...]
@@ -33,8 +36,7 @@ def preview(request: Request) -> Preview:
     settings, this_host = request.config, discover()
     plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
     plan = make_plan(settings, catalog(), this_host.node_gpus(settings), only=request.only, skip=request.skip)
-    rendered = ((job, launcher_for(settings, job.placement).render(job, Path("RUN")).text) for job in plan.jobs)
-    return Preview(plan, tuple(rendered))
+    return Preview(plan, tuple(_shown(settings, job, Path("RUN")) for job in plan.jobs))
 
 
 def prepare(request: Request, path: Path) -> Preview:
@@ -52,11 +54,17 @@ def prepare(request: Request, path: Path) -> Preview:
         if job.placement != "control":  # run --resume runs the control job on this host
             folder = run_dir.path / "jobs" / job.name
             folder.mkdir(parents=True)
-            (folder / "job.json").write_text(job.model_dump_json(indent=2), encoding="utf-8")
-            text = launcher_for(settings, job.placement).render(job, run_dir.path).text
-            (folder / "torchrun.sh").write_text(text, encoding="utf-8")
-            rendered.append((job, text))
+            atomic_write(folder / "job.json", job.model_dump_json(indent=2).encode(), mode=PRIVATE)
+            text = launcher_for(request.config, job.placement).render(job, run_dir.path).text
+            atomic_write(folder / "torchrun.sh", text.encode(), mode=PRIVATE)
+            rendered.append(_shown(request.config, job, run_dir.path))
     return Preview(plan, tuple(rendered))
+
+
+def _shown(settings: Config, job: Job, run_dir: Path) -> tuple[Job, str]:
+    """Return a job and its command without secrets."""
+    shown = job.without_secrets()
+    return shown, redacted(launcher_for(settings, job.placement).render(shown, run_dir).text)
 
 
 def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> ResolvedTrial:

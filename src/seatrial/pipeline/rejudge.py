@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
@@ -14,35 +14,43 @@ from seatrial.diagnose import refreshed_findings
 from seatrial.judge import judge, plausibility, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
 from seatrial.judge.remedies import unknown_gpus
-from seatrial.model import Baseline, Decision, Measurement, Trial, UsageError, Verdict, first_validation_error
+from seatrial.model import Baseline, Decision, Job, Measurement, Trial, UsageError, Verdict, first_validation_error
 from seatrial.pipeline.run_directory import load_trial
+from seatrial.pipeline.tested_hardware import cpu_only, device_conflict, tested_hardware
 
 
 def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
     """Return the trial judged by the rules of this version. ``baseline_file`` replaces the site baseline of the trial.
 
-    Raises UsageError if the config is not valid in this version or the new baseline exceeds physical limits.
+    Raises UsageError if the config is not valid in this version, or if the new baseline exceeds physical limits or is
+    of other GPU models.
     """
-    try:
-        settings = Config.model_validate(trial.config)
-    except ValidationError as error:
-        raise UsageError(
-            f"this version of seatrial cannot judge the record: config.{first_validation_error(error)}"
-        ) from error
+    settings = _settings(trial)
     baseline = site_baseline.load(baseline_file, catalog()) if baseline_file else trial.baseline
     if baseline_file and baseline:
         plausibility.validate_baseline(baseline, catalog())
+        if mismatch := site_baseline.gpu_model_error(baseline, gpu_models(trial.measurements)):
+            raise UsageError(mismatch)
     verdicts = judge(
-        settings, trial.jobs, trial.measurements, catalog(), trial.excluded_checks, baseline, retries=trial.retries
+        settings,
+        trial.jobs,
+        trial.measurements,
+        catalog(),
+        trial.excluded_checks,
+        baseline,
+        retries=trial.retries,
+        site_includes_run=includes_run(baseline, trial.host, trial.started, trial.measurements),
     )
     decision = make_decision(
         settings,
         trial.measurements,
         verdicts,
         trial.excluded_checks,
-        (trial.stop_reason, trial.gpu_error),
-        tested_hardware=trial.decision.tested_hardware,
-        cpu_only=trial.decision.cpu_only,
+        jobs=trial.jobs,
+        environment=trial.environment,
+        stop_reason=trial.stop_reason,
+        gpu_error=trial.gpu_error,
+        baseline=baseline,
     )
     insights = trial_insights(settings, trial.measurements, catalog(), baseline)
     findings = refreshed_findings(trial, verdicts, catalog())
@@ -57,6 +65,27 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
     )
 
 
+def with_derived_hardware(trial: Trial) -> Trial:
+    """Return the trial with its decision, but with the tested hardware derived from jobs and measurements.
+
+    Raises UsageError if its config is not valid in this version.
+    """
+    settings = _settings(trial)
+    conflict = "" if trial.gpu_error else device_conflict(settings, trial.jobs, trial.environment)
+    hardware = tested_hardware(settings, trial.jobs, trial.measurements, trial.environment, trial.gpu_error)
+    derived = {"tested_hardware": conflict or hardware, "cpu_only": cpu_only(trial.jobs)}
+    return trial.model_copy(update={"decision": trial.decision.model_copy(update=derived)})
+
+
+def _settings(trial: Trial) -> Config:
+    try:
+        return Config.model_validate(trial.config)
+    except ValidationError as error:
+        raise UsageError(
+            f"this version of seatrial cannot judge the record: config.{first_validation_error(error)}"
+        ) from error
+
+
 def learn(name: str, paths: Sequence[Path]) -> str:
     """Return the text of a baseline file that is learned from these runs, rejudged first. Raises UsageError."""
     learned = site_baseline.learn(name, {str(path): rejudge(load_trial(path)) for path in paths}, catalog())
@@ -69,27 +98,54 @@ def load_baseline(settings: Config) -> Baseline | None:
     return site_baseline.load(Path(settings.baseline), catalog()) if settings.baseline else None
 
 
+def includes_run(site: Baseline | None, host: str, started: float, measurements: Sequence[Measurement]) -> bool:
+    """Return whether the site baseline was learned from the run with these measurements."""
+    return site is not None and site.includes(site_baseline.learned_run("", host, started, measurements))
+
+
 def make_decision(
     settings: Config,
     measurements: Sequence[Measurement],
     verdicts: Sequence[Verdict],
     excluded_checks: Mapping[str, str],
-    blockers: Sequence[str],
     *,
-    tested_hardware: str,
-    cpu_only: bool,
+    jobs: Sequence[Job],
+    environment: Mapping[str, JsonValue],
+    stop_reason: str,
+    gpu_error: str,
+    baseline: Baseline | None = None,
 ) -> Decision:
-    """Return the decision. ``blockers``: why it cannot be ACCEPTED; empty strings do not count."""
+    """Return the decision on these verdicts, with the tested hardware and the list of metrics without a threshold."""
     required = {name: check.required for name, check in settings.checks.items()}
     without_threshold = metrics_without_threshold(catalog(), measurements, verdicts)
+    conflict = "" if gpu_error else device_conflict(settings, jobs, environment)
+    notes = [*_overridden_rules(settings)]
+    if baseline:
+        error = site_baseline.gpu_model_error(baseline, gpu_models(measurements))
+        notes.append(error or site_baseline.summary(baseline))
     return decide(
         required,
         verdicts,
         excluded_checks,
-        tested_hardware,
-        blockers,
+        tested_hardware(settings, jobs, measurements, environment, gpu_error),
+        (stop_reason, gpu_error, conflict),
         without_threshold,
-        cpu_only,
+        cpu_only(jobs),
+        notes,
         cpu_only_requested=settings.cluster.gpus_per_node == 0,
         unknown_gpus=unknown_gpus(measurements, verdicts),
     )
+
+
+def _overridden_rules(settings: Config) -> Iterator[str]:
+    """Yield a note for each check whose rules the trial's thresholds replace."""
+    for name, setting in settings.checks.items():
+        check = catalog().get(name)
+        rules = {rule.metric for rule in check.rules} if check else set()
+        if replaced := [metric for metric in setting.expect if setting.override and metric in rules]:
+            yield f"override: the trial's thresholds replace the rules of {name} on {', '.join(replaced)}"
+
+
+def gpu_models(measurements: Sequence[Measurement]) -> set[str]:
+    """Return the GPU models that the checks used."""
+    return {gpu for measurement in measurements if isinstance(gpu := measurement.facts.get("gpu"), str) and gpu}

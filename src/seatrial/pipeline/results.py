@@ -13,6 +13,7 @@ from typing import Protocol
 from seatrial.config.schema import Config
 from seatrial.model import Job, JobResult, Measurement, Outcome, Session, Timing
 from seatrial.pipeline.run_directory import RunDir
+from seatrial.util.secrets import redacted, secret_values
 
 
 class Display(Protocol):
@@ -51,6 +52,9 @@ class TrialResults:
     jobs: list[Job] = field(default_factory=list)  # in the order of their start
     _counts: Counter[tuple[str, int]] = field(default_factory=Counter)  # measurements by check and number of the retry
 
+    def __post_init__(self) -> None:
+        self._secret_values = secret_values(self.settings.model_dump())
+
     def job_started(self, job: Job, attempt: int) -> None:
         self.jobs.append(job)
         self.display.job_started(job, attempt)
@@ -61,6 +65,8 @@ class TrialResults:
     def add_measurement(self, measurement: Measurement) -> None:
         if self.jobs and self.jobs[-1].retry:  # error measurements of run_job lack the number
             measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
+        if measurement.error:
+            measurement = measurement.model_copy(update={"error": redacted(measurement.error, self._secret_values)})
         self.run_dir.save_measurement(measurement)
         (self.retries if measurement.retry else self.measurements).append(measurement)
         self._counts[measurement.check, measurement.retry] += 1  # counting in the list each time would be quadratic
@@ -69,6 +75,7 @@ class TrialResults:
             self.on_complete(self, measurement.check)
 
     def add_job_result(self, result: JobResult) -> None:
+        result = result.model_copy(update={"cause": redacted(result.cause, self._secret_values)})
         self.run_dir.save_job_result(result)
         self.job_results.append(result)
 

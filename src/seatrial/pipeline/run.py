@@ -35,12 +35,12 @@ from seatrial.model import (
 )
 from seatrial.model.telemetry import Telemetry
 from seatrial.pipeline.plan import Plan, retry_jobs
-from seatrial.pipeline.rejudge import load_baseline, make_decision
+from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
 from seatrial.pipeline.results import Display, TrialResults
 from seatrial.pipeline.resume import load_earlier_sessions, remaining_plan, startable_plan
 from seatrial.pipeline.run_directory import RunDir
-from seatrial.pipeline.this_host import ThisHost, cpu_only, discover, tested_hardware
-from seatrial.util import processes, signals
+from seatrial.pipeline.this_host import ThisHost, discover
+from seatrial.util import processes, secrets, signals
 
 INTERRUPTED = "interrupted"
 
@@ -85,7 +85,8 @@ def show_completed_check(results: TrialResults, check: str) -> None:
     retries = [measurement for measurement in results.retries if measurement.check == check]
     next_retry = max((measurement.retry for measurement in retries), default=0) + 1
     retry_pending = results.settings.retry and checks_to_retry(settings, first, retries, catalog(), next_retry)
-    verdicts = judge(settings, results.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
+    judged = judge(settings, results.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
+    verdicts = [verdict for verdict in judged if verdict.check == check]  # the jobs contain other checks, too
     outcome = worst(verdict.outcome for verdict in verdicts)
     reason = next((verdict.message for verdict in verdicts if verdict.outcome is outcome), "")
     results.display.show_outcome(check, outcome, reason, max(measurement.seconds for measurement in retries or first))
@@ -104,8 +105,18 @@ class _Assessment:
 
 def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _Assessment:
     settings, measurements, retries = results.settings, results.measurements, results.retries
+    started = results.run_dir.request.started
     with results.timed("judge"):
-        verdicts = judge(settings, plan.jobs, measurements, catalog(), plan.excluded_checks, baseline, retries=retries)
+        verdicts = judge(
+            settings,
+            plan.jobs,
+            measurements,
+            catalog(),
+            plan.excluded_checks,
+            baseline,
+            retries=retries,
+            site_includes_run=includes_run(baseline, socket.gethostname(), started, measurements),
+        )
         insights = trial_insights(settings, measurements, catalog(), baseline)
     with results.timed("diagnose"):
         findings = diagnose(results.job_results, measurements, retries, verdicts, catalog(), results.run_dir.path)
@@ -192,6 +203,8 @@ def _trial(
 ) -> Trial:
     """Return the record of the trial. ``process_start``: start of this process, in seconds of time.monotonic()."""
     request, settings = results.run_dir.request, results.settings
+    config = settings.model_dump(mode="json")
+    secret_values = secrets.secret_values(config)
     gpu_error = this_host.gpu_error(settings)
     seconds = _check_seconds(list(settings.checks), results.measurements)
     retry_seconds = _check_seconds(list(settings.checks), results.retries)
@@ -199,7 +212,7 @@ def _trial(
     session = Session(
         started=time.time() - (time.monotonic() - process_start),
         seconds=time.monotonic() - process_start,
-        command=("seatrial", *sys.argv[1:]),
+        command=secrets.redacted(("seatrial", *sys.argv[1:]), secret_values),
         stop_reason=results.stop_reason,
         overhead=tuple(results.timings),
     )
@@ -208,14 +221,14 @@ def _trial(
     return Trial(
         seatrial=__version__,
         name=settings.name,
-        command=request.command,
+        command=secrets.redacted(request.command, secret_values),
         host=socket.gethostname(),
         started=request.started,
         seconds=sum(session.seconds for session in sessions),
-        config=settings.model_dump(mode="json"),
+        config=secrets.redacted(config, secret_values),
         origins=request.origins,
-        environment=this_host.facts,
-        jobs=plan.jobs,
+        environment=secrets.redacted(this_host.facts, secret_values),
+        jobs=tuple(job.without_secrets() for job in plan.jobs),
         excluded_checks=plan.excluded_checks,
         stop_reason=results.stop_reason,
         gpu_error=gpu_error,
@@ -225,7 +238,10 @@ def _trial(
         measurements=tuple(results.measurements),
         retries=tuple(results.retries),
         verdicts=assessment.verdicts,
-        findings=assessment.findings,
+        findings=tuple(
+            Finding.model_validate(secrets.redacted(finding.model_dump(), secret_values))
+            for finding in assessment.findings
+        ),
         insights=assessment.insights,
         telemetry=assessment.telemetry,
         timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),
@@ -234,9 +250,11 @@ def _trial(
             results.measurements,
             assessment.verdicts,
             plan.excluded_checks,
-            (results.stop_reason, gpu_error),
-            tested_hardware=tested_hardware(settings, plan, this_host),
-            cpu_only=cpu_only(settings, this_host),
+            jobs=plan.jobs,
+            environment=this_host.facts,
+            stop_reason=results.stop_reason,
+            gpu_error=gpu_error,
+            baseline=assessment.baseline,
         ),
     )
 

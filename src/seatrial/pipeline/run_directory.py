@@ -1,14 +1,13 @@
 """The run directory: files that a trial writes while it runs, so that no measurement is lost if it is killed.
 
-``run.json`` holds the request. ``measurements.jsonl`` has one line per measurement, ended job and session.
-``--resume`` reads both, and the journal of each rank.
+``run.json`` holds the request with its secrets, hence mode 0600. ``measurements.jsonl`` has one line per measurement,
+ended job and session. ``--resume`` reads both, and the journal of each rank.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +18,11 @@ from seatrial.config.schema import Config
 from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_validation_error
 from seatrial.pipeline.upgrade import upgrade
 from seatrial.util import journal
-from seatrial.util.files import atomic_write
+from seatrial.util.files import atomic_write, remove_incomplete
+from seatrial.util.input_files import MAX_RECORD_BYTES, parse_json, read_text
 from seatrial.util.journal import Journal
+from seatrial.util.secrets import PRIVATE
 
-MAX_NESTING = 100  # levels in trial.json; records have about ten
 _LOG_SUFFIXES = (".log", ".err", ".out")
 _DISCARDED_CHECKS, _DISCARDED_RETRIES = "discarded_checks", "discarded_retries"  # keys of records in measurements.jsonl
 
@@ -67,7 +67,7 @@ class RunDir:
             if any(path.iterdir()):
                 raise UsageError(f"--out {path} is not empty: use another directory, or continue with --resume {path}")
             text = request.model_dump_json(indent=2)
-            atomic_write(path / "run.json", text.encode())
+            atomic_write(path / "run.json", text.encode(), mode=PRIVATE)
             run_dir = cls(path.resolve(), request)
             run_dir._journal.append({"request": _digest(text)})
             return run_dir
@@ -78,10 +78,12 @@ class RunDir:
     def reopen(cls, path: Path) -> RunDir:
         """Open an existing run directory. Raises UsageError if run.json is absent, changed, damaged or not readable."""
         try:
-            text = (path / "run.json").read_text(encoding="utf-8")
+            text = read_text(path / "run.json")
             request = Request.model_validate_json(text)
             _check_unchanged(path, text)
-            return cls(path.resolve(), request)
+            run_dir = cls(path.resolve(), request)
+            remove_incomplete(run_dir.path)
+            return run_dir
         except OSError as error:
             raise UsageError(f"--resume {path}: {error.strerror or error}: {error.filename}") from error
         except ValidationError as error:
@@ -123,7 +125,11 @@ class RunDir:
         records, saved.warnings = journal.read(self._journal.path)
         saved_keys = {_measurement_key(record) for record in records}
         paths = sorted(self.path.glob("jobs/*/attempt*/rank*.jsonl"))
-        rank_records = [record for path in paths for record in journal.read(path)[0]]
+        rank_records = []
+        for path in paths:
+            rank_journal, warnings = journal.read(path)
+            rank_records += rank_journal
+            saved.warnings += warnings
         new = [record for record in rank_records if _is_success(record) and _measurement_key(record) not in saved_keys]
         # a check was recorded as ERROR, then the user started its ranks (torchrun): their measurements replace it
         errors = [record for record in records if _is_error(record)]
@@ -207,13 +213,18 @@ def _add_record(record: journal.Record, saved: SavedRun) -> None:
         (saved.retries if measurement.retry else saved.measurements).append(measurement)
 
 
+VERSIONS = ("1", "2")  # of trial.json; upgrade() reads the first
+
+
 def load_trial(path: Path) -> Trial:
     """Return the trial recorded in ``path``, a run directory or a trial.json. Raises UsageError."""
     file = path / "trial.json" if path.is_dir() else path
     has_journal = (file.parent / "measurements.jsonl").exists()
     hint = f"; its measurements may be intact: seatrial run --resume {file.parent}" if has_journal else ""
     try:
-        return Trial.model_validate(upgrade(_strict_json(file.read_text(encoding="utf-8"))))
+        document = parse_json(read_text(file, MAX_RECORD_BYTES))
+        _check_version(document, file)
+        return Trial.model_validate(upgrade(document))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
@@ -222,32 +233,14 @@ def load_trial(path: Path) -> Trial:
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
 
 
-def _strict_json(text: str) -> object:
-    """Parse JSON with finite numbers and at most MAX_NESTING levels. Raises ValueError."""
-    try:
-        document: object = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
-    except RecursionError as error:
-        raise ValueError(f"nested deeper than {MAX_NESTING} levels") from error
-    level = [document]
-    for _ in range(MAX_NESTING):
-        groups = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
-        level = [child for group in groups for child in group]
-    if level:
-        raise ValueError(f"nested deeper than {MAX_NESTING} levels")
-    return document
-
-
-def _integer(text: str) -> int:
-    if len(text) > 20:  # the digits of a 64-bit integer, with its sign
-        raise ValueError(f"number too large: {text[:20]}…")
-    return int(text)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"number not finite: {text}")
-    return value
+def _check_version(document: object, file: Path) -> None:
+    """Raise UsageError for a record of another schema version."""
+    if isinstance(document, dict) and (version := document.get("schema_version", VERSIONS[-1])) not in VERSIONS:
+        writer = reprlib.repr(document.get("seatrial", "unknown"))
+        raise UsageError(
+            f"{file} is no trial.json of this version: schema_version is {reprlib.repr(version)}, expected one of "
+            f"{VERSIONS}: use the version of seatrial that wrote it ({writer})"
+        )
 
 
 def log_files(path: Path) -> list[Path]:

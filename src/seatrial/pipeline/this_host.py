@@ -10,9 +10,9 @@ from typing import Any
 from seatrial import __version__
 from seatrial.config.schema import Config
 from seatrial.discover import gpu, host, slurm
-from seatrial.launch import runs_remotely, uses_slurm
+from seatrial.launch import runs_remotely
 from seatrial.model import Machine, UsageError
-from seatrial.pipeline.plan import NodeGpus, Plan
+from seatrial.pipeline.plan import NodeGpus
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ThisHost:
         Raises UsageError if the number of GPUs per node is unknown.
         """
         expected = settings.cluster.gpus_per_node
-        if uses_slurm(settings):
+        if settings.uses_slurm:
             configured = slurm.gpus_per_node(settings.slurm.partition) if expected is None else expected
             return NodeGpus(configured, expected_gpus=configured)
         if runs_remotely(settings):
@@ -100,33 +100,3 @@ def discover() -> ThisHost:
     gpus = gpu.read_with_timeout()
     facts = {"host": host.read().model_dump(mode="json"), "gpu": gpus.model_dump(mode="json")}
     return ThisHost(facts, gpus)
-
-
-def cpu_only(settings: Config, this_host: ThisHost) -> bool:
-    """Return whether the trial uses no GPU and none is missing."""
-    node_gpus = this_host.node_gpus(settings)
-    return not node_gpus.gpu_error and not node_gpus.usable_gpus
-
-
-def tested_hardware(settings: Config, plan: Plan, this_host: ThisHost) -> str:
-    """Return the hardware to which the decision applies."""
-    nodes = f"{settings.cluster.nodes} node" + ("s" if settings.cluster.nodes > 1 else "")
-    node_gpus = this_host.node_gpus(settings)
-    if node_gpus.gpu_error:
-        return f"{nodes}; {node_gpus.gpu_error}"
-    if not node_gpus.usable_gpus:
-        installed = this_host.gpus.installed_gpus
-        gpus = f"0 of {installed} GPUs used" if installed else "no GPU"
-        return f"CPU ONLY: {nodes}, {gpus}; GPUs and fabric are not tested"
-    used = next((job.ranks_per_node for job in plan.jobs if job.placement == "ranks"), 0)
-    if not used:
-        return f"{nodes}; no check of this trial uses a GPU"
-    if uses_slurm(settings):
-        return f"{nodes} of a Slurm cluster, {used} GPUs each"
-    if runs_remotely(settings):
-        return f"{nodes} started by the user, {used} GPUs each"
-    visible = this_host.visible_gpus(settings)
-    models = " + ".join(sorted({device.name or "unknown GPU" for device in visible[:used]}))
-    rest = f" of {len(visible)}" if used < len(visible) else ""
-    unset = "" if settings.cluster.gpus_per_node else "; expected number of GPUs not set (--gpus-per-node)"
-    return f"{nodes}, {used} × {models}{rest}{unset}"

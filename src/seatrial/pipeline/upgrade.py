@@ -27,21 +27,31 @@ _TELEMETRY = {
     "complaints": "warnings",
 }
 _LOAD = {"throttled": "throttled_share"}
+_SHARED = "filesystem.shared"
 _ROLES = {"least": "min", "greatest": "max"}
 _COUNTERS = {"denied": "permission_denied", "lacks": "not_supported", "unread": "unreadable", "grew": "increased"}
 
 
 def upgrade(document: object) -> object:
-    """Return a record of schema version 1 as one of version 2; return anything else or damaged unchanged.
+    """Return a record of schema version 1 or 2 with the present names; return anything else or damaged unchanged.
 
     A verdict keeps its text as ``detail``, without the fields of version 2; ``seatrial judge`` makes new verdicts.
     """
-    if not isinstance(document, dict) or document.get("schema_version") != "1":
+    if not isinstance(document, dict) or document.get("schema_version") not in ("1", "2"):
         return document
     try:
-        return _upgraded(document)
+        return _upgraded(document) if document["schema_version"] == "1" else _with_present_facts(document)
     except (AttributeError, TypeError, KeyError):
         return document  # damaged: Trial.model_validate names the first error
+
+
+def _with_present_facts(document: Record) -> Record:
+    """The record of version 2 with the present names of the facts that rules of filesystem.shared require."""
+    for measurement in (*document.get("measurements", ()), *document.get("retries", ())):
+        if measurement["check"] == _SHARED:
+            facts = measurement.get("facts", {})
+            measurement["facts"] = {renames.new_fact(_SHARED, name): value for name, value in facts.items()}
+    return document
 
 
 def _upgraded(document: Record) -> Record:
@@ -51,6 +61,7 @@ def _upgraded(document: Record) -> Record:
     _change_each(trial, "results", lambda result: _rename_fields(result, _RESULT))
     for key, change in (("jobs", _job), ("measurements", _measurement), ("retries", _measurement)):
         _change_each(trial, key, change)
+    _add_retried(trial)
     _change_each(trial, "verdicts", _verdict)
     _change_each(trial, "findings", lambda finding: _without_field(_rename_fields(finding, _FINDING), "judged_by"))
     trial["insights"] = [
@@ -98,6 +109,19 @@ def _measurement(measurement: Record) -> Record:
         facts["error_counters"] = _rename_fields(counters, _COUNTERS)
     measurement["facts"] = facts
     return measurement
+
+
+def _add_retried(trial: Record) -> None:
+    """Adds the fact ``retried`` of collectives.gpu_pairs, which the first versions did not record.
+
+    They retried slow pairs, unless the option was false, wherever they measured ``shared_links``.
+    """
+    check = "collectives.gpu_pairs"
+    options = [job["options"].get(check, {}) for job in trial.get("jobs", ())]
+    retried = "no" if any(values.get("retry") is False for values in options) else "yes"
+    for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
+        if measurement["check"] == check and any(item["name"] == "shared_links" for item in measurement["metrics"]):
+            measurement["facts"].setdefault("retried", retried)
 
 
 def _verdict(verdict: Record) -> Record:

@@ -151,6 +151,9 @@ def _rule(rule: Rule) -> str:
         if rule.single_metric:
             limits.append(f"FAIL unless > {rule.single_fail_below:.0%} of {rule.single_metric} / GPUs of the node")
         return f"{'; '.join(limits)}{condition}"
+    if rule.share_of_peak is not None:
+        peak = f"{rule.share_of_peak:.0%} of the speed at the GPU's peak FLOP/s, if known"
+        return f"{rule.outcome_if_violated} unless >= {peak}{condition}"
     if rule.expect is None:
         reference = f"the reference value {rule.reference} (WARN below {rule.warn_below:.0%})"
         text = f"{rule.outcome_if_violated} unless >= {rule.fail_below:.0%} of {reference}{condition}"

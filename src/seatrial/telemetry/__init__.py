@@ -9,6 +9,7 @@ from seatrial.model import Job, Measurement
 from seatrial.model.telemetry import Telemetry
 from seatrial.telemetry import files
 from seatrial.telemetry.aggregate import TelemetryAggregator
+from seatrial.util.input_files import read_bytes
 
 MAX_GAP_MESSAGES = 8
 
@@ -28,15 +29,18 @@ def summarize_run(
     for folder in folders:
         try:
             message = files.merge_samples(folder)
-        except OSError as error:
-            message = f"{folder.name}: telemetry samples could not be merged: {error.strerror or error}"
+        except (OSError, ValueError) as error:
+            message = f"{folder.name}: telemetry samples could not be merged: {_reason(error)}"
         messages += [message] if message else []
     paths = [path for folder in folders if (path := folder / files.TELEMETRY_FILE).is_file()]
     phase_by_check = {name: phases[name] for job in sampled_jobs for name in job.checks if name in phases}
     aggregator = TelemetryAggregator(phase_by_check, measurements, min(job.telemetry_hz for job in sampled_jobs))
     for path in paths:
-        for device in files.read_devices(path):
-            aggregator.add(device)
+        try:
+            for device in files.read_devices(path):
+                aggregator.add(device)
+        except (OSError, ValueError) as error:
+            messages.append(f"{path}: not read to its end: {_reason(error)}")
     gap_messages = aggregator.sampling_gaps()
     gap_messages += _sampler_errors(run_dir) if gap_messages else ()
     messages += gap_messages[:MAX_GAP_MESSAGES]
@@ -46,8 +50,12 @@ def summarize_run(
     return aggregator.summary().model_copy(update={"files": names, "warnings": tuple(messages)})
 
 
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def _sampler_errors(run_dir: Path) -> Iterator[str]:
     """Yield the last line that each sampler wrote to stderr."""
     for log in sorted(run_dir.glob("jobs/*/attempt*/rank*.samples.err")):
-        if lines := log.read_text(encoding="utf-8", errors="replace").strip().splitlines():
+        if log.is_file() and (lines := read_bytes(log).decode("utf-8", errors="replace").strip().splitlines()):
             yield f"{log.relative_to(run_dir)}: {lines[-1][:300]}"

@@ -11,7 +11,6 @@ import io
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +22,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_vali
 from seatrial.model import Frozen
 from seatrial.model.telemetry import HARDWARE_SLOWDOWN, HOST, POWER_CAP, THROTTLE_REASONS
 from seatrial.util.files import atomic_write
+from seatrial.util.input_files import MAX_LINE_BYTES, gzip_lines, open_file
 
 TELEMETRY_FILE = "telemetry.jsonl.gz"
 _SAMPLES_PATH = re.compile(r"/attempt(?P<attempt>\d+)/rank(?P<rank>\d+)\.samples$")
@@ -84,7 +84,10 @@ class DeviceSamples(Frozen):
 
 
 def read_devices(path: Path) -> Iterator[DeviceSamples]:
-    """Yield the devices in a telemetry file, up to where it is truncated; invalid lines are skipped."""
+    """Yield the devices in a telemetry file, up to where it is truncated; invalid lines are skipped.
+
+    Raises OSError or ValueError for a file that no sampler wrote.
+    """
     for line in _merged_lines(path):
         try:
             yield DeviceSamples.model_validate_json(line)
@@ -93,9 +96,10 @@ def read_devices(path: Path) -> Iterator[DeviceSamples]:
 
 
 def merge_samples(folder: Path) -> str:
-    """Merge the samplers' files of the job in ``folder`` into its telemetry file, and remove them. Raises OSError.
+    """Merge the samplers' files of the job in ``folder`` into its telemetry file, and remove them.
 
     Returns a message if damaged lines were skipped, otherwise "". Devices that are already in the telemetry file stay.
+    Raises OSError or ValueError.
     """
     sample_files = sorted(folder.glob("attempt*/rank*.samples"))
     if not sample_files:
@@ -119,9 +123,8 @@ def merge_samples(folder: Path) -> str:
 def _merged_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a telemetry file, up to where it is truncated."""
     try:
-        with gzip.open(path, "rb") as file:
-            yield from file
-    except (FileNotFoundError, EOFError, zlib.error, gzip.BadGzipFile):
+        yield from gzip_lines(path)
+    except FileNotFoundError:
         return
 
 
@@ -180,8 +183,8 @@ def _with_prefix(values: Mapping[str, T], prefix: str) -> dict[str, T]:
 
 def _read_samplers(path: Path) -> list[_SamplerRows]:
     samplers: list[_SamplerRows] = []
-    with path.open("rb") as file:
-        for text in file:
+    with open_file(path) as file:
+        for text in iter(lambda: file.readline(MAX_LINE_BYTES), b""):
             line = _parse_json(text)
             if header := _parse_header(line):
                 samplers.append(_SamplerRows(header))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from seatrial.model import Frozen, UsageError, first_validation_error
+from seatrial.util.input_files import read_json
 
 _MODELS = resources.files("seatrial") / "data" / "models"
 
@@ -34,7 +34,7 @@ class Architecture(Frozen):
     rms_norm_eps: float = Field(gt=0)
     rope_theta: float = Field(gt=0)
     initializer_range: float = Field(default=0.02, gt=0)
-    attention_bias: bool = False  # for q, k and v; o has no bias
+    attention_bias: bool = False  # of q_proj, k_proj and v_proj; o_proj has no bias
     tie_word_embeddings: bool = False
     sliding_window: int | None = None
 
@@ -80,9 +80,9 @@ class Architecture(Frozen):
     def _layer_parameters(self) -> int:
         """The parameters of one layer's linear modules."""
         query_size = self.num_attention_heads * self.head_dim
-        key_value_size = 2 * self.num_key_value_heads * self.head_dim
-        biases = (query_size + key_value_size) * self.attention_bias
-        attention = self.hidden_size * (2 * query_size + key_value_size) + biases
+        key_size = self.num_key_value_heads * self.head_dim
+        biases = (query_size + 2 * key_size) * self.attention_bias
+        attention = self.hidden_size * (2 * query_size + 2 * key_size) + biases
         return attention + 3 * self.hidden_size * self.intermediate_size
 
     def adapter_parameters(self, targets: Collection[str], rank: int) -> int:
@@ -132,7 +132,7 @@ class Architecture(Frozen):
             raise UsageError(f"seq_len {seq_len}: the model has {self.max_position_embeddings} positions")
         if self.sliding_window and seq_len > self.sliding_window:
             raise UsageError(
-                f"seq_len {seq_len}: expected at most {self.sliding_window}, its sliding window, because "
+                f"seq_len {seq_len}: expected at most {self.sliding_window}, the model's sliding window: "
                 f"windowed attention is not supported; or set sliding_window to null"
             )
 
@@ -161,7 +161,7 @@ def _read_config(name: str) -> Any:
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except FileNotFoundError as error:
         raise UsageError(
             f"unknown model {name!r}: expected one of {', '.join(presets())}, or a local folder with a config.json"

@@ -8,7 +8,6 @@ flipped bit. A save writes to ``….incomplete`` and renames the folder at the e
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import threading
 import time
@@ -24,36 +23,35 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.storage import WriteResult
 
 from seatrial.model import SeatrialError
-from seatrial.train import disk
+from seatrial.train import disk, safe_loading
 from seatrial.train.parallel import BuiltModel, World
 from seatrial.train.train_config import Checkpoint
 from seatrial.util.files import sync_folder, write_json
+from seatrial.util.input_files import read_json
 
 MANIFEST_FILE = "manifest.json"
 THREADS = 4  # per rank, for writing and hashing: one thread does not saturate a fast filesystem
-# Frozen parameters are not saved: they are generated from the seed, or loaded from their source, again.
+# Frozen parameters are not saved: a resumed run generates them from the seed again, or reads them from model.weights.
 _OPTIONS = StateDictOptions(ignore_frozen_params=True)
 
 
 @dataclass(frozen=True)
 class CheckpointTiming:
-    """Duration and rate of one save or load. ``blocked_s``: training paused; ``seconds``: until all data was on disk,
-    or loaded.
-    """
+    """Size, duration and rate of one save or load."""
 
     kind: str  # save, async save, load
     step: int
     bytes: int
-    blocked_s: float
-    seconds: float
-    mb_per_s: float
+    blocked_s: float  # for which training was paused
+    seconds: float  # until all data was on disk, or loaded
+    mb_per_s: float  # bytes / 1e6 / seconds
 
 
 def step_folder(out: Path, step: int) -> Path:
@@ -67,7 +65,7 @@ def complete_checkpoints(out: Path) -> list[Path]:
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
-    """File name → SHA-256 of each shard of a complete checkpoint; DCP's index, which contains the path, is left out.
+    """File name → SHA-256 of each shard of a complete checkpoint; without DCP's index, which contains the path.
 
     Raises SeatrialError if the manifest cannot be read.
     """
@@ -136,7 +134,7 @@ class Checkpointer:
     def save(self, out: Path, step: int, built: BuiltModel, optimizer: Any) -> None:
         """Saves the model and optimizer; if asynchronous, returns when their state is copied.
 
-        Raises SeatrialError on all ranks if this synchronous save, or the previous asynchronous one, failed. Earlier
+        Raises SeatrialError on all ranks if this synchronous save, or the previous asynchronous one, failed; earlier
         checkpoints remain.
         """
         self.wait()
@@ -150,18 +148,18 @@ class Checkpointer:
         shapes, state = _shapes(built), _state(built.model, optimizer)
         writer = CheckedWriter(incomplete, thread_count=THREADS)
         if not self._settings.asynchronous:
-            with _raise_seatrial_error(incomplete):
+            with _convert_dcp_errors(incomplete):
                 state_dict_saver.save(state, storage_writer=writer, process_group=self._group)
             self.results.append(self._finalize("save", incomplete, folder, step, shapes, start, None))
             return
-        upload: Any = state_dict_saver.async_save(
+        pending_write: Any = state_dict_saver.async_save(
             state, storage_writer=writer, process_group=self._group, async_stager=self._stager
         )
         blocked = time.monotonic() - start
 
         def finalize() -> CheckpointTiming:
-            with _raise_seatrial_error(incomplete):
-                upload.result()
+            with _convert_dcp_errors(incomplete):
+                pending_write.result()
             return self._finalize("async save", incomplete, folder, step, shapes, start, blocked)
 
         self._running = self._thread.submit(finalize)
@@ -181,7 +179,10 @@ class Checkpointer:
     def _finalize(
         self, kind: str, incomplete: Path, folder: Path, step: int, shapes: Any, start: float, blocked: float | None
     ) -> CheckpointTiming:
-        """Hashes this rank's files, writes the manifest and renames the folder; concurrent with training if async."""
+        """Hashes this rank's files; rank 0 writes the manifest, renames the folder and removes old checkpoints.
+
+        Concurrent with training if the save is asynchronous; ``blocked`` is then the time that training was paused.
+        """
         with ThreadPoolExecutor(THREADS) as threads:
             paths = [path for path in sorted(incomplete.iterdir()) if _belongs_to(path, self._world.rank)]
             rank_entries = list(threads.map(_manifest_entry, paths))
@@ -217,8 +218,9 @@ class Checkpointer:
             raise SeatrialError(f"checkpoint {checkpoints[-1]} belongs to another model: {difference}")
         self._verify(checkpoints, manifest["files"])
         state = _state(built.model, optimizer)
-        with _raise_seatrial_error(checkpoints[-1], "read"):
-            state_dict_loader.load(state, storage_reader=FileSystemReader(checkpoints[-1]), process_group=self._group)
+        with _convert_dcp_errors(checkpoints[-1], "read"):
+            reader, planner = safe_loading.Reader(checkpoints[-1]), safe_loading.Planner()
+            state_dict_loader.load(state, storage_reader=reader, planner=planner, process_group=self._group)
         set_state_dict(
             built.model,
             optimizer,
@@ -232,7 +234,7 @@ class Checkpointer:
         return step
 
     def _verify(self, checkpoints: list[Path], files: Mapping[str, Mapping[str, Any]]) -> None:
-        """Raises SeatrialError on all ranks if a file of the newest checkpoint is damaged; each rank checks a part."""
+        """Raises SeatrialError on all ranks if a file of the newest checkpoint is damaged; each rank hashes a part."""
         newest = checkpoints[-1]
         names = sorted(files)[self._world.rank :: self._world.size]
         with ThreadPoolExecutor(THREADS) as threads:
@@ -289,7 +291,7 @@ def _file_error(path: Path, entry: Mapping[str, Any]) -> str:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = read_json(folder / MANIFEST_FILE)
         _ = manifest["step"], manifest["files"], manifest["shapes"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SeatrialError(f"cannot read {folder / MANIFEST_FILE}: {error}") from error
@@ -297,8 +299,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _raise_seatrial_error(folder: Path, action: str = "write") -> Iterator[None]:
-    """Raises one SeatrialError for DCP's errors of all ranks, and removes a checkpoint that was not fully written."""
+def _convert_dcp_errors(folder: Path, action: str = "write") -> Iterator[None]:
+    """Raises DCP's errors of all ranks as one SeatrialError; removes ``folder`` if it was not fully written."""
     try:
         yield
     except (CheckpointException, OSError) as error:
@@ -307,9 +309,10 @@ def _raise_seatrial_error(folder: Path, action: str = "write") -> Iterator[None]
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes.values()):
             if action == "write":
                 shutil.rmtree(folder, ignore_errors=True)
-            raise KeyboardInterrupt from error  # DCP converts it to a failure
+            raise KeyboardInterrupt from error  # DCP reports it as an error of the rank
         reasons = "; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items()) or str(error)
-        message = f"cannot {action} checkpoint {folder}: {reasons}. Earlier checkpoints are unchanged"
+        unchanged = "Earlier checkpoints are" if action == "write" else "The checkpoint is"
+        message = f"cannot {action} checkpoint {folder}: {reasons}. {unchanged} unchanged"
         has_usage = any(isinstance(cause, disk.DiskFullError) for cause in causes.values())
         if has_usage or any(disk.disk_full_reason(cause, folder) for cause in (error, *causes.values())):
             usage = "" if has_usage else f". {disk.filesystem_usage(folder)}"  # before the folder is removed

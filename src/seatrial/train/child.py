@@ -1,6 +1,6 @@
-"""One rank of a training run that a check starts: ``python -m seatrial.train.child TASK`` (see bench).
+"""One rank of a training run that a check starts: ``python -m seatrial.train.child TASK`` (see bench/child_ranks.py).
 
-It trains as ``seatrial train`` does. In a group of one rank it runs as without torchrun: one visible GPU, no RANK.
+It trains as ``seatrial train`` does. A single rank trains as without torchrun: one visible GPU, RANK not set.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Trains ``config`` with ``overrides`` into ``out``, then generates ``generate`` tokens with the exported model.
+    """Trains the task's ``config`` with its ``overrides``, then generates ``generate`` tokens with the exported model.
 
-    Returns the content of metrics.json on rank 0 of the group, None on other ranks. Raises SeatrialError.
+    Results go to the task's ``out``. Returns the content of metrics.json on rank 0 of the group, None on other ranks.
+    Raises SeatrialError.
     """
     config, is_rank0 = train_config.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
     _open_group(task, config)
@@ -36,7 +37,7 @@ def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _open_group(task: Mapping[str, Any], config: TrainConfig) -> None:
-    """Opens the process group; a single rank that does not need one (native or ddp) runs without."""
+    """Opens the process group. A single rank of stack native or strategy ddp needs none: unsets RANK and the others."""
     device = task["device"]
     if os.environ["WORLD_SIZE"] == "1" and (config.stack == "native" or config.parallel.strategy == "ddp"):
         for name in _RANK_VARIABLES:

@@ -37,9 +37,10 @@ def run(config: TrainConfig, out: Path | None) -> dict[str, Any]:
         ) from error
     try:
         if config.stack == "hf":
-            # the same folder on all ranks, which cannot communicate yet
+            # no time in the name: the ranks cannot communicate yet, and must use the same folder
+            folder = out or Path("seatrial-runs", config.run_name)
             with contextlib.redirect_stdout(sys.stderr):  # accelerate and DeepSpeed log to stdout
-                return hf.train(config, out or Path("seatrial-runs", config.run_name), started)
+                return hf.train(config, folder, started)
         return loop.train(config, out, started)
     except SeatrialError:
         raise

@@ -11,7 +11,7 @@ from typing import Any
 from seatrial.model import SeatrialError
 
 StepRecord = dict[str, Any]  # a line of steps.jsonl
-# The values of a step that must not depend on timing
+# The fields of a step that are not times: equal in every repetition
 _COMPUTED = ("loss", "grad_norm", "trained_tokens", "learning_rate")
 
 
@@ -45,7 +45,7 @@ def max_relative_difference(run: Sequence[StepRecord], reference: Sequence[StepR
 
 
 def differing_steps(run: Sequence[StepRecord], reference: Sequence[StepRecord], *fields: str) -> list[int]:
-    """The steps in which any of ``fields`` (default: all except times) is not bitwise equal."""
+    """The steps in which any of ``fields`` (default: ``_COMPUTED``) is not bitwise equal."""
     return [
         a["step"]
         for a, b in zip(run, reference, strict=True)

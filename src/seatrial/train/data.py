@@ -1,10 +1,9 @@
-"""Token blocks to train on: written once, atomically, by rank 0; every rank reads its own part."""
+"""Token blocks to train on: rank 0 writes them once, atomically; each rank trains on different blocks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -21,16 +20,18 @@ from seatrial.train.disk import atomic_write_folder
 from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
+from seatrial.util.input_files import read_json
 
 BLOCKS_FILE, INFO_FILE = "blocks.npy", "dataset.json"
-DEFAULT_SEQUENCES = 4096  # without data.samples; an acceptance run reads no sequence three times
+DEFAULT_SEQUENCES = 4096  # without data.samples; an acceptance run reads each sequence at most twice
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Description of the blocks. ``entropy_bound``: lowest possible loss in nats per token, None if unknown.
+    """Description of the blocks. ``rows``: rows read, or sequences generated.
 
-    ``details``: with stack hf, rejected rows by reason and the shares of padding.
+    ``entropy_bound``: lowest possible loss in nats per token, None if unknown. ``details``: with stack hf, the number
+    of rejected rows by reason and the fraction of padding.
     """
 
     source: str
@@ -59,8 +60,8 @@ class Blocks:
         return torch.from_numpy(self.tokens[indices].astype(np.int64))
 
 
-def prepare(settings: TrainConfig, folder: Path, first: bool, gather: Callable[[Any], list[Any]]) -> Blocks:
-    """The blocks for ``settings``, from the cache ``folder``, or written there by the ``first`` rank.
+def prepare(settings: TrainConfig, folder: Path, is_rank0: bool, gather: Callable[[Any], list[Any]]) -> Blocks:
+    """The blocks for ``settings``, from the cache ``folder``; rank 0 writes them there if they are missing.
 
     All ranks call this; ``gather`` is a barrier that returns the values of all ranks. All ranks raise UsageError if the
     data cannot be read, SeatrialError if the blocks cannot be written, with rank 0's message. A node that does not
@@ -68,7 +69,7 @@ def prepare(settings: TrainConfig, folder: Path, first: bool, gather: Callable[[
     """
     blocks_folder = folder / f"blocks-{_fingerprint(settings)}"
     problem: SeatrialError | None = None
-    if first:
+    if is_rank0:
         try:
             if not (blocks_folder / INFO_FILE).is_file():
                 _write_blocks(settings, blocks_folder)
@@ -113,7 +114,7 @@ def _write_blocks(settings: TrainConfig, blocks_folder: Path) -> None:
 
 def _load_blocks(blocks_folder: Path) -> Blocks:
     try:
-        info = DatasetInfo(**json.loads((blocks_folder / INFO_FILE).read_text(encoding="utf-8")))
+        info = DatasetInfo(**read_json(blocks_folder / INFO_FILE))
         return Blocks(np.load(blocks_folder / BLOCKS_FILE, mmap_mode="r"), info)
     except (OSError, ValueError, TypeError) as error:
         raise SeatrialError(f"cannot read the prepared data in {blocks_folder}: {error}") from error
@@ -179,5 +180,5 @@ def block_order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) ->
 
 
 def epochs_completed(steps: int, per_step: int, blocks: int, ranks: int) -> float:
-    """Epochs after ``steps`` of ``per_step`` blocks per rank."""
-    return steps * per_step / max(1, math.floor(blocks / ranks))
+    """The number of epochs, with fractions, after ``steps`` steps of ``per_step`` blocks per rank."""
+    return steps * per_step / max(1, blocks // ranks)

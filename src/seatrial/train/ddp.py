@@ -1,4 +1,4 @@
-"""Training runs of the check train.ddp: DDP on all ranks, one process on the same batches, independent ranks."""
+"""Training runs of the check train.ddp: DDP on all ranks, a single process on the same batches, independent ranks."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class DdpComparison:
     Both end with the first step that is not finite.
     """
 
-    samples: int
-    coverage: invariants.Coverage
-    order_errors: int
+    samples: int  # in the dataset
+    coverage: invariants.Coverage  # of the first epoch
+    order_errors: int  # ranks whose order changes when an epoch is repeated, plus those whose order never changes
     ddp_steps: list[Step]
     single_process_steps: list[Step] | None
     model: nn.Module
@@ -76,7 +76,7 @@ class DdpComparison:
 def compare_with_single_process(world: World, steps: int, progress: Callable[[str], None]) -> DdpComparison:
     """Trains ``steps`` steps with DDP, then the same steps on rank 0 while the other ranks wait."""
     config = train_config.load(SMALL_CONFIG, [*BATCH_OVERRIDES, f"max_steps={steps}"])
-    # not a multiple of the rank count if there are several ranks: the remainder must be dropped
+    # with several ranks not a multiple of their number, so that samples must be dropped
     samples = world.size * config.bsz * steps + world.size // 2
     settings = config.model_copy(update={"data": config.data.model_copy(update={"samples": samples})})
     epoch0, epoch0_repeated, epoch1 = (rank_samples(world, samples, settings.seed, epoch) for epoch in (0, 0, 1))
@@ -129,25 +129,25 @@ class Speed:
     def tokens_per_second(self) -> list[float]:
         """Tokens/s of all ranks in each DDP window."""
         tokens = self.settings.bsz * self.settings.seq_len
-        return [tokens * _rate(ranks) for ranks in zip(*self.ddp_windows, strict=True)]
+        return [tokens * _steps_per_second(ranks) for ranks in zip(*self.ddp_windows, strict=True)]
 
     def scaling_efficiency(self) -> list[float]:
         """Percent, for each pair of windows: steps/s with DDP ÷ steps/s of independent ranks."""
         pairs = zip(zip(*self.ddp_windows, strict=True), zip(*self.independent_windows, strict=True), strict=True)
-        return [100 * _rate(ddp) / _rate(independent) for ddp, independent in pairs]
+        return [100 * _steps_per_second(ddp) / _steps_per_second(independent) for ddp, independent in pairs]
 
 
-def _rate(ranks: Iterable[list[float]]) -> float:
+def _steps_per_second(ranks: Iterable[list[float]]) -> float:
     """Steps/s in one window, summed over the ranks."""
     return sum(1 / fmean(steps) for steps in ranks)
 
 
 def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progress: Callable[[str], None]) -> Speed:
-    """Times windows of independent training (all ranks at once) and of DDP training, alternately.
+    """Times windows of independent training (all ranks concurrently) and of DDP training, alternately.
 
     Warm-up, clocks and other load affect both equally, and all ranks are busy in both: the difference is the cost of
-    communication. A single process on an idle machine would run faster and make scaling look worse. The windows of
-    ``max_steps`` steps are repeated until ``min_seconds`` have passed.
+    communication. A single process on an idle machine would run faster and make scaling look worse. Each round splits
+    ``max_steps`` steps into windows; rounds are repeated until ``min_seconds`` have passed.
     """
     samples = max(MIN_SEQUENCES, 4 * world.size)
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"samples": samples})})

@@ -100,15 +100,15 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Causal grouped-query attention; without a mask tensor, so that fused kernels apply."""
 
-    def __init__(self, shape: Architecture) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        query_size = shape.num_attention_heads * shape.head_dim
-        key_value_size = shape.num_key_value_heads * shape.head_dim
-        self.q_proj = Linear(shape.hidden_size, query_size, bias=shape.attention_bias)
-        self.k_proj = Linear(shape.hidden_size, key_value_size, bias=shape.attention_bias)
-        self.v_proj = Linear(shape.hidden_size, key_value_size, bias=shape.attention_bias)
-        self.o_proj = Linear(query_size, shape.hidden_size)
-        self.head_dim = shape.head_dim
+        query_size = architecture.num_attention_heads * architecture.head_dim
+        key_value_size = architecture.num_key_value_heads * architecture.head_dim
+        self.q_proj = Linear(architecture.hidden_size, query_size, bias=architecture.attention_bias)
+        self.k_proj = Linear(architecture.hidden_size, key_value_size, bias=architecture.attention_bias)
+        self.v_proj = Linear(architecture.hidden_size, key_value_size, bias=architecture.attention_bias)
+        self.o_proj = Linear(query_size, architecture.hidden_size)
+        self.head_dim = architecture.head_dim
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         parts = apply_linears(x, (self.q_proj, self.k_proj, self.v_proj))
@@ -124,11 +124,11 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, shape: Architecture) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.gate_proj = Linear(shape.hidden_size, shape.intermediate_size)
-        self.up_proj = Linear(shape.hidden_size, shape.intermediate_size)
-        self.down_proj = Linear(shape.intermediate_size, shape.hidden_size)
+        self.gate_proj = Linear(architecture.hidden_size, architecture.intermediate_size)
+        self.up_proj = Linear(architecture.hidden_size, architecture.intermediate_size)
+        self.down_proj = Linear(architecture.intermediate_size, architecture.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = apply_linears(x, (self.gate_proj, self.up_proj))
@@ -140,12 +140,12 @@ class Block(nn.Module):
 
     checkpoint_activations = False  # whether activations are recomputed in backward
 
-    def __init__(self, shape: Architecture) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.self_attn = Attention(shape)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.mlp = MLP(shape)
+        self.input_layernorm = RMSNorm(architecture.hidden_size, architecture.rms_norm_eps)
+        self.self_attn = Attention(architecture)
+        self.post_attention_layernorm = RMSNorm(architecture.hidden_size, architecture.rms_norm_eps)
+        self.mlp = MLP(architecture)
 
     def run(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cosine, sine)
@@ -162,11 +162,11 @@ class Output(nn.Module):
 
     compiled = False  # whether the loss is compiled
 
-    def __init__(self, shape: Architecture) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        tied = shape.tie_word_embeddings
-        self.lm_head = None if tied else Linear(shape.hidden_size, shape.vocab_size)
+        self.norm = RMSNorm(architecture.hidden_size, architecture.rms_norm_eps)
+        tied = architecture.tie_word_embeddings
+        self.lm_head = None if tied else Linear(architecture.hidden_size, architecture.vocab_size)
 
     def forward(self, x: Tensor, tied: Tensor | None, targets: Tensor | None, chunks: int) -> Tensor:
         """The logits, or with ``targets`` their summed loss; ``tied``: embedding weights shared with the head."""
@@ -181,15 +181,15 @@ class Decoder(nn.Module):
     """Tokens [batch, length] → logits [batch, length, vocabulary], or with targets their summed loss in nats.
 
     Computes in ``dtype``. ``gradient_hook`` gets this rank's gradient at the first block's output, before gradient
-    communication: it shows errors of all later blocks.
+    communication: NaN and infinity from any later block reach it.
     """
 
-    def __init__(self, shape: Architecture, dtype: torch.dtype) -> None:
+    def __init__(self, architecture: Architecture, dtype: torch.dtype) -> None:
         super().__init__()
-        self.architecture, self.dtype = shape, dtype
-        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.num_hidden_layers))
-        self.output = Output(shape)
+        self.architecture, self.dtype = architecture, dtype
+        self.embed_tokens = nn.Embedding(architecture.vocab_size, architecture.hidden_size)
+        self.layers = nn.ModuleList(Block(architecture) for _ in range(architecture.num_hidden_layers))
+        self.output = Output(architecture)
         self.gradient_hook: Callable[[Tensor], Tensor | None] | None = None
         self._angles: tuple[Tensor, Tensor] | None = None
 

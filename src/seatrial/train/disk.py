@@ -17,15 +17,15 @@ from seatrial.model import DiskFullError as DiskFullError
 from seatrial.model import format_bytes
 from seatrial.util.files import DISK_FULL, atomic_folder
 
-# Messages of errors without errno: the system's text (safetensors, tokenizers, other programs) …
+# Messages of errors without errno. safetensors, tokenizers and other programs use the system's text
 _DISK_FULL_TEXT = "|".join(re.escape(os.strerror(number)) for number in DISK_FULL)
-_RUST = re.compile(rf"(?:{_DISK_FULL_TEXT}) \(os error \d+\)")
-# … or those of numpy and torch.save for a short write of any cause
-_SHORT = re.compile(
+_RUST_DISK_FULL = re.compile(rf"(?:{_DISK_FULL_TEXT}) \(os error \d+\)")
+# Messages of numpy and torch.save for a short write of any cause
+_SHORT_WRITE = re.compile(
     r"\d+ requested and \d+ written|PytorchStreamWriter.*failed|inline_container.*unexpected pos"
     r"|ios::clear: iostream error"
 )
-_DISK_FULL = re.compile(rf"{_DISK_FULL_TEXT}|{_SHORT.pattern}")
+_DISK_FULL = re.compile(rf"{_DISK_FULL_TEXT}|{_SHORT_WRITE.pattern}")
 _PROBE_BYTES = 2**20  # more than a full disk has free
 
 REMEDY = "Free space there, or set --out to a run directory on a larger filesystem"
@@ -87,7 +87,7 @@ def first_line(error: BaseException) -> str:
 
 def is_short_write(error: BaseException) -> bool:
     """Whether ``error`` is numpy's or torch.save's for a file that was not fully written."""
-    return isinstance(error, (OSError, RuntimeError)) and bool(_SHORT.search(str(error)))
+    return isinstance(error, (OSError, RuntimeError)) and bool(_SHORT_WRITE.search(str(error)))
 
 
 def is_disk_full_message(text: str) -> bool:
@@ -123,7 +123,7 @@ def _reports_disk_full(error: BaseException) -> bool:
     Errors of NCCL do not count: they concern /dev/shm, a fault of the node. tokenizers raises a plain Exception.
     """
     if type(error) is Exception:
-        return bool(_RUST.fullmatch(str(error)))
+        return bool(_RUST_DISK_FULL.fullmatch(str(error)))
     is_write_error = isinstance(error, OSError) or type(error).__module__.startswith("safetensors")
     return is_write_error and bool(re.search(_DISK_FULL_TEXT, str(error)))
 

@@ -1,4 +1,4 @@
-"""Exposed communication: the share of a step in which communication does not overlap with computation.
+"""Exposed communication: the percentage of a step in which communication does not overlap with computation.
 
 From kernels: on each GPU, the time in which only NCCL kernels ran, including waits for slower ranks. From a control run
 (DDP): how much shorter a step without gradient all-reduce is. The two can differ: NCCL kernels also take SMs and memory
@@ -67,7 +67,7 @@ def gpu_kernels(events: Iterable[Any]) -> Iterator[tuple[str, int, int]]:
 
 
 def measure(world: World, steps: int, run_step: StepFunction, replicated: bool) -> dict[str, Any]:
-    """Runs additional, untimed steps; returns the exposed communication under NAMES, median and maximum over ranks.
+    """Runs additional steps; returns the metrics NAMES (median and maximum over ranks, control run) and the method.
 
     All ranks call this as the last action of the run: it changes the weights, and the control run makes them diverge.
     """
@@ -83,7 +83,7 @@ def measure(world: World, steps: int, run_step: StepFunction, replicated: bool) 
     percents = [percent for percent in world.gather(rank_percent) if percent is not None]
     if len(percents) < world.size:
         gpu = world.device.type == "cuda"
-        method = "not measured: the profiler recorded no kernels" if gpu else "not measured on a CPU"
+        method = "not measured: the profiler recorded no kernels" if gpu else "not measured: on CPUs with DDP only"
         return NOT_MEASURED | {"exposed_communication_method": method, "exposed_communication_control_percent": control}
     return {
         "exposed_communication_percent": median(percents),
@@ -106,7 +106,7 @@ def _exposed_from_kernels(world: World, steps: int, run_step: StepFunction) -> f
 
 
 def _seconds(world: World, steps: int, run_step: StepFunction, communicate: bool) -> float:
-    """Seconds of all steps on the slowest rank."""
+    """Total duration of ``steps`` steps on the slowest rank."""
     world.barrier()
     start = time.perf_counter()
     for _ in range(steps):

@@ -1,7 +1,7 @@
 """Failure propagation: the failure of one rank ends all ranks, and only that rank prints its error.
 
-The first rank that fails writes its name to the process group's store. The others read it when a collective
-fails, as gloo's do without a peer, and every POLL_INTERVAL_S, since NCCL waits for a lost peer until its timeout.
+The first rank that fails writes its name to the process group's store. The others read it when a collective fails
+(gloo's fail as soon as a peer is gone), and every POLL_INTERVAL_S (NCCL's wait for a lost peer until their timeout).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from seatrial.util import signals
 
 STORE_KEY = "seatrial/failed"
 POLL_INTERVAL_S = 2.0
-GRACE_S = 5.0  # the first rank exits earlier and prints its error: torchrun then ends all ranks
-STUCK_S = 10.0  # longer than GRACE_S: after that the main thread is blocked in a collective
-TEARDOWN_S = 30
+GRACE_S = 5.0  # enough for the first failed rank to print its error and exit; torchrun then ends all ranks
+STUCK_S = 10.0  # longer than GRACE_S: a main thread still running after it is blocked in a collective
+TEARDOWN_S = 30  # from a failure to SIGALRM, which ends a process that is still waiting for peers
 EXIT_INCOMPLETE = 3  # exit code of the command line for an incomplete run
 
 
@@ -68,8 +68,7 @@ def _register_failure() -> str | None:
     """Registers this rank as failed unless another rank was first; returns the first. None without reachable peers."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    # at interpreter shutdown torch may wait for peers that have exited
-    signal.alarm(TEARDOWN_S)
+    signal.alarm(TEARDOWN_S)  # at interpreter shutdown torch may wait for peers that have exited
     try:
         return str(_get_default_store().compare_set(STORE_KEY, "", _rank_name()).decode())
     except RuntimeError:  # the rank that hosts the store has exited

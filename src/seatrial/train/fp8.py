@@ -18,17 +18,22 @@ from seatrial.model import UsageError
 from seatrial.train.architecture import Architecture
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2  # max 448; max 57,344
-_MULTIPLE = 16  # required by torch._scaled_mm, of the second matrix's sizes and the inner one
+_MULTIPLE = 16  # torch._scaled_mm requires that n and k of [m, k] @ [k, n] are multiples of it
 _CAPABILITY = (8, 9)  # Ada: the first tensor cores with fp8
 
 
-def require_support(device: torch.device, shape: Architecture) -> None:
+def require_support(device: torch.device, architecture: Architecture) -> None:
     """Raises UsageError if ``device`` or a layer size of the model does not support fp8 products."""
     if device.type != "cuda" or (capability := torch.cuda.get_device_capability(device)) < _CAPABILITY:
         actual = "there is no GPU" if device.type != "cuda" else f"this GPU has {capability[0]}.{capability[1]}"
         raise UsageError(f"fp8 needs a GPU of compute capability 8.9 or more, {actual}: set fp8 to false")
-    key_value_size = shape.num_key_value_heads * shape.head_dim
-    sizes = (shape.hidden_size, shape.num_attention_heads * shape.head_dim, key_value_size, shape.intermediate_size)
+    key_value_size = architecture.num_key_value_heads * architecture.head_dim
+    sizes = (
+        architecture.hidden_size,
+        architecture.num_attention_heads * architecture.head_dim,
+        key_value_size,
+        architecture.intermediate_size,
+    )
     if unsupported := [size for size in sizes if size % _MULTIPLE]:
         raise UsageError(f"fp8 needs layer sizes that are multiples of {_MULTIPLE}, the model has {unsupported[0]}")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
-import zlib
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import prod
@@ -15,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from seatrial.model import SeatrialError
+from seatrial.util.input_files import MAX_DOCUMENT_BYTES, gunzip, read_bytes
 
 SIZE = 28  # pixels per side
 CLASSES = 10
@@ -147,10 +146,10 @@ def _read_pair(images_path: Path, labels_path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _content(path: Path) -> bytes:
-    raw = path.read_bytes()
-    if path.suffix != ".gz":
-        return raw
     try:
-        return gzip.decompress(raw)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise SeatrialError(f"{path} is truncated or damaged: {error}") from error
+        raw = read_bytes(path)
+        return raw if path.suffix != ".gz" else gunzip(raw, MAX_DOCUMENT_BYTES)
+    except OSError as error:
+        raise SeatrialError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise SeatrialError(f"{path} {error}") from error

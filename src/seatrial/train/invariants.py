@@ -43,7 +43,7 @@ def read_rank_info(rank: int, world_size: int, local_rank: int, node: str, devic
 
 
 def rank_errors(processes: Sequence[RankInfo]) -> dict[int, str]:
-    """Rank → its inconsistencies: with the environment or world size, missing, or used twice."""
+    """Rank → its errors: other values in its environment, a wrong world size, a missing rank, a rank used twice."""
     problems: dict[int, list[str]] = {}
     size = len(processes)
     processes_per_rank = Counter(process.rank for process in processes)
@@ -88,18 +88,16 @@ def core_list(cores: Iterable[int]) -> str:
 class Coverage:
     """Counts of samples of an epoch over all ranks."""
 
-    missing: int  # read by no rank, besides those left out
-    duplicates: int  # read more than once
-    left_out: int  # size mod ranks: all ranks read equally many
+    missing: int  # read by no rank, besides the dropped ones
+    duplicates: int  # reads of a sample after its first
+    dropped: int  # size mod ranks, so that all ranks read equally many
 
 
-def coverage(shares: Sequence[Sequence[int]], size: int) -> Coverage:
-    """The Coverage of ``shares``, the sample indices (0 to ``size`` - 1) that each rank reads."""
-    reads = Counter(chain.from_iterable(shares))
-    left_out = size % len(shares)
-    return Coverage(
-        missing=max(0, size - left_out - len(reads)), duplicates=reads.total() - len(reads), left_out=left_out
-    )
+def coverage(rank_samples: Sequence[Sequence[int]], size: int) -> Coverage:
+    """The Coverage of ``rank_samples``, the sample indices (0 to ``size`` - 1) that each rank reads."""
+    reads = Counter(chain.from_iterable(rank_samples))
+    dropped = size % len(rank_samples)
+    return Coverage(missing=max(0, size - dropped - len(reads)), duplicates=reads.total() - len(reads), dropped=dropped)
 
 
 def parameter_digest(models: Iterable[nn.Module]) -> str:

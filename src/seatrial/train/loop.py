@@ -1,7 +1,7 @@
 """The native training loop, from settings to metrics.json.
 
-No step synchronizes with the device: the results of a step are read while the next one runs. The optimizer checks on
-the device whether loss and gradients are finite, and skips the optimizer update from the first non-finite step on.
+The results of a step are read while the next one runs, so that the GPU never waits for the CPU. Whether loss and
+gradient norm are finite is checked on the device; from the first non-finite step on, the optimizer skips its update.
 """
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ from seatrial.train.progress import StartupPhases, Step, StepLog, create_run_fol
 from seatrial.train.step_timer import StepTimer
 from seatrial.train.train_config import Schedule, TrainConfig
 
-COLLECT_EVERY = 50  # steps: a garbage collection on one rank delays all ranks
+# Steps between Python garbage collections, at the same step on all ranks: a collection on one rank delays all
+GC_INTERVAL = 50
 
 
 class NonFiniteError(SeatrialError):
-    """A loss or gradient norm is not finite; the weights are those before that step."""
+    """A loss or gradient norm is not finite; that step did not change the weights."""
 
 
 def train(settings: TrainConfig, folder: Path | None = None, started: float | None = None) -> dict[str, Any]:
-    """Trains with ``settings``; writes config, steps.jsonl, metrics.json and checkpoints to ``folder`` (default: new).
+    """Trains with ``settings``; writes config, steps.jsonl, metrics.json and checkpoints to ``folder``.
 
-    Returns the content of metrics.json. ``started``: start of the process (Unix time), for the startup time.
-    Raises SeatrialError on the first rank that fails, PeerFailed on the others.
+    Returns the content of metrics.json. ``folder``: by default a new one in seatrial-runs. ``started``: start of the
+    process (Unix time), for the startup time. The first rank that fails raises its error, the others PeerFailed.
     """
     with failure.propagate_failure():
-        return train_with_rank_errors(settings, folder, started)
+        return train_without_error_propagation(settings, folder, started)
 
 
-def train_with_rank_errors(settings: TrainConfig, folder: Path | None, started: float | None = None) -> dict[str, Any]:
-    """As ``train``, without error propagation between ranks; callable again after all ranks raised."""
+def train_without_error_propagation(
+    settings: TrainConfig, folder: Path | None, started: float | None = None
+) -> dict[str, Any]:
+    """As ``train``, but an error of one rank does not end the others; callable again after all ranks raised."""
     require_tensorboard(settings)
     phases = StartupPhases(started or time.time(), "imports")
     with parallel.process_group(settings.timeout_s) as world:
@@ -62,8 +65,8 @@ def train_with_rank_errors(settings: TrainConfig, folder: Path | None, started: 
             _check_model(settings, built, world)
             trainer = Trainer(settings, built, world, blocks)
             phases.end_phase("build")
-            done = trainer.resume(out) if settings.checkpoint.resume else 0
-            records = trainer.run(done, out, phases)
+            completed_steps = trainer.resume(out) if settings.checkpoint.resume else 0
+            records = trainer.run(completed_steps, out, phases)
         report = metrics.report(settings, world, trainer.run_record(records), phases)
         report |= {"out": str(out), "final": None}
         if settings.use_lora and settings.export:
@@ -72,7 +75,7 @@ def train_with_rank_errors(settings: TrainConfig, folder: Path | None, started: 
                 lora.export(adapters, out / "final", built.model, settings.model.name)
                 report["final"] = lora.verify_export(adapters, out / "final")
         if world.size > 1 and settings.profile_steps:
-            # last: these steps change the weights
+            # after the export, since these steps change the weights
             replicated = settings.parallel.strategy == "ddp"
             report |= exposed_communication.measure(world, settings.profile_steps, trainer.step_function(), replicated)
         if world.is_rank0:
@@ -91,7 +94,7 @@ def _create_out(settings: TrainConfig, world: World, folder: Path | None) -> Pat
 
 
 def _check_model(settings: TrainConfig, built: BuiltModel, world: World) -> None:
-    """Raises SeatrialError for a wrongly sharded parameter; prints the number of trained parameters on rank 0."""
+    """Raises SeatrialError for an incorrectly sharded parameter; rank 0 prints the number of trained parameters."""
     ranks, replicas = world.size, settings.parallel.replicas
     if settings.parallel.strategy == "fsdp2" and (errors := parallel.sharding_errors(built.model, ranks, replicas)):
         raise SeatrialError(f"rank {world.rank}: {len(errors)} parameters are sharded incorrectly: {errors[0]}")
@@ -127,7 +130,7 @@ class Trainer:
         self.checkpointer = checkpoint.Checkpointer(settings.checkpoint, world)
         self.timer = StepTimer(world.device)
         self._extra_batches = self._batches(0)  # for run_steps
-        self._communicate = True  # gradients between ranks
+        self._communicate = True  # whether a step communicates gradients between ranks
         self._nonfinite = torch.zeros((), device=world.device)  # 1 after the first step that is not finite
         self._gradient_finite = torch.ones((), dtype=torch.bool, device=world.device)
         built.model.gradient_hook = self._check_gradient
@@ -140,22 +143,24 @@ class Trainer:
         """Loads the newest complete checkpoint; returns its step, or 0 if there is none."""
         return self.checkpointer.restore(out, self.built, self.optimizer)
 
-    def run(self, done: int, out: Path, phases: StartupPhases) -> list[Step]:
-        """Runs the steps after ``done`` up to max_steps; appends each to ``out``/steps.jsonl when it is done."""
+    def run(self, completed_steps: int, out: Path, phases: StartupPhases) -> list[Step]:
+        """Runs steps ``completed_steps`` + 1 to max_steps; appends each to ``out``/steps.jsonl when it has ended."""
         settings = self.settings
-        if done >= settings.max_steps:
-            raise SeatrialError(f"nothing to resume: {out} has {done} steps, max_steps is {settings.max_steps}")
+        if completed_steps >= settings.max_steps:
+            raise SeatrialError(
+                f"nothing to resume: {out} has {completed_steps} steps, max_steps is {settings.max_steps}"
+            )
         records: list[Step] = []
-        batches = self._batches(done)
+        batches = self._batches(completed_steps)
         self.timer.reset()
-        with closing(StepLog(settings, self.world, out, done)) as log, _garbage_collection_disabled():
+        with closing(StepLog(settings, self.world, out, completed_steps)) as log, _garbage_collection_disabled():
             previous: PendingStep | None = None
 
             def record(pending: PendingStep) -> None:
                 records.append(log.write(self._read_finite_step(pending)))
                 phases.end_first_step()
 
-            for step in range(done + 1, settings.max_steps + 1):
+            for step in range(completed_steps + 1, settings.max_steps + 1):
                 pending = self.step(step, batches)
                 if previous is not None:
                     record(previous)
@@ -165,7 +170,7 @@ class Trainer:
                     previous = None
                     self.checkpointer.save(out, step, self.built, self.optimizer)
                     self.timer.reset()
-                if step % COLLECT_EVERY == 0:
+                if step % GC_INTERVAL == 0:
                     gc.collect(1)
             if previous is not None:
                 record(previous)
@@ -173,7 +178,7 @@ class Trainer:
         return records
 
     def run_record(self, records: Sequence[Step]) -> metrics.TrainingRun:
-        """The TrainingRun of ``records``, for metrics.report."""
+        """The TrainingRun with ``records`` as its steps, for metrics.report."""
         settings = self.settings
         return metrics.TrainingRun(
             steps=records,
@@ -187,11 +192,12 @@ class Trainer:
             compiled_graphs=torch._dynamo.utils.counters["stats"]["unique_graphs"],
         )
 
-    def _batches(self, done: int) -> Iterator[Tensor]:
-        """Endless batches after ``done`` steps: int64 [grad_accum, bsz, seq_len + 1] on the device."""
+    def _batches(self, completed_steps: int) -> Iterator[Tensor]:
+        """Endless batches after ``completed_steps``: int64 [grad_accum, bsz, seq_len + 1] on the device."""
         settings, world = self.settings, self.world
         per_step = settings.bsz * settings.grad_accum
-        indices = data.block_order(len(self.blocks), world.rank, world.size, settings.seed, skip=done * per_step)
+        skip = completed_steps * per_step
+        indices = data.block_order(len(self.blocks), world.rank, world.size, settings.seed, skip)
         while True:
             batch = self.blocks.batch(list(islice(indices, per_step)))
             if world.device.type == "cuda":
@@ -199,7 +205,7 @@ class Trainer:
             yield batch.view(settings.grad_accum, settings.bsz, -1)
 
     def run_steps(self, steps: int) -> list[Step]:
-        """Runs ``steps`` additional steps without logging: queues all, then reads all, including non-finite ones."""
+        """Runs ``steps`` additional steps without logging: queues all, then reads all, finite or not."""
         self.timer.reset()
         pending_steps = [self.step(self.settings.max_steps, self._extra_batches) for _ in range(steps)]
         return [self.read_step(pending) for pending in pending_steps]
@@ -223,7 +229,7 @@ class Trainer:
         batch = next(batches)
         data_wait_s = time.perf_counter() - wait_start
         inputs, targets = batch[..., :-1].clamp(min=0), batch[..., 1:].contiguous()  # IGNORE_INDEX is not a token id
-        # the loss is averaged over the tokens of all ranks, since their numbers differ
+        # the loss is averaged over the tokens of all ranks, since ranks have different numbers of tokens
         tokens = self.world.all_reduce_sum((targets != IGNORE_INDEX).sum())
         self.timer.begin()
         loss_scale = self.world.size / tokens  # DDP and FSDP divide gradients by the number of ranks
@@ -240,9 +246,9 @@ class Trainer:
         gradients = [p.grad for p in self.built.trained_parameters if p.grad is not None]
         norm = parallel.unshard(nn.utils.get_total_norm(gradients)).to(total_loss.device, torch.float)
         mean_loss = self.world.all_reduce_sum(total_loss) / tokens
-        # stays 1: no later step may change the weights either
+        # stays 1, so that no later step changes the weights
         self._nonfinite = torch.maximum(self._nonfinite, (~(mean_loss.isfinite() & norm.isfinite())).float())
-        # fused AdamW divides gradients by grad_scale, and skips the step if found_inf is 1
+        # fused AdamW divides gradients by grad_scale, and skips its update if found_inf is 1
         parameter_device = self.built.trained_parameters[0].device  # the CPU with cpu_offload
         optimizer.grad_scale = (norm / settings.optimizer.max_grad_norm).clamp(min=1.0).to(parameter_device)
         optimizer.found_inf = self._nonfinite.to(parameter_device)
@@ -283,7 +289,7 @@ class Trainer:
 
 
 def _nonfinite_message(pending: PendingStep, record: Step, world: World) -> str:
-    """Step, loss and norm, and the ranks whose loss or gradient was not finite before gradient communication."""
+    """Step, loss, gradient norm, and the ranks whose loss or gradient was not finite before communication."""
     finite_by_rank = world.gather((world.host, *pending.rank_finite.tolist()))
     sources = [
         f"rank {rank} ({host}): its {'gradient' if loss_finite else 'loss'} is not finite"

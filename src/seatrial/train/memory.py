@@ -11,7 +11,10 @@ STATE_SHARE = 0.45  # of device memory; the rest is for activations, gathered we
 
 
 def max_layers(settings: TrainConfig, ranks: int, device: str) -> int | None:
-    """The number of layers that fit when sharded over ``ranks``; None if all layers fit, or on a CPU."""
+    """The number of layers that fit into ``device`` when sharded over ``ranks``; None: no limit.
+
+    No limit applies if all layers fit, on a CPU, with CPU offloading, or to pretrained weights (fixed layers).
+    """
     model = settings.architecture()
     if not device.startswith("cuda") or settings.parallel.cpu_offload or settings.model.weights != "random":
         return None
@@ -25,7 +28,7 @@ def max_layers(settings: TrainConfig, ranks: int, device: str) -> int | None:
 
 
 def layers_within(layers: int, parameters: int, one_layer_parameters: int, max_parameters: float) -> int | None:
-    """The number of ``layers`` that have at most ``max_parameters``, at least 1; None if all of them do."""
+    """The largest number of layers with at most ``max_parameters``, at least 1; None if all ``layers`` fit."""
     if parameters <= max_parameters or layers == 1:
         return None
     layer_parameters = (parameters - one_layer_parameters) / (layers - 1)

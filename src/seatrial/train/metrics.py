@@ -29,28 +29,28 @@ from seatrial.util import data_files
 from seatrial.util.files import atomic_write, write_json
 
 GIB = 2**30
-_BYTES = {"fp32": 4, "bf16": 2}
-_SHORT = {torch.float: "fp32", torch.bfloat16: "bf16", torch.half: "fp16", torch.double: "fp64"}
+_DTYPE_BYTES = {"fp32": 4, "bf16": 2}
+_DTYPE_NAMES = {torch.float: "fp32", torch.bfloat16: "bf16", torch.half: "fp16", torch.double: "fp64"}
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A finished training run. Values that the stack does not know are None, null in metrics.json."""
+    """A finished training run. Values unknown to the stack are None (null in metrics.json)."""
 
     steps: Sequence[Step]
     model: nn.Module
     optimizer: Any
-    strategy: str  # the one in effect, which applies to several ranks
+    strategy: str  # the one in effect, such as fsdp2 if zero3 is configured and DeepSpeed is missing
     compute_dtype: str  # of matrix products
     data: DatasetInfo
-    trained_tokens: int  # of all ranks: the tokens with a loss
+    trained_tokens: int  # tokens with a loss, of all ranks
     checkpoints: Sequence[checkpoint.CheckpointTiming]
     compiled_graphs: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def report(settings: TrainConfig, world: World, run: TrainingRun, phases: StartupPhases) -> dict[str, Any]:
-    """The content of metrics.json. All ranks call this after the last step: train_runtime_s ends now.
+    """The content of metrics.json. All ranks call this right after the last step, since train_runtime_s ends here.
 
     Speeds are those of the steps after ``untimed_steps``, without checkpoint saves.
     """
@@ -95,7 +95,7 @@ def report(settings: TrainConfig, world: World, run: TrainingRun, phases: Startu
 def _script_metrics(
     settings: TrainConfig, world: World, steps: Sequence[Step], phases: StartupPhases
 ) -> dict[str, Any]:
-    """The metrics that training scripts print at the end, under their names; with warm-up and checkpoint saves.
+    """The metrics that training scripts print at the end; times include untimed steps and checkpoint saves.
 
     wall_time_s starts after data preparation and includes building the model, train_runtime_s starts with the first
     step. approx_tokens counts all positions, including padding: samples × seq_len.
@@ -127,21 +127,22 @@ def _speed(
     settings: TrainConfig, world: World, measured: Sequence[Step], ranks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Speed, MFU and step times of the ``measured`` steps on this rank's clock; ranks are synchronized each step."""
-    shape = settings.model.architecture()
+    architecture = settings.model.architecture()
     seconds = sorted(step.seconds for step in measured)
     speed = sum(step.tokens for step in measured) / sum(seconds) / world.size
-    flops = shape.flops_per_token(settings.seq_len, weight_gradients=not settings.use_lora)
+    flops = architecture.flops_per_token(settings.seq_len, weight_gradients=not settings.use_lora)
     tflops = speed * flops / 1e12
     peak = peak_tflops(ranks[0]["device"])
     gemm = min((rank["gemm_tflops"] for rank in ranks if rank["gemm_tflops"] is not None), default=None)
     waits = [step.data_wait_s for step in measured if step.data_wait_s is not None]
+    flops_factor = 4 if settings.use_lora else 6
     return {
         "steps_measured": len(measured),
         "tokens_per_second_per_gpu": speed,
         "flops_per_token": flops,
         "tflops_per_gpu": tflops,
         "mfu_percent": None if peak is None else 100 * tflops / peak,
-        "mfu_formula": f"({4 if settings.use_lora else 6}·N + 12·L·h·d·s) · tok/s/GPU / peak; N = {shape.parameters:,}",
+        "mfu_formula": f"({flops_factor}·N + 12·L·h·d·s) · tok/s/GPU / peak; N = {architecture.parameters:,}",
         "peak_tflops": peak,
         "gemm_percent": None if gemm is None else 100 * tflops / gemm,
         "gemm_tflops": gemm,
@@ -210,7 +211,7 @@ def _dtypes(tensors: Iterable[Any]) -> str:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """The short name of ``dtype``, such as fp32 for torch.float32."""
-    return _SHORT.get(dtype, str(dtype))
+    return _DTYPE_NAMES.get(dtype, str(dtype))
 
 
 def _max_over_ranks(ranks: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -267,7 +268,7 @@ def write(report: Mapping[str, Any], out: Path) -> None:
 
 
 def summary_text(report: Mapping[str, Any]) -> str:
-    """A summary of metrics.json in five lines."""
+    """A summary of metrics.json: five lines, six with exposed communication."""
     mfu, exposed = report["mfu_percent"], report["exposed_communication_percent"]
     mfu_text = "no MFU: peak unknown" if mfu is None else f"MFU {mfu:.1f} % of {report['peak_tflops']:g} TFLOP/s"
     bound = report["loss_entropy_bound"]
@@ -320,11 +321,11 @@ def _out_of_memory_message(settings: TrainConfig, device: torch.device, reason: 
 def _memory_usage(settings: TrainConfig, device: torch.device) -> str:
     parameters = settings.model.architecture().parameters
     if settings.use_lora:
-        bytes_per_weight = _BYTES["bf16" if settings.bf16 else "fp32"]
+        bytes_per_weight = _DTYPE_BYTES["bf16" if settings.bf16 else "fp32"]
         weights_gib = parameters * bytes_per_weight / GIB
         state = f"frozen weights {weights_gib:.1f} GiB; adapters, their gradients and Adam are small"
     else:
-        weights_gib = parameters * _BYTES[settings.master_dtype] / GIB
+        weights_gib = parameters * _DTYPE_BYTES[settings.master_dtype] / GIB
         state = f"weights {weights_gib:.1f} GiB, gradients {weights_gib:.1f} GiB, Adam {2 * weights_gib:.1f} GiB"
     sharded = "" if settings.parallel.strategy == "ddp" else ", sharded over all ranks"
     allocated = ""

@@ -27,13 +27,15 @@ from seatrial.train.decoder import Block, Decoder, Linear
 from seatrial.train.train_config import TrainConfig
 
 T = TypeVar("T")
+BACKEND = "cpu:gloo,cuda:nccl"
+_ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))  # set by torchrun; default without it
 _AUTOTUNE: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
 _DTYPES = {"fp32": torch.float, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class World:
-    """Rank and device of this process, and the number of ranks."""
+    """Rank, device and host of this process, and the number of ranks."""
 
     rank: int
     size: int
@@ -61,9 +63,10 @@ class World:
 
 @contextmanager
 def process_group(timeout_s: float) -> Iterator[World]:
-    """Context manager: the World of the open process group, or of a new one for torchrun's ranks or this process alone.
+    """Context manager: the World of the open process group, or of a new one.
 
-    Backends: NCCL with one GPU per process, and gloo for CPU tensors (checkpoints, offloading) or without GPUs.
+    A new group has torchrun's ranks, or only this process without torchrun. Backends: NCCL with one GPU per process,
+    and gloo for CPU tensors (checkpoints, offloading) or without GPUs.
     """
     rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _ENVIRONMENT)
     gpus = torch.cuda.device_count()
@@ -76,8 +79,8 @@ def process_group(timeout_s: float) -> Iterator[World]:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     single_rank: dict[str, Any] = {} if "RANK" in os.environ else {"store": HashStore(), "rank": 0, "world_size": 1}
-    # no device_id: the gloo group of checkpoints would inherit it
-    already_open = dist.is_initialized()  # by a check, in train.child
+    already_open = dist.is_initialized()  # by train.child, which a check starts
+    # without device_id: the gloo group of checkpoints would inherit it
     if not already_open:
         dist.init_process_group(BACKEND if gpus else "gloo", timeout=timedelta(seconds=timeout_s), **single_rank)
     world = World(rank, size, device, socket.gethostname())
@@ -85,15 +88,11 @@ def process_group(timeout_s: float) -> Iterator[World]:
     if gpus:
         torch.cuda.synchronize()
     yield world
-    # Not after an error: peers may be gone, and torchrun ends the others.
+    # No ``finally``: after an error peers may be gone, and torchrun ends the others.
     if gpus:
         torch.cuda.synchronize()
     if not already_open:
         dist.destroy_process_group()
-
-
-BACKEND = "cpu:gloo,cuda:nccl"
-_ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 def prepare_kernels(settings: TrainConfig) -> None:
@@ -149,8 +148,10 @@ def build(settings: TrainConfig, world: World) -> BuiltModel:
         shard(model, settings, world, compute_dtype)
     model.to_empty(device="cpu" if settings.parallel.cpu_offload else world.device)
     random_weights = weights.random_weights(settings.seed, architecture.initializer_range)
-    folder = settings.model.weights
-    source = random_weights if folder == "random" else weights.from_folder(folder, random_weights)
+    if settings.model.weights == "random":
+        source = random_weights
+    else:
+        source = weights.from_folder(settings.model.weights, adapter_source=random_weights)
     weights.fill(model, source, world.device)
     train_module = model if sharded or world.size == 1 else replicate(model, settings, world)
     return BuiltModel(model, train_module, [parameter for parameter in model.parameters() if parameter.requires_grad])
@@ -223,9 +224,9 @@ def tensor_counts(model: nn.Module) -> dict[str, int]:
 
 
 def sharding_errors(model: nn.Module, ranks: int, replicas: int = 1) -> list[str]:
-    """The parameters whose sharding differs from FSDP2's: by rows over the ``ranks`` ÷ ``replicas`` ranks of a replica.
+    """A message for each parameter that is not sharded by rows over the ``ranks`` ÷ ``replicas`` ranks of a replica.
 
-    Also those of which this rank has more rows than its part.
+    Also for each parameter of which this rank holds more rows than its shard.
     """
     errors = []
     shards = ranks // replicas
@@ -244,7 +245,7 @@ def sharding_errors(model: nn.Module, ranks: int, replicas: int = 1) -> list[str
 
 
 def optimizer(settings: TrainConfig, trained: list[nn.Parameter]) -> torch.optim.AdamW:
-    """Fused AdamW for ``trained``, which must be sharded before."""
+    """Fused AdamW for the parameters ``trained``. FSDP2 must have sharded them before."""
     options = settings.optimizer
     return torch.optim.AdamW(
         trained,

@@ -47,13 +47,13 @@ class Step:
 
 
 class StartupPhases:
-    """Seconds by phase from the start of the process to the end of the first step."""
+    """Seconds by phase from the start of the process to the end of the first step; ``first_phase`` ends now."""
 
-    def __init__(self, started: float, phase: str) -> None:
+    def __init__(self, started: float, first_phase: str) -> None:
         self._started = self._last = started
         self._ends: dict[str, float] = {}
         self.seconds: dict[str, float] = {}
-        self.end_phase(phase)
+        self.end_phase(first_phase)
 
     def end_phase(self, phase: str) -> None:
         """Records that ``phase`` ends now."""
@@ -75,16 +75,17 @@ class StartupPhases:
 class StepLog:
     """Writes each step to ``out``/steps.jsonl, TensorBoard and stderr, on rank 0.
 
-    A resumed run keeps the lines of its ``done`` steps and overwrites later ones. Raises UsageError if another run has
-    created the file since ``create_run_folder``, or is still writing it.
+    A resumed run keeps the lines of its ``completed_steps`` and overwrites later ones. Raises UsageError if another run
+    has created the file since ``create_run_folder``, or is still writing it.
     """
 
-    def __init__(self, settings: TrainConfig, world: World, out: Path, done: int) -> None:
+    def __init__(self, settings: TrainConfig, world: World, out: Path, completed_steps: int) -> None:
         self._settings, self._world = settings, world
-        self._file = _open_steps_file(out / STEPS_FILE, done, settings.checkpoint.resume) if world.is_rank0 else None
+        resumed = settings.checkpoint.resume
+        self._file = _open_steps_file(out / STEPS_FILE, completed_steps, resumed) if world.is_rank0 else None
         # with stack hf the Trainer writes these curves
         writes_curves = world.is_rank0 and settings.tensorboard and settings.stack == "native"
-        self._tensorboard: Any = _open_tensorboard(out, done) if writes_curves else None
+        self._tensorboard: Any = _open_tensorboard(out, completed_steps) if writes_curves else None
         self._is_terminal = sys.stderr.isatty()
         self._interval_s = min(TERMINAL_INTERVAL_S, settings.log_every_s) if self._is_terminal else settings.log_every_s
         self._last_print = time.monotonic()
@@ -122,7 +123,7 @@ class StepLog:
         print(start + self._line(record, self._remaining_s(record, now)), end=end, file=sys.stderr, flush=True)
 
     def _remaining_s(self, record: Step, now: float) -> float:
-        """Estimated seconds to the last step, from the time per step after the first, which is slow."""
+        """Estimated seconds to the last step; the first step, which is slow, does not count."""
         first_step, first_time = self._first or (record.step, now)
         per_step = (now - first_time) / (record.step - first_step) if record.step > first_step else record.seconds
         return per_step * (self._settings.max_steps - record.step)
@@ -139,12 +140,12 @@ class StepLog:
 def create_run_folder(settings: TrainConfig, out: Path) -> None:
     """Creates the run folder ``out`` with the resolved config in config.json; called on rank 0.
 
-    Raises UsageError if it contains another run, a run is writing to it, or it is not writable.
+    Raises UsageError if it contains another run, if a run is writing to it, or if it is not writable.
     """
     if not settings.checkpoint.resume and (out / STEPS_FILE).exists():
         raise _existing_run_error(out)
     try:
-        if (out / STEPS_FILE).exists():  # the config of a running training must not change
+        if (out / STEPS_FILE).exists():  # do not overwrite the config of a training that is running
             with (out / STEPS_FILE).open("a", encoding="utf-8") as steps:
                 _lock(steps, out)
         out.mkdir(parents=True, exist_ok=True)
@@ -159,12 +160,12 @@ def require_tensorboard(settings: TrainConfig) -> None:
         raise UsageError("tensorboard: true requires the package tensorboard: pip install tensorboard")
 
 
-def _open_tensorboard(out: Path, done: int) -> Any:
-    """A SummaryWriter for ``out``/tensorboard; a resumed run discards events after its ``done`` steps."""
+def _open_tensorboard(out: Path, completed_steps: int) -> Any:
+    """A SummaryWriter for ``out``/tensorboard; a resumed run discards events after its ``completed_steps``."""
     from torch.utils.tensorboard import SummaryWriter  # slow to import; requires the package tensorboard
 
     writer: Any = SummaryWriter
-    return writer(str(out / "tensorboard"), purge_step=done + 1 if done else None)
+    return writer(str(out / "tensorboard"), purge_step=completed_steps + 1 if completed_steps else None)
 
 
 def _existing_run_error(out: Path) -> UsageError:
@@ -177,8 +178,8 @@ def _lock(file: TextIO, out: Path) -> None:
         raise UsageError(f"another training is running in {out}: stop it or wait for its end")
 
 
-def _open_steps_file(path: Path, done: int, resumed: bool) -> TextIO:
-    """The open steps file, locked until this process ends."""
+def _open_steps_file(path: Path, completed_steps: int, resumed: bool) -> TextIO:
+    """The open steps file, locked until it is closed; a resumed run keeps the first ``completed_steps`` lines."""
     try:  # of two runs started at the same time, one creates the file; the other fails before it saves anything
         file = path.open("a+" if resumed else "x", buffering=1, encoding="utf-8")
     except FileExistsError as error:
@@ -186,7 +187,7 @@ def _open_steps_file(path: Path, done: int, resumed: bool) -> TextIO:
     _lock(file, path.parent)
     if resumed:
         file.seek(0)
-        kept = file.read().splitlines()[:done]
+        kept = file.read().splitlines()[:completed_steps]
         file.truncate(0)
         file.writelines(f"{line}\n" for line in kept)
     return file

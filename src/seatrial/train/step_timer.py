@@ -8,20 +8,20 @@ from typing import Any
 
 import torch
 
-MATRIX = 8192  # rows and columns: enough to occupy all SMs of any GPU
+MATRIX_SIZE = 8192  # rows and columns: enough to occupy all SMs of any GPU
 PRODUCTS = 600  # 0.9 s at 750 TFLOP/s: long enough to reach the power limit
 
 
 def gemm_tflops(device: torch.device) -> float | None:
     """The bf16 GEMM rate in TFLOP/s right after training, at operating temperature; None without a GPU or free memory.
 
-    Training ÷ GEMM rate measures the efficiency of the software, GEMM rate ÷ peak that of the GPU.
+    Training rate ÷ GEMM rate is the efficiency of the software, GEMM rate ÷ peak that of the GPU.
     """
     if device.type != "cuda":
         return None
     try:
         torch.cuda.empty_cache()
-        a, b = torch.randn(2, MATRIX, MATRIX, device=device, dtype=torch.bfloat16)
+        a, b = torch.randn(2, MATRIX_SIZE, MATRIX_SIZE, device=device, dtype=torch.bfloat16)
         product = torch.mm(a, b)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
@@ -32,14 +32,14 @@ def gemm_tflops(device: torch.device) -> float | None:
     except torch.OutOfMemoryError:
         return None
     milliseconds: float = start.elapsed_time(end)
-    return PRODUCTS * 2 * MATRIX**3 / milliseconds / 1e9
+    return PRODUCTS * 2 * MATRIX_SIZE**3 / milliseconds / 1e9
 
 
 class StepTimer:
-    """Times steps with CUDA events, without synchronizing the CPU, or with the CPU clock if there is no GPU.
+    """Times steps with CUDA events, without blocking the CPU, or with the CPU clock if there is no GPU.
 
-    A step lasts from the end of the previous step to its own end, waiting included. Its forward time lasts from
-    ``begin`` to the first ``end_forward``, of the first micro-batch: under DDP it does not depend on other ranks.
+    A step lasts from the end of the previous step to its own end, waiting included. Forward time is that of the first
+    micro-batch, from ``begin`` to the first ``end_forward``: with DDP it does not depend on other ranks.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.model import UsageError
+from seatrial.util.input_files import MAX_RECORD_BYTES, open_file, read_bytes
 
 END_TOKEN = "<|end|>"  # ends each row, with a tokenizer trained here
 # Common end tokens; the first one in the tokenizer's vocabulary is used
@@ -29,26 +30,26 @@ def read_rows(path: Path, max_rows: int | None) -> list[str]:
 
 def _rows(path: Path) -> Iterator[Any]:
     if path.suffix == ".parquet":
-        yield from _parquet(path)
+        yield from _parquet_rows(path)
     elif path.suffix == ".jsonl":
-        with path.open("rb") as file:
+        with open_file(path) as file:
             for number, line in enumerate(file, 1):
-                yield _json(line, f"{path}, row {number}")
+                yield _parse_json(line, f"{path}, row {number}")
     elif path.suffix == ".json":
-        yield from _list(path)
+        yield from _json_rows(path)
     else:
         raise UsageError(f"{path}: expected a .json, .jsonl or .parquet file")
 
 
-def _list(path: Path) -> list[Any]:
+def _json_rows(path: Path) -> list[Any]:
     """The rows of a JSON list, the format of alpaca-cleaned and glaive-function-calling-v2."""
-    rows = _json(path.read_bytes(), str(path))
+    rows = _parse_json(read_bytes(path, MAX_RECORD_BYTES), str(path))
     if not isinstance(rows, list):
         raise UsageError(f"{path}: expected a JSON list of rows; rename a file of JSON lines to .jsonl")
     return rows
 
 
-def _json(raw: bytes, where: str) -> Any:
+def _parse_json(raw: bytes, where: str) -> Any:
     try:
         return json.loads(raw.decode())
     except UnicodeDecodeError as error:
@@ -57,7 +58,7 @@ def _json(raw: bytes, where: str) -> Any:
         raise UsageError(f"{where} is not valid JSON: {error}") from error
 
 
-def _parquet(path: Path) -> Iterator[Any]:
+def _parquet_rows(path: Path) -> Iterator[Any]:
     try:
         import pyarrow
         from pyarrow import parquet

@@ -1,6 +1,7 @@
 """The schema of training configs, configs/*.yaml. Comments state the reason for a default.
 
-The first group of keys of TrainConfig has the names of common training script flags, the same for both stacks.
+Two stacks train from the same config: native (seatrial's own loop) and hf (the Trainer of transformers). The first
+group of keys of TrainConfig has the names of common command line flags of training scripts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from seatrial.train.architecture import Architecture
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CONFIGS_FOLDER = Path(__file__).parents[1] / "data" / "configs"
 HUB_PREFIX = "hub:"  # before OWNER/NAME
-_LOCAL = {"model.weights": "DIR", "data.path": "DIR/FILE.parquet", "data.tokenizer": "DIR/tokenizer.json"}
+_LOCAL_EXAMPLES = {"model.weights": "DIR", "data.path": "DIR/FILE.parquet", "data.tokenizer": "DIR/tokenizer.json"}
 _MAX_SUGGESTIONS = 3  # for an unknown config name
 ALL_LINEAR: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -38,7 +39,7 @@ class Model(Frozen):
         default=None, gt=0, description="number of layers instead of the model's; random weights only"
     )
     width: int | None = Field(
-        default=None, gt=0, description="hidden size instead of the model's, by number of heads; random weights only"
+        default=None, gt=0, description="hidden size instead of the model's, with heads to match; random weights only"
     )
 
     @model_validator(mode="after")
@@ -88,7 +89,7 @@ class _Finite(Frozen):
 
 
 class Schedule(_Finite):
-    """Learning rate: linear warm-up for ``warmup_steps``, then decay to ``min_ratio`` × ``peak`` at the last step."""
+    """Learning rate: linear warm-up, then decay to ``min_ratio`` × ``peak``, reached one step after the last."""
 
     peak: float = Field(default=5e-5, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "linear"
@@ -115,15 +116,15 @@ class Optimizer(_Finite):
 class Parallel(Frozen):
     """Parallelism. ddp: the full model on each rank. fsdp2: each weight sharded over the ranks.
 
-    zero3: DeepSpeed's sharding, with stack hf; without DeepSpeed installed it runs as fsdp2 and is reported as fsdp2.
+    zero3: DeepSpeed's sharding, with stack hf; if DeepSpeed is not installed, fsdp2 is used and reported.
     """
 
     strategy: Literal["ddp", "fsdp2", "zero3"] = "ddp"
     deepspeed: str | None = Field(
         default=None, description="zero3: DeepSpeed's JSON config; path relative to this file or the working directory"
     )
-    # HSDP: weights are all-gathered within a replica of consecutive ranks, such as those of a node; sharded gradients
-    # are all-reduced between replicas
+    # more than one is HSDP: weights are all-gathered within a replica, consecutive ranks such as those of a node;
+    # sharded gradients are all-reduced between replicas
     replicas: int = Field(
         default=1, gt=0, description="fsdp2, native: number of model copies, each sharded over its ranks"
     )
@@ -153,7 +154,7 @@ class Parallel(Frozen):
 
 
 class Checkpoint(Frozen):
-    """Checkpoints; off by default, for throughput runs."""
+    """Checkpoints; off by default, since saves take time from training."""
 
     every: int = Field(default=0, ge=0, description="steps between saves, and a save after the last step; 0: never")
     asynchronous: bool = False
@@ -288,7 +289,7 @@ def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
     train_config = load_as(TrainConfig, str(path), assignments)
     _check_hub_names(train_config)
     train_config.architecture()
-    return _with_deepspeed_of(path.parent, train_config)
+    return _with_resolved_deepspeed(train_config, path.parent)
 
 
 def _check_hub_names(train_config: TrainConfig) -> None:
@@ -300,16 +301,16 @@ def _check_hub_names(train_config: TrainConfig) -> None:
     }
     for key, name in names.items() if train_config.stack == "native" else ():
         if name and name.startswith(HUB_PREFIX):
-            options = " --repo-type dataset" if key == "data.path" else ""
+            repo_type = " --repo-type dataset" if key == "data.path" else ""
             raise UsageError(
-                f"{key}={name}: only stack hf reads from the Hub. For stack native run `hf download "
-                f"{name.removeprefix(HUB_PREFIX)}{options} --local-dir DIR` on a machine with network access, then set "
-                f"{key}={_LOCAL[key]}"
+                f"{key}={name}: only stack hf reads from the Hub. For stack native run "
+                f"`hf download {name.removeprefix(HUB_PREFIX)}{repo_type} --local-dir DIR` "
+                f"on a machine with network access, then set {key}={_LOCAL_EXAMPLES[key]}"
             )
 
 
-def _with_deepspeed_of(folder: Path, train_config: TrainConfig) -> TrainConfig:
-    """``train_config`` with DeepSpeed's file relative to the config's ``folder``, if it exists there."""
+def _with_resolved_deepspeed(train_config: TrainConfig, folder: Path) -> TrainConfig:
+    """``train_config`` with the absolute path of parallel.deepspeed, if the file exists relative to ``folder``."""
     path = folder / (train_config.parallel.deepspeed or "")
     if not path.is_file():
         return train_config

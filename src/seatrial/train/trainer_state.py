@@ -1,7 +1,7 @@
 """Reads steps and losses from trainer_state.json, which the Trainer of transformers writes.
 
-TrainerState.save_to_json of transformers/trainer_callback.py; log_history has an entry for each logged step and,
-after the last one, a summary with train_runtime (transformers/trainer.py). Numbers may be NaN, as in Python's json.
+The file is written by TrainerState.save_to_json in transformers/trainer_callback.py. log_history has an entry for each
+logged step and, after the last one, a summary with train_runtime (transformers/trainer.py). Numbers may be NaN.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from seatrial.model import SeatrialError, first_validation_error
+from seatrial.util.input_files import read_text
 
 FILE_NAME = "trainer_state.json"
 MAX_BYTES = 64 * 2**20  # 300,000 steps of 200 B
@@ -60,7 +61,7 @@ class TrainerState(_Entry):
 
     @property
     def first_last_third_loss(self) -> tuple[float, float] | None:
-        """The median losses of the first and of the last third of the steps; None with fewer than three finite ones."""
+        """The median losses of the first and last third of the steps with finite loss; None if fewer than 3 have it."""
         losses = [step.loss for step in self.steps if math.isfinite(step.loss)]
         third = len(losses) // 3
         return (median(losses[:third]), median(losses[-third:])) if third else None
@@ -87,10 +88,7 @@ def read(path: Path) -> TrainerState:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise SeatrialError(f"{path} has {size} bytes, at most {MAX_BYTES} are supported; {_EXPECTED}")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path, MAX_BYTES))
     except OSError as error:
         raise SeatrialError(f"cannot read {path}: {error.strerror or error}; {_EXPECTED}") from error
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Several short training runs in one process, optionally with an injected fault.
+"""Several short training runs in one child process per rank, optionally with an injected fault.
 
 ``python -m seatrial.train.variants TASK``. Correctness checks run a few steps many times; starting torch and NCCL takes
 longer than all these runs. No config key injects a fault: only a check does, in a child process.
@@ -42,7 +42,7 @@ class InjectedFault(Frozen):
 
 
 class Variant(Frozen):
-    """A training run with results in ``out``. ``expect_error``: it must end in an error on all ranks."""
+    """A training run with results in ``out``. ``expect_error``: an error on all ranks is expected, and returned."""
 
     settings: TrainConfig
     out: Path
@@ -52,7 +52,7 @@ class Variant(Frozen):
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Device and local rank, and the time limit in seconds for all variants of one start."""
+    """Device and local rank of the child process, and the time limit in seconds for all its variants."""
 
     device: str
     local_rank: int
@@ -62,22 +62,23 @@ class RankPlacement:
 def run_variants(
     variants: Sequence[Variant],
     placement: RankPlacement,
-    out: Path,
+    file_prefix: Path,
     groups: Sequence[Sequence[int]] | None = None,
     killed_rank: int | None = None,
 ) -> list[str]:
-    """Runs ``variants`` in order in child processes of the ranks; returns each one's error message, "" if none.
+    """Runs ``variants`` in order in one child process per rank; returns the error message of each, "" if none.
 
-    All ranks call this and get the same result. ``out`` is the prefix of the files of this start. ``killed_rank``: the
-    rank that the injected fault kills; the result is then empty. Raises SeatrialError on any other failure.
+    All ranks call this and get the same result. The files of the children are named after ``file_prefix``.
+    ``killed_rank``: the rank that the injected fault kills; the result is then empty. Raises SeatrialError on any other
+    failure.
     """
     results = child_ranks.run_child_ranks(
         "seatrial.train.variants",
         {"variants": [variant.model_dump(mode="json") for variant in variants]},
-        {"NCCL_DEBUG_FILE": str(out.with_name(f"nccl.{out.name}.%h.%p.log"))},
+        {"NCCL_DEBUG_FILE": str(file_prefix.with_name(f"nccl.{file_prefix.name}.%h.%p.log"))},
         device=placement.device,
         local_rank=placement.local_rank,
-        file_prefix=out,
+        file_prefix=file_prefix,
         limit_s=placement.limit_s,
         groups=groups,
     )
@@ -86,9 +87,9 @@ def run_variants(
     failed = {rank: result for rank, result in enumerate(results) if result.error}
     if failed:
         first = child_ranks.first_failed_rank(failed)
-        raise SeatrialError(f"{out.name}: {child_ranks.failure_text(first, results[first])}")
+        raise SeatrialError(f"{file_prefix.name}: {child_ranks.failure_text(first, results[first])}")
     if killed_rank is not None:
-        raise SeatrialError(f"{out.name}: rank {killed_rank} was not killed during its save, as expected")
+        raise SeatrialError(f"{file_prefix.name}: rank {killed_rank} was not killed during its save; expected SIGKILL")
     errors: list[str] = results[groups[0][0] if groups else 0].value
     return errors
 
@@ -120,7 +121,7 @@ def run_variant(variant: Variant) -> str:
     """Runs ``variant``; returns its error message, or "". Raises the error unless ``expect_error``."""
     message = ""
     # loop.train ends all ranks of the process group on an error, including those of later variants
-    train = loop.train_with_rank_errors if variant.expect_error else loop.train
+    train = loop.train_without_error_propagation if variant.expect_error else loop.train
     try:
         with injected_fault(variant.fault):
             train(variant.settings, variant.out)

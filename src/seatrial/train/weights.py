@@ -6,7 +6,6 @@ for its shards and one full weight. Each random weight has its own generator: va
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +18,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from seatrial.model import UsageError
 from seatrial.train.architecture import Architecture
 from seatrial.train.decoder import Decoder
+from seatrial.util.input_files import read_json
 
 WeightSource = Callable[[str, torch.Size, torch.device], Tensor]  # name, shape, device → the full weight
 
 
-def build_on_meta(shape: Architecture, dtype: torch.dtype, weight_dtype: torch.dtype) -> Decoder:
+def build_on_meta(architecture: Architecture, dtype: torch.dtype, weight_dtype: torch.dtype) -> Decoder:
     """A decoder on the meta device that computes in ``dtype``, with weights of ``weight_dtype``."""
     with torch.device("meta"):
-        return Decoder(shape, dtype).to(weight_dtype)
+        return Decoder(architecture, dtype).to(weight_dtype)
 
 
 @torch.no_grad()
@@ -103,7 +103,7 @@ def _files(folder: Path) -> dict[str, Path]:
     index = folder / "model.safetensors.index.json"
     try:
         if index.is_file():
-            weights: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            weights: dict[str, Any] = read_json(index)["weight_map"]
             return {name: folder / file for name, file in weights.items()}
         weight_files = {}
         for file in sorted(folder.glob("*.safetensors")):

@@ -5,26 +5,31 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: the process limit (ulimit -f)
+_INCOMPLETE = re.compile(r"\.incomplete-(\d+|[a-z0-9_]{8})$")  # pid of stage(), or random part of mkdtemp
 Content = bytes | Callable[[BinaryIO], object]  # the bytes, or a function that writes them
 
 
-def atomic_write(path: Path, content: Content, *, sync: bool = True) -> None:
+def atomic_write(path: Path, content: Content, *, sync: bool = True, mode: int | None = None) -> None:
     """Replace ``path`` atomically; on failure the previous file remains. Raises OSError.
 
-    ``sync``: fsync before returning; without it a crash of the machine can lose the content.
+    ``sync``: fsync before returning; without it a crash of the machine can lose the content. ``mode``: by default that
+    of the previous file.
     """
-    stage(path, content, sync=sync).replace(path)
+    stage(path, content, sync=sync, mode=mode).replace(path)
 
 
-def stage(path: Path, content: Content, *, sync: bool = True) -> Path:
+def stage(path: Path, content: Content, *, sync: bool = True, mode: int | None = None) -> Path:
     """Write ``content`` to a temporary file beside ``path`` and return its path; the caller renames it.
 
     Raises OSError, after removing the temporary file.
@@ -32,8 +37,10 @@ def stage(path: Path, content: Content, *, sync: bool = True) -> Path:
     if path.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     staged = path.with_name(f"{path.name}.incomplete-{os.getpid()}")
+    if mode is None:
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666
     try:
-        with staged.open("wb") as file:
+        with open(staged, "wb", opener=partial(os.open, mode=mode)) as file:
             if callable(content):
                 content(file)
             else:
@@ -71,6 +78,17 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+
+
+def remove_incomplete(folder: Path) -> None:
+    """Remove the temporary files and folders of killed processes below ``folder``; nothing may write there now."""
+    for path in sorted(folder.rglob("*.incomplete-*")):
+        if not _INCOMPLETE.search(path.name):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path) -> None:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from seatrial.util.input_files import MAX_LINE_BYTES, MAX_RECORD_BYTES, open_file, parse_json, read_bytes
+
 Record = dict[str, Any]
 
 
@@ -60,30 +62,32 @@ def lock(descriptor: int, path: Path) -> bool:
 
 
 def read(path: Path) -> tuple[list[Record], list[str]]:
-    """Return the records of a journal, and one warning for each line that is not a JSON object."""
+    """Return the records of a journal, and one warning for each line that is not a JSON object.
+
+    Raises OSError if it is larger than MAX_RECORD_BYTES.
+    """
     records, warnings = [], []
-    for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else (), 1):
+    lines = read_bytes(path, MAX_RECORD_BYTES).splitlines() if path.is_file() else []
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        record = _record(line)
-        if record is None:
-            warnings.append(f"{path}:{number}: incomplete record ignored: {_excerpt(line)}")
-        else:
-            records.append(record)
+        try:
+            records.append(_record(line))
+        except ValueError as problem:
+            warnings.append(f"{path}:{number}: incomplete record ignored: {problem}")
     return records, warnings
 
 
-def _record(line: bytes) -> Record | None:
-    """Return the JSON object in a line; None if the line holds anything else."""
+def _record(line: bytes) -> Record:
+    """Return the JSON object in a line. Raises ValueError, with the begin of the line, if it holds anything else."""
+    excerpt = repr(line[:60].decode("utf-8", errors="replace"))
     try:
-        record = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def _excerpt(line: bytes) -> str:
-    return repr(line[:60].decode("utf-8", errors="replace"))
+        record = parse_json(line)
+    except ValueError as error:
+        raise ValueError(f"{error}: {excerpt}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"not a JSON object: {excerpt}")
+    return record
 
 
 class JournalReader:
@@ -101,11 +105,18 @@ class JournalReader:
         """Return the new records; each line that is not a JSON object adds a warning instead."""
         if not self.path.is_file():  # absent, or not a regular file: reading a pipe would block
             return []
-        with self.path.open("rb") as file:
+        with open_file(self.path) as file:
             file.seek(self._offset)
-            chunk = file.read()
+            chunk = file.read(MAX_LINE_BYTES)
         complete = chunk[: chunk.rfind(b"\n") + 1]
+        if not complete and len(chunk) == MAX_LINE_BYTES:
+            self.warnings.append(f"a line of more than {MAX_LINE_BYTES} bytes")
+            complete = chunk
         self._offset += len(complete)
-        records = [(line, _record(line)) for line in complete.splitlines() if line.strip()]
-        self.warnings += [f"not a JSON object: {_excerpt(line)}" for line, record in records if record is None]
-        return [record for _, record in records if record is not None]
+        records = []
+        for line in complete.splitlines():
+            try:
+                records += [_record(line)] if line.strip() else []
+            except ValueError as problem:
+                self.warnings.append(str(problem))
+        return records

@@ -6,6 +6,7 @@ or without a parent.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -62,10 +63,19 @@ def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
         return CommandResult(code, *(path.read_text(encoding="utf-8", errors="replace") for path in (out, err)))
 
 
-def start(argv: Sequence[str], *, env: Mapping[str, str], stdout: Path, stderr: Path, without: str = "") -> Child:
+def start(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    stdout: Path,
+    stderr: Path,
+    without: str = "",
+    death_signal: signal.Signals = signal.SIGTERM,
+) -> Child:
     """Start ``argv`` in its own session. Raises OSError if it cannot start.
 
     The child gets this process's environment, without variables with the prefix ``without``, plus ``env``.
+    The kernel sends it ``death_signal`` when this process dies; a stopped process only acts on SIGKILL.
     """
     tag = uuid.uuid4().hex
     inherited = {name: value for name, value in os.environ.items() if not (without and name.startswith(without))}
@@ -78,7 +88,7 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], stdout: Path, stderr: 
             stderr=err,
             start_new_session=True,
             # children are started from the main thread: PDEATHSIG is sent when the starting thread ends
-            preexec_fn=functools.partial(die_with_parent, os.getpid()),
+            preexec_fn=functools.partial(die_with_parent, os.getpid(), death_signal),
         )
     return Child(process, tag)
 
@@ -106,19 +116,22 @@ def stop(child: Child, grace_s: float = 5.0) -> str:
 
 
 def terminate(child: Child, wait_s: float = 2.0) -> None:
-    """Send SIGTERM to a child without descendants and wait at most ``wait_s`` seconds for its end."""
+    """End a child without descendants by SIGTERM and, after ``wait_s`` seconds, SIGKILL."""
     child.process.terminate()
     deadline = time.monotonic() + wait_s
     while child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
+    child.process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep
+        child.process.wait(wait_s)
 
 
-def die_with_parent(parent: int) -> None:
-    """Make the kernel send SIGTERM to this process when ``parent`` dies (Linux only).
+def die_with_parent(parent: int, death_signal: signal.Signals = signal.SIGTERM) -> None:
+    """Make the kernel send ``death_signal`` to this process when ``parent`` dies (Linux only).
 
     Exits at once if ``parent`` has died already: the kernel sends no signal for an earlier death.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal)
     if os.getppid() != parent:
         os._exit(EXIT_TERMINATED)
 

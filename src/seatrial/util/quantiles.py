@@ -19,17 +19,17 @@ _EXACT_COUNT = 500  # above it, the normal approximation of the binomial distrib
 _WELL_ESTIMATED = 300
 
 
-def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
+def median_interval(samples: Sequence[float], *, independent: bool = False) -> tuple[float, float] | None:
     """Return the 95 % confidence interval of the median by order statistics, for ``samples`` in order of time.
 
     Consecutive windows of one run are correlated; the interval is that of as many independent samples as carry the same
-    information. None for fewer than 6 of those.
+    information. None for fewer than 6 of those. ``independent``: the samples are known to be uncorrelated.
     """
     ordered, count = sorted(samples), len(samples)
-    independent = independent_samples(samples, cautious=True)
-    if not (outside := samples_outside_interval(floor(independent))):
+    effective = count if independent else floor(independent_samples(samples, cautious=True))
+    if not (outside := samples_outside_interval(effective)):
         return None
-    below = max(1, floor(outside * count / floor(independent)))
+    below = max(1, floor(outside * count / effective))
     return ordered[below - 1], ordered[count - below]
 
 

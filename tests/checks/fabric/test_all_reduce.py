@@ -65,9 +65,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
     """All scenarios in one real group of two gloo processes."""
     out = tmp_path_factory.mktemp("all_reduce")
-    by_rank = [
-        json.loads(line) for line in ranks.heard(ranks.run(2, driver.main, CHECK.name, SCENARIOS, out, seconds=240))
-    ]
+    results = ranks.run(2, driver.main, CHECK.name, SCENARIOS, out, seconds=240)
+    by_rank = [json.loads(line) for line in ranks.require_success(results)]
     return {name: [record[name] for record in by_rank] for name in SCENARIOS}
 
 

@@ -225,7 +225,7 @@ def test_gpus_are_compared_within_their_node() -> None:
 def test_each_node_is_judged_by_the_reference_of_its_model() -> None:
     ranks = measured(4, nodes=2, path=(0, 1), second_model=UNKNOWN_MODEL)
     assert failed(ranks, BUSBW) == {"n0/gpu0->gpu1"}
-    assert verdicts(ranks)[BUSBW, "n1/gpu0->gpu1"] is Outcome.SKIP
+    assert verdicts(ranks)[BUSBW, "n1/gpu0->gpu1"] is Outcome.UNJUDGED
 
 
 def test_node_without_results_is_an_error() -> None:
@@ -239,10 +239,10 @@ def test_node_without_results_is_an_error() -> None:
     }
 
 
-def test_model_without_reference_is_skipped() -> None:
+def test_rate_on_a_model_without_sku_data_is_unjudged() -> None:
     outcomes = verdicts(measured(8, model=UNKNOWN_MODEL))
-    assert set(outcomes.values()) == {Outcome.PASS, Outcome.SKIP}
-    assert {outcome for (metric, _), outcome in outcomes.items() if metric == BUSBW} == {Outcome.SKIP}
+    assert {metric for (metric, _), outcome in outcomes.items() if outcome is not Outcome.PASS} == {BUSBW}
+    assert {outcome for (metric, _), outcome in outcomes.items() if metric == BUSBW} == {Outcome.UNJUDGED}
     assert failed(measured(8, bad=(3,), model=UNKNOWN_MODEL)) == {"n0/gpu3"}
 
 

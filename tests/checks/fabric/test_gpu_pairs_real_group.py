@@ -65,7 +65,7 @@ def located(measurements: list[Measurement]) -> list[str]:
 
 
 def _as_on_gpus(first_rank: Measurement) -> Measurement:
-    facts = {**first_rank.facts, "backend": "nccl", "link": NVLINK}
+    facts = {**first_rank.facts, "backend": "nccl", "gpu": "NVIDIA Unknown", "link": NVLINK}
     metrics = tuple(
         replace(metric, name=BUSBW) if metric.name == "busbw.64KiB" else metric for metric in first_rank.metrics
     )

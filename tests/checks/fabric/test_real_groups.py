@@ -77,7 +77,7 @@ def outcomes(measurements: list[Measurement]) -> dict[str, set[Outcome]]:
 def as_on_nccl(measurements: list[Measurement]) -> list[Measurement]:
     """The measurements with backend nccl: those of CPUs are not judged."""
     return [
-        measurement.model_copy(update={"facts": {**measurement.facts, "backend": "nccl"}})
+        measurement.model_copy(update={"facts": {**measurement.facts, "backend": "nccl", "gpu": "NVIDIA Unknown"}})
         for measurement in measurements
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seatrial.checks.faults import failing_job
-from seatrial.checks.faults.failing_job import ERROR_MESSAGE, Fault, InjectedFault
+from seatrial.checks.faults.failing_job import ERROR_MESSAGE, Fault, FaultRecord
 from seatrial.checks.faults.training_failure import (
     CHECK,
     FAULTS,
@@ -95,8 +95,8 @@ def trial(fault: Fault, seconds: float = 12, **result: Any) -> Trial:
     )
 
 
-def injected_fault(fault: Fault, time: float = FAULT_TIME) -> InjectedFault:
-    return InjectedFault(fault=fault, rank=3, node="node1", subject="node1/rank3", pid=41, time=time)
+def injected_fault(fault: Fault, time: float = FAULT_TIME) -> FaultRecord:
+    return FaultRecord(fault=fault, rank=3, node="node1", subject="node1/rank3", pid=41, time=time)
 
 
 def verdicts(observed: Iterable[Observation]) -> list[Verdict]:
@@ -262,11 +262,11 @@ class TestRunErrors:
 
 
 def test_launcher_variables_are_unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("RANK", "0"), ("SEATRIAL_SET_LIMITS__SILENCE_S", "1"), ("GLOO_SOCKET_IFNAME", "lo")):
+    for name, value in (("RANK", "0"), ("SEATRIAL_SET_LIMITS__HEARTBEAT_TIMEOUT_S", "1"), ("GLOO_SOCKET_IFNAME", "lo")):
         monkeypatch.setenv(name, value)
     assert set(_env_unset_args()) >= {
         "--unset=RANK",
-        "--unset=SEATRIAL_SET_LIMITS__SILENCE_S",
+        "--unset=SEATRIAL_SET_LIMITS__HEARTBEAT_TIMEOUT_S",
         "--unset=GLOO_SOCKET_IFNAME",
     }
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")

@@ -12,7 +12,7 @@ import pytest
 from seatrial.bench import compute, rank
 from seatrial.bench.compute import BurnResult
 from seatrial.bench.timing import DeviceTiming
-from seatrial.checks.base import Context
+from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Context
 from seatrial.checks.gpu import burn as device_burn
 from seatrial.checks.gpu.burn import CHECK, COUNTER_UNITS, MAX_CURVE_POINTS, THROTTLE_REASONS
 from seatrial.config.expect import declared_unit
@@ -58,6 +58,7 @@ class FakeGpuState:
         self.before = dict.fromkeys(GPU_COUNTERS, 0)
         self.xids = changes.pop("xids", [])
         self.unavailable: dict[str, str] = changes.pop("unavailable", {})
+        self.permission_denied: set[str] = changes.pop("permission_denied", set())
         self.unreadable = dict(self.unavailable)
         self.gpu_lost: str | None = changes.pop("gpu_lost", None)
         self.reader = NvmlReader(None)
@@ -173,9 +174,14 @@ def test_pcie_replay_rate(burn: Callable[..., Measurement]) -> None:
     }
 
 
-def test_unavailable_counter_is_skipped_with_the_reason(burn: Callable[..., Measurement]) -> None:
-    state = FakeGpuState(increases={"xid": None}, unavailable={"xid": "Insufficient Permissions"})
-    verdicts = judge_check(CHECK, [burn(state)], {}, "t", References(None, [SKU]))
+@pytest.mark.parametrize(("denied", "fact"), [({"xid"}, PERMISSION_DENIED), (set(), NOT_SUPPORTED)])
+def test_unavailable_counter_is_skipped_with_the_reason(
+    burn: Callable[..., Measurement], denied: set[str], fact: str
+) -> None:
+    unavailable = {"xid": "Insufficient Permissions"}
+    measured = burn(FakeGpuState(increases={"xid": None}, unavailable=unavailable, permission_denied=denied))
+    assert measured.facts["reads_xid"] == f"{fact}: Insufficient Permissions"
+    verdicts = judge_check(CHECK, [measured], {}, "t", References(None, [SKU]))
     (verdict,) = [verdict for verdict in verdicts if verdict.metric == "new_errors.xid"]
     assert verdict.outcome is Outcome.SKIP
     assert verdict.reasons == (Reason.NOT_APPLICABLE,)

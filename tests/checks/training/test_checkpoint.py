@@ -21,8 +21,7 @@ from seatrial.checks.training.checkpoint import _flip_a_bit as flip_a_bit
 from seatrial.model import Metric, SeatrialError, UsageError
 from seatrial.train import loop, train_config, variants
 from tests.checks.training.check_helpers import failed_metrics
-from tests.train.test_compare import record
-from tests.train.test_compare import write_steps as keep
+from tests.train.test_compare import record, write_steps
 
 NAN_MESSAGE = "rank 1 (n0): non-finite gradient"
 BIT_FLIP_MESSAGE = "__1_0.distcp: SHA-256 mismatch"
@@ -36,7 +35,7 @@ def test_expected_error_is_the_error_of_each_rank(monkeypatch: pytest.MonkeyPatc
         raise SeatrialError(BIT_FLIP_MESSAGE)
 
     monkeypatch.setattr(loop, "train", peer_error)
-    monkeypatch.setattr(loop, "train_with_rank_errors", rank_error)
+    monkeypatch.setattr(loop, "train_without_error_propagation", rank_error)
     variant = variants.Variant(settings=train_config.load("tiny/checkpoint"), out=tmp_path, expect_error=True)
     assert variants.run_variant(variant) == BIT_FLIP_MESSAGE
 
@@ -57,7 +56,7 @@ def plan(tmp_path: Path) -> CheckpointPlan:
     plan = make_plan(tmp_path)
     for name in ("uninterrupted", "killed", "fewer", "fsdp2", "ddp"):
         plan.run_folder(name).mkdir()
-        keep(plan.run_folder(name), *(record(step, loss=float(step)) for step in range(1, 7)))
+        write_steps(plan.run_folder(name), *(record(step, loss=float(step)) for step in range(1, 7)))
     for name in ("uninterrupted", "killed"):
         write_manifest(plan.run_folder(name) / "checkpoints" / "step-00000003")
     write_manifest(plan.run_folder("uninterrupted") / "checkpoints" / "step-00000006")
@@ -93,7 +92,7 @@ def test_checkpoints_after_kill(
 def _changed_loss(name: str, step: int, by: float) -> Callable[[CheckpointPlan], None]:
     def change(plan: CheckpointPlan) -> None:
         steps = [record(number, loss=number + by * (number == step)) for number in range(1, 7)]
-        keep(plan.run_folder(name), *steps)
+        write_steps(plan.run_folder(name), *steps)
 
     return change
 

@@ -45,7 +45,20 @@ def outcomes(*observed: Observation) -> dict[str, Outcome]:
 def test_successful_training_passes() -> None:
     verdicts = outcomes(Fact(name="device", value="cpu"), *_results.combined_observations({"a": trained(4, 3, 2, 1)}))
     not_passed = {metric: outcome for metric, outcome in verdicts.items() if outcome is not Outcome.PASS}
-    assert not_passed == {"memory_excess": Outcome.SKIP}
+    assert not_passed == {"memory_excess": Outcome.SKIP, "tokens_per_second_per_gpu.gpu": Outcome.SKIP}
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({}, "shipped"),
+        ({"overrides": ("max_steps=600",)}, "shipped"),
+        ({"overrides": ("max_steps=600", "bsz=1")}, "changed"),
+        ({"config": "mine.yaml"}, "changed"),
+    ],
+)
+def test_reference_speeds_apply_to_longer_runs_of_the_shipped_settings(options: dict[str, Any], settings: str) -> None:
+    assert _results.settings_fact(_workload.WorkloadOptions.model_validate(options)).value == settings
 
 
 @pytest.mark.parametrize(
@@ -91,8 +104,8 @@ def test_unknown_or_offloaded_memory_gives_no_metric() -> None:
 
 
 def test_fact_problems_has_the_failure() -> None:
-    observed = [*_results.combined_observations({"a": trained(problem="rank 3: out of paper", exit_code=1)})]
-    assert Fact(name="problems", value={"a": "rank 3: out of paper"}) in observed
+    observed = [*_results.combined_observations({"a": trained(problem="rank 3: out of memory", exit_code=1)})]
+    assert Fact(name="problems", value={"a": "rank 3: out of memory"}) in observed
 
 
 def test_unknown_values_give_no_metric(tmp_path: Path) -> None:

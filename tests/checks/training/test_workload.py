@@ -104,7 +104,7 @@ def test_cpu_uses_the_tiny_config() -> None:
 
 def test_progress_from_the_written_files(tmp_path: Path) -> None:
     progress = [_workload.training_progress(tmp_path, 2)]
-    for name in ("config.json", "data/walks-1.incomplete-x/", "data/walks-1/", "steps.jsonl"):
+    for name in ("config.json", "data/markov_chain-1.incomplete-x/", "data/markov_chain-1/", "steps.jsonl"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.mkdir() if name.endswith("/") else path.touch()

@@ -57,7 +57,7 @@ def test_apostrophes_and_accents_survive_conversion() -> None:
 
 @pytest.mark.parametrize("function", generate.functions(), ids=lambda function: str(function["name"]))
 def test_functions_have_valid_kinds_and_complete_requests(function: dict[str, Any]) -> None:
-    assert set(function["parameters"].values()) <= set(generate._KINDS)
+    assert set(function["parameters"].values()) <= set(generate._PARAMETER_KINDS)
     assert function["response"] in generate._RESPONSES
     for name in function["parameters"]:
         assert f"{{{name}}}" in function["ask"]

@@ -51,9 +51,9 @@ def _train_on_full_disk(settings: TrainConfig, out: Path) -> Any:
 def test_training_resumes_from_the_checkpoint_before_a_full_disk(tmp_path: Path) -> None:
     settings = runs.config("sft-smollm-135m", *SHORT_RUN)
     rank_0, other = ranks.run(2, _train_on_full_disk, settings, tmp_path)
-    assert re.match(r"cannot write the checkpoint \S+/checkpoint-2: .*File too large", rank_0.said)
-    assert "checkpoint.resume=true" in rank_0.said
-    assert re.search("exits because rank 0|a peer disconnected", other.said)
+    assert re.match(r"cannot write the checkpoint \S+/checkpoint-2: .*File too large", rank_0.message)
+    assert "checkpoint.resume=true" in rank_0.message
+    assert re.search("exits because rank 0|a peer disconnected", other.message)
     assert checkpoints.newest_complete(tmp_path) == tmp_path / "checkpoints" / "checkpoint-1"
     # A partial checkpoint would fill the disk
     assert not list((tmp_path / "checkpoints").glob("checkpoint-2/*.safetensors"))
@@ -66,7 +66,7 @@ def test_training_resumes_from_the_checkpoint_before_a_full_disk(tmp_path: Path)
 
 def test_incompatible_checkpoint_is_rejected(tmp_path: Path) -> None:
     model = nn.Linear(2, 3)
-    with checkpoints.write_errors_handled(tmp_path, model, "zero3"):
+    with checkpoints.convert_write_errors(tmp_path, model, "zero3"):
         pass
     checkpoints.check_compatible(tmp_path, model, "zero3")
     incompatible: tuple[tuple[nn.Module, str, str], ...] = (
@@ -96,7 +96,7 @@ def test_truncated_checkpoint_is_not_complete(tmp_path: Path) -> None:
 def test_other_errors_are_not_converted(tmp_path: Path) -> None:
     with (
         pytest.raises(RuntimeError, match="peer"),
-        checkpoints.write_errors_handled(tmp_path / "new", nn.Linear(1, 1), "ddp"),
+        checkpoints.convert_write_errors(tmp_path / "new", nn.Linear(1, 1), "ddp"),
     ):
         raise RuntimeError("peer")
 
@@ -111,12 +111,12 @@ def test_full_disk_is_distinguished_from_a_write_error(tmp_path: Path) -> None:
     with (
         mounts.tmpfs(tmp_path / "small", "size=64k") as small,
         pytest.raises(disk.DiskFullError, match=message),
-        checkpoints.write_errors_handled(small / "new", nn.Linear(1, 1), "ddp"),
+        checkpoints.convert_write_errors(small / "new", nn.Linear(1, 1), "ddp"),
     ):
         raise short_write_error()
     with (
         pytest.raises(SeatrialError, match=message) as broken,
-        checkpoints.write_errors_handled(tmp_path / "new", nn.Linear(1, 1), "ddp"),
+        checkpoints.convert_write_errors(tmp_path / "new", nn.Linear(1, 1), "ddp"),
     ):
         raise short_write_error()
     assert not isinstance(broken.value, disk.DiskFullError)

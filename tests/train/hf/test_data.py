@@ -9,6 +9,7 @@ import pytest
 
 from seatrial.model import UsageError
 from seatrial.train.hf import data, rows
+from seatrial.train.loss import IGNORE_INDEX
 from tests.train.hf import runs
 
 
@@ -22,7 +23,7 @@ def test_blocks_have_the_rows_and_padding_is_not_trained(tmp_path: Path) -> None
     row = next(rows.generate("no_robots", 1, seed=0))
     block = prepared.blocks[0]
     text = prepared.tokenizer.decode(block["input_ids"])
-    answer = prepared.tokenizer.decode(block["labels"][block["labels"] != data.IGNORED_LABEL])
+    answer = prepared.tokenizer.decode(block["labels"][block["labels"] != IGNORE_INDEX])
     assert text.startswith(f"<|im_start|>user\n{row['prompt']}<|im_end|>")
     assert answer == row["messages"][-1]["content"] + "<|im_end|>"
     padding = block["input_ids"][block["input_ids"].cumsum(0) == block["input_ids"].sum()][1:]

@@ -54,17 +54,17 @@ def test_load_errors_name_local_alternatives(tmp_path: Path, monkeypatch: pytest
         pytest.raises(
             UsageError, match=r"cannot get hub:a/b from the Hub \(offline\): no such file. .*local folder.*HF_HOME"
         ),
-        hub.load_errors_explained("hub:a/b"),
+        hub.explain_load_errors("hub:a/b"),
     ):
         raise OSError("no such file\nand much more")
     with (
         pytest.raises(UsageError, match=f"^cannot load {tmp_path}: no such file$"),
-        hub.load_errors_explained(str(tmp_path)),
+        hub.explain_load_errors(str(tmp_path)),
     ):
         raise OSError("no such file")
     with (
         pytest.raises(UsageError, match=r"^cannot load a/b: .*hub:OWNER/NAME"),
-        hub.load_errors_explained("a/b"),
+        hub.explain_load_errors("a/b"),
     ):
         raise OSError("We couldn't connect to 'https://huggingface.co'")
 

@@ -23,6 +23,7 @@ from seatrial.train.train_config import TrainConfig
 from tests.paths import CONFIGS
 from tests.train import ranks
 from tests.train.hf import runs
+from tests.train.test_safe_loading import Command
 
 pytestmark = pytest.mark.training
 
@@ -98,6 +99,16 @@ def test_checkpoint_of_another_model_is_rejected(sft: tuple[Path, dict[str, Any]
     shutil.copytree(sft[0] / "data", tmp_path / "data")
     with pytest.raises(UsageError, match=r"checkpoint-12 .*another model: shape of base_model\S+lora_A\S+ is missing"):
         runs.train(runs.config("sft-smollm-135m", "checkpoint.resume=true", "use_lora=true"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_pickle_of_a_stranger_is_refused_on_resume(sft: tuple[Path, dict[str, Any]], tmp_path: Path, name: str) -> None:
+    newest = shutil.copytree(sft[0] / "checkpoints" / "checkpoint-12", tmp_path / "checkpoints" / "checkpoint-12")
+    shutil.copytree(sft[0] / "data", tmp_path / "data")
+    torch.save(Command(tmp_path / "marker"), newest / name)
+    with pytest.raises(SeatrialError, match=f"refused to load {newest}"):
+        runs.train(runs.config("sft-smollm-135m", "checkpoint.resume=true", "max_steps=13"), tmp_path)
+    assert not (tmp_path / "marker").exists()
 
 
 def test_complete_run_is_not_resumed(sft: tuple[Path, dict[str, Any]]) -> None:
@@ -181,7 +192,7 @@ def test_unsupported_settings_are_rejected(tmp_path: Path, overrides: list[str],
 
 def train_on_two_ranks(name: str, out: Path, *overrides: str, train: Callable[..., Any] = runs.train) -> dict[str, Any]:
     results = ranks.run(2, train, runs.config(name, *overrides), out, seconds=240)
-    failed = [result.said for result in results if isinstance(result, ranks.Failed)]
+    failed = [result.message for result in results if isinstance(result, ranks.Failed)]
     assert not failed, failed[0]
     return results[0]  # type: ignore[no-any-return]
 
@@ -266,7 +277,7 @@ def test_former_defaults_still_fail(tmp_path: Path) -> None:
     results = ranks.run(
         2, _find_unused, runs.config("function-calling-qwen2-7b", *overrides), tmp_path / "x", seconds=240
     )
-    assert any("ready only once" in getattr(result, "said", "") for result in results), results
+    assert any("ready only once" in getattr(result, "message", "") for result in results), results
 
 
 def test_loss_is_the_mean_over_tokens_of_all_ranks(tmp_path: Path) -> None:
@@ -274,6 +285,6 @@ def test_loss_is_the_mean_over_tokens_of_all_ranks(tmp_path: Path) -> None:
     common = ("grad_accum=1", "max_steps=4", "untimed_steps=0", "checkpoint.every=0", f"data.cache={tmp_path}")
     runs.train(runs.config("sft-smollm-135m", *common, "bsz=8"), tmp_path / "one")
     train_on_two_ranks("sft-smollm-135m", tmp_path / "two", *common, "bsz=4")
-    for single, concurrent in zip(runs.steps(tmp_path / "one"), runs.steps(tmp_path / "two"), strict=True):
-        assert concurrent["loss"] == pytest.approx(single["loss"], rel=1e-5)
-        assert concurrent["grad_norm"] == pytest.approx(single["grad_norm"], rel=1e-4)
+    for one_rank, two_ranks in zip(runs.steps(tmp_path / "one"), runs.steps(tmp_path / "two"), strict=True):
+        assert two_ranks["loss"] == pytest.approx(one_rank["loss"], rel=1e-5)
+        assert two_ranks["grad_norm"] == pytest.approx(one_rank["grad_norm"], rel=1e-4)

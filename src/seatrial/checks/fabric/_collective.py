@@ -179,12 +179,15 @@ def collective_check(name: str, title: str, *, rules: tuple[Rule, ...] = (), lim
             "sizes_not_allocated": "sizes",
         },
         rules=(_results.allocation_rule(name, "sizes=[1MiB, 1GiB]"), _WRONG_DATA_RULE, *rules),
+        rule_facts=_results.BACKEND,
         measure=partial(measure, name),
         limit_s=limit_s,
         needs=Needs(min_ranks=2),
         options=CollectiveOptions,
+        skipped_if=("only CUDA graphs on a CPU",),
         operation=name,
         bounds=_results.BANDWIDTH_BOUNDS,
+        may_exceed_100=("cv.*",),
         performance_metrics=("busbw*", "algbw*", "latency*", "rank_time.*", "cuda_graph_*", "p[59]*", "cv*"),
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Options, metric
+from seatrial.checks.base import Options, RuleFact, metric
 from seatrial.hardware.bounds import COLLECTIVE
 from seatrial.model import CLUSTER, ByteSize, Fact, Metric, Observation, Outcome, Rule, Series, format_bytes
 from seatrial.util.quantiles import median_interval
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Results = Mapping[int, "CollectiveResult"]  # by requested size in bytes
 
 UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us", "latency_max": "us"}
+BACKEND = {"backend": RuleFact("nccl|gloo")}  # Check.rule_facts
 BANDWIDTH_BOUNDS = {"*busbw*": COLLECTIVE, "algbw*": COLLECTIVE}  # Check.bounds
 VARIANT_SUFFIXES = {True: "_in_place", False: "_out_of_place"}  # of metric names, by ``in_place`` of the variant
 

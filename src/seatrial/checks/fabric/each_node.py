@@ -14,6 +14,7 @@ from pydantic import Field
 from seatrial.checks.base import Check, Context, Needs, facts, metric
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
+    BACKEND,
     BANDWIDTH_BOUNDS,
     GroupOptions,
     allocation_rule,
@@ -133,6 +134,7 @@ CHECK = Check(
         ),
         wrong_data_rule("The subject names the node, the fact wrong_data names rank, offset and flipped bits."),
     ),
+    rule_facts=BACKEND,
     measure=measure,
     performance_metrics=("busbw.*",),
     per_node=True,
@@ -141,4 +143,5 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(min_ranks=2),
     options=EachNodeOptions,
+    skipped_if=("one node", "one rank per node"),
 )

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Comparison, Context, FindingTemplate, Needs, Options, facts, metric
+from seatrial.checks.base import Check, Comparison, Context, FindingTemplate, Needs, Options, RuleFact, facts, metric
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
+    BACKEND,
     BANDWIDTH_BOUNDS,
     pair_wrong_data_results,
     size_label,
@@ -266,6 +267,7 @@ def _method_text(transport: str, results: PairResults, nodes: int) -> str:
 
 
 _APPLIES_IF = {"backend": "nccl", "comparable": "yes"}
+_LINK = rf"({NVLINK}|{UNKNOWN_LINK}|NV\d+|PIX|PXB|PHB|NODE|SYS)"  # a type of discover.nvlinks.link_types
 _LINK_COMMANDS = (
     "Run transfer.peers to find the slow direction; nvidia-smi nvlink -s -i INDEX and nvidia-smi nvlink -e -i INDEX "
     "(links down, errors, replays); nvidia-smi topo -p2p r; dmesg | grep -E 'Xid.*(74|145)|SXid'"
@@ -327,6 +329,16 @@ CHECK = Check(
             "its node run nvidia-smi -q -d ECC,ROW_REMAPPER; nvidia-smi nvlink -e; dmesg | grep -i xid",
         ),
     ),
+    rule_facts={
+        **BACKEND,
+        "comparable": RuleFact(reason="too few to compare with each other"),
+        "retried": RuleFact(
+            reason="no pair was measured without concurrent pairs, which is needed to detect shared links"
+        ),
+        "link": RuleFact(
+            rf"{_LINK}( \+ {_LINK})*", "the GPUs are connected by {}, where pairs may share links by design"
+        ),
+    },
     measure=measure,
     performance_metrics=("busbw.*", "gpu_share", "path_share"),
     operation="send_receive",
@@ -351,4 +363,5 @@ CHECK = Check(
     limit_s=300.0,
     needs=Needs(min_ranks=2),
     options=GpuPairOptions,
+    skipped_if=("one rank per node",),
 )

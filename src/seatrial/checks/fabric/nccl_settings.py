@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Comparison, Context, Needs, Options, facts, metric
+from seatrial.checks.base import Check, Comparison, Context, Needs, Options, RuleFact, facts, metric
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
 from seatrial.checks.fabric._results import BANDWIDTH_BOUNDS, wrong_data_rule
 from seatrial.discover import gpu, nccl_log
@@ -274,6 +274,10 @@ CHECK = Check(
         ),
         wrong_data_rule("Run collectives.all_reduce: it names rank, offset and flipped bits."),
     ),
+    rule_facts={
+        "nvlink": RuleFact("yes|no|unknown", "the GPUs are not known to be connected by NVLink"),
+        "p2p_available": RuleFact(reason="the GPUs have no peer-to-peer access"),
+    },
     measure=measure,
     fact_roles={"algorithms_by_setting": "path_by_size"},
     bounds=BANDWIDTH_BOUNDS,

@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Comparison, Context, FindingTemplate, Needs, Options, facts, metric
+from seatrial.checks.base import Check, Comparison, Context, FindingTemplate, Needs, Options, RuleFact, facts, metric
 from seatrial.checks.fabric import _nccl_log
-from seatrial.checks.fabric._results import BANDWIDTH_BOUNDS, pair_wrong_data_results, transport_text, wrong_data_rule
+from seatrial.checks.fabric._results import (
+    BACKEND,
+    BANDWIDTH_BOUNDS,
+    pair_wrong_data_results,
+    transport_text,
+    wrong_data_rule,
+)
 from seatrial.model import (
     ByteSize,
     Fact,
@@ -183,6 +189,7 @@ CHECK = Check(
             "The fact wrong_data names sender, receiver, offset and flipped bits; a rank in all entries is at fault."
         ),
     ),
+    rule_facts={**BACKEND, "comparable": RuleFact(reason="too few to compare with each other")},
     measure=measure,
     performance_metrics=("pair_busbw", "path_share", "best_busbw", "gpu_share"),
     required_per={"best_busbw": "rank", "gpu_share": "rank"},
@@ -205,4 +212,5 @@ CHECK = Check(
     limit_s=600.0,
     needs=Needs(min_ranks=2),
     options=PairOptions,
+    skipped_if=("one node",),
 )

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from seatrial.checks.base import Check, Comparison, Context, Needs, facts, metric
+from seatrial.checks.base import Check, Comparison, Context, Needs, RuleFact, facts, metric
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
+    BACKEND,
     BANDWIDTH_BOUNDS,
     GroupOptions,
     group_wrong_data_results,
@@ -101,6 +102,7 @@ CHECK = Check(
             "receiver."
         ),
     ),
+    rule_facts={**BACKEND, "comparable": RuleFact(reason="too few to compare with each other")},
     measure=measure,
     performance_metrics=("rail_*",),
     bounds=BANDWIDTH_BOUNDS,
@@ -109,4 +111,5 @@ CHECK = Check(
     limit_s=600.0,
     needs=Needs(min_ranks=2),
     options=GroupOptions,
+    skipped_if=("one node",),
 )

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from seatrial.checks.base import Check, Context, Needs, Options, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts, metric
 from seatrial.checks.fabric import _algorithms
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED
 from seatrial.discover import fabric, nccl_log
@@ -173,6 +173,7 @@ CHECK = Check(
             "nvidia-smi topo -m: NIC and GPU should share a switch (PIX, PXB). Check NCCL_NET_GDR_LEVEL.",
         ),
     ),
+    rule_facts={"sockets_expected": RuleFact(reason="the option sockets_expected is set")},
     measure=measure,
     fact_roles={"transports": "transports", "hcas": "rdma_ports", "algorithms": "nccl_choices"},
     limit_s=120.0,

@@ -18,13 +18,13 @@ from seatrial.model import Frozen, Observation, Phase, Scope, SeatrialError
 
 Fault = Literal["error", "kill", "stop"]
 
-RECORD = "fault.json"  # in the artifacts directory; the failing rank writes it immediately before the fault
+RECORD_FILE = "fault.json"  # in the artifacts directory; the failing rank writes it immediately before the fault
 ERROR_MESSAGE = "intentional error of train.failing_job"
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _TRAINING_S = 3.0  # before the fault, so that every rank has sent heartbeats (one per second)
 
 
-class InjectedFault(Frozen):
+class FaultRecord(Frozen):
     """The fault and the rank that executed it; ``time`` in Unix seconds by the clock of the rank's node."""
 
     fault: Fault
@@ -48,12 +48,12 @@ def measure(context: Context, options: FailingJobOptions) -> Iterator[Observatio
     failing_rank = context.world_size - 1 if options.rank is None else options.rank
     if failing_rank >= context.world_size:
         raise SeatrialError(f"option rank is {failing_rank}, expected less than the world size {context.world_size}")
-    started = None  # at the end of the first step, which may take seconds
+    started = None  # time of the end of the first step, which may take seconds
     for step, loss in enumerate(ddp.endless_training(context.device), 1):
         started = started or time.monotonic()
         context.progress(f"step {step}: loss {loss:.3f}")
         if context.rank == failing_rank and time.monotonic() - started > _TRAINING_S:
-            fault = InjectedFault(
+            fault = FaultRecord(
                 fault=options.fault,
                 rank=context.rank,
                 node=context.node,
@@ -61,7 +61,7 @@ def measure(context: Context, options: FailingJobOptions) -> Iterator[Observatio
                 pid=os.getpid(),
                 time=time.time(),
             )
-            files.write_json(context.artifacts_dir / RECORD, fault.model_dump(mode="json"))
+            files.write_json(context.artifacts_dir / RECORD_FILE, fault.model_dump(mode="json"))
             _execute(options.fault)
     yield from ()  # not reached; makes this function a generator
 

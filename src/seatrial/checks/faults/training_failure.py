@@ -6,7 +6,6 @@ After each run it checks the Slurm queue, and runs ``nodes.leftovers`` on the no
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -19,9 +18,9 @@ from typing import get_args
 import yaml
 from pydantic import Field, JsonValue
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.base import Check, Context, Needs, Options, RuleFact
 from seatrial.checks.faults import failing_job, leftovers
-from seatrial.checks.faults.failing_job import Fault, InjectedFault
+from seatrial.checks.faults.failing_job import Fault, FaultRecord
 from seatrial.config.layers import ENV_PREFIX
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.discover import slurm
@@ -45,6 +44,9 @@ from seatrial.model import (
     Verdict,
 )
 from seatrial.util import processes
+from seatrial.util.files import atomic_write
+from seatrial.util.input_files import MAX_RECORD_BYTES, read_json, read_text
+from seatrial.util.secrets import PRIVATE
 
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 METRICS = {
@@ -56,7 +58,7 @@ METRICS = {
 }
 # fault → text that JobResult.cause must contain (written by launch/root_cause.py)
 _CAUSES: dict[Fault, str] = {"error": failing_job.ERROR_MESSAGE, "kill": "SIGKILL", "stop": "no heartbeat"}
-# Set by the launcher of this process, not for the runs that it starts; GLOO_SOCKET_IFNAME=lo is removed too.
+# Set by the launcher for this process; the runs that it starts must not inherit them.
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _POLL_S = 0.2
 _CANCEL_S = 120.0  # an interrupted run fetches results, cancels its Slurm job, and waits up to a minute for its end
@@ -77,10 +79,10 @@ class FailureOptions(Options):
 
 @dataclass(frozen=True)
 class TrialRunner:
-    """Runs trials of one check with the configuration of the present trial, and reads their records."""
+    """Runs trials of one check with the configuration of the current trial, and reads their records."""
 
     folder: Path
-    config: Config  # of the present trial
+    config: Config  # of the current trial
     progress: Callable[[str], None]
 
     def run(self, name: str, check: Check, limit_s: float, **options: JsonValue) -> Trial:
@@ -89,11 +91,12 @@ class TrialRunner:
         settings = CheckSettings(limit_s=limit_s, options=options)
         config = self.config.model_copy(update={"name": name, "checks": {check.name: settings}})
         file, out, err = (self.folder / f"{name}{ending}" for ending in (".yaml", ".out", ".err"))
-        file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+        atomic_write(file, text.encode(), mode=PRIVATE)
         program = [sys.executable, "-m", "seatrial", "run", str(file), "--out", str(self.folder / name)]
         code = _exit_code(["env", *_env_unset_args(), *program], out, err)
         try:
-            return Trial.model_validate_json((self.folder / name / "trial.json").read_text(encoding="utf-8"))
+            return Trial.model_validate_json(read_text(self.folder / name / "trial.json", MAX_RECORD_BYTES))
         except (OSError, ValueError) as error:
             lines = err.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["empty"]
             raise SeatrialError(
@@ -111,7 +114,7 @@ def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
 
     Raises SeatrialError if a run fails to start or leaves no record, NotApplicable for a single rank.
     """
-    request = json.loads((context.run_dir / "run.json").read_text(encoding="utf-8"))
+    request = read_json(context.run_dir / "run.json")
     folder = context.artifacts_dir / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir()
     runner = TrialRunner(folder, Config.model_validate(request["config"]), context.progress)
@@ -126,7 +129,9 @@ def _run_fault(runner: TrialRunner, fault: Fault, options: FailureOptions) -> It
     # longer than the heartbeat timeout, so that the timeout ends the run and not limit_s
     limit_s = heartbeat_timeout_s + failing_job.CHECK.limit_s
     trial = runner.run(fault, failing_job.CHECK, limit_s, fault=fault, rank=options.rank)
-    injected = _read_fault(runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD, trial)
+    injected = _read_fault(
+        runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD_FILE, trial
+    )
     result = trial.results[-1]
     scheduler = result.launcher == "slurm"
     kill_wait_s = slurm.settings().kill_wait_s if scheduler else 0
@@ -147,7 +152,7 @@ def _run_fault(runner: TrialRunner, fault: Fault, options: FailureOptions) -> It
     yield from leftover_observations(fault, leftovers_trial.measurements, runner.config.cluster.nodes)
 
 
-def report_observations(injected: InjectedFault, trial: Trial, allowed: dict[str, float]) -> Iterator[Observation]:
+def report_observations(injected: FaultRecord, trial: Trial, allowed: dict[str, float]) -> Iterator[Observation]:
     """Yields whether the report names the failing rank, and the seconds from the fault to the end of the job. Pure.
 
     ``allowed``: parts of the time limit in seconds. Raises SeatrialError if the clocks of the failing rank's node and
@@ -206,7 +211,7 @@ def _as_list(value: JsonValue) -> list[JsonValue]:
     return value if isinstance(value, list) else []
 
 
-def _names_failing_rank(injected: InjectedFault, result: JobResult) -> bool:
+def _names_failing_rank(injected: FaultRecord, result: JobResult) -> bool:
     """Returns whether the job result names the failing rank on its node, and no other rank."""
     ranks = re.findall(r"\brank (\d+)", result.failed_subject)
     expected_state = JobState.HUNG if injected.fault == "stop" else JobState.FAILED
@@ -215,7 +220,7 @@ def _names_failing_rank(injected: InjectedFault, result: JobResult) -> bool:
     )
 
 
-def _all_verdicts_match(injected: InjectedFault, result: JobResult, verdicts: Sequence[Verdict]) -> bool:
+def _all_verdicts_match(injected: FaultRecord, result: JobResult, verdicts: Sequence[Verdict]) -> bool:
     """Returns whether all verdicts are ERROR of the failing rank, with failed subject and expected cause."""
     texts = (result.failed_subject, _CAUSES[injected.fault])
     return bool(verdicts) and all(
@@ -226,10 +231,10 @@ def _all_verdicts_match(injected: InjectedFault, result: JobResult, verdicts: Se
     )
 
 
-def _read_fault(record: Path, trial: Trial) -> InjectedFault:
+def _read_fault(record: Path, trial: Trial) -> FaultRecord:
     """Returns the record of the failing rank. Raises NotApplicable or SeatrialError if it is missing."""
     if record.exists() and not trial.stop_reason:
-        return InjectedFault.model_validate_json(record.read_text(encoding="utf-8"))
+        return FaultRecord.model_validate_json(record.read_text(encoding="utf-8"))
     for measurement in trial.measurements:
         if measurement.skipped:
             raise NotApplicable(measurement.skipped)
@@ -250,7 +255,10 @@ def _exit_code(argv: Sequence[str], out: Path, err: Path) -> int:
 
 
 def _env_unset_args() -> list[str]:
-    """Returns arguments of env(1) that unset variables of the launcher, and settings that the trial file contains."""
+    """Returns arguments of env(1) that unset variables of the launcher, and settings, which the trial file contains.
+
+    Also GLOO_SOCKET_IFNAME=lo, which works on one node only.
+    """
     names = [name for name in os.environ if name in _LAUNCHER_VARIABLES or name.startswith(ENV_PREFIX)]
     names += ["GLOO_SOCKET_IFNAME"] if os.environ.get("GLOO_SOCKET_IFNAME") == "lo" else []
     return [f"--unset={name}" for name in names]
@@ -307,7 +315,9 @@ CHECK = Check(
     scope=Scope.CONTROL,  # its runs use all nodes: no other job of this trial may run
     metrics=METRICS,
     rules=tuple(rule for fault in FAULTS for rule in _rules(fault)),
+    rule_facts={"scheduler": RuleFact("slurm|none")},
     measure=measure,
+    needs=Needs(min_ranks=2),  # of the runs that it starts
     limit_s=1800,  # six Slurm jobs, three of which start torch
     options=FailureOptions,
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Check, Context, Options, RuleFact
 from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELATIVE_ERROR
 from seatrial.discover.gpu_counters import GPU_COUNTERS, GpuErrorCounters
 from seatrial.hardware.error_counters import counter_definitions
@@ -43,6 +43,7 @@ COUNTER_UNITS = {
     "remap_failed": "bool",
     "nvlinks_down": "links",
 }
+_READINGS = (*COUNTER_UNITS, "clocks_event_reasons")  # each has a fact reads_NAME
 
 
 class BurnOptions(Options):
@@ -117,9 +118,12 @@ def _gpu_state(load: GpuLoad, counters: GpuErrorCounters, result: BurnResult, su
     samples = [sample for sample in load.samples if started <= sample.time_s <= ended]  # not of the warmup
     yield from _load_metrics(samples, started, subject)
     unavailable = counters.unavailable | load.reader.unavailable
-    # "no" (rule skipped) only for a counter that the GPU does not have; a counter that cannot be read is an ERROR
-    for field in (*COUNTER_UNITS, "clocks_event_reasons"):
-        yield Fact(name=f"reads_{field}", value=f"no: {unavailable[field]}" if field in unavailable else "yes")
+    permission_denied = counters.permission_denied | load.reader.permission_denied
+    # A rule is skipped only for a counter that the GPU does not have or the user may not read; a counter that fails to
+    # answer is an ERROR.
+    for field in _READINGS:
+        state = PERMISSION_DENIED if field in permission_denied else NOT_SUPPORTED
+        yield Fact(name=f"reads_{field}", value=f"{state}: {unavailable[field]}" if field in unavailable else "yes")
     for counter, unit in COUNTER_UNITS.items():
         if (increase := counters.increase(counter)) is not None:
             yield Metric(name=f"new_errors.{counter}", value=increase, unit=unit, subject=subject)
@@ -241,7 +245,17 @@ CHECK = Check(
         ),
         *_counter_rules(),
     ),
+    rule_facts={
+        "backend": RuleFact("cuda|cpu"),
+        "load": RuleFact("|".join(LOADS)),
+        # as for the error counters that are read around other checks, permission denied is a SKIP
+        **{
+            f"reads_{name}": RuleFact(permission_denied=Outcome.SKIP, varies_by_device=name.startswith("nvlink"))
+            for name in _READINGS
+        },
+    },
     measure=measure,
+    may_exceed_100=("drift",),
     limit_s=300.0,
     options=BurnOptions,
     performance_metrics=("tflops.*",),

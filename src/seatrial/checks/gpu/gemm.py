@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options, facts, metric
+from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
 from seatrial.model import Fact, Observation, Phase, Rule, Scope
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ CHECK = Check(
             for dtype in ("bf16", "fp16", "tf32", "fp8")
         ),
     ),
+    rule_facts={"backend": RuleFact("cuda|cpu"), **{f"has_{dtype}": RuleFact() for dtype in MAX_RELATIVE_ERROR}},
     measure=measure,
     limit_s=300.0,
     options=GemmOptions,

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Options, facts, metric
+from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
 from seatrial.discover import gpu as discover
 from seatrial.discover import nvlinks
 from seatrial.discover.gpu import Gpu, GpuFacts
@@ -40,6 +40,13 @@ _OPTIONAL = (
     *("ecc_mode", "ecc_uncorrected", "remap_pending", "retirement_pending", "pcie_width", "nvlinks"),
     *("clocks_event_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total_bytes", "processes"),
 )
+
+RULE_FACTS = {
+    "has_usable_gpu": RuleFact(reason="no usable GPU"),
+    "has_memory_repair": RuleFact(reason="the GPUs support neither row remapping nor page retirement"),
+    "has_fabric": RuleFact(reason="the GPUs have no fabric"),
+    **{f"has_{field}": RuleFact(reason=f"the GPUs have no {field.replace('_', ' ')}") for field in _OPTIONAL},
+}
 
 _NO_REASON = "no reason from NVML (for NVLinks: all links may be down, or no NVLink bridge is installed)"
 
@@ -437,8 +444,10 @@ CHECK = Check(
     scope=Scope.NODE,
     metrics=METRICS,
     rules=RULES,
+    rule_facts=RULE_FACTS,
     measure=measure,
     required_per=dict.fromkeys(sorted(_PER_GPU_METRICS), "gpu"),
     fact_roles={"gpus": "gpus"},
     limit_s=120.0,  # without persistence mode, NVML initializes GPUs one by one, several seconds each
+    skipped_if=("no GPU",),
 )

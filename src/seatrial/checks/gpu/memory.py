@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options, facts, metric
+from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
 from seatrial.model import ByteSize, Fact, Observation, Phase, Rule, Scope, format_bytes, parse_bytes
 
 # Much larger than any cache (50 MiB on an H100, tens to hundreds of MiB on a server CPU)
@@ -93,6 +93,7 @@ CHECK = Check(
             "Then dcgmi diag -r 3 -i INDEX",
         ),
     ),
+    rule_facts={"backend": RuleFact("cuda|cpu")},
     measure=measure,
     limit_s=300.0,
     options=MemoryOptions,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator
 
-from seatrial.checks.base import Check, Context, Needs, Options, facts, metric
+from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts, metric
 from seatrial.discover import filesystem
 from seatrial.discover.file_readers import printable, read_text
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
@@ -364,6 +364,13 @@ CHECK = Check(
         "free_inodes": "inodes",
     },
     rules=RULES,
+    rule_facts={
+        "several_nodes": RuleFact(reason="single node"),
+        "any_path_usable": RuleFact(reason="no path is usable"),
+        "paths_from": RuleFact("options|run directory", "the paths come from the {}"),
+        "any_path_shared": RuleFact(reason="no path is shared by all nodes"),
+        "inodes_limited": RuleFact(reason="the filesystem has no fixed number of inodes"),
+    },
     measure=measure,
     limit_s=300,  # a hung filesystem costs half a minute per step; the first timeout ends the check
     options=SharedOptions,

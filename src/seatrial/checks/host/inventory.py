@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Context, Options, facts, metric
+from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
 from seatrial.discover import host
 from seatrial.discover.host import HostFacts
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
@@ -207,6 +207,11 @@ CHECK = Check(
     scope=Scope.NODE,
     metrics=METRICS,
     rules=RULES,
+    rule_facts={
+        "verbs_accessible": RuleFact(reason="no RDMA device can be opened"),
+        "clock_status_readable": RuleFact(reason="the clock synchronisation status is not readable"),
+        "rdma_present": RuleFact(reason="no RDMA device"),
+    },
     measure=measure,
     fact_roles={"rdma_devices": "rdma"},
     limit_s=120,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seatrial.checks.base import Check, Context, Options, metric
+from seatrial.checks.base import Check, Context, Options, RuleFact, metric
 from seatrial.discover import fabric, host, software
 from seatrial.discover.file_readers import FieldReader, printable, read_line, read_text
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
@@ -287,6 +287,7 @@ CHECK = Check(
         "interfaces_unreadable": "nodes",
     },
     rules=RULES,
+    rule_facts={"several_nodes": RuleFact(reason="single node")},
     measure=measure,
     limit_s=120,
 )

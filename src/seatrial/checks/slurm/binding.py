@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, metrics
+from seatrial.checks.base import Check, Context, RuleFact, metrics
 from seatrial.checks.slurm._probe_jobs import SubmitOptions, condition_fact, open_probe_jobs, require_client
 from seatrial.discover import slurm, slurm_task
 from seatrial.discover.slurm_facts import Allocation, Settings
@@ -259,7 +259,15 @@ CHECK = Check(
     scope=Scope.CONTROL,
     metrics=METRICS,
     rules=RULES,
+    rule_facts=dict.fromkeys(
+        (
+            *("cpus_confined", "tasks_bound", "memory_limit"),
+            *("gpu_per_task", "gpu_isolation_tested", "numa_distance_readable"),
+        ),
+        RuleFact(),
+    ),
     measure=measure,
     limit_s=900,
     options=BindingOptions,
+    skipped_if=("no Slurm",),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 
-from seatrial.checks.base import Check, Context, Options, facts, metrics
+from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metrics
 from seatrial.checks.slurm._probe_jobs import require_client
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Settings
@@ -173,6 +173,13 @@ CHECK = Check(
     scope=Scope.CONTROL,
     metrics=METRICS,
     rules=RULES,
+    rule_facts={
+        "configuration_compared": RuleFact(
+            reason="the configuration of the nodes was not compared with the controller's"
+        ),
+        "gpus_expected": RuleFact(reason="cluster.gpus_per_node is not set"),
+    },
     measure=measure,
     limit_s=300,
+    skipped_if=("no Slurm",),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from seatrial.checks.base import Check, Context, Options, facts, metrics
+from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metrics
 from seatrial.discover import gpu as discover
 from seatrial.discover import slurm
 from seatrial.discover.gpu import GpuFacts
@@ -121,6 +121,8 @@ CHECK = Check(
     scope=Scope.NODE,
     metrics=METRICS,
     rules=RULES,
+    rule_facts={"gpus_expected": RuleFact(reason="cluster.gpus_per_node is not set")},
     measure=measure,
     limit_s=300,
+    skipped_if=("no Slurm", "no GPU"),
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, metrics
+from seatrial.checks.base import Check, Context, RuleFact, metrics
 from seatrial.checks.slurm._probe_jobs import ProbeJobs, SubmitOptions, condition_fact, open_probe_jobs, require_client
 from seatrial.discover import slurm, slurm_task
 from seatrial.discover.slurm_facts import Job, Partition, Settings
@@ -172,7 +172,9 @@ CHECK = Check(
     scope=Scope.CONTROL,
     metrics=METRICS,
     rules=RULES,
+    rule_facts=dict.fromkeys(("gpus_compared", "devices_confined", "cpus_confined"), RuleFact()),
     measure=measure,
     limit_s=900,
     options=IsolationOptions,
+    skipped_if=("no Slurm", "not in the record"),  # Slurm may run one job per node
 )

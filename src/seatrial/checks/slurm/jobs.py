@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, facts, metrics
+from seatrial.checks.base import Check, Context, RuleFact, facts, metrics
 from seatrial.checks.slurm._probe_jobs import POLL_S, ProbeJobs, SubmitOptions, open_probe_jobs, require_client
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Settings
@@ -255,7 +255,12 @@ CHECK = Check(
     scope=Scope.CONTROL,
     metrics=METRICS,
     rules=RULES,
+    rule_facts={
+        "memory_limit_tested": RuleFact(reason="Slurm enforces no memory limit"),
+        "time_limit_tested": RuleFact(reason="the option time_limit is not set"),
+    },
     measure=measure,
     limit_s=1800,
     options=JobsOptions,
+    skipped_if=("no Slurm",),
 )

@@ -101,4 +101,5 @@ CHECK = Check(
     measure=measure,
     limit_s=300,
     options=NodesOptions,
+    skipped_if=("no Slurm",),
 )

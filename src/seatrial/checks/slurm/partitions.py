@@ -90,4 +90,5 @@ CHECK = Check(
     rules=RULES,
     measure=measure,
     limit_s=300,
+    skipped_if=("no Slurm",),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Context
+from seatrial.checks.base import Context, RuleFact
 from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, SeatrialError, Series
@@ -20,8 +20,8 @@ from seatrial.train import train_config
 
 TOKENS_PER_GPU = "tokens_per_second_per_gpu"
 CPU_ONLY = "CPU ONLY: tiny config on shared CPU cores; not a GPU result"
-_LOSS_WINDOW = 3  # steps averaged at either end: batch noise is larger than the progress of one step
-# Percent above the expected value: torch's allocator rounds up; 2 and 4 H200 had 0.2 to 0.6 %
+_LOSS_WINDOW = 3  # maximum number of first and last steps averaged: one batch's noise exceeds one step's progress
+# Percent above the calculated size: torch's allocator rounds up; 2 and 4 H200 had 0.2 to 0.6 %
 MAX_MEMORY_EXCESS = 10.0
 _ARTIFACTS = ("config.json", "metrics.json", "steps.jsonl")
 
@@ -61,10 +61,19 @@ _METRICS_JSON = {  # metric → key of metrics.json; null gives no metric
     "trained_parameters": "trained_parameters",
     "train_runtime": "train_runtime_s",
 }
-_RATES = (TOKENS_PER_GPU, "mfu", "gemm_share")  # proportional to the speed: they share its samples
+# Check.rule_facts of RULES and memory_rule, and of further rules of the checks with a training
+RULE_FACTS = {
+    "trained": RuleFact(reason="a training failed"),
+    "device": RuleFact("cuda|cpu"),
+    "settings": RuleFact("shipped|changed"),
+    "cpu_offload": RuleFact(reason="the option cpu_offload is set"),
+}
+_RATES = (TOKENS_PER_GPU, "mfu", "gemm_share")  # proportional to the speed: their samples come from its samples
 # Maximum number of samples: enough for a 95 % interval. In a long training each sample covers several steps, so that
 # occasional stalls spread over all samples.
 _MAX_SAMPLES = 16
+# Share of the speed at the GPU's peak FLOP/s. Healthy H200 reach 20 to 56 % with the shipped configs (docs/results).
+MIN_SHARE_OF_PEAK = 0.05
 PERFORMANCE = ("tokens_per_second_per_gpu*", "step_p*", "mfu*", "gemm_share*", "*_seconds*", "train_runtime*")
 _CURVES = {"loss": "nats", "grad_norm": "norm", "learning_rate": "per step", "epoch": "epochs"}
 
@@ -94,15 +103,27 @@ def device_facts(context: Context, first_rank_only: bool = False) -> list[Fact]:
 
 def settings_fact(options: WorkloadOptions) -> Fact:
     """Fact ``settings``: "shipped" if reference speeds apply to this training, else "changed"."""
-    return Fact(name="settings", value="changed" if options.config or options.overrides else "shipped")
+    overrides = [text for text in options.overrides if not text.startswith("max_steps=")]  # a longer run is as fast
+    return Fact(name="settings", value="changed" if options.config or overrides else "shipped")
+
+
+def peak_rule(metric: str, *size_options: str) -> Rule:
+    """The rule on a training speed without reference values; ``size_options`` change the size of the training."""
+    return Rule(
+        metric=metric,
+        share_of_peak=MIN_SHARE_OF_PEAK,
+        applies_if={"device": "cuda"},
+        default_options=size_options,
+        meaning="The GPUs wait most of the time: for data, the host, a slow GPU, or communication.",
+        fix="Compare device.gemm and device.memory of all GPUs, then collectives.all_reduce; top on the nodes shows "
+        "other load on the CPUs",
+    )
 
 
 def facts_from_options(
     options: WorkloadOptions, shipped: str, *names: str, check_overrides: Sequence[str] = ()
 ) -> dict[str, JsonValue]:
-    """The facts ``run`` of the trainings ``names`` on GPUs, with FLOPs per token and precision; {} for an invalid
-    config.
-    """
+    """The facts ``run`` of the trainings ``names``, with FLOPs per token and precision; {} for an invalid config."""
     try:
         config = train_config.load(options.config or shipped, (*check_overrides, *options.overrides))
         flops = config.architecture().flops_per_token(config.seq_len, weight_gradients=not config.use_lora)
@@ -134,7 +155,7 @@ def run_stages(
     Raises SeatrialError if a training cannot start.
     """
     results: dict[str, list[TrainingResult]] = {}
-    by_training: dict[str, TrainingResult] = {}
+    results_by_training: dict[str, TrainingResult] = {}
     for stage in stages:
         folder = stage.name.replace("_", "-") or "sft"
         results[stage.name] = _workload.train(
@@ -142,11 +163,11 @@ def run_stages(
         )
         subjects = stage.subjects or [CLUSTER] * len(results[stage.name])
         for number, (subject, result) in enumerate(zip(subjects, results[stage.name], strict=True)):
-            by_training[f"{stage.name} on {subject}" if stage.subjects else folder] = result
+            results_by_training[f"{stage.name} on {subject}" if stage.subjects else folder] = result
             if context.rank == 0:
                 yield from training_observations(context, result, stage.name, subject, metrics_only=number > 0)
     if context.rank == 0:
-        yield from combined_observations(by_training)
+        yield from combined_observations(results_by_training)
     return results
 
 
@@ -166,15 +187,15 @@ def train_on_one_gpu(
     config, _ = _workload.config_and_overrides(context, options, name)
     stage = Stage(overrides=(*overrides, *options.overrides), groups=[[0]])
     results = yield from run_stages(context, config, [stage], options.limit_s, generate_tokens)
-    (trained,) = results[stage.name]
+    (result,) = results[stage.name]
     if context.rank == 0:
         yield from facts
-        yield Fact(name="method", value=f"{config} on one GPU, once, {trained.max_steps} steps; {after_training}")
-    return trained
+        yield Fact(name="method", value=f"{config} on one GPU, once, {result.max_steps} steps; {after_training}")
+    return result
 
 
 def efficiency(name: str, runs: Sequence[TrainingResult], baseline: Sequence[TrainingResult]) -> Iterator[Metric]:
-    """Metric efficiency.NAME: median tokens/s/GPU of ``runs`` in percent of ``baseline``; none if one is unknown."""
+    """Metric efficiency.NAME: median tokens/s/GPU of ``runs`` in percent of ``baseline``'s; none if one is unknown."""
     speeds, baseline_speeds = (
         [speed for result in results if (speed := result.value(TOKENS_PER_GPU))] for results in (runs, baseline)
     )
@@ -184,32 +205,35 @@ def efficiency(name: str, runs: Sequence[TrainingResult], baseline: Sequence[Tra
 
 
 def training_observations(
-    context: Context, trained: TrainingResult, name: str = "", subject: str = CLUSTER, metrics_only: bool = False
+    context: Context, result: TrainingResult, name: str = "", subject: str = CLUSTER, metrics_only: bool = False
 ) -> Iterator[Observation]:
     """Metrics, curves, the fact ``run`` and files of one training.
 
     ``metrics_only``: metrics, and the log if the training failed.
     """
-    suffix, values, relative_speeds = _suffix(name), _metric_values(trained), _relative_speeds(trained)
+    suffix, values, relative_speeds = _suffix(name), _metric_values(result), _relative_speeds(result)
     for metric, unit in _PER_TRAINING.items():
         value: Any = values.get(metric)
         if is_number(value):
             samples = tuple(value * relative for relative in relative_speeds) if metric in _RATES else ()
             yield Metric(name=f"{metric}{suffix}", value=value, unit=unit, subject=subject, samples=samples)
     if metrics_only:
-        yield from _logs(context, trained) if trained.problem else ()
+        yield from _logs(context, result) if result.problem else ()
         return
     for key, unit in _CURVES.items():
-        points = [(step["step"], step[key]) for step in trained.steps if is_number(step.get(key))]
+        points = [(step["step"], step[key]) for step in result.steps if is_number(step.get(key))]
         if points:
             x, y = (tuple(map(float, axis)) for axis in zip(*points, strict=True))
             yield Series(name=f"{key}{suffix}", subject=subject, x=x, y=y, x_unit="step", y_unit=unit)
-    yield Fact(name=f"run{suffix}", value=_run_fact(trained))
-    yield from _files(context, trained)
+    yield Fact(name=f"run{suffix}", value=_run_fact(result))
+    yield from _files(context, result)
 
 
 def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Observation]:
-    """The metrics of ``RULES`` and their facts: the worst value over the trainings of a check, by training name."""
+    """The metrics of ``RULES`` over all trainings of a check, and facts that name the training.
+
+    The first failed training's exit_code, the lowest loss_drop, the sums of steps_missing and nonfinite_losses.
+    """
     problems = {name: result.problem for name, result in results.items() if result.problem}
     yield Fact(name="trained", value="no" if problems else "yes")
     if problems:
@@ -269,12 +293,12 @@ def memory_rule(**applies_if: str) -> Rule:
     )
 
 
-def _metric_values(trained: TrainingResult) -> dict[str, Any]:
+def _metric_values(result: TrainingResult) -> dict[str, Any]:
     """Metric → value of one training; None if unknown."""
-    losses, entropy_bound = _losses(trained), trained.value("loss_entropy_bound")
-    phases = trained.value("phases_s") or {}
-    values = {metric: trained.value(key) for metric, key in _METRICS_JSON.items()}
-    values |= {"wall_seconds": trained.seconds, "time_to_first_step": phases.get("time_to_first_step")}
+    losses, entropy_bound = _losses(result), result.value("loss_entropy_bound")
+    phases = result.value("phases_s") or {}
+    values = {metric: result.value(key) for metric, key in _METRICS_JSON.items()}
+    values |= {"wall_seconds": result.seconds, "time_to_first_step": phases.get("time_to_first_step")}
     if losses:
         values |= {"loss_first": losses[0], "loss_last": losses[-1]}
         values["loss_above_entropy_bound"] = (
@@ -283,15 +307,15 @@ def _metric_values(trained: TrainingResult) -> dict[str, Any]:
     return values
 
 
-def _relative_speeds(trained: TrainingResult) -> tuple[float, ...]:
-    """Speed of each measured step relative to the speed of the training, in at most 16 windows of steps.
+def _relative_speeds(result: TrainingResult) -> tuple[float, ...]:
+    """The speed of at most ``_MAX_SAMPLES`` windows of the measured steps, relative to the speed of the training.
 
     The measured steps are the last ``steps_measured`` (metrics.json): those after ``untimed_steps``, without saving.
-    The training's speed is the sum of their tokens over the sum of their seconds, so 1 is inside the range but is not
-    the median. Empty if steps.jsonl does not give the training's speed: its lines are then of other steps.
+    The training's speed is the sum of their tokens over the sum of their seconds: 1 lies between the smallest and the
+    largest sample, but need not be the median. Empty if steps.jsonl gives another speed: it then has other steps.
     """
-    speed, count, ranks = (trained.value(name) for name in (TOKENS_PER_GPU, "steps_measured", "world_size"))
-    lines = trained.steps[-count:] if isinstance(count, int) and count > 0 else ()
+    speed, count, ranks = (result.value(name) for name in (TOKENS_PER_GPU, "steps_measured", "world_size"))
+    lines = result.steps[-count:] if isinstance(count, int) and count > 0 else ()
     steps: list[tuple[Any, Any]] = [(line.get("tokens"), line.get("seconds")) for line in lines]
     valid = all(is_number(value) and value > 0 for step in steps for value in step)
     if not speed or not ranks or not steps or not valid:
@@ -307,17 +331,17 @@ def _tokens_per_second(steps: Sequence[tuple[float, float]]) -> float:
     return sum(tokens for tokens, _ in steps) / sum(seconds for _, seconds in steps)
 
 
-def _losses(trained: TrainingResult) -> list[float]:
-    return [step["loss"] for step in trained.steps if is_number(step.get("loss"))]
+def _losses(result: TrainingResult) -> list[float]:
+    return [step["loss"] for step in result.steps if is_number(step.get("loss"))]
 
 
 def _last_losses(losses: Sequence[float]) -> Sequence[float]:
     return losses[-min(_LOSS_WINDOW, max(1, len(losses) // 2)) :]
 
 
-def _loss_drop(trained: TrainingResult) -> float | None:
+def _loss_drop(result: TrainingResult) -> float | None:
     """Mean loss of the first steps minus mean loss of the last steps; None with fewer than two steps."""
-    losses = _losses(trained)
+    losses = _losses(result)
     if len(losses) < 2:
         return None
     last = _last_losses(losses)
@@ -329,34 +353,36 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _run_fact(trained: TrainingResult) -> dict[str, Any]:
-    names = ("model", "weights", "dataset", "stack", "strategy", "precision", "world_size", "mfu_formula", "final")
-    more = ("flops_per_token", "slowest_rank", "phases_s", "loss_entropy_bound", "torch")
-    values = {name: trained.value(name) for name in (*names, *more)}
-    problem = {"problem": trained.problem} if trained.problem else {}
+def _run_fact(result: TrainingResult) -> dict[str, Any]:
+    names = (
+        *("model", "weights", "dataset", "stack", "strategy", "precision", "world_size", "mfu_formula", "final"),
+        *("flops_per_token", "slowest_rank", "phases_s", "loss_entropy_bound", "torch"),
+    )
+    values = {name: result.value(name) for name in names}
+    problem = {"problem": result.problem} if result.problem else {}
     return {name: value for name, value in values.items() if value is not None} | problem
 
 
-def _files(context: Context, trained: TrainingResult) -> Iterator[Artifact]:
+def _files(context: Context, result: TrainingResult) -> Iterator[Artifact]:
     """Logs, config and metrics of one training; weights are not artifacts."""
-    yield from _logs(context, trained)
-    for path in (trained.out / file for file in _ARTIFACTS):
+    yield from _logs(context, result)
+    for path in (result.out / file for file in _ARTIFACTS):
         if path.is_file():
-            yield _artifact(context, trained, path)
+            yield _artifact(context, result, path)
 
 
-def _logs(context: Context, trained: TrainingResult) -> Iterator[Artifact]:
+def _logs(context: Context, result: TrainingResult) -> Iterator[Artifact]:
     """Standard error of the rank that failed first and of the first rank, if not empty and readable on this node."""
-    if trained.log_prefix is None:
+    if result.log_prefix is None:
         return
-    for rank in dict.fromkeys(rank for rank in (trained.failed_rank, *trained.ranks[:1]) if rank is not None):
-        path = trained.log_prefix.with_name(f"{trained.log_prefix.name}.rank{rank}.err")
+    for rank in dict.fromkeys(rank for rank in (result.failed_rank, *result.ranks[:1]) if rank is not None):
+        path = result.log_prefix.with_name(f"{result.log_prefix.name}.rank{rank}.err")
         if path.is_file() and path.stat().st_size:
-            yield _artifact(context, trained, path)
+            yield _artifact(context, result, path)
 
 
-def _artifact(context: Context, trained: TrainingResult, path: Path) -> Artifact:
-    return Artifact(path=str(path.relative_to(context.run_dir)), title=f"{trained.out.name}: {path.name}")
+def _artifact(context: Context, result: TrainingResult, path: Path) -> Artifact:
+    return Artifact(path=str(path.relative_to(context.run_dir)), title=f"{result.out.name}: {path.name}")
 
 
 # Rules of every check that trains

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from seatrial.bench.child_ranks import ChildResult
 
 LIMIT_S = 600.0  # a training with random weights and generated data takes less than 120 s
-_ERRORS = {
+_CHECK_ERRORS = {  # exit code of a rank → the error of the check
     EXIT_USAGE_ERROR: "training did not start",
     EXIT_DISK_FULL: "training stopped, disk full",
 }
@@ -47,6 +47,7 @@ class TrainingResult:
     metrics: content of metrics.json; None if the training failed.
     problem: how the training failed, with the end of its log; empty if it succeeded.
     steps: the lines of steps.jsonl.
+    ranks: the check's ranks that trained.
     seconds: from the start of the child processes to their end.
     failed_rank: the rank that failed first.
     log_prefix: standard error of rank N is in ``log_prefix``.rankN.err.
@@ -100,8 +101,8 @@ def train(
     """Train ``config`` once per group of ranks, all groups concurrently, and return one result per group on every rank.
 
     All ranks must call this. ``groups`` defaults to one group of all ranks. ``name`` is the prefix of the new output
-    folders. After the export, the model generates ``generate_tokens`` tokens. Raises SeatrialError if no training
-    could start or the disk is full.
+    folders. After the export, the model generates ``generate_tokens`` tokens. Raises SeatrialError if a training
+    could not start or the disk is full.
     """
     from seatrial.bench import child_ranks, rank
 
@@ -139,7 +140,7 @@ def train(
 
 
 def _result_of_ranks(name: str, out: Path, children: Mapping[int, ChildResult]) -> TrainingResult:
-    """The result of one training from the results of its ranks. Raises SeatrialError for the causes in _ERRORS."""
+    """The result of one training from the results of its ranks. Raises SeatrialError for codes in _CHECK_ERRORS."""
     from seatrial.bench import child_ranks
 
     ranks = tuple(children)
@@ -150,9 +151,10 @@ def _result_of_ranks(name: str, out: Path, children: Mapping[int, ChildResult]) 
             raise SeatrialError(f"{name}: rank {ranks[0]} returned {str(metrics)[:80]!r}; expected a dict of metrics")
         return TrainingResult(metrics, out, "", ranks=ranks)
     first = child_ranks.first_failed_rank(failed)
-    for code, event in {} if killed(failed[first].exit_code) else _ERRORS.items():
-        if texts := [_failure_text(rank, child) for rank, child in failed.items() if child.exit_code == code]:
-            raise SeatrialError(f"{name}: {event}: {texts[0]}")
+    if not killed(failed[first].exit_code):
+        for code, event in _CHECK_ERRORS.items():
+            if texts := [_failure_text(rank, child) for rank, child in failed.items() if child.exit_code == code]:
+                raise SeatrialError(f"{name}: {event}: {texts[0]}")
     problem, exit_code = _failure_text(first, failed[first]), failed[first].exit_code or 1
     return TrainingResult(None, out, problem, exit_code, ranks=ranks, failed_rank=first)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.base import Check, Context, Options, RuleFact
 from seatrial.checks.host.filesystem_shared import read_volume
 from seatrial.checks.training import _results, _workload
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope, UsageError
@@ -164,7 +164,9 @@ def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator
         variants.run_variants(
             _on_fewer_ranks(plan), placement, plan.run_folder("start2"), groups=[range(plan.fewer_ranks)]
         )
-    flipped_file = _flip_a_bit(plan.run_folder("uninterrupted") / _CHECKPOINTS / _name(plan.steps)) if is_rank0 else ""
+    flipped_file = (
+        _flip_a_bit(plan.run_folder("uninterrupted") / _CHECKPOINTS / _checkpoint_name(plan.steps)) if is_rank0 else ""
+    )
     context.progress("resumed runs; bit flip and NaN")
     *_, bit_flip_message, nan_message = variants.run_variants(
         _resumed_and_faulty(plan), placement, plan.run_folder("start3")
@@ -218,7 +220,7 @@ def killed_run_state(plan: CheckpointPlan) -> Iterator[Observation]:
     entries = sorted(path.name for path in (plan.run_folder("killed") / _CHECKPOINTS).iterdir())
     complete = [path.name for path in checkpoint.complete_checkpoints(plan.run_folder("killed"))]
     yield Fact(name="checkpoints_after_kill", value=entries)
-    yield _metric("checkpoints_kept_after_kill", complete == [_name(plan.saved_step)])
+    yield _metric("checkpoints_kept_after_kill", complete == [_checkpoint_name(plan.saved_step)])
     yield from _file_differences("repeated", plan, plan.saved_step)
 
 
@@ -273,11 +275,11 @@ def save_and_load_rates(plan: CheckpointPlan) -> Iterator[Observation]:
     yield Fact(name="checkpoint_bytes", value=timings[0]["bytes"])
     yield Fact(name="rate_definition", value=RATE_DEFINITION)
     for kind, name in (("save", "save"), ("async save", "async_save"), ("load", "load")):
-        of_kind = [timing for timing in timings if timing["kind"] == kind]
-        rates = tuple(timing["mb_per_s"] / 1e3 for timing in of_kind)
+        kind_timings = [timing for timing in timings if timing["kind"] == kind]
+        rates = tuple(timing["mb_per_s"] / 1e3 for timing in kind_timings)
         yield _metric(f"{name}_rate", median(rates), rates)
         if name != "load":
-            blocked = tuple(timing["blocked_s"] for timing in of_kind)
+            blocked = tuple(timing["blocked_s"] for timing in kind_timings)
             # the first asynchronous save allocates the host memory that later ones reuse
             yield _metric(f"{name}_blocked", blocked[-1] if name == "async_save" else median(blocked), blocked)
 
@@ -289,7 +291,7 @@ def _read_timings(out: Path) -> list[dict[str, Any]]:
 
 def _link_checkpoints(plan: CheckpointPlan) -> None:
     """Link the checkpoint of all ranks for the fewer ranks, and the checkpoint of the fewer ranks for all ranks."""
-    saved = Path(_CHECKPOINTS, _name(plan.saved_step))
+    saved = Path(_CHECKPOINTS, _checkpoint_name(plan.saved_step))
     links = {plan.run_folder("fewer") / saved: plan.run_folder("uninterrupted") / saved}
     links |= {
         plan.run_folder(strategy) / _CHECKPOINTS: plan.run_folder("fewer") / _CHECKPOINTS for strategy in STRATEGIES
@@ -322,7 +324,7 @@ def _remove_checkpoints(folder: Path) -> tuple[int, int]:
     return len(files), size
 
 
-def _name(step: int) -> str:
+def _checkpoint_name(step: int) -> str:
     return f"step-{step:08}"
 
 
@@ -342,7 +344,9 @@ def _metric(name: str, value: float, samples: tuple[float, ...] = ()) -> Metric:
     return Metric(name=name, value=float(value), unit=unit, subject=CLUSTER, samples=samples)
 
 
-_REPORT = "Compare torch's version on all nodes (host.inventory) and report the result with that version"
+# A checkpoint of the 7B model of train.fsdp has 87 GB: at this rate it takes half an hour
+_MIN_RATE = ">= 0.05 GB/s"
+_REPORT = "Compare torch's version on all nodes (host.inventory) and report this defect of seatrial with that version"
 CHECK = Check(
     name="train.checkpoint",
     title="Checkpoint save, resume and resharding; bit flip and NaN detection",
@@ -409,11 +413,25 @@ CHECK = Check(
             evidence_facts=("nan_message",),
             expect="== 1 bool",
             meaning="One rank's gradient was NaN; the training must stop with an error that names only that rank.",
-            fix="Check collectives.all_reduce: it transports the flag. If it passes, report this with the version",
+            fix="Check collectives.all_reduce: loss and gradient norm of all ranks go through it. If it passes, report "
+            "this defect of seatrial with the version",
+        ),
+        *(
+            Rule(
+                metric=metric,
+                expect=_MIN_RATE,
+                applies_if={"device": "cuda"},
+                default_options=("config", "overrides"),
+                meaning="Saving or loading a model takes so long that GPUs mostly wait for checkpoints.",
+                fix="Compare filesystem.speed. The fact filesystem names the filesystem; on the nodes: nfsstat -m, "
+                "df -h, dmesg",
+            )
+            for metric in ("save_rate", "async_save_rate", "load_rate")
         ),
     ),
+    rule_facts={"resharded": RuleFact(), "device": RuleFact("cuda|cpu")},
     measure=measure,
-    limit_s=2400.0,  # slow filesystems take long
+    limit_s=2400.0,  # three starts of up to 600 s, and saves on a slow filesystem
     options=CheckpointOptions,
     performance_metrics=("*_rate", "*_blocked"),
 )

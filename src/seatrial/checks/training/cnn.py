@@ -108,9 +108,8 @@ CHECK = Check(
             metric="nonfinite_steps",
             expect="== 0",
             meaning="Seed and data are fixed: an infinite or NaN loss means wrong arithmetic or memory errors.",
-            fix="Run the check on this GPU again. It fails again while other GPUs pass: check "
-            "`nvidia-smi -q -d ECC,ROW_REMAPPER` and `dmesg | grep -i xid`. It fails on all GPUs: check torch and "
-            "the driver.",
+            fix="Run the check again. If only this GPU fails: check `nvidia-smi -q -d ECC,ROW_REMAPPER` and "
+            "`dmesg | grep -i xid`. If all GPUs fail: check torch and the driver.",
         ),
         Rule(
             metric="accuracy",
@@ -123,7 +122,7 @@ CHECK = Check(
         Rule(
             metric="seconds",
             expect="< 180 s",
-            meaning="Time from reading the data to loading the saved model; a healthy GPU needs a small part of 180 s.",
+            meaning="Time to read the data, train, save, load and evaluate; a healthy GPU needs far less than 180 s.",
             fix="Compare images_per_second between GPUs. Slow on one GPU: `nvidia-smi -q -d PERFORMANCE,CLOCK`. Fast "
             "on all GPUs: reading the data or writing the model takes the time.",
         ),

@@ -20,7 +20,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from seatrial.checks.base import Check, Context, Options
+from seatrial.checks.base import Check, Context, Options, RuleFact
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu
 from seatrial.model import (
@@ -87,12 +87,12 @@ class CommandOptions(Options):
 
     @field_validator("command", mode="before")
     @classmethod
-    def _split(cls, value: object) -> object:
+    def _split_command(cls, value: object) -> object:
         return tuple(shlex.split(value)) if isinstance(value, str) else value
 
     @field_validator("log")
     @classmethod
-    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
             try:
                 groups = set(re.compile(pattern).groupindex)
@@ -106,14 +106,14 @@ class CommandOptions(Options):
 
     @field_validator("artifacts", "trainer_state")
     @classmethod
-    def _below_out(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _check_paths_below_out(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         for path in (value,) if isinstance(value, str) else value:
             if path.startswith("/") or ".." in PurePosixPath(path).parts:
                 raise ValueError(f"{path!r} is not a path below {{out}}")
         return value
 
     @model_validator(mode="after")
-    def _single_loss_source(self) -> CommandOptions:
+    def _check_single_loss_source(self) -> CommandOptions:
         if self.trainer_state and any("loss" in re.compile(pattern).groupindex for pattern in self.log):
             raise ValueError("two sources of the loss: trainer_state and a group of log; remove one")
         return self
@@ -410,7 +410,7 @@ CHECK = Check(
             applies_if=_LOSS,
             expect="== 0",
             meaning="An infinite or NaN loss or gradient norm means wrong arithmetic, memory errors or low precision.",
-            fix="Compare train.cnn and train.ddp, which are stable, and check `nvidia-smi -q -d ECC`.",
+            fix="Compare train.cnn and train.ddp: their settings do not diverge. Check `nvidia-smi -q -d ECC`.",
         ),
         Rule(
             metric="loss_drop",
@@ -428,8 +428,14 @@ CHECK = Check(
             fix=f"{_SEE_LOG}; check free space and permissions of the run directory: df -h; ls -ld",
         ),
     ),
+    rule_facts={
+        "steps_configured": RuleFact(reason="the options configure no number of steps"),
+        "loss_configured": RuleFact(reason="the options configure no source of the loss"),
+        "artifacts_configured": RuleFact(reason="the option artifacts is not set"),
+    },
     measure=measure,
     limit_s=2100,  # more than train_limit_s
     options=CommandOptions,
+    skipped_if=("no command",),
     performance_metrics=("wall_seconds", "train_runtime", *SPEEDS),
 )

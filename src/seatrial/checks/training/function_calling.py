@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from seatrial.bench.child_result import EXIT_DISK_FULL, EXIT_USAGE_ERROR
-from seatrial.checks.base import Check, Context
+from seatrial.checks.base import Check, Context, RuleFact
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope, SeatrialError, UsageError
@@ -66,7 +66,7 @@ _FINAL_STEPS = 3  # final_loss is their mean: the loss of one batch is noisy
 class TrainingTask:
     """The training with all overrides.
 
-    ``check_overrides``: the overrides of this check, with reasons. ``requested_strategy``: without these overrides.
+    ``check_overrides``: override of this check → its reason. ``requested_strategy``: parallel.strategy without them.
     """
 
     config_name: str
@@ -99,8 +99,8 @@ def training_task(context: Context, options: WorkloadOptions) -> TrainingTask:
 def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
     """Train, evaluate and yield observations on rank 0. Raises SeatrialError if the training cannot start."""
     facts, task = _results.device_facts(context), training_task(context, options)
-    (trained,) = _workload.train(context, "function_calling", task.config_name, task.overrides, limit_s=options.limit_s)
-    evaluation, seconds = (None, 0.0) if trained.problem else _evaluate(context, task, trained.out, options.limit_s)
+    (result,) = _workload.train(context, "function_calling", task.config_name, task.overrides, limit_s=options.limit_s)
+    evaluation, seconds = (None, 0.0) if result.problem else _evaluate(context, task, result.out, options.limit_s)
     if context.rank:
         return
     yield from facts
@@ -109,14 +109,14 @@ def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]
     yield Fact(name="use_lora", value=_yes_or_no(task.config.use_lora))
     yield Fact(name="tensorboard", value=_yes_or_no(task.config.tensorboard))
     yield Fact(name="strategy_requested", value=task.requested_strategy)
-    yield Fact(name="strategy", value=trained.value("strategy"))
+    yield Fact(name="strategy", value=result.value("strategy"))
     yield Fact(name="overrides", value=task.check_overrides)
-    yield from _results.combined_observations({"function_calling": trained})
-    yield from _results.training_observations(context, trained)
+    yield from _results.combined_observations({"function_calling": result})
+    yield from _results.training_observations(context, result)
     if evaluation:
-        yield from _training_outputs(task.config, trained)
+        yield from _training_outputs(task.config, result)
         yield from _evaluation_result(evaluation, seconds)
-        yield from _files(context, trained.out, evaluation.value)
+        yield from _files(context, result.out, evaluation.value)
 
 
 def _yes_or_no(value: bool) -> str:
@@ -160,19 +160,19 @@ def _report_progress(context: Context) -> None:
         context.progress(f"evaluation: {progress[-1]}")
 
 
-def _training_outputs(config: TrainConfig, trained: TrainingResult) -> Iterator[Observation]:
+def _training_outputs(config: TrainConfig, result: TrainingResult) -> Iterator[Observation]:
     """Exported model, final loss, trained parameters and TensorBoard logs of a successful training."""
-    weights = [path for path in (trained.out / "final").glob("*.safetensors") if path.stat().st_size]
-    yield Fact(name="final_model", value=trained.value("final"))
-    yield _metric("final_model_reloads", bool(weights) and trained.export_loads)
-    losses = [step["loss"] for step in trained.steps[-_FINAL_STEPS:] if step.get("loss") is not None]
+    weights = [path for path in (result.out / "final").glob("*.safetensors") if path.stat().st_size]
+    yield Fact(name="final_model", value=result.value("final"))
+    yield _metric("final_model_reloads", bool(weights) and result.export_loads)
+    losses = [step["loss"] for step in result.steps[-_FINAL_STEPS:] if step.get("loss") is not None]
     if losses:
         yield _metric("final_loss", fmean(losses))
     if config.use_lora:
         adapters = config.architecture().adapter_parameters(config.lora_targets, config.lora_r)
-        yield _metric("parameters_trained_beyond_adapters", trained.value("trained_parameters") - adapters)
+        yield _metric("parameters_trained_beyond_adapters", result.value("trained_parameters") - adapters)
     if config.tensorboard:
-        yield _metric("tensorboard_logs", len(list(_tensorboard_logs(trained.out))))
+        yield _metric("tensorboard_logs", len(list(_tensorboard_logs(result.out))))
 
 
 def _evaluation_result(evaluation: ChildResult, seconds: float) -> Iterator[Observation]:
@@ -271,7 +271,7 @@ CHECK = Check(
         Rule(
             metric="tokens_per_second_per_gpu",
             expect="> 2000 tokens/s/GPU",  # success criterion of the workload on two nodes with eight H100 each
-            applies_if={**_TRAINED, "device": "cuda"},  # not in a trial file: CPUs have no threshold
+            applies_if={**_TRAINED, "device": "cuda"},  # a threshold in a trial file would apply to CPUs too
             meaning="The workload's success criterion is 2000 tokens/s per GPU.",
             fix="train.lora is also slow on one GPU: check device.gemm. Otherwise check collectives.all_gather: ZeRO-3 "
             "and FSDP2 gather all weights in every micro-batch. The fact run has the strategy and the slowest rank",
@@ -320,6 +320,12 @@ CHECK = Check(
             "max_steps",
         ),
     ),
+    rule_facts={
+        **_results.RULE_FACTS,
+        "pretrained": RuleFact(reason="the model has random weights"),
+        "use_lora": RuleFact(reason="the config does not use LoRA"),
+        "tensorboard": RuleFact(reason="the config requests no TensorBoard logs"),
+    },
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, NAME),
     limit_s=1500.0,  # training and evaluation, each with the option limit_s

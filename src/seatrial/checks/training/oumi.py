@@ -60,13 +60,15 @@ def measure(context: Context, options: OumiOptions) -> Iterator[Observation]:
     Raises NotApplicable without a command. Raises SeatrialError if Oumi exceeds its time limit, fills the disk or
     writes no readable trainer_state.json.
     """
+    from seatrial.train import train_config
+
     if not options.command:
         raise NotApplicable(NO_COMMAND)
     command.require_executable(options.command[0], None, context.node)
     gpus = command.visible_gpus()
     folder = command.new_folder(context, context.node)
     yield Fact(name="device", value="cuda" if gpus else "cpu")
-    config = _load_config(options, on_gpu=bool(gpus))
+    config = train_config.load(options.config or (NAME if gpus else f"tiny/{NAME}"), options.overrides)
     yield from _write_inputs(config, folder, context)
     run = Run(
         name="Oumi",
@@ -85,12 +87,6 @@ def measure(context: Context, options: OumiOptions) -> Iterator[Observation]:
     yield from command.exit_metrics(run, result, options.train_limit_s)
     if result.exit_code == 0:
         yield from _training_observations(config, folder, context)
-
-
-def _load_config(options: OumiOptions, on_gpu: bool) -> TrainConfig:
-    from seatrial.train import train_config
-
-    return train_config.load(options.config or (NAME if on_gpu else f"tiny/{NAME}"), options.overrides)
 
 
 def _write_inputs(config: TrainConfig, folder: Path, context: Context) -> Iterator[Observation]:
@@ -175,7 +171,7 @@ CHECK = Check(
             metric="nonfinite_steps",
             expect="== 0",
             meaning="An infinite or NaN loss or gradient norm means wrong arithmetic, memory errors or low precision.",
-            fix="Compare train.cnn and train.ddp, which are stable, and check `nvidia-smi -q -d ECC`.",
+            fix="Compare train.cnn and train.ddp: their settings do not diverge. Check `nvidia-smi -q -d ECC`.",
         ),
         Rule(
             metric="loss_drop",
@@ -188,7 +184,7 @@ CHECK = Check(
             metric="checkpoints",
             evidence_facts=("checkpoints_found",),
             expect=">= 1",
-            meaning="The training cannot be resumed: no checkpoint with weights exists.",
+            meaning="No checkpoint with weights exists: the training cannot be resumed.",
             fix="Check free space and permissions of the run directory: df -h; ls -ld",
         ),
         Rule(
@@ -202,5 +198,6 @@ CHECK = Check(
     measure=measure,
     limit_s=2100,  # train_limit_s, plus data preparation and loading the result
     options=OumiOptions,
+    skipped_if=("no command",),
     performance_metrics=("wall_seconds", "train_runtime"),
 )

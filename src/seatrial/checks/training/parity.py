@@ -130,7 +130,7 @@ def _rules(strategy: str) -> tuple[Rule, ...]:
             metric=f"loss_difference.{strategy}",
             evidence_facts=(f"max_difference.loss.{strategy}",),
             # Rounding: at most 1.1e-7 (2 and 4 CPU processes, 8 steps of the tiny config; 0 on 2 H200). Missing
-            # all-reduce of gradients: 3.2e-3 one step later. The limit is the geometric middle.
+            # all-reduce of gradients: 3.2e-3 one step later. The limit is near their geometric mean.
             expect="< 1e-5",
             meaning="The loss differs from that of one process: gradients are lost or weighted wrongly.",
             fix="Check collectives.all_reduce, all_gather and reduce_scatter: wrong_elements names the rank with "

@@ -14,9 +14,9 @@ NAME = "sft-mistral-7b-1gpu"
 
 def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
     # the export would write 14.5 GB
-    trained = yield from _results.train_on_one_gpu(context, options, NAME, "export=false", after_training="no export")
+    result = yield from _results.train_on_one_gpu(context, options, NAME, "export=false", after_training="no export")
     if context.rank == 0:
-        yield Fact(name="precision", value=trained.value("precision"))
+        yield Fact(name="precision", value=result.value("precision"))
 
 
 CHECK = Check(
@@ -26,6 +26,7 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     metrics=_results.metric_units(),
     rules=_results.RULES,
+    rule_facts=_results.RULE_FACTS,
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, NAME),
     limit_s=700.0,

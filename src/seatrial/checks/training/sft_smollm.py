@@ -17,14 +17,14 @@ GENERATED_TOKENS = 8
 
 
 def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
-    trained = yield from _results.train_on_one_gpu(
+    result = yield from _results.train_on_one_gpu(
         context, options, NAME, after_training="then final/ is loaded", generate_tokens=GENERATED_TOKENS
     )
     if context.rank:
         return
-    checkpoints = [*trained.out.glob("checkpoints/checkpoint-*/trainer_state.json")]
+    checkpoints = [*result.out.glob("checkpoints/checkpoint-*/trainer_state.json")]
     yield Metric(name="checkpoints", value=len(checkpoints), unit="count", subject=CLUSTER)
-    if generated := trained.value("generated"):
+    if generated := result.value("generated"):
         yield Fact(name="generated", value=generated)
         tokens = generated["tokens"] if generated["finite"] else 0
         yield Metric(name="generated_tokens", value=tokens, unit="count", subject=CLUSTER)
@@ -55,6 +55,7 @@ CHECK = Check(
             'M.from_pretrained("…/final")\'; check filesystem.shared and free disk space',
         ),
     ),
+    rule_facts=_results.RULE_FACTS,
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, NAME),
     limit_s=700.0,

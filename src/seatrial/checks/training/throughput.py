@@ -11,7 +11,7 @@ from statistics import median
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context
+from seatrial.checks.base import Check, Context, RuleFact
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
@@ -22,6 +22,7 @@ GPU, NODE, ALL = "gpu", "node", "cluster"
 STAGES = (GPU, NODE, ALL)
 GPU_OVERRIDES = ("max_steps=20", "untimed_steps=8")
 MIN_SAMPLES = 256  # and at least two batches per rank; generated in seconds, without effect on the speed
+_STRATEGY = "(ddp|fsdp2|zero3|single)"  # of one training, in metrics.json
 LAYERS = 8  # of 32: 2.0 of 7.2 billion parameters, 32 GB of weights, gradients and Adam state on one GPU
 
 
@@ -58,8 +59,8 @@ def measure(context: Context, options: ThroughputOptions) -> Iterator[Observatio
     if context.rank == 0:
         yield from _scaling(results)
         trainings = [result for stage_results in results.values() for result in stage_results]
-        strategies = sorted({str(result.value("strategy")) for result in trainings})
-        yield Fact(name="parallelism", value=" and ".join(strategies))
+        if strategies := sorted({result.value("strategy") for result in trainings if result.metrics}):
+            yield Fact(name="parallelism", value=" and ".join(strategies))
         yield from _results.memory_excess(trainings)
 
 
@@ -102,7 +103,7 @@ def _scaling(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observ
 def _method(config: str, overrides: Sequence[str]) -> str:
     return (
         f"{config} ({', '.join(overrides) or 'no overrides'}), once per stage: each GPU separately, all concurrently; "
-        "each node separately, all concurrently; all ranks together. Speed of the steps after untimed_steps. "
+        "each node separately, all concurrently; one training on all ranks. Speed of the steps after untimed_steps. "
         "memory_excess: weights and Adam state on the fullest GPU of any stage over the calculated share"
     )
 
@@ -119,12 +120,18 @@ CHECK = Check(
         "efficiency.cluster_vs_node": "%",
         "memory_excess": "%",
     },
-    rules=(*_results.RULES, _results.memory_rule(parallelism="fsdp2", cpu_offload="no")),
+    rules=(
+        *_results.RULES,
+        _results.memory_rule(parallelism="fsdp2", cpu_offload="no"),
+        _results.peak_rule(f"{TOKENS_PER_GPU}.{GPU}", "config", "overrides", "layers"),
+    ),
+    rule_facts={**_results.RULE_FACTS, "parallelism": RuleFact(rf"{_STRATEGY}( and {_STRATEGY})*")},
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(
         options, NAME, *STAGES, check_overrides=layers_override(options)
     ),
     limit_s=900.0,
     options=ThroughputOptions,
+    may_exceed_100=("efficiency.*", "memory_excess"),
     performance_metrics=(*_results.PERFORMANCE, "efficiency.*"),
 )

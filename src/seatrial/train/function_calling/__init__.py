@@ -1,1 +1,1 @@
-"""Function calling: preprocess (glaive) or generate data, chat template, scoring and evaluation."""
+"""Function calling: rows (preprocessed or generated), chat template, scores and evaluation."""

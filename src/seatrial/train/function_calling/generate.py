@@ -17,7 +17,7 @@ from typing import Any
 from seatrial.train.function_calling.glaive import CALL_MARKER, END_OF_TURN
 from seatrial.util import data_files
 
-MAX_OTHER_FUNCTIONS = 3  # functions in a prompt besides the requested ones
+MAX_OTHER_FUNCTIONS = 3  # functions in a prompt besides those that are called
 _CITIES = ("Berlin", "Oslo", "Lima", "Kyoto", "Nairobi", "São Paulo", "Zürich", "Quebec", "Cairo", "Hobart")
 _PEOPLE = ("Ada", "Grace", "Conan O'Brien", "Zoë", "Linus", "Margaret", "Søren", "Mei", "Amara", "Noor")
 _TEXTS = (
@@ -29,7 +29,7 @@ _TEXTS = (
     "don't worry",
 )
 # Kind of parameter → its JSON Schema and a function that draws a value
-_KINDS: dict[str, tuple[dict[str, Any], Callable[[random.Random], Any]]] = {
+_PARAMETER_KINDS: dict[str, tuple[dict[str, Any], Callable[[random.Random], Any]]] = {
     "city": ({"type": "string"}, lambda draw: draw.choice(_CITIES)),
     "person": ({"type": "string"}, lambda draw: draw.choice(_PEOPLE)),
     "people": (
@@ -103,7 +103,7 @@ def rows(count: int, seed: int) -> Iterator[dict[str, str]]:
     """``count`` rows with the keys system and chat, deterministic for a seed."""
     for number in range(count):
         draw = random.Random(f"{seed}/{number}")
-        yield _KINDS_OF_ROWS[number % len(_KINDS_OF_ROWS)](draw)
+        yield _ROW_KINDS[number % len(_ROW_KINDS)](draw)
 
 
 @lru_cache
@@ -114,12 +114,12 @@ def functions() -> list[dict[str, Any]]:
     return entries
 
 
-def _draw_calls(draw: random.Random, number: int) -> list[_RequestedCall]:
-    chosen = draw.sample(functions(), number)
+def _draw_calls(draw: random.Random, count: int) -> list[_RequestedCall]:
+    chosen = draw.sample(functions(), count)
     return [
         _RequestedCall(
             function=function,
-            arguments={name: _KINDS[kind][1](draw) for name, kind in function["parameters"].items()},
+            arguments={name: _PARAMETER_KINDS[kind][1](draw) for name, kind in function["parameters"].items()},
             response={function["response"]: _RESPONSES[function["response"]](draw)},
         )
         for function in chosen
@@ -143,22 +143,22 @@ def _chat(turns: list[tuple[str, str]]) -> str:
 
 def _schema(function: dict[str, Any]) -> dict[str, Any]:
     properties = {
-        name: {**_KINDS[kind][0], "description": f"The {name.replace('_', ' ')}"}
+        name: {**_PARAMETER_KINDS[kind][0], "description": f"The {name.replace('_', ' ')}"}
         for name, kind in function["parameters"].items()
     }
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
     return {"name": function["name"], "description": function["description"], "parameters": parameters}
 
 
-def _row_with_calls(draw: random.Random, number: int, after: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
-    calls = _draw_calls(draw, number)
+def _row_with_calls(draw: random.Random, count: int, last_turns: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
+    calls = _draw_calls(draw, count)
     turns = [
         ("USER", " ".join(call.request for call in calls)),
         ("ASSISTANT", " ".join(call.text for call in calls)),
         *(("FUNCTION RESPONSE", json.dumps(call.response)) for call in calls),
         ("ASSISTANT", " ".join(call.answer for call in calls)),
     ]
-    return _row(draw, calls, [*turns, *after])
+    return _row(draw, calls, [*turns, *last_turns])
 
 
 def _row_without_matching_function(draw: random.Random) -> dict[str, str]:
@@ -179,7 +179,7 @@ def _row_with_thanks(draw: random.Random) -> dict[str, str]:
     return _row_with_calls(draw, 1, (("USER", request), ("ASSISTANT", answer)))
 
 
-_KINDS_OF_ROWS: tuple[Callable[[random.Random], dict[str, str]], ...] = (
+_ROW_KINDS: tuple[Callable[[random.Random], dict[str, str]], ...] = (
     lambda draw: _row_with_calls(draw, 1),
     lambda draw: _row_with_calls(draw, 2),
     _row_without_matching_function,

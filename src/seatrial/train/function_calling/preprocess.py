@@ -1,8 +1,8 @@
 """Converts rows to a folder with three splits and a report that counts every row.
 
-``train.jsonl``; ``seen.jsonl``: held-out conversations with functions that also occur in training; ``unseen.jsonl``:
-conversations with functions that no training conversation lists. Splits depend only on hashes of the content: a row is
-in the same split in any order and on any machine.
+``unseen.jsonl``: conversations with a held-out function, which no training conversation lists; ``seen.jsonl``:
+other held-out conversations; ``train.jsonl``: the rest. The split of a row depends only on hashes of its content: it is
+the same in any order and on any machine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from seatrial.model import UsageError
 from seatrial.train.disk import atomic_write_folder
 from seatrial.train.function_calling.glaive import Conversation, RejectedRow, convert
 from seatrial.util.files import write_json
+from seatrial.util.input_files import MAX_RECORD_BYTES, open_file, read_bytes
 
 Split = Literal["train", "seen", "unseen"]
 SPLITS: tuple[Split, ...] = ("train", "seen", "unseen")
@@ -142,10 +143,10 @@ def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
         if path.suffix == ".parquet":
             yield from _parquet(path)
         elif path.suffix == ".jsonl":
-            with path.open("rb") as lines:
+            with open_file(path) as lines:
                 yield from (_row(line) for line in lines if line.strip())
         elif path.suffix == ".json":
-            rows = json.loads(path.read_text(encoding="utf-8"))
+            rows = json.loads(read_bytes(path, MAX_RECORD_BYTES))
             if not isinstance(rows, list):
                 raise UsageError(f"{path}: expected a JSON list of rows")
             yield from (row if isinstance(row, dict) else {} for row in rows)

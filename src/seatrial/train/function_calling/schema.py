@@ -20,7 +20,7 @@ def is_object_schema(parameters: dict[str, Any]) -> bool:
     )
 
 
-@lru_cache(maxsize=4096)  # many rows have the same functions; this took most of the preprocessing time
+@lru_cache(maxsize=4096)  # many rows have the same functions; without a cache this took most of the preprocessing time
 def _is_schema(parameters: str) -> bool:
     from jsonschema import Draft202012Validator  # other workloads do not need it
     from jsonschema.exceptions import SchemaError

@@ -1,8 +1,8 @@
 """Scores answers by the rules of the AST checker of the Berkeley Function-Calling Leaderboard.
 
-bfcl_eval/eval_checker/ast_eval/ast_checker.py of gorilla: the same number of calls as expected, in any order; the exact
-name; all required parameters and only declared ones; the correct types; the correct values, with strings compared
-without case, spaces and ``,./-_*^``. If no call is expected, any call is wrong.
+Source: bfcl_eval/eval_checker/ast_eval/ast_checker.py of gorilla. An answer is correct if it has the expected number of
+calls, in any order, each with the exact name, all required and only declared parameters, the correct types and the
+correct values; strings are compared without case, spaces and ``,./-_*^``. If no call is expected, any call is wrong.
 """
 
 from __future__ import annotations

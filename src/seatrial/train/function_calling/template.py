@@ -71,7 +71,7 @@ def _masks_end_of_turn(tokenizer: Any, conversation: Conversation) -> bool:
 
 
 def encode(tokenizer: Any, conversation: Conversation) -> tuple[list[int], list[bool]]:
-    """Token ids of the conversation and the mask of the assistant's tokens, which the loss is computed on."""
+    """Token ids of the conversation, and for each token whether it is the assistant's: only those have a loss."""
     encoded = tokenizer.apply_chat_template(
         conversation.messages,
         tools=conversation.tools or None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import warnings
 from pathlib import Path
@@ -15,12 +14,13 @@ from transformers import TrainingArguments
 
 from seatrial.model import UsageError
 from seatrial.train.train_config import TrainConfig
+from seatrial.util.input_files import read_json
 
 NO_DEEPSPEED = "fsdp2 instead of zero3: deepspeed is not installed"
 
 
 def effective_strategy(config: TrainConfig) -> str:
-    """The strategy that runs: ddp, fsdp2, zero3, or NO_DEEPSPEED where zero3 is configured without DeepSpeed."""
+    """The strategy that runs: ddp, fsdp2, zero3, or NO_DEEPSPEED if zero3 is configured and DeepSpeed is missing."""
     if config.parallel.strategy == "zero3" and importlib.util.find_spec("deepspeed") is None:
         return NO_DEEPSPEED
     return config.parallel.strategy
@@ -32,18 +32,19 @@ def training_arguments(config: TrainConfig, out: Path) -> TrainingArguments:
     if config.tensorboard:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(out / "tensorboard")
     on_gpu = torch.cuda.is_available()
-    rate, optimizer, checkpoint = config.learning_rate, config.optimizer, config.checkpoint
-    scheduler = "cosine_with_min_lr" if rate.schedule == "cosine" and rate.min_ratio else rate.schedule
+    learning_rate, optimizer, checkpoint = config.learning_rate, config.optimizer, config.checkpoint
+    min_ratio = learning_rate.min_ratio
+    scheduler = "cosine_with_min_lr" if learning_rate.schedule == "cosine" and min_ratio else learning_rate.schedule
     return TrainingArguments(
         output_dir=str(out / "checkpoints"),
         run_name=config.run_name,
         max_steps=config.max_steps,
         per_device_train_batch_size=config.bsz,
         gradient_accumulation_steps=config.grad_accum,
-        learning_rate=rate.peak,
+        learning_rate=learning_rate.peak,
         lr_scheduler_type=scheduler,
-        lr_scheduler_kwargs={"min_lr_rate": rate.min_ratio} if rate.min_ratio else None,
-        warmup_steps=rate.warmup_steps,
+        lr_scheduler_kwargs={"min_lr_rate": min_ratio} if min_ratio else None,
+        warmup_steps=learning_rate.warmup_steps,
         adam_beta1=optimizer.beta1,
         adam_beta2=optimizer.beta2,
         adam_epsilon=optimizer.eps,
@@ -63,7 +64,7 @@ def training_arguments(config: TrainConfig, out: Path) -> TrainingArguments:
         dataloader_pin_memory=on_gpu,
         remove_unused_columns=False,
         ddp_timeout=int(config.timeout_s),
-        # None means True for a PeftModel: fails with checkpointing ("marked ready twice"), and searches at each step
+        # None means True for a PeftModel: DDP then searches at each step, and fails with activation checkpointing
         ddp_find_unused_parameters=False,
         **_device_arguments(config, on_gpu),
         **_checkpointing_arguments(config),
@@ -102,7 +103,7 @@ def _device_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
 
 
 def _join_deepspeed_on_cpu() -> None:
-    """Open DeepSpeed's process group over gloo: on a CPU, transformers would run as a single process."""
+    """Open DeepSpeed's process group over gloo: on CPUs, transformers would run each rank as a single process."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
@@ -124,7 +125,7 @@ def _checkpointing_arguments(config: TrainConfig) -> dict[str, Any]:
 
 
 def _fsdp_recomputes(config: TrainConfig) -> bool:
-    """Whether FSDP2 does activation checkpointing, which saves one all-gather of the weights.
+    """Whether FSDP2, not the Trainer, does activation checkpointing, which saves one all-gather of the weights.
 
     Not with LoRA: FSDP2 wraps modules under new names, and peft then saves files without adapters (accelerate 1.15,
     peft 0.21).
@@ -153,7 +154,7 @@ def _deepspeed_config(path: str) -> dict[str, Any]:
     deprecation = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
     warnings.filterwarnings("ignore", deprecation, FutureWarning)
     try:
-        settings = json.loads(Path(path).read_text(encoding="utf-8"))
+        settings = read_json(Path(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read parallel.deepspeed {path}: {error}") from error
     if not isinstance(settings, dict) or settings.get("zero_optimization", {}).get("stage") != 3:

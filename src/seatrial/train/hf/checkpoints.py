@@ -1,4 +1,4 @@
-"""Additions to transformers' checkpoints: messages for write errors, and metadata for compatibility checks."""
+"""Additions to transformers' checkpoints: messages for write errors, and metadata that shows if a run can resume."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from seatrial.model import SeatrialError, UsageError
 from seatrial.train import disk
 from seatrial.train.hf import ranks
 from seatrial.util.files import write_json
+from seatrial.util.input_files import read_bytes
 
 METADATA_FILE = "seatrial.json"
 LAST_WRITTEN_FILE = "trainer_state.json"  # transformers writes it last
@@ -26,7 +27,7 @@ def newest_complete(out: Path) -> Path | None:
     complete = [
         path.parent
         for path in (out / "checkpoints").glob(f"checkpoint-*/{LAST_WRITTEN_FILE}")
-        if _read(path) is not None
+        if _read_json(path) is not None
     ]
     return max(complete, key=saved_step, default=None)
 
@@ -37,10 +38,10 @@ def saved_step(checkpoint: Path) -> int:
 
 
 @contextmanager
-def write_errors_handled(folder: Path, model: nn.Module, strategy: str) -> Iterator[None]:
-    """Context in which transformers writes the checkpoint ``folder``; all ranks enter it.
+def convert_write_errors(folder: Path, model: nn.Module, strategy: str) -> Iterator[None]:
+    """Context manager: transformers writes the checkpoint ``folder``, then rank 0 its metadata; all ranks enter it.
 
-    Raises SeatrialError where the filesystem fails, and removes the partial checkpoint, which may fill the disk.
+    Raises SeatrialError if the filesystem fails, and removes the partial checkpoint, which may fill the disk.
     """
     try:
         yield
@@ -51,8 +52,8 @@ def write_errors_handled(folder: Path, model: nn.Module, strategy: str) -> Itera
         if not (reason := _write_error(error, folder)):
             raise
         message = (
-            f"cannot write the checkpoint {folder}: {reason}. Earlier checkpoints are intact; resume from them with "
-            "--set checkpoint.resume=true"
+            f"cannot write the checkpoint {folder}: {reason}. Earlier checkpoints are unchanged; to resume from the "
+            "newest, --set checkpoint.resume=true"
         )
         if disk.disk_full_reason(error, folder):
             checkpoint_error: SeatrialError = disk.DiskFullError(
@@ -65,8 +66,8 @@ def write_errors_handled(folder: Path, model: nn.Module, strategy: str) -> Itera
 
 
 def check_compatible(folder: Path, model: nn.Module, strategy: str) -> None:
-    """Raise UsageError where a run cannot resume from ``folder``: transformers ignores missing tensors."""
-    saved = _read(folder / METADATA_FILE)
+    """Raise UsageError if a run with ``model`` cannot resume from ``folder``: transformers ignores missing tensors."""
+    saved = _read_json(folder / METADATA_FILE)
     if saved is None:  # not written by seatrial, or killed before the metadata was written
         return
     current = _metadata(model, strategy)
@@ -99,17 +100,17 @@ def _metadata(model: nn.Module, strategy: str) -> dict[str, Any]:
 
 def _write_error(error: BaseException, folder: Path) -> str | None:
     """The filesystem error behind ``error`` (safetensors and torch.save wrap it); None for other errors."""
-    chain: BaseException | None = error
-    while chain is not None:
-        if isinstance(chain, (OSError, SafetensorError)) or disk.is_short_write(chain):
-            return disk.first_line(chain)
-        chain = chain.__cause__ or chain.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, (OSError, SafetensorError)) or disk.is_short_write(cause):
+            return disk.first_line(cause)
+        cause = cause.__cause__ or cause.__context__
     return disk.disk_full_reason(error, folder)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document = json.loads(read_bytes(path))  # NaN is allowed: a loss in trainer_state.json may be NaN
+    except (OSError, ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None

@@ -27,12 +27,13 @@ from seatrial.train.disk import atomic_write_folder
 from seatrial.train.function_calling import generate, preprocess, template
 from seatrial.train.function_calling.glaive import Conversation
 from seatrial.train.hf import hub, ranks, rows, tokenization
+from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 
 REPORT_FILE = "report.json"
-GENERATED_ROWS = 1000  # number of no_robots rows in the SmolLM workload
-IGNORED_LABEL = -100  # label without a loss: default ignore_index of torch's cross entropy
+GENERATED_ROWS = 1000  # without data.samples: the number of rows of the SmolLM workload
+
 Sample = tuple[list[int], list[bool]]  # tokens, and for each whether it is trained on
 
 
@@ -53,7 +54,11 @@ class Blocks(Dataset[dict[str, Tensor]]):
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Blocks, tokenizer and ``report``: rows, rejected rows by reason, blocks, shares of padding and trained tokens."""
+    """Blocks, tokenizer and ``report``.
+
+    The report has the numbers of rows, of rejected rows by reason and of blocks, and the fractions of padding and of
+    trained tokens.
+    """
 
     folder: Path
     blocks: Blocks
@@ -64,12 +69,12 @@ class PreparedData:
 def prepare(config: TrainConfig, out: Path) -> PreparedData:
     """The blocks for ``config``, written by rank 0 if they do not exist. All ranks must call this.
 
-    Raises SeatrialError on all ranks where it fails.
+    Raises SeatrialError on all ranks if rank 0 fails.
     """
     folder = (Path(config.data.cache) if config.data.cache else out / "data") / _folder_name(config)
-    ranks.run_on_rank_0(lambda: _write(config, folder), folder)
-    if config.data.layout == "markov_chain":  # from the seed: identical on nodes without the shared folder
-        _write(config, folder)
+    ranks.run_on_rank_0(lambda: _write_if_missing(config, folder), folder)
+    if config.data.layout == "markov_chain":  # a node that does not share the folder generates the same sequences
+        _write_if_missing(config, folder)
     if not folder.exists():
         raise UsageError(
             f"{folder} does not exist on rank {ranks.rank()}: set data.cache to a folder that all nodes share"
@@ -81,7 +86,7 @@ def prepare(config: TrainConfig, out: Path) -> PreparedData:
 
 
 def _print_rejected(report: Mapping[str, Any]) -> None:
-    """Print the number of rejected rows by reason: a training does not show missing rows."""
+    """Print the number of rejected rows by reason: nothing else in a training's output shows them."""
     for counts in (report, report.get("preprocess", {})):
         if rejected := counts.get("rejected"):
             reasons = ", ".join(f"{reason} ({count:,})" for reason, count in sorted(rejected.items()))
@@ -119,7 +124,7 @@ def _generated_rows(config: TrainConfig) -> int:
     return config.data.samples or (steps if config.data.layout == "markov_chain" else GENERATED_ROWS)
 
 
-def _write(config: TrainConfig, folder: Path) -> None:
+def _write_if_missing(config: TrainConfig, folder: Path) -> None:
     if not folder.exists():
         with atomic_write_folder(folder) as temporary:
             _write_files(config, temporary)
@@ -153,7 +158,7 @@ def _markov_samples(config: TrainConfig) -> Iterator[Sample]:
 
 
 def training_rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
-    """The training rows, read or generated. Raises UsageError where they cannot be read."""
+    """The training rows, read or generated. Raises UsageError if they cannot be read."""
     path, layout = config.data.path, config.data.layout
     if path is None:
         count = _generated_rows(config)
@@ -165,7 +170,7 @@ def training_rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
     repository = hub.hub_repository(path)
     if repository is None:
         return itertools.islice(preprocess.read_rows(Path(path)), config.data.samples)
-    with hub.load_errors_explained(path):
+    with hub.explain_load_errors(path):
         from datasets import load_dataset  # only needed for the Hub
 
         return itertools.islice(load_dataset(repository, split="train"), config.data.samples)
@@ -173,15 +178,15 @@ def training_rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
 
 def _text_samples(config: TrainConfig, folder: Path, rejected: Counter[str]) -> Iterator[Sample]:
     """Yield the encoded rows that fit into ``seq_len``; count the others in ``rejected`` by reason."""
-    training: Iterable[Mapping[str, Any]] = list(training_rows(config))
+    train_rows: Iterable[Mapping[str, Any]] = list(training_rows(config))
     if config.data.layout == "function_calling":
-        preprocess.preprocess(training, folder / "function_calling", config.data.path or "generated")
-        training = [
+        preprocess.preprocess(train_rows, folder / "function_calling", config.data.path or "generated")
+        train_rows = [
             conversation.record() for conversation in preprocess.read_split(folder / "function_calling", "train")
         ]
-    tokenizer = _tokenizer(config, training)
+    tokenizer = _tokenizer(config, train_rows)
     tokenization.save(tokenizer, folder / "tokenizer")
-    for row in training:
+    for row in train_rows:
         try:
             sample = _encode(tokenizer, config.data.layout, row)
         except ValueError as error:
@@ -193,10 +198,10 @@ def _text_samples(config: TrainConfig, folder: Path, rejected: Counter[str]) -> 
             yield sample
 
 
-def _tokenizer(config: TrainConfig, training: Iterable[Mapping[str, Any]]) -> Any:
+def _tokenizer(config: TrainConfig, train_rows: Iterable[Mapping[str, Any]]) -> Any:
     vocabulary = config.architecture().vocab_size
     name = tokenization.tokenizer_name(config)
-    texts = (json.dumps(row, ensure_ascii=False) for row in training)
+    texts = (json.dumps(row, ensure_ascii=False) for row in train_rows)
     tokenizer = tokenization.load(name) if name else tokenization.train(texts, vocabulary)
     return tokenization.prepare(tokenizer, vocabulary, chat=config.data.layout != "alpaca")
 
@@ -208,7 +213,7 @@ def _encode(tokenizer: Any, layout: str, row: Mapping[str, Any]) -> Sample:
         return template.encode(tokenizer, rows.conversation(row))
     prompt, output = rows.prompt_and_output(row)
     ids = [*tokenizer(prompt + output)["input_ids"], tokenizer.eos_token_id]
-    return ids, [True] * len(ids)  # including the prompt, as in plain fine-tuning
+    return ids, [True] * len(ids)  # alpaca: the loss includes the prompt
 
 
 def _packed(samples: Iterable[Sample], length: int) -> Iterator[Sample]:
@@ -219,7 +224,8 @@ def _packed(samples: Iterable[Sample], length: int) -> Iterator[Sample]:
         if ids and len(ids) + len(sample_ids) > length:
             yield ids, trained
             ids, trained = [], []
-        ids, trained = [*ids, *sample_ids], [*trained, False, *mask[1:]]  # the first token is not predictable
+        # the first token is not trained on: the previous sample does not predict it
+        ids, trained = [*ids, *sample_ids], [*trained, False, *mask[1:]]
     if ids:
         yield ids, trained
 
@@ -240,10 +246,10 @@ def _write_blocks(
         reason = f"rejected: {dict(rejected)}" if rejected else "it has no rows"
         raise UsageError(f"{config.data.path or 'data'}: no usable row at seq_len {config.seq_len}; {reason}")
     inputs = np.zeros((len(blocks), config.seq_len), np.int32)
-    labels = np.full_like(inputs, IGNORED_LABEL)
+    labels = np.full_like(inputs, IGNORE_INDEX)
     for number, (ids, trained) in enumerate(blocks):
         inputs[number, : len(ids)] = ids
-        labels[number, : len(ids)] = np.where(trained, ids, IGNORED_LABEL)
+        labels[number, : len(ids)] = np.where(trained, ids, IGNORE_INDEX)
     np.save(folder / "inputs.npy", inputs)
     np.save(folder / "labels.npy", labels)
     return {
@@ -252,5 +258,5 @@ def _write_blocks(
         "rejected": dict(rejected),
         "blocks": len(blocks),
         "padding_share": 1 - sum(len(ids) for ids, _ in blocks) / inputs.size,
-        "trained_share": float((labels != IGNORED_LABEL).mean()),
+        "trained_share": float((labels != IGNORE_INDEX).mean()),
     }

@@ -18,20 +18,20 @@ WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def save(trainer: Trainer, final: Path, sharded: bool) -> str:
-    """Write the model (with LoRA, only the adapters) to ``final``, load it, and return the result of the comparison.
+    """Write the model (with LoRA, only the adapters) to ``final``, load it, and return how it was compared.
 
-    All ranks must call this. Raises SeatrialError where the loaded tensors differ from the trained ones.
+    All ranks must call this. Raises SeatrialError if the loaded tensors differ from the trained ones.
     """
     trainer.save_model(str(final))  # gathers the shards of all ranks
-    ranks.run_on_rank_0(lambda: _check(trainer, final, sharded), final)
+    ranks.run_on_rank_0(lambda: _compare_with_export(trainer, final, sharded), final)
     return "loaded; compared by name and shape" if sharded else "loaded; equal bit by bit"
 
 
-def _check(trainer: Trainer, final: Path, sharded: bool) -> None:
+def _compare_with_export(trainer: Trainer, final: Path, sharded: bool) -> None:
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     if isinstance(model, PeftModel):
         loaded = load_peft_weights(str(final), device="cpu")
-        # file names have no adapter name
+        # the tensor names in the file do not contain the adapter's name
         trained = {name.replace(".default.", "."): p for name, p in _parameters(model) if p.requires_grad}
         _check_adapter_size(final, sum(tensor.numel() for tensor in loaded.values()))
     else:
@@ -57,7 +57,7 @@ def _parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramete
 def _check_adapter_size(final: Path, adapters: int) -> None:
     """Raise SeatrialError if final/ has base weights: under FSDP, peft wrote 37 GB of them with 131 MB of adapters."""
     size = sum(path.stat().st_size for pattern in WEIGHTS for path in final.glob(pattern))
-    if size > 4 * adapters + 2**20:  # fp32 and a header
+    if size > 4 * adapters + 2**20:  # 4 bytes per fp32 weight, and up to 1 MiB of header
         raise SeatrialError(f"{final} has {size} bytes for {adapters} adapter weights: it includes the base model")
 
 

@@ -26,7 +26,7 @@ def write_inputs(config: TrainConfig, folder: Path) -> dict[str, int]:
     """Write ``folder``/rows.jsonl, and ``folder``/model for random weights; return rejected rows by reason.
 
     The model folder has a config and a tokenizer trained on the rows; the external trainer initializes the weights.
-    Raises OSError, and UsageError where rows cannot be read or none is usable.
+    Raises OSError, and UsageError if rows cannot be read or none is usable.
     """
     rows, rejected = [], Counter[str]()
     for row in training_rows(config):
@@ -69,7 +69,7 @@ def _write_tokenizer(config: TrainConfig, folder: Path, texts: list[str]) -> Non
 def generate_text(folder: Path) -> str:
     """Greedy output of the model in ``folder`` for a fixed prompt.
 
-    Raises SeatrialError where the model does not load or computes non-finite numbers.
+    Raises SeatrialError if the model does not load or its logits for the prompt are not finite.
     """
     models.disable_progress_bars()
     auto: Any = AutoModelForCausalLM  # untyped

@@ -42,8 +42,8 @@ def source_label(name: str | None, default: str) -> str:
 
 
 @contextmanager
-def load_errors_explained(name: str) -> Iterator[None]:
-    """Convert load errors of transformers and datasets for ``name`` into UsageError with alternatives."""
+def explain_load_errors(name: str) -> Iterator[None]:
+    """Context manager: load errors of transformers and datasets for ``name`` become UsageErrors with alternatives."""
     try:
         yield
     except (OSError, ValueError) as error:

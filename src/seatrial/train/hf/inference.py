@@ -18,7 +18,7 @@ _auto: Any = AutoModelForCausalLM  # untyped
 def generate(final: Path, device: str, count: int) -> dict[str, Any]:
     """Number and text of at most ``count`` greedy tokens from the model and tokenizer in ``final``.
 
-    ``finite`` is whether the logits of the prompt are numbers. Raises OSError where nothing can be loaded.
+    ``finite``: whether all logits of the prompt are finite. Raises UsageError or OSError if they cannot be loaded.
     """
     tokenizer = tokenization.load(str(final))
     # the training has set the current device

@@ -19,13 +19,13 @@ from seatrial.train.hf import hub
 from seatrial.train.train_config import TrainConfig
 
 _auto: Any = AutoModelForCausalLM  # untyped
-_is_sharded: Any = is_deepspeed_zero3_enabled
+_is_zero3_enabled: Any = is_deepspeed_zero3_enabled
 
 
 def weights_dtype(config: TrainConfig) -> torch.dtype:
     """The dtype of the weights in memory; not transformers' "auto", which depends on the weights file."""
-    low = config.bf16 if config.use_lora else config.master_dtype == "bf16"  # frozen weights need no fp32 master copy
-    return torch.bfloat16 if low else torch.float32
+    bf16 = config.bf16 if config.use_lora else config.master_dtype == "bf16"  # frozen weights need no fp32 master copy
+    return torch.bfloat16 if bf16 else torch.float32
 
 
 def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
@@ -33,11 +33,11 @@ def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
     options: dict[str, Any] = {"dtype": weights_dtype(config), "attn_implementation": "sdpa"}
     name = config.model.weights
     if name == "random":
-        with device if not _is_sharded() else nullcontext():  # ZeRO-3 places shards itself
+        with device if not _is_zero3_enabled() else nullcontext():  # ZeRO-3 places shards itself
             model = _auto.from_config(_hf_config(config.architecture()), **options)
         _initialize(model, config, device)
     else:
-        with hub.load_errors_explained(name):
+        with hub.explain_load_errors(name):
             try:
                 model = _auto.from_pretrained(hub.hub_repository(name) or name, **options)
             except SafetensorError as error:
@@ -46,7 +46,7 @@ def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
                 if "mismatched_sizes" not in str(error):  # for example out of memory, or a lost peer
                     raise
                 raise ValueError("the shapes of the weights differ from config.json") from error
-        if not _is_sharded():
+        if not _is_zero3_enabled():
             model = model.to(device)
     return cast("PreTrainedModel", model)
 
@@ -82,7 +82,7 @@ def _hf_config(architecture: Architecture) -> Any:
 
 
 def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
-    """The frozen ``model`` with adapters in fp32 (under ZeRO-3 in the model's dtype: its buffers have one dtype)."""
+    """The frozen ``model`` with adapters in fp32 (ZeRO-3: in the model's dtype, since all of its buffers have one)."""
     adapters = LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # a scale: may be fractional
@@ -91,7 +91,7 @@ def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    set_seed(config.seed)  # same adapters for all strategies, which use different numbers of random draws
+    set_seed(config.seed)  # the same adapters for all strategies, which have drawn different numbers of random values
     wrapped = get_peft_model(model, adapters, autocast_adapter_dtype=config.parallel.strategy != "zero3")
     assert isinstance(wrapped, PeftModel)
     return wrapped

@@ -26,7 +26,7 @@ def world_size() -> int:
 def run_on_rank_0(work: Callable[[], object], folder: Path) -> None:
     """Run ``work`` on rank 0 while the other ranks wait; if it fails, all ranks raise the same SeatrialError.
 
-    It is a DiskFullError where the filesystem of ``folder`` is full, and names any other exception.
+    It is a DiskFullError if the filesystem of ``folder`` is full; for other exceptions its message names their type.
     """
     errors: list[SeatrialError | None] = [None]
     cause: Exception | None = None
@@ -36,7 +36,7 @@ def run_on_rank_0(work: Callable[[], object], folder: Path) -> None:
         except SeatrialError as error:
             errors = [error]
         except Exception as error:
-            message = "rank 0 failed in work for all ranks"
+            message = "rank 0 failed while all other ranks waited for it"
             disk_full = disk.disk_full_error(error, folder, message)
             errors, cause = [disk_full or SeatrialError(f"{message}: {_error_text(error)}")], error
     if dist.is_initialized():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import TrainingArguments, default_data_collator
 from transformers.trainer_callback import PrinterCallback
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import metrics
+from seatrial.train import metrics, safe_loading
 from seatrial.train.data import DatasetInfo
 from seatrial.train.hf import checkpoints, data, export, models, ranks
 from seatrial.train.hf.arguments import effective_strategy, training_arguments
@@ -31,7 +32,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     models.disable_progress_bars()
     args = training_arguments(config, out)
     world = World(ranks.rank(), ranks.world_size(), args.device, socket.gethostname())
-    # after joining the group: otherwise ranks would wait for a refused rank, without handling SIGTERM
+    # after joining the group: there the other ranks would wait for a failed rank 0 without handling SIGTERM
     ranks.run_on_rank_0(lambda: create_run_folder(config, out), out)
     phases.end_phase("init")
     prepared = data.prepare(config, out)
@@ -48,7 +49,11 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
             # Without this check, the Trainer takes one more step in the middle of an epoch
             if checkpoints.saved_step(checkpoint) >= config.max_steps:
                 raise SeatrialError(f"cannot resume {out}: all of its {config.max_steps} steps are done")
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        try:
+            with safe_loading.weights_only(*_deepspeed_classes(config)):
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except pickle.UnpicklingError as error:
+            raise SeatrialError(f"refused to load {checkpoint}: {str(error).splitlines()[0]}") from error
     report = metrics.report(
         config, world, _training_run(config, trainer, recorder, world, _dataset_info(config, prepared)), phases
     )
@@ -59,6 +64,16 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     if dist.is_initialized():
         dist.destroy_process_group()
     return report
+
+
+def _deepspeed_classes(config: TrainConfig) -> list[type]:
+    """The classes in a ZeRO-3 checkpoint besides weights (deepspeed 0.19)."""
+    if effective_strategy(config) != "zero3":
+        return []
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    return [LossScaler, ZeroStageEnum]
 
 
 def _trainer(

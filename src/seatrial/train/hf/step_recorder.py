@@ -1,4 +1,4 @@
-"""Measurements that the Trainer does not report: step times, checkpoint times, and the rank with the first NaN."""
+"""Measurements that the Trainer does not report: step times, checkpoint times, and the ranks with a non-finite loss."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from seatrial.model import SeatrialError
 from seatrial.train.checkpoint import CheckpointTiming
 from seatrial.train.hf import checkpoints
+from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.parallel import World
 from seatrial.train.progress import StartupPhases, Step, StepLog
 from seatrial.train.train_config import TrainConfig
@@ -31,13 +32,13 @@ class CountingTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *others: Any, **options: Any) -> Tensor:
         self.tokens += inputs["input_ids"].numel()
-        self.trained_tokens = self.trained_tokens + (inputs["labels"] != -100).sum()
+        self.trained_tokens = self.trained_tokens + (inputs["labels"] != IGNORE_INDEX).sum()
         self.local_loss = super().training_step(model, inputs, *others, **options)
         return self.local_loss
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         folder = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
-        with checkpoints.write_errors_handled(
+        with checkpoints.convert_write_errors(
             folder, self.accelerator.unwrap_model(model), applied_strategy(self.model_wrapped)
         ):
             super()._save_checkpoint(model, trial)

@@ -25,7 +25,7 @@ def tokenizer_name(config: TrainConfig) -> str | None:
 
 def load(name: str) -> Any:
     """The tokenizer at ``name``: a folder, a tokenizer.json or hub:OWNER/NAME. Raises UsageError."""
-    with hub.load_errors_explained(name):
+    with hub.explain_load_errors(name):
         if name.endswith(".json"):
             return _from_file(name)
         return AutoTokenizer.from_pretrained(hub.hub_repository(name) or name)
@@ -49,7 +49,7 @@ def _end_token(path: str) -> str:
 
 
 def train(texts: Iterable[str], vocabulary: int) -> Any:
-    """A byte-level BPE tokenizer for ``texts``, of at most ``vocabulary`` tokens. Raises UsageError under 259."""
+    """A byte-level BPE tokenizer for ``texts``, of at most ``vocabulary`` tokens (at least 259). Raises UsageError."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     min_vocabulary = len(alphabet) + len(template.SPECIAL_TOKENS)
     if vocabulary < min_vocabulary:

@@ -1,0 +1,132 @@
+"""The plan that a record shows: its jobs, compared with the configuration and with the places that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from seatrial.checks.base import Check, SkipCondition
+from seatrial.config.schema import Config
+from seatrial.model import CLUSTER, GPUS_USED, Job, Measurement
+from seatrial.util.text import and_more
+
+_MAX_NAMED = 8  # subjects listed in one message
+
+
+class RecordedPlan:
+    """The jobs of a record, with the nodes and the ranks (GPUs) on which they were measured.
+
+    ``nodes`` and ``ranks`` are those of the first complete check, which ``nodes_check`` and ``ranks_check`` name.
+    """
+
+    def __init__(self, config: Config, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]) -> None:
+        self._config, self._jobs = config, jobs
+        self.job_by_check = {name: job for job in reversed(jobs) for name in job.checks}
+        self.nodes_check, subjects = self._first_measured(measurements, "nodes", "ranks")
+        self.nodes = nodes_of(subjects)
+        self.ranks_check, self.ranks = self._first_measured(measurements, "ranks")
+        self._places = {CLUSTER} | self.nodes | self.ranks
+        self._problems = {job.name: [*self._job_problems(job, measurements)] for job in jobs}
+
+    def problems(self, job: Job) -> list[str]:
+        """Differences between the job and the configuration, the other jobs, and the measured devices."""
+        return self._problems[job.name]
+
+    def is_place(self, subject: str) -> bool:
+        """Whether ``subject`` is the cluster, or a measured node, rank, rail, or pair of nodes or of ranks."""
+        if subject not in self._places:
+            if not (self._is_pair(subject) or self._is_rail(subject)):
+                return False
+            self._places.add(subject)
+        return True
+
+    def allows_skip(self, check: Check) -> bool:
+        """Whether ``check`` may be skipped on this plan, by its needs or by what its measurement requires."""
+        ranks, nodes = self._ranks_per_node, self._config.cluster.nodes
+        options = self._config.checks[check.name].options
+        no_gpu = all(job.device == "cpu" for job in self._jobs)
+        holds: Mapping[SkipCondition, bool] = {
+            "no GPU": no_gpu,
+            "no Slurm": not self._config.uses_slurm,
+            "one node": nodes == 1,
+            "one rank per node": ranks in (None, 1),
+            "no command": not options.get("command"),
+            "only CUDA graphs on a CPU": no_gpu and options.get("modes") == ["cuda_graph"],
+            "not in the record": True,
+        }
+        too_few_ranks = check.needs.min_ranks > 1 and (ranks is None or nodes * ranks < check.needs.min_ranks)
+        return (check.needs.gpus and no_gpu) or too_few_ranks or any(map(holds.__getitem__, check.skipped_if))
+
+    @property
+    def _ranks_per_node(self) -> int | None:
+        """None if no job has ranks and the number of GPUs is not configured."""
+        planned = next((job.ranks_per_node for job in self._jobs if job.placement == "ranks"), None)
+        return planned or next((job.expected_gpus for job in self._jobs), None)
+
+    def _is_pair(self, subject: str) -> bool:
+        """Whether ``subject`` is a pair of nodes, ``n0->n1``, or of ranks of one node, ``n0/gpu0->gpu1``."""
+        source, arrow, target = subject.partition("->")
+        node, slash, _ = source.rpartition("/")
+        ends = {source, f"{node}{slash}{target}"}
+        return bool(arrow) and len(ends) == 2 and ends <= (self.ranks if slash else self.nodes)
+
+    def _is_rail(self, subject: str) -> bool:
+        number = subject.removeprefix("rail")
+        return number != subject and number.isdecimal() and int(number) < (self._ranks_per_node or 0)
+
+    def _first_measured(
+        self, measurements: Mapping[str, Sequence[Measurement]], *placements: str
+    ) -> tuple[str, set[str]]:
+        """The first check in jobs of ``placements`` without errors and its subjects; if possible, one of all ranks."""
+        partial: tuple[str, set[str]] = "", set()
+        for job in self._jobs:
+            for name in job.checks if job.placement in placements else ():
+                measured = measurements.get(name, ())
+                if measured and not any(measurement.error for measurement in measured):
+                    if len(measured) == job.process_count:
+                        return name, subjects_of(measured)
+                    partial = partial if partial[0] else (name, subjects_of(measured))
+        return partial
+
+    def _job_problems(self, job: Job, measurements: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
+        cluster, expected_gpus = self._config.cluster, job.expected_gpus
+        if job.expected_nodes != cluster.nodes:
+            yield f"planned for {job.expected_nodes} nodes, but cluster.nodes is {cluster.nodes}"
+        if cluster.gpus_per_node is not None and expected_gpus != cluster.gpus_per_node:
+            yield f"planned for {expected_gpus} GPUs per node, but cluster.gpus_per_node is {cluster.gpus_per_node}"
+        nodes = 1 if job.placement == "control" else job.expected_nodes
+        if job.nodes != nodes:
+            yield f"job {job.name} has {job.nodes} nodes, expected {nodes}"
+        if len({other.device for other in self._jobs}) > 1:
+            yield f"jobs on different devices: {', '.join(f'{other.name} on {other.device}' for other in self._jobs)}"
+        if job.placement == "ranks":
+            yield from self._rank_problems(job, measurements)
+        elif job.ranks_per_node != 1:
+            yield f"job {job.name} has {job.ranks_per_node} processes per node, expected 1"
+
+    def _rank_problems(self, job: Job, measurements: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
+        """Differences between the ranks of a job and the GPUs that are expected or present."""
+        on_gpus, expected_gpus = job.device == "cuda", job.expected_gpus
+        if on_gpus != bool(expected_gpus) and expected_gpus is not None:
+            yield f"job {job.name} ran on {job.device}, but {expected_gpus} GPUs per node are expected"
+        elif on_gpus and job.ranks_per_node != (expected_gpus or job.ranks_per_node):
+            yield f"job {job.name} has {job.ranks_per_node} ranks per node, but {expected_gpus} GPUs are expected"
+        if wrong := sorted(subject for subject in self.ranks if ("/gpu" in subject) != on_gpus):
+            yield f"job {job.name} ran on {job.device}, but measured {and_more(wrong, _MAX_NAMED)}"
+        for measurement in chain.from_iterable(measurements.values()) if expected_gpus is None else ():
+            used = measurement.facts.get(GPUS_USED)
+            if isinstance(used, list) and len(used) != (job.ranks_per_node if on_gpus else 0):
+                yield (
+                    f"job {job.name} has {job.ranks_per_node} ranks per node on {job.device}, but {measurement.check} "
+                    f"lists {len(used)} usable GPUs on {measurement.subject}"
+                )
+
+
+def subjects_of(measurements: Iterable[Measurement]) -> set[str]:
+    """The subjects of the measurements."""
+    return {measurement.subject for measurement in measurements}
+
+
+def nodes_of(subjects: Iterable[str]) -> set[str]:
+    """The nodes of the subjects."""
+    return {subject.partition("/")[0] for subject in subjects}

@@ -1,0 +1,76 @@
+"""The hardware to which a decision applies, from the jobs, measurements and facts of the record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from pydantic import JsonValue
+
+from seatrial.config.schema import Config
+from seatrial.launch import runs_remotely
+from seatrial.model import Job, Measurement
+
+
+def cpu_only(jobs: Sequence[Job]) -> bool:
+    """Return whether jobs ran, and none of them on GPUs."""
+    return bool(jobs) and all(job.device == "cpu" for job in jobs)
+
+
+def device_conflict(settings: Config, jobs: Sequence[Job], environment: Mapping[str, JsonValue]) -> str:
+    """Return why the record does not show whether GPUs were used, empty if it does.
+
+    Only where the jobs ran on this host: ``environment`` has its GPUs. The judge compares jobs with measurements.
+    """
+    if not jobs or runs_remotely(settings):
+        return ""
+    gpus = _host_gpus(environment)
+    if gpus is None:
+        return "environment.gpu.gpus of the record is no list of GPUs, so that the tested hardware is unknown"
+    if cpu_only(jobs) and gpus and settings.cluster.gpus_per_node is None:
+        return f"all jobs ran on CPUs, but environment.gpu lists {len(gpus)} GPUs and cluster.gpus_per_node is not 0"
+    if not cpu_only(jobs) and not gpus:
+        return "jobs ran on GPUs, but environment.gpu lists none"
+    return ""
+
+
+def tested_hardware(
+    settings: Config,
+    jobs: Sequence[Job],
+    measurements: Iterable[Measurement],
+    environment: Mapping[str, JsonValue],
+    gpu_error: str,
+) -> str:
+    """Return the tested nodes and GPUs as text, or why GPUs were not tested."""
+    nodes = f"{settings.cluster.nodes} node" + ("s" if settings.cluster.nodes > 1 else "")
+    if gpu_error:
+        return f"{nodes}; {gpu_error}"
+    gpus = _host_gpus(environment) or {}
+    if cpu_only(jobs):
+        unused = f"0 of {len(gpus)} GPUs used" if gpus else "no GPU"
+        return f"CPU ONLY: {nodes}, {unused}; GPUs and fabric are not tested"
+    used = next((job.ranks_per_node for job in jobs if job.placement == "ranks"), 0)
+    if not used:
+        return f"{nodes}; no check of this trial uses a GPU"
+    if settings.uses_slurm:
+        return f"{nodes} of a Slurm cluster, {used} GPUs each"
+    if runs_remotely(settings):
+        return f"{nodes} started by the user, {used} GPUs each"
+    subjects = {measurement.subject.rpartition("/")[2] for measurement in measurements}
+    models = sorted({name for index, name in gpus.items() if f"gpu{index}" in subjects}) or ["unknown GPU"]
+    rest = f" of {len(gpus)}" if used < len(gpus) else ""
+    unset = "" if settings.cluster.gpus_per_node else "; expected number of GPUs not set (--gpus-per-node)"
+    return f"{nodes}, {used} × {' + '.join(models)}{rest}{unset}"
+
+
+def _host_gpus(environment: Mapping[str, JsonValue]) -> dict[int, str] | None:
+    """Return index → name of the GPUs of the host that runs seatrial; None if the record does not list them."""
+    facts = environment.get("gpu")
+    gpus = facts.get("gpus") if isinstance(facts, dict) else None
+    if not isinstance(gpus, list):
+        return None
+    names: dict[int, str] = {}
+    for gpu in gpus:
+        if not isinstance(gpu, dict) or not isinstance(index := gpu.get("index"), int):
+            return None
+        names[index] = str(gpu.get("name") or "unknown GPU")
+    return names

@@ -1,0 +1,83 @@
+"""Loads checkpoints without running code that their pickles name: a checkpoint may come from someone else."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.planner import ReadItem
+
+from seatrial.util.input_files import open_file
+
+# What torch.distributed.checkpoint (2.11 to 2.13) writes to .metadata, besides dtypes
+_ALLOWED = {
+    *(
+        (metadata.__name__, name)
+        for name in vars(metadata)
+        if name.endswith(("Metadata", "Meta", "Index", "Properties"))
+    ),
+    (metadata.__name__, "_MEM_FORMAT_ENCODING"),
+    (filesystem.__name__, "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),  # Python 3.13
+    ("collections", "OrderedDict"),
+}
+_FORCE_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch.load: stronger than the argument weights_only=False
+
+
+class Reader(FileSystemReader):
+    """FileSystemReader of a folder whose metadata is refused if it names other functions or classes than DCP's.
+
+    Raises UnpicklingError.
+    """
+
+    def read_metadata(self, *args: Any, **options: Any) -> metadata.Metadata:
+        for path in sorted(Path(self.path).glob("*.metadata")):
+            with open_file(path) as file:
+                _MetadataUnpickler(file).load()
+        return super().read_metadata(*args, **options)
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"the checkpoint's metadata names {module}.{name}, which no checkpoint contains")
+
+
+class Planner(DefaultLoadPlanner):
+    """DefaultLoadPlanner that refuses values other than tensors and plain Python types. Raises UnpicklingError."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        torch.load(value, weights_only=True)
+        value.seek(0)
+        super().load_bytes(read_item, value)
+
+
+@contextmanager
+def weights_only(*allowed: type) -> Iterator[None]:
+    """Make every torch.load in the context refuse functions and classes that are neither weights nor ``allowed``.
+
+    It then raises UnpicklingError. DeepSpeed loads its checkpoints with ``weights_only=False``.
+    """
+    before = os.environ.get(_FORCE_WEIGHTS_ONLY)
+    os.environ[_FORCE_WEIGHTS_ONLY] = "1"
+    try:
+        with torch.serialization.safe_globals(list(allowed)):
+            yield
+    finally:
+        if before is None:
+            del os.environ[_FORCE_WEIGHTS_ONLY]
+        else:
+            os.environ[_FORCE_WEIGHTS_ONLY] = before

@@ -1,0 +1,125 @@
+"""Reads files that a user or a node supplies: only regular files of limited size, since others block or fill memory.
+
+All functions raise OSError (not readable, not a regular file, too large) or ValueError (content).
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import json
+import math
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAX_RECORD_BYTES = 4 * 2**30  # trial.json and measurements.jsonl: 0.9 GB for 1,024 nodes of 8 GPUs
+MAX_CONFIG_BYTES = 2**20  # YAML. Trials and baselines are a page long; PyYAML needs minutes for a larger file
+MAX_DOCUMENT_BYTES = 64 * 2**20  # other JSON files, such as manifests and configs of models
+MAX_NESTING = 100  # levels in JSON; records have about ten
+MAX_LINE_BYTES = 2**27  # a line of telemetry: a GPU for a day at 10 samples a second has 60 MB
+MAX_GZIP_RATIO = 200  # telemetry: 10 to 40, as a column of times hardly compresses
+_GZIP_ALLOWANCE = 2**20  # of unpacked bytes besides the ratio, for small files
+
+
+def open_file(path: Path, pipes: bool = False) -> BinaryIO:
+    """Open a regular file, or with ``pipes`` also a pipe, which is empty while no process writes to it.
+
+    Raises OSError for any other, where a read may block or never end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without it, opening a FIFO blocks
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode) or (pipes and stat.S_ISFIFO(mode)):
+        os.set_blocking(descriptor, True)
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_bytes(path: Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """The content of a regular file of at most ``max_bytes``."""
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size <= max_bytes and len(content := file.read(max_bytes + 1)) <= max_bytes:
+            return content
+    raise OSError(errno.EOVERFLOW, f"larger than the limit of {max_bytes} bytes", str(path))
+
+
+def read_text(path: Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> str:
+    """The content of a regular UTF-8 file of at most ``max_bytes``."""
+    return read_bytes(path, max_bytes).decode("utf-8")
+
+
+def read_json(path: Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
+    """The JSON document in a regular file of at most ``max_bytes``, see parse_json."""
+    return parse_json(read_text(path, max_bytes))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON with finite numbers and at most MAX_NESTING levels. Raises ValueError."""
+    try:
+        text = text if isinstance(text, str) else text.decode("utf-8")
+        document: Any = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+    except RecursionError as error:
+        raise ValueError(f"nested deeper than {MAX_NESTING} levels") from error
+    level = [document] if isinstance(document, dict | list) else []
+    for _ in range(MAX_NESTING):
+        groups = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [child for group in groups for child in group if isinstance(child, dict | list)]
+    if level:
+        raise ValueError(f"nested deeper than {MAX_NESTING} levels")
+    return document
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20:  # 64 bits, and a sign
+        raise ValueError(f"number too large: {text[:20]}…")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"number not finite: {text}")
+    return value
+
+
+def gunzip(packed: bytes, max_bytes: int) -> bytes:
+    """The content of gzipped data. Raises ValueError if it is damaged, truncated or larger than ``max_bytes``."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
+            content = file.read(max_bytes + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"is truncated or damaged: {error}") from error
+    if len(content) > max_bytes:
+        raise ValueError(f"unpacks to more than the limit of {max_bytes} bytes")
+    return content
+
+
+def gzip_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a gzipped file, up to where it is truncated or damaged.
+
+    Raises ValueError for a line above MAX_LINE_BYTES or a file that expands more than MAX_GZIP_RATIO times.
+    """
+    with open_file(path) as packed, gzip.GzipFile(fileobj=packed) as file:
+        limit = os.fstat(packed.fileno()).st_size * MAX_GZIP_RATIO + _GZIP_ALLOWANCE
+        unpacked = 0
+        while line := _next_line(file, min(MAX_LINE_BYTES, limit - unpacked) + 1):
+            unpacked += len(line)
+            if unpacked > limit:
+                raise ValueError(f"expands more than {MAX_GZIP_RATIO} times: not written by a sampler")
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"has a line of more than {MAX_LINE_BYTES} bytes")
+            yield line
+
+
+def _next_line(file: gzip.GzipFile, max_bytes: int) -> bytes:
+    try:
+        return file.readline(max_bytes)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        return b""

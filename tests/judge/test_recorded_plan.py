@@ -1,0 +1,75 @@
+"""The jobs of a record, compared with its configuration, the other jobs and the measured devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from seatrial.judge.recorded_plan import RecordedPlan
+from seatrial.model import GPUS_USED, Measurement, Reason
+from tests.judge.test_coverage import check, config, errors, gpu_job, job, mismatches, on, on_gpus
+
+
+def test_fewer_ranks_than_promised_gpus_are_an_error() -> None:
+    halved = (gpu_job(ranks_per_node=1),)
+    (error,) = mismatches(*on_gpus(2, 1), jobs=halved)
+    assert "1 ranks per node" in error
+    assert "2 GPUs" in error
+    (error, _) = mismatches(*on_gpus(2, 1), jobs=halved, settings=config(gpus_per_node=8))
+    assert "cluster.gpus_per_node is 8" in error
+    assert mismatches(*on_gpus(), jobs=(gpu_job(),), settings=config(gpus_per_node=2)) == []
+
+
+def test_fewer_ranks_than_gpus_in_the_inventory_are_an_error() -> None:
+    jobs = (
+        job("nodes", 2, 1, "b").model_copy(update={"device": "cuda"}),
+        gpu_job(ranks_per_node=1, expected_gpus=None),
+    )
+    inventory = [
+        Measurement(check="b", subject=f"n{rank}", rank=rank, facts={GPUS_USED: [0, 1]} if rank else {})
+        for rank in (0, 1)
+    ]
+    (error,) = mismatches(*inventory, *on_gpus(2, 1), jobs=jobs)
+    assert "1 ranks per node" in error
+    assert "b lists 2 usable GPUs on n1" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "text"),
+    [
+        ("ranks", {"nodes": 1, "ranks_per_node": 4}, "job ranks has 1 nodes, expected 2"),
+        ("nodes", {"ranks_per_node": 2, "nodes": 2}, "job nodes has 2 processes per node, expected 1"),
+        ("control", {"nodes": 2}, "job control has 2 nodes, expected 1"),
+    ],
+)
+def test_job_of_another_size_than_the_plan_is_an_error(name: str, changes: dict[str, int], text: str) -> None:
+    nodes = 1 if name == "control" else 2
+    changed = job(name, nodes, 2 if name == "ranks" else 1).model_copy(update=changes)
+    plan = RecordedPlan(config(), (changed,), {})
+    assert text in plan.problems(changed)
+
+
+def test_jobs_on_different_devices_are_an_error() -> None:
+    on_cpu = job("nodes", 2, 1, "b")
+    (error,) = mismatches(*on_gpus(), jobs=(on_cpu, gpu_job()))
+    assert "nodes on cpu, ranks on cuda" in error
+
+
+def test_device_of_a_job_is_compared_with_its_subjects() -> None:
+    (error,) = mismatches(*(on(rank) for rank in range(4)), jobs=(gpu_job(),))
+    assert "n0/rank0" in error
+    (error,) = mismatches(*on_gpus(), jobs=(job(),))
+    assert "n1/gpu1" in error
+    (error, _) = mismatches(*on_gpus(), jobs=(job().model_copy(update={"expected_gpus": 2}),))
+    assert "ran on cpu, but 2 GPUs per node are expected" in error
+
+
+def test_skip_that_the_plan_contradicts_is_an_error() -> None:
+    skipped = [on(rank, skipped="one node") for rank in range(4)]
+    for condition in ("one node", "one rank per node", "no Slurm"):
+        (error,) = errors(
+            *skipped, judged=check(skipped_if=(condition,)), settings=config("slurm"), reason=Reason.PLAN_MISMATCH
+        )
+        assert "one node" in error
+    assert errors(*skipped, judged=check(skipped_if=("no Slurm",))) == []
+    assert errors(*skipped, judged=check(skipped_if=("no command",))) == []
+    assert errors(*skipped, judged=check(skipped_if=("not in the record",))) == []

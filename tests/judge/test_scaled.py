@@ -1,0 +1,105 @@
+"""An accepted run with the speed of one check scaled down must be rejected, although the trial's thresholds are met."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+
+from seatrial.model import BasisKind, DecisionValue, Metric, Outcome, Trial, Verdict
+from seatrial.pipeline.rejudge import rejudge
+from seatrial.pipeline.run_directory import load_trial
+from tests.paths import RESULTS
+
+TOKENS, NATIVE = "tokens_per_second_per_gpu", "tokens_per_second_per_gpu.native"
+
+
+@pytest.fixture(scope="module")
+def accepted() -> Trial:
+    return load_trial(RESULTS / "2026-11-22-2xh200-restructured/final-acceptance.trial.json")
+
+
+def scaled(trial: Trial, check: str, pattern: str, factor: float, **settings: Any) -> Trial:
+    """The trial with some metrics of one check multiplied by a factor, and with other settings of that check."""
+
+    def scale(metric: Metric) -> Metric:
+        if not fnmatchcase(metric.name, pattern):
+            return metric
+        samples = tuple(factor * sample for sample in metric.samples)
+        return replace(metric, value=factor * metric.value, samples=samples)
+
+    measurements = tuple(
+        measurement.model_copy(update={"metrics": tuple(map(scale, measurement.metrics))})
+        if measurement.check == check
+        else measurement
+        for measurement in trial.measurements
+    )
+    checks = {**trial.config["checks"], check: {**trial.config["checks"][check], **settings}}
+    update = {"measurements": measurements, "retries": (), "config": {**trial.config, "checks": checks}}
+    return rejudge(trial.model_copy(update=update))
+
+
+def verdicts_on(trial: Trial, check: str, metric: str) -> list[Verdict]:
+    return [verdict for verdict in trial.verdicts if (verdict.check, verdict.metric) == (check, metric)]
+
+
+@pytest.mark.parametrize(
+    ("check", "pattern", "factor", "metric", "basis"),
+    [
+        ("train.fsdp", "tokens_per_second*", 600 / 11_595, NATIVE, BasisKind.SKU),
+        ("train.ddp", "tokens_per_second*", 0.02, TOKENS, BasisKind.PHYSICAL_LIMIT),
+        ("train.throughput", "tokens_per_second*", 0.02, f"{TOKENS}.gpu", BasisKind.PHYSICAL_LIMIT),
+        ("train.checkpoint", "save_rate", 1e-4, "save_rate", BasisKind.RULE),
+        ("train.checkpoint", "async_save_rate", 1e-4, "async_save_rate", BasisKind.RULE),
+        ("train.checkpoint", "load_rate", 1e-4, "load_rate", BasisKind.RULE),
+    ],
+)
+def test_speed_far_below_the_known_one_is_rejected(
+    accepted: Trial, check: str, pattern: str, factor: float, metric: str, basis: BasisKind
+) -> None:
+    assert scaled(accepted, check, pattern, 1.0).decision.value is DecisionValue.ACCEPTED
+    slow = scaled(accepted, check, pattern, factor)
+    assert slow.decision.value is DecisionValue.REJECTED
+    failed = {
+        verdict.basis and verdict.basis.kind
+        for verdict in verdicts_on(slow, check, metric)
+        if verdict.outcome is Outcome.FAIL
+    }
+    assert failed == {basis}
+
+
+def test_only_override_accepts_a_slow_training_and_the_decision_names_it(accepted: Trial) -> None:
+    slow = scaled(accepted, "train.fsdp", "tokens_per_second*", 600 / 11_595, override=True)
+    assert slow.decision.value is DecisionValue.ACCEPTED
+    assert "override" in slow.decision.reason
+    assert f"train.fsdp on {NATIVE}" in slow.decision.reason
+    (verdict,) = verdicts_on(slow, "train.fsdp", NATIVE)
+    assert verdict.basis is not None
+    assert (verdict.outcome, verdict.basis.kind) == (Outcome.PASS, BasisKind.TRIAL)
+    assert verdict.basis.lax_reason
+
+
+def test_no_threshold_of_the_accepted_trial_is_lax_or_overrides(accepted: Trial) -> None:
+    trial = rejudge(accepted)
+    assert not [verdict for verdict in trial.verdicts if verdict.basis and verdict.basis.lax_reason]
+    assert "override" not in trial.decision.reason
+
+
+def test_failure_of_a_rule_and_of_a_threshold_has_one_verdict_for_each_basis(accepted: Trial) -> None:
+    slow = scaled(accepted, "train.fsdp", "tokens_per_second*", 0.01)
+    kinds = [verdict.basis and verdict.basis.kind for verdict in verdicts_on(slow, "train.fsdp", NATIVE)]
+    assert kinds == [BasisKind.SKU, BasisKind.TRIAL]
+
+
+def test_threshold_accepts_a_gpu_model_without_reference_value(accepted: Trial) -> None:
+    measurements = tuple(
+        measurement.model_copy(update={"facts": {**measurement.facts, "gpu": "NVIDIA Unknown"}})
+        for measurement in accepted.measurements
+    )
+    unknown = accepted.model_copy(update={"measurements": measurements})
+    for factor, outcome in ((1.0, Outcome.PASS), (0.01, Outcome.FAIL)):
+        judged = scaled(unknown, "train.fsdp", "tokens_per_second*", factor)
+        (verdict,) = verdicts_on(judged, "train.fsdp", NATIVE)
+        assert (verdict.outcome, verdict.basis and verdict.basis.kind) == (outcome, BasisKind.TRIAL)

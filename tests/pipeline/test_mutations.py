@@ -1,0 +1,80 @@
+"""Mutations of accepted records: lost evidence never ends ACCEPTED, and nothing but UsageError is raised.
+
+The examples are the same in each run. A record that is not valid is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from seatrial.model import DecisionValue
+from tests.paths import RESULTS
+from tests.pipeline.mutations import KINDS, Record, decision, evidence, judged, lost_or_bad, mutations
+
+FOLDER = RESULTS / "2026-11-22-2xh200-restructured"
+
+
+def bounded(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return settings(
+        max_examples=examples, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    """The quick trial, which is judged in a tenth of the time, more often than the acceptance."""
+    quick, acceptance = (Record.load(FOLDER / f"final-{name}.trial.json") for name in ("quick", "acceptance"))
+    assert quick.judged.decision.value is acceptance.judged.decision.value is DecisionValue.ACCEPTED
+    return [quick, quick, quick, acceptance]
+
+
+@pytest.mark.parametrize(("count", "examples"), [(1, 500), (2, 300)])
+def test_accepted_after_any_mutation_only_with_all_evidence(records: list[Record], count: int, examples: int) -> None:
+    outcomes: Counter[tuple[str, str]] = Counter()
+
+    @bounded(examples)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        record = records[data.draw(st.integers(0, len(records) - 1))]
+        document, kind = record.document, ""
+        for _ in range(count):
+            kind, document = data.draw(mutations(document))
+        trial = judged(document)
+        value = trial.decision.value.value if trial else "refused"
+        outcomes[kind, value] += 1
+        if trial and trial.decision.value is DecisionValue.ACCEPTED:
+            required = {name for name, setting in trial.config["checks"].items() if setting.get("required", True)}
+            lost = evidence(record.judged) - evidence(trial)
+            assert not {item for item in lost if item[0] in required}
+
+    check()
+    for kind in KINDS:
+        assert sum(number for (of_kind, _), number in outcomes.items() if of_kind == kind) > examples / 30
+    values = Counter[str]()
+    for (_, value), number in outcomes.items():
+        values[value] += number
+    assert min(values[value] for value in ("ACCEPTED", "INCOMPLETE", "refused")) > examples / 20, values
+
+
+def test_lost_evidence_and_bad_values_are_never_accepted(records: list[Record]) -> None:
+    outcomes: Counter[tuple[str, str]] = Counter()
+
+    @bounded(400)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        record = records[data.draw(st.integers(0, len(records) - 1))]
+        kinds = lost_or_bad(record, *record.good_metrics[data.draw(st.integers(0, len(record.good_metrics) - 1))])
+        kind = data.draw(st.sampled_from([*kinds]))
+        value = decision(kinds[kind])
+        outcomes[kind, value] += 1
+        assert value != "ACCEPTED", kind
+
+    check()
+    assert len({kind for kind, _ in outcomes}) == 25, outcomes
+    assert all(value != "refused" or kind.startswith("value is") for kind, value in outcomes)
+    assert outcomes["bad value", "REJECTED"] > 0

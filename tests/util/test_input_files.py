@@ -1,0 +1,105 @@
+"""Files of users and nodes: nothing blocks, fills memory or passes unnoticed."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from seatrial.util import input_files
+from seatrial.util.input_files import gunzip, gzip_lines, open_file, parse_json, read_bytes, read_json, read_text
+
+
+def test_regular_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"ü": [1, 2.5]}')
+    assert read_json(path) == {"ü": [1, 2.5]}
+    assert read_text(path, max_bytes=path.stat().st_size) == path.read_text()
+    with pytest.raises(OSError, match="larger than the limit of 3 bytes"):
+        read_bytes(path, max_bytes=3)
+
+
+def test_file_without_a_size_is_read_to_the_limit() -> None:
+    """A file of /proc has size 0."""
+    assert read_bytes(Path("/proc/self/status"))
+    with pytest.raises(OSError, match="larger than the limit"):
+        read_bytes(Path("/proc/self/status"), max_bytes=10)
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/", "/nowhere", "pipe"])
+def test_other_files_are_refused(path: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=path):
+        open_file(tmp_path / path)
+
+
+def test_pipe_is_read_on_request(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with open_file(tmp_path / "pipe", pipes=True) as empty:
+        assert empty.read() == b""
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with (tmp_path / "pipe").open("wb") as writer, open_file(tmp_path / "pipe", pipes=True) as file:
+        writer.write(b"line\n")
+        writer.flush()
+        assert file.readline() == b"line\n"
+    os.close(reader)
+    with pytest.raises(OSError, match="not a regular file"):
+        open_file(Path("/dev/zero"), pipes=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("NaN", "[-Infinity]", '{"a": 1e999}', "1" * 21, "9" * 5000, "", "{", b"\xff"),
+        *("[" * 100_000, '{"a":' * 100_000, "[" * 102 + "]" * 102),
+    ],
+)
+def test_json_that_is_refused(text: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        parse_json(text)
+
+
+def test_nesting_up_to_the_limit() -> None:
+    assert parse_json("[" * 100 + "]" * 100)
+    assert parse_json("[1e3, -5, 18446744073709551615]") == [1000.0, -5, 2**64 - 1]
+
+
+def test_gunzip(tmp_path: Path) -> None:
+    packed = gzip.compress(bytes(1000))
+    assert gunzip(packed, 1000) == bytes(1000)
+    with pytest.raises(ValueError, match="limit of 999 bytes"):
+        gunzip(packed, 999)
+    for damaged in (packed[:-9], b"no gzip", packed[:12] + b"\xff\xff" + packed[14:]):
+        with pytest.raises(ValueError, match="is truncated or damaged"):
+            gunzip(damaged, 1000)
+
+
+def test_gzip_lines_up_to_the_damage(tmp_path: Path) -> None:
+    path = tmp_path / "x.gz"
+    packed = gzip.compress(b"".join(b"%d\n" % number for number in range(10_000)))
+    path.write_bytes(packed)
+    assert list(gzip_lines(path))[-1] == b"9999\n"
+    path.write_bytes(packed[: len(packed) // 2])
+    assert 0 < len(list(gzip_lines(path))) < 10_000
+
+
+@pytest.mark.parametrize("content", [bytes(2**24), b"\n" * 2**24])
+def test_gzip_bomb(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(content))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="expands more than 200 times"):
+        for _ in gzip_lines(path):
+            pass
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, "KiB"
+
+
+def test_long_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_files, "MAX_LINE_BYTES", 100)
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(bytes(101)))
+    with pytest.raises(ValueError, match="line of more than 100 bytes"):
+        list(gzip_lines(path))
