@@ -23,7 +23,8 @@ from seatrial.cli import app
 from seatrial.model import Trial
 
 TAG = "SEATRIAL_TEST_TAG"
-HOST_ONLY = "checks: {host.inventory: }\n"
+CPU_ONLY = "cluster: {gpus_per_node: 0}\n"  # in trials of tests, which may be accepted without a GPU
+HOST_ONLY = CPU_ONLY + "checks: {host.inventory: }\n"
 
 
 def until(condition: Callable[[], Any], seconds: float = 120) -> Any:

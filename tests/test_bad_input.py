@@ -19,7 +19,7 @@ import pytest
 from seatrial import report
 from seatrial.model import DecisionValue, Outcome, Trial
 from seatrial.report import FILES, FORMATS
-from tests.processes import HOST_ONLY, call, load, run, run_host_only
+from tests.processes import CPU_ONLY, HOST_ONLY, call, load, run, run_host_only
 from tests.report import samples
 
 
@@ -357,7 +357,7 @@ def _unwritable(what: str) -> Iterator[int]:
 
 def test_environment_variables_of_another_job(tmp_path: Path) -> None:
     path = tmp_path / "two.yaml"
-    path.write_text("checks: {host.inventory: , nodes.reachable: }")
+    path.write_text(CPU_ONLY + "checks: {host.inventory: , nodes.reachable: }")
     strangers = {"RANK": "3", "WORLD_SIZE": "9", "LOCAL_RANK": "2", "MASTER_ADDR": "10.255.0.1", "MASTER_PORT": "1"}
     code, output, err = call("run", path, "--out", tmp_path / "out", env=strangers)
     assert code == 0, (output, err)
@@ -369,7 +369,7 @@ def test_worker_without_torch(tmp_path: Path) -> None:
     blocker.mkdir(parents=True)
     (blocker / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
     path = tmp_path / "two.yaml"
-    path.write_text("checks: {host.inventory: , nodes.reachable: }")
+    path.write_text(CPU_ONLY + "checks: {host.inventory: , nodes.reachable: }")
     out = tmp_path / "out"
     code, output, err = call("run", path, "--out", out, env={"PYTHONPATH": str(blocker.parent)})
     assert code == 3, err

@@ -41,7 +41,7 @@ def test_following_add_a_check_adds_a_check(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(blocks(guide, "yaml")[0] + "  nodes.free_memory:\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "120"}
     done = subprocess.run(
-        [sys.executable, "-m", "seatrial", "run", "mine.yaml"],
+        [sys.executable, "-m", "seatrial", "run", "mine.yaml", "--gpus-per-node", "0"],
         cwd=tmp_path,
         env=env,
         capture_output=True,

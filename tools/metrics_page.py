@@ -64,12 +64,17 @@ def _rule(rule: Rule) -> str:
     if rule.expect:
         threshold = f"{rule.expect.op} {format_value(rule.expect.value, rule.expect.unit)}"
         return f"{member}{rule.outcome_if_violated} unless {threshold}{condition}"
+    peers = f"; FAIL below {rule.peer_fail_below:.0%} of the peers" if rule.peer_fail_below else ""
     if rule.reference:
-        return f"{member}FAIL below {rule.fail_below:.0%}, WARN below {rule.warn_below:.0%} of `{rule.reference}`"
+        limits = f"FAIL below {rule.fail_below:.0%}, WARN below {rule.warn_below:.0%} of `{rule.reference}`"
+        return f"{member}{limits}{peers}"
     if rule.share_of_peak is not None:
         peak = "the speed at the GPU's peak FLOP/s, if known"
         return f"{member}FAIL below {rule.share_of_peak:.0%} of {peak}{condition}"
-    return f"{member}WARN below {rule.warn_below:.0%} of the peers"
+    text = f"{member}WARN below {rule.warn_below:.0%} of the peers{peers}"
+    if rule.single_metric:
+        text += f"; FAIL up to {rule.single_fail_below:.0%} of `{rule.single_metric}` / GPUs of the node"
+    return text
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from seatrial.cli import trial
-from seatrial.model import Trial, UsageError
-from tests.processes import HOST_ONLY, call, load, run, run_host_only
+from seatrial.model import ReasonCode, Trial, UsageError
+from seatrial.pipeline.rejudge import rejudge
+from tests.processes import CPU_ONLY, HOST_ONLY, call, load, run, run_host_only
 from tests.schema import faults
 
 
@@ -66,6 +67,23 @@ def test_the_record_matches_the_printed_schema(finished_run: Path) -> None:
         {**written, "verdicts": [{**written["verdicts"][0], "outcome": "GOOD"}]},
     ):
         assert faults(invalid, schema, schema)
+
+
+def test_run_without_gpus_is_incomplete_unless_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "host.yaml").write_text(HOST_ONLY.removeprefix(CPU_ONLY))
+    code, out, _ = call("run", tmp_path / "host.yaml", "--out", tmp_path / "run", env={"CUDA_VISIBLE_DEVICES": ""})
+    record = load(tmp_path / "run")
+    assert code == 3
+    assert record.decision.reason_code is ReasonCode.NO_GPU or record.gpu_error  # the latter on a host with GPUs
+    assert rejudge(record).decision == record.decision
+    code, out, _ = call("run", tmp_path / "host.yaml", "--gpus-per-node", "0", "--out", tmp_path / "cpu")
+    assert (code, load(tmp_path / "cpu").decision.reason_code) == (0, None)
+    assert "CPU ONLY" in out
+
+
+def test_why_not_of_an_accepted_run(finished_run: Path) -> None:
+    assert call("judge", finished_run, "--why-not")[:2] == (0, "accepted\n")
+    assert call("judge", finished_run, "--why-not", "--json")[:2] == (0, '[\n  "accepted"\n]\n')
 
 
 def test_judge_changes_no_file(finished_run: Path) -> None:

@@ -12,7 +12,7 @@ from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge import judge
 from seatrial.judge.decision import decide, metrics_without_threshold
-from seatrial.model import CLUSTER, DecisionValue, Measurement, Metric, Outcome, Reason, Verdict
+from seatrial.model import CLUSTER, DecisionValue, Measurement, Metric, Outcome, Reason, ReasonCode, Verdict
 
 NAMES = ("a", "b", "c")
 WITHOUT_THRESHOLD = Verdict(
@@ -97,6 +97,28 @@ def test_excluded_required_check_keeps_the_trial_incomplete() -> None:
 def test_stopped_trial_is_incomplete_for_that_reason() -> None:
     decision = decide({"a": True}, [verdict("a", Outcome.PASS)], {}, "", ("interrupted", ""))
     assert (decision.value, decision.reason) == (DecisionValue.INCOMPLETE, "interrupted")
+
+
+@pytest.mark.parametrize(
+    ("cpu_only", "requested", "value", "code"),
+    [
+        (True, False, DecisionValue.INCOMPLETE, ReasonCode.NO_GPU),
+        (True, True, DecisionValue.ACCEPTED, None),
+        (False, False, DecisionValue.ACCEPTED, None),
+    ],
+)
+def test_trial_without_gpus_is_accepted_only_on_request(
+    cpu_only: bool, requested: bool, value: DecisionValue, code: ReasonCode | None
+) -> None:
+    passed = [verdict("a", Outcome.PASS)]
+    decision = decide({"a": True}, passed, {}, "", cpu_only=cpu_only, cpu_only_requested=requested)
+    assert (decision.value, decision.reason_code, decision.cpu_only) == (value, code, cpu_only)
+    assert ("--gpus-per-node 0" in decision.reason) is (code is not None)
+
+
+def test_failure_without_gpus_is_rejected() -> None:
+    decision = decide({"a": True}, [verdict("a", Outcome.FAIL)], {}, "", cpu_only=True)
+    assert (decision.value, decision.reason_code) == (DecisionValue.REJECTED, None)
 
 
 def test_unknown_check_is_unjudged() -> None:

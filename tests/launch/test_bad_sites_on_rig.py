@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.test_slurm_on_rig import CHECK, SHORT_TIMEOUT, TRIAL, errors, nothing_is_left, started
-from tests.processes import load, ranks_in_check, until
+from tests.processes import CPU_ONLY, HOST_ONLY, load, ranks_in_check, until
 from tests.rig.cluster import Cluster
 
 pytest_plugins = ["tests.rig.fixtures"]
@@ -68,7 +68,7 @@ def test_rendezvous_by_interface_address(make_cluster: Callable[..., Cluster], t
     cluster = make_cluster(2)
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
     cluster.run_on("node1", ["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"])
-    trial.write_text("checks: {nodes.reachable: }")
+    trial.write_text(CPU_ONLY + "checks: {nodes.reachable: }")
     code, _, err = started(cluster, trial, tmp_path / "run").finish()
     assert code == 0, err
 
@@ -116,7 +116,7 @@ def test_run_directory_read_only_on_one_node(make_cluster: Callable[..., Cluster
     cluster.run_on("node1", ["mount", "--bind", str(tmp_path / "runs"), str(tmp_path / "runs")])
     cluster.run_on("node1", ["mount", "-o", "remount,ro,bind", str(tmp_path / "runs")])
     out = tmp_path / "runs" / "run"
-    trial.write_text("checks: {host.inventory: }")
+    trial.write_text(HOST_ONLY)
     code, _, err = started(cluster, trial, out, "--set", f"slurm.scratch={tmp_path / 'scratch'}").finish()
     assert code == 0, err
     assert "not shared: node1" in (out / "jobs" / "nodes" / "attempt1" / "launcher.err").read_text()

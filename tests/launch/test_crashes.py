@@ -18,11 +18,12 @@ from seatrial.launch.watch import run_job
 from seatrial.model import DecisionValue, JobState, Outcome
 from seatrial.worker import TERMINATING
 from tests.launch.scripted import RecordingListener, job
-from tests.processes import Program, alive, call, heartbeats, load, ranks_in_check, until
+from tests.processes import CPU_ONLY, Program, alive, call, heartbeats, load, ranks_in_check, until
 
 CHECK = "collectives.all_reduce"
 # heartbeat_timeout_s: on a busy host torchrun takes seconds to end after its ranks; see SHORT_TIMEOUT
 TRIAL = """
+cluster: {gpus_per_node: 0}
 limits: {heartbeat_timeout_s: 20}
 checks:
   host.inventory:
@@ -100,7 +101,7 @@ def test_rank_ended_by_sigterm_is_the_cause(one_check_trial: Path, tmp_path: Pat
 
 
 def test_rank_killed_in_a_gpu_check_fails_the_check_on_all_ranks(trial: Path, tmp_path: Path) -> None:
-    trial.write_text("checks: {train.cnn: {options: {epochs: 500}}, nodes.reachable: }")
+    trial.write_text(CPU_ONLY + "checks: {train.cnn: {options: {epochs: 500}}, nodes.reachable: }")
     out = tmp_path / "run"
     code, _, remaining_pids = run_with_signal(signal.SIGKILL, trial, out, check="train.cnn")
     assert (code, remaining_pids) == (3, [])

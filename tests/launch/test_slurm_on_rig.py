@@ -18,6 +18,7 @@ pytestmark = pytest.mark.cluster
 CHECK = "collectives.all_reduce"
 # all-reduce runs for ten seconds, so that a test can send signals meanwhile
 TRIAL = """
+cluster: {gpus_per_node: 0}
 slurm: {queue_s: 90}
 checks:
   host.inventory:

@@ -18,6 +18,7 @@ pytest_plugins = ["tests.rig.fixtures"]
 pytestmark = pytest.mark.cluster
 
 TRIAL = """
+cluster: {gpus_per_node: 0}
 limits: {heartbeat_timeout_s: 20}
 slurm: {queue_s: 90}
 checks:

@@ -47,7 +47,10 @@ class SilentDisplay:
 
 
 def request(**cluster: int) -> Request:
-    config = Config(name="t", cluster=Cluster(**cluster), checks={"host.inventory": CheckSettings()})
+    """Return the request of host.inventory, by default CPU-only."""
+    config = Config(
+        name="t", cluster=Cluster(**{"gpus_per_node": 0, **cluster}), checks={"host.inventory": CheckSettings()}
+    )
     return Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
 
 

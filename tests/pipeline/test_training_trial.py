@@ -37,7 +37,7 @@ class Run:
 
 
 def run_trial(trial: str, cwd: Path, seconds: float) -> Run:
-    code, out, err = Program("run", trial, cwd=cwd).finish(seconds)
+    code, out, err = Program("run", trial, "--gpus-per-node", "0", cwd=cwd).finish(seconds)
     (folder,) = cwd.glob("seatrial-runs/*")
     return Run(folder, load(folder), code, out, err)
 

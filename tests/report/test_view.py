@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from xml.etree import ElementTree as ET
 
 import pytest
 from rich.console import Console
 
 from seatrial import report
-from seatrial.model import Measurement, Metric, Outcome, Verdict
+from seatrial.model import DecisionValue, Measurement, Metric, Outcome, ReasonCode, Verdict
 from seatrial.report import html_page, junit, markdown, prometheus
 from seatrial.report.terminal import summary
-from seatrial.report.view import CheckView, chapters, grouped, launchers, machine_size, outcome_counts, problems
+from seatrial.report.view import (
+    CheckView,
+    chapters,
+    grouped,
+    headline,
+    launchers,
+    machine_size,
+    outcome_counts,
+    problems,
+)
 from tests.report import samples
 
 
@@ -219,3 +229,30 @@ def test_every_report_marks_a_cpu_only_decision(cpu_only: bool, capsys: pytest.C
     assert markdown.render(trial).startswith("## ACCEPTED (CPU ONLY): ") is cpu_only
     assert f'\nseatrial_cpu_only{{trial="acceptance"}} {cpu_only:d}\n' in prometheus.render(trial)
     assert ('name="seatrial acceptance (CPU ONLY)"' in junit.render(trial)) is cpu_only
+
+
+@pytest.mark.parametrize(("cpu_only", "style"), [(True, "cpu-only"), (False, "accepted")])
+def test_accepted_cpu_only_trial_has_its_own_colour(cpu_only: bool, style: str) -> None:
+    trial = samples.accepted()
+    trial = trial.model_copy(update={"decision": trial.decision.model_copy(update={"cpu_only": cpu_only})})
+    page = html_page.render(trial)
+    assert (f'<section class="decision {style}"' in page, f'<svg class="seal {style}"' in page) == (True, True)
+    file = io.StringIO()
+    summary(trial, Console(file=file, force_terminal=True, color_system="standard"))
+    assert ("\x1b[1;32mACCEPTED" in file.getvalue()) is not cpu_only
+
+
+def test_incomplete_without_gpu_is_an_error_for_ci() -> None:
+    """All verdicts pass, so that a JUnit report of the checks alone would be green."""
+    trial = samples.accepted()
+    update = {"value": DecisionValue.INCOMPLETE, "reason_code": ReasonCode.NO_GPU, "cpu_only": True}
+    trial = trial.model_copy(update={"decision": trial.decision.model_copy(update=update)})
+    (error,) = ET.fromstring(junit.render(trial)).iter("error")
+    assert error.get("type") == "no_gpu"
+
+
+def test_headline_names_unknown_gpus() -> None:
+    trial = samples.accepted()
+    update = {"value": DecisionValue.INCOMPLETE, "unknown_gpus": ("NVIDIA X999",)}
+    trial = trial.model_copy(update={"decision": trial.decision.model_copy(update=update)})
+    assert headline(trial) == "INCOMPLETE (unknown GPU model NVIDIA X999)"

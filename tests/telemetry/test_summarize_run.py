@@ -34,6 +34,7 @@ JOB = Job(
 LONG = Measurement(check="host.inventory", subject="n0", rank=0, started=100.0, seconds=60.0)
 PHASES = {"host.inventory": "Environment"}
 TRIAL = """
+cluster: {gpus_per_node: 0}
 telemetry: {hz: 10}
 checks:
   filesystem.speed: {options: {size: 64MiB, files: 1000}}

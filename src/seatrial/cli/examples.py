@@ -29,7 +29,9 @@ EXAMPLES = {
         "train configs/sft-smollm-135m.yaml --set data.path=rows.jsonl",
     ),
     "evaluate": _examples("evaluate function-calling-qwen2-7b --out RUN"),
-    "judge": _examples("judge seatrial-runs/RUN", "judge seatrial-runs/RUN --baseline site.yaml"),
+    "judge": _examples(
+        "judge seatrial-runs/RUN", "judge seatrial-runs/RUN --why-not", "judge seatrial-runs/RUN --baseline site.yaml"
+    ),
     "learn": _examples("baseline learn seatrial-runs/RUN1 seatrial-runs/RUN2 --out site.yaml"),
     "report": _examples("report seatrial-runs/RUN --format junit"),
     "explain": _examples("explain slurm-123.out", "explain seatrial-runs/RUN", "explain - < dmesg.txt"),

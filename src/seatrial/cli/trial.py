@@ -172,14 +172,23 @@ def render(
 def judge(
     run: RunPath,
     baseline: Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")] = None,
+    why_not: Annotated[
+        bool, typer.Option("--why-not", help="Print only what stands between this run and ACCEPTED, in five lines.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Judge a finished run with the rules of this version. Needs no GPU, changes no file."""
     from seatrial.pipeline.rejudge import rejudge
     from seatrial.pipeline.run_directory import load_trial
+    from seatrial.report import why_not as causes
 
     result = rejudge(load_trial(run), baseline)
-    print_result(result, as_json)
+    if not why_not:
+        print_result(result, as_json)
+    elif as_json:
+        print_json(causes.lines(result))
+    else:
+        print("\n".join(causes.lines(result)))
     raise typer.Exit(EXIT_CODES[result.decision.value])
 
 

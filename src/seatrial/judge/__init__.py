@@ -13,6 +13,7 @@ from seatrial.judge import error_counters, retry
 from seatrial.judge.coverage import coverage_errors, retry_errors, unevaluated_thresholds, unplanned_checks
 from seatrial.judge.peaks import values_above_peak
 from seatrial.judge.recorded_plan import RecordedPlan
+from seatrial.judge.remedies import with_remedies
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Baseline, BasisKind, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import gc_paused
@@ -66,7 +67,7 @@ def judge(
             verdicts += values_above_peak(check, check_retries, references)
     retried = (measurement.check for measurement in retries or ())
     verdicts += unplanned_checks(config, excluded_checks, jobs, by_check, retried)
-    return tuple(verdicts)
+    return tuple(with_remedies(verdicts))
 
 
 def checks_to_retry(

@@ -7,11 +7,22 @@ from fnmatch import fnmatchcase
 from operator import attrgetter
 
 from seatrial.checks.base import Check
-from seatrial.model import CLUSTER, Decision, DecisionValue, Measurement, Outcome, Reason, Verdict, worst
+from seatrial.model import (
+    CLUSTER,
+    Decision,
+    DecisionValue,
+    Measurement,
+    Outcome,
+    Reason,
+    ReasonCode,
+    Verdict,
+    worst,
+)
 from seatrial.util.text import and_more
 
 Outcomes = Mapping[str, Set[Outcome]]  # check → its outcomes
 _MAX_NAMED = 3  # subjects listed per check
+_NO_GPU = "no GPU was used: pass --gpus-per-node 0 for a CPU-only run, or --gpus-per-node N if GPUs are expected"
 _GOOD = (Outcome.PASS, Outcome.WARN, Outcome.SKIP)
 
 
@@ -24,14 +35,18 @@ def decide(
     metrics_without_threshold: Mapping[str, tuple[str, ...]] | None = None,
     cpu_only: bool = False,
     notes: Sequence[str] = (),
+    cpu_only_requested: bool = False,
+    unknown_gpus: tuple[str, ...] = (),
 ) -> Decision:
     """The decision on a trial; ``required`` maps each check to whether the decision needs it.
 
     ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early. The reason of
     ACCEPTED lists the thresholds that were not evaluated and counts the checks in ``metrics_without_threshold``.
+    A trial that used no GPU (``cpu_only``) is accepted only with ``cpu_only_requested``.
     Every reason ends with the ``notes``: what the verdicts rest on, such as a baseline.
     """
     outcomes = _outcomes_by_check(verdicts)
+    reason_code = None
     if failed := sorted(name for name, of_check in outcomes.items() if Outcome.FAIL in of_check):
         value, reason = (
             DecisionValue.REJECTED,
@@ -39,8 +54,12 @@ def decide(
         )
     else:
         skipped, errors = (_threshold_messages(verdicts, outcome) for outcome in (Outcome.SKIP, Outcome.ERROR))
+        no_gpu = cpu_only and not cpu_only_requested
+        blockers = [*blockers, _NO_GPU if no_gpu else ""]
         if missing := [*filter(None, blockers), *_missing_results(required, outcomes, excluded_checks)]:
-            value, reason = DecisionValue.INCOMPLETE, "; ".join([*missing, *errors])
+            reason_code = ReasonCode.NO_GPU if no_gpu else None
+            unknown = [f"unknown GPU model {gpu}: no SKU data" for gpu in unknown_gpus]
+            value, reason = DecisionValue.INCOMPLETE, "; ".join([*unknown, *missing, *errors])
         else:
             parts = [_passed_checks(required, outcomes), *skipped, *errors]
             if metrics_without_threshold:
@@ -51,8 +70,10 @@ def decide(
     return Decision(
         value=value,
         reason="; ".join([reason, *notes]),
+        reason_code=reason_code,
         tested_hardware=tested_hardware,
         cpu_only=cpu_only,
+        unknown_gpus=unknown_gpus,
         metrics_without_threshold=dict(metrics_without_threshold or {}),
     )
 

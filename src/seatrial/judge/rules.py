@@ -73,7 +73,8 @@ def judge_check(
         if not (override and rule.metric in expect) or weakened_rule(expect[rule.metric], "", rule.metric, check.rules)
     ]
     rules = [*check_rules, *_trial_rules(check.rules, expect, trial)]
-    groups = measurement_groups(check, measured, {rule.metric for rule in rules})
+    names = {name for rule in rules for name in (rule.metric, rule.single_metric) if name}
+    groups = measurement_groups(check, measured, names)
     peers = peer_groups([rule.metric for rule in rules if rule.reference or not rule.expect], groups)
     evaluations = []
     for rule in rules:

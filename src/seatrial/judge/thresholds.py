@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -87,6 +88,8 @@ class RuleEvaluators:
         self._passed: dict[tuple[float, str], Verdict] = {}
         self._last_key: tuple[MeasurementGroup, PeerGroup, PeerGroup, str] | None = None
         self._last_evaluator: _RuleEvaluator
+        self._limits_group: MeasurementGroup | None = None
+        self._limits: dict[str, float] = {}
 
     def verdict(self, group: MeasurementGroup, metric: Metric) -> Verdict:
         """The verdict on a metric of ``group``."""
@@ -105,6 +108,8 @@ class RuleEvaluators:
         if key != self._last_key:  # the pairs of a node have the same key
             self._last_key, self._last_evaluator = key, self._evaluator(group, peers, node_peers, metric.unit)
         verdict = self._last_evaluator.verdict(metric)
+        if self._rule.single_metric and verdict.outcome not in _FAIL_OR_ERROR:
+            verdict = self._compare_with_single(group, metric, verdict)
         if verdict.outcome is _PASS:
             if self._is_subject_independent:
                 self._passed[value, unit] = verdict
@@ -113,6 +118,27 @@ class RuleEvaluators:
             return verdict
         rule, evidence = self._rule, measured_evidence(metric) + _evidence_facts(self._rule, group.facts)
         return replace(verdict, meaning=rule.meaning, evidence=evidence, fix=rule.fix)
+
+    def _compare_with_single(self, group: MeasurementGroup, metric: Metric, verdict: Verdict) -> Verdict:
+        """``verdict``, or a worse one for a concurrent copy far below the single one; PASS in place of SKIP."""
+        if group is not self._limits_group:
+            self._limits_group, self._limits = group, self._concurrent_limits(group)
+        limit = self._limits.get(metric.subject, 0.0)
+        basis = Basis(BasisKind.RULE, "", limit, metric.unit, ">")
+        if metric.value > limit:
+            was_skipped = verdict.outcome is _SKIP
+            return self._last_evaluator.make(metric, _PASS, basis=basis) if was_skipped else verdict
+        outcome, reasons, interval = violation(metric, limit, limit.__lt__)
+        return self._last_evaluator.make(metric, outcome, *reasons, basis=basis, interval=interval)
+
+    def _concurrent_limits(self, group: MeasurementGroup) -> dict[str, float]:
+        """GPU → the share of its value of ``single_metric`` that it must exceed in the concurrent measurement."""
+        gpus = Counter(metric.subject.partition("/")[0] for metric in group.metrics[self._rule.metric])
+        return {
+            single.subject: self._rule.single_fail_below * single.value / gpus[single.subject.partition("/")[0]]
+            for single in group.metrics.get(self._rule.single_metric or "", ())
+            if single.subject.partition("/")[0] in gpus
+        }
 
     def _evaluator(self, group: MeasurementGroup, peers: PeerGroup, node_peers: PeerGroup, unit: str) -> _RuleEvaluator:
         reference_applies = self._rule.reference_if.items() <= group.facts.items()

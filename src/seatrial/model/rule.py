@@ -86,6 +86,10 @@ class Rule(Frozen):
     compare_with_peers: bool = False  # compare with the peer group only: WARN for outliers below ``warn_below``
     # FAIL below this share of the median of the GPUs of the same model on the node, or on all nodes
     peer_fail_below: float | None = None
+    # For a metric of all GPUs of a node concurrently: the metric of one GPU at a time. FAIL at 0, and up to this share
+    # of that metric divided by the number of GPUs
+    single_metric: str | None = None
+    single_fail_below: float = 0.0
     asymmetry_limit: float = 0.0  # WARN if one direction of a pair is below this share of the other
     applies_if: dict[str, str] = {}  # fact → value required for the rule to apply, else SKIP
     default_options: tuple[str, ...] = ()  # the rule applies if the trial leaves these options of the check unchanged

@@ -50,13 +50,23 @@ class DecisionValue(StrEnum):
     INCOMPLETE = "INCOMPLETE"
 
 
+class ReasonCode(StrEnum):
+    """Why a decision is INCOMPLETE, for programs; ``Decision.reason`` has the text of all reasons."""
+
+    NO_GPU = "no_gpu"  # no GPU was used, and the trial does not set cluster.gpus_per_node to 0
+
+
 class Decision(Frozen):
     """The decision on a trial and its reason; ``tested_hardware`` describes the nodes and GPUs as text."""
 
     value: DecisionValue
     reason: str
+    reason_code: ReasonCode | None = None
     tested_hardware: str = ""
     cpu_only: bool = Field(default=False, description="no GPU was used, so GPUs and fabric are not tested")
+    unknown_gpus: tuple[str, ...] = Field(
+        default=(), description="GPU models without SKU data, because of which verdicts are UNJUDGED"
+    )
     metrics_without_threshold: dict[str, tuple[str, ...]] = Field(
         default={}, description="performance metrics that no rule or threshold evaluated, by check"
     )

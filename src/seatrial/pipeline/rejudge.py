@@ -13,6 +13,7 @@ from seatrial.config.schema import Config
 from seatrial.diagnose import refreshed_findings
 from seatrial.judge import judge, plausibility, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
+from seatrial.judge.remedies import unknown_gpus
 from seatrial.model import Baseline, Decision, Job, Measurement, Trial, UsageError, Verdict, first_validation_error
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.pipeline.tested_hardware import cpu_only, device_conflict, tested_hardware
@@ -131,6 +132,8 @@ def make_decision(
         without_threshold,
         cpu_only(jobs),
         notes,
+        cpu_only_requested=settings.cluster.gpus_per_node == 0,
+        unknown_gpus=unknown_gpus(measurements, verdicts),
     )
 
 

@@ -17,6 +17,7 @@ from seatrial.report import charts, dashboards, sections
 from seatrial.report.text import plural, sanitized, split_code, utc
 from seatrial.report.view import (
     chapters,
+    decision_style,
     headline,
     launchers,
     machine_size,
@@ -59,6 +60,7 @@ def render(trial: Trial) -> str:
     return template.render(
         trial=trial,
         headline=headline(trial),
+        decision_style=decision_style(trial.decision),
         metrics_without_threshold=metrics_without_threshold(trial.decision),
         launcher=launchers(trial),
         machine_size=machine_size(trial),

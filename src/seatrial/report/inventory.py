@@ -145,14 +145,19 @@ def _rule(rule: Rule) -> str:
     condition = (
         f" if {', '.join(f'{name} = {value}' for name, value in rule.applies_if.items())}" if rule.applies_if else ""
     )
+    peers = f"FAIL unless >= {rule.peer_fail_below:.0%} of the median of its peer group" if rule.peer_fail_below else ""
     if rule.compare_with_peers:
-        return f"WARN unless >= {rule.warn_below:.0%} of the median of its peer group{condition}"
+        limits = [f"WARN unless >= {rule.warn_below:.0%} of the median of its peer group", *filter(None, [peers])]
+        if rule.single_metric:
+            limits.append(f"FAIL unless > {rule.single_fail_below:.0%} of {rule.single_metric} / GPUs of the node")
+        return f"{'; '.join(limits)}{condition}"
     if rule.share_of_peak is not None:
         peak = f"{rule.share_of_peak:.0%} of the speed at the GPU's peak FLOP/s, if known"
         return f"{rule.outcome_if_violated} unless >= {peak}{condition}"
     if rule.expect is None:
         reference = f"the reference value {rule.reference} (WARN below {rule.warn_below:.0%})"
-        return f"{rule.outcome_if_violated} unless >= {rule.fail_below:.0%} of {reference}{condition}"
+        text = f"{rule.outcome_if_violated} unless >= {rule.fail_below:.0%} of {reference}{condition}"
+        return f"{text}; {peers}" if peers else text
     if rule.expect.unit == "bool":
         return f"{rule.outcome_if_violated} unless {'yes' if rule.expect.value else 'no'}{condition}"
     threshold = f"{rule.expect.op} {format_value(rule.expect.value, rule.expect.unit)}"

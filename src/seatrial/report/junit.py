@@ -2,13 +2,14 @@
 
 FAIL is a failure; ERROR and UNJUDGED are errors with different types; SKIP is skipped; WARN passes, with its text in
 system-out. No check is omitted: an excluded check is skipped, and a check without verdicts is an error.
+A trial without GPUs that did not ask for it is an error of the suite ``decision``.
 """
 
 from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from seatrial.model import CLUSTER, WORST_FIRST, Outcome, Trial, Verdict, worst
+from seatrial.model import CLUSTER, WORST_FIRST, Decision, Outcome, Trial, Verdict, worst
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.formatting import natural_key
 from seatrial.report.text import one_line, sanitized, utc
@@ -24,12 +25,23 @@ def render(trial: Trial) -> str:
     root = ET.Element("testsuites", name=name, time=_seconds(trial.seconds))
     if started := utc(trial.started, "%Y-%m-%dT%H:%M:%S"):
         root.set("timestamp", started)
+    if trial.decision.reason_code:
+        root.append(_decision(trial.decision))
     for chapter in chapters(trial):
         root.extend(_suite(check, chapter.title, trial.decision.tested_hardware) for check in chapter.checks)
     root.extend(_excluded(check, reason) for check, reason in trial.excluded_checks.items())
     _set_totals(root)
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def _decision(decision: Decision) -> ET.Element:
+    """The suite of an INCOMPLETE decision that the verdicts do not show."""
+    suite = ET.Element("testsuite", name="decision", time=_seconds(0))
+    case = ET.SubElement(suite, "testcase", classname="decision", name=CLUSTER, time=_seconds(0))
+    ET.SubElement(case, "error", message=one_line(decision.reason), type=str(decision.reason_code))
+    _set_totals(suite)
+    return suite
 
 
 def _suite(check: CheckView, phase: str, tested: str) -> ET.Element:

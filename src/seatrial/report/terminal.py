@@ -34,6 +34,7 @@ STYLES = {
     DecisionValue.REJECTED: "bold red",
     DecisionValue.INCOMPLETE: "bold yellow",
 }
+CPU_ONLY_STYLE = "bold blue"  # not the green of a decision on GPUs
 # Limits of the summary; the HTML report has everything
 MAX_SUBJECTS = 4  # per problem
 MAX_LINES = 8  # of evidence per problem
@@ -169,7 +170,9 @@ def _decision(trial: Trial, console: Console) -> None:
     grid.add_column(overflow="fold")
     value = Text(decision.value, STYLES[decision.value])
     if decision.cpu_only:
-        value.append("\nCPU ONLY", "bold yellow")
+        if decision.value is DecisionValue.ACCEPTED:
+            value.stylize(CPU_ONLY_STYLE)
+        value.append("\nCPU ONLY", CPU_ONLY_STYLE)
     grid.add_row(value, text)
     console.print()
     console.print(grid)

@@ -20,6 +20,7 @@ from seatrial.model import (
     Artifact,
     Basis,
     Decision,
+    DecisionValue,
     Insight,
     Measurement,
     Metric,
@@ -343,8 +344,17 @@ def outcome_counts(verdicts: Iterable[Verdict]) -> list[tuple[Outcome, int]]:
 
 
 def headline(trial: Trial) -> str:
-    """The decision, with CPU ONLY if no GPU was tested."""
-    return f"{trial.decision.value} (CPU ONLY)" if trial.decision.cpu_only else trial.decision.value
+    """The decision, with CPU ONLY if no GPU was tested, and the GPU models without SKU data if verdicts lack them."""
+    decision = trial.decision
+    notes = ["CPU ONLY"] if decision.cpu_only else []
+    notes += [f"unknown GPU model {gpu}" for gpu in decision.unknown_gpus]
+    return f"{decision.value} ({', '.join(notes)})" if notes else decision.value
+
+
+def decision_style(decision: Decision) -> str:
+    """The CSS class of the decision: an accepted CPU-only trial does not have the colour of accepted GPUs."""
+    is_cpu_only = decision.cpu_only and decision.value is DecisionValue.ACCEPTED
+    return "cpu-only" if is_cpu_only else decision.value.lower()
 
 
 def launchers(trial: Trial) -> str:

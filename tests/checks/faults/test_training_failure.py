@@ -42,6 +42,7 @@ from tests.processes import Program, load
 
 # Longer than the end of a job on a busy machine, as a failed rank has no heartbeat meanwhile.
 TRIAL = """
+cluster: {gpus_per_node: 0}
 limits: {heartbeat_timeout_s: 12}
 checks:
   train.failure:

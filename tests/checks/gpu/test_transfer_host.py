@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from seatrial.checks.gpu.transfer_host import CHECK
+from seatrial.checks.gpu.transfer_host import BUFFERS_PER_COPY, CHECK
 from seatrial.hardware.references import References, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Metric, Outcome
+from seatrial.pipeline.run_directory import load_trial
 from tests.bench.cluster import TWO, Scenario, run
 from tests.checks.gpu import driver
+from tests.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def test_single_copies_do_not_overlap(measured: list[Measurement], out: Path) ->
     assert all(first[1] <= second[0] for first, second in combinations(sorted(spans), 2))
 
 
-def test_concurrent_bandwidth_is_compared_with_peers_only() -> None:
+def test_concurrent_bandwidth_is_not_compared_with_reference_values() -> None:
     def outcomes(*values: float) -> list[Outcome]:
         facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 1, "nodes": 1}
         metrics = [
@@ -72,7 +74,63 @@ def test_concurrent_bandwidth_is_compared_with_peers_only() -> None:
 
     assert outcomes(36.6, 38.3, 36.3, 36.3) == [Outcome.PASS] * 4  # host memory shared with other GPUs
     assert outcomes(55.4, 55.3, 55.4, 27.7) == [*[Outcome.PASS] * 3, Outcome.WARN]
-    assert outcomes(55.4, 27.7) == [Outcome.SKIP] * 2
+    assert outcomes(55.4, 27.7) == [Outcome.PASS] * 2
+
+
+def shipped(record: str) -> list[Measurement]:
+    trial = load_trial(ROOT / "docs" / "results" / record)
+    return [measurement for measurement in trial.measurements if measurement.check == CHECK.name]
+
+
+def scaled(measurement: Measurement, factor: float, *names: str) -> Measurement:
+    metrics = tuple(
+        Metric(
+            name=metric.name,
+            value=factor * metric.value,
+            unit=metric.unit,
+            subject=metric.subject,
+            samples=tuple(factor * sample for sample in metric.samples),
+        )
+        if metric.name in names
+        else metric
+        for metric in measurement.metrics
+    )
+    return measurement.model_copy(update={"metrics": metrics})
+
+
+@pytest.mark.parametrize("name", [f"{direction}_concurrent" for direction in BUFFERS_PER_COPY])
+@pytest.mark.parametrize(
+    "record", ["2026-11-22-4xh200/acceptance.trial.json", "2026-11-22-2xh200/transfer-host-1.trial.json"]
+)
+@pytest.mark.parametrize(("share", "factor"), [("one", 0.01), ("one", 0.0), ("all", 0.01), ("all", 0.0)])
+def test_slow_concurrent_copies_fail(name: str, record: str, share: str, factor: float) -> None:
+    good, *others = shipped(record)
+    changed = [scaled(good, factor, name), *(scaled(other, factor if share == "all" else 1, name) for other in others)]
+    failed = {
+        verdict.subject
+        for verdict in judge_check(CHECK, changed, {}, "t", References(None, skus()))
+        if verdict.outcome is Outcome.FAIL and verdict.metric == name
+    }
+    assert failed == {measurement.subject for measurement in (changed if share == "all" else changed[:1])}
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(0.3, Outcome.FAIL), (0.5, Outcome.WARN), (0.9, Outcome.PASS)])
+def test_one_gpu_below_its_peers_in_a_concurrent_copy(factor: float, outcome: Outcome) -> None:
+    good, *others = shipped("2026-11-22-4xh200/acceptance.trial.json")
+    verdicts = judge_check(CHECK, [scaled(good, factor, "h2d_concurrent"), *others], {}, "t", References(None, skus()))
+    of_metric = {verdict.subject: verdict for verdict in verdicts if verdict.metric == "h2d_concurrent"}
+    assert of_metric.pop(good.subject).outcome is outcome
+    assert {verdict.outcome for verdict in of_metric.values()} == {Outcome.PASS}
+
+
+def test_gpus_that_all_share_one_link_do_not_fail() -> None:
+    """The designs with the lowest rates: one PCIe link of 55 GB/s for all GPUs."""
+    measurements = [
+        scaled(measurement, 55 / 4 / 41, "h2d_concurrent")
+        for measurement in shipped("2026-11-22-4xh200/acceptance.trial.json")
+    ]
+    verdicts = judge_check(CHECK, measurements, {}, "t", References(None, skus()))
+    assert {v.outcome for v in verdicts if v.metric == "h2d_concurrent"} == {Outcome.PASS}
 
 
 def single_span(path: Path) -> tuple[float, float]:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from seatrial.checks.base import Check, Context
+from seatrial.checks.training._workload import TrainingResult
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Observation, Outcome
+from seatrial.train import loop, lora
+from seatrial.train.decoder import Decoder
+from seatrial.train.train_config import TrainConfig
 from seatrial.worker import measure
+from tests.train.ranks import run
 
 
 def outcomes(check: Check, measurements: Iterable[Measurement]) -> dict[str, Outcome]:
@@ -23,6 +30,23 @@ def failed_metrics(check: Check, observations: Iterable[Observation], folder: Pa
     measurement = measure(replace(check, measure=lambda context, options: iter(fixed)), make_context(folder), {})
     assert measurement.error is None
     return {metric for metric, outcome in outcomes(check, [measurement]).items() if outcome is Outcome.FAIL}
+
+
+def lora_training(config: TrainConfig, out: Path, frozen: bool) -> TrainingResult:
+    """The result of a LoRA training on one rank; without ``frozen`` it trains the weights of the model, too."""
+    (metrics,) = run(1, _train_lora, config, out, frozen)
+    return TrainingResult(metrics, out, "", ranks=(0,))
+
+
+def _train_lora(config: TrainConfig, out: Path, frozen: bool) -> dict[str, Any]:
+    attach = lora.attach
+
+    def attach_without_freezing(model: Decoder, *arguments: Any) -> None:
+        attach(model, *arguments)
+        model.requires_grad_(True)
+
+    with patch.object(lora, "attach", attach if frozen else attach_without_freezing):
+        return loop.train(config, out)
 
 
 def make_context(out: Path, ranks: int = 2) -> Context:

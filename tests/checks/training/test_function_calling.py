@@ -22,6 +22,7 @@ from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Fact, Measurement, Metric, Outcome, UsageError
 from seatrial.train import train_config
 from seatrial.worker import measure
+from tests.checks.training.check_helpers import failed_metrics, lora_training
 
 PRETRAINED = "model.weights=/models/Qwen2-7B-Instruct"
 
@@ -139,6 +140,15 @@ def test_learning_rules_need_pretrained_weights() -> None:
     good = outcomes("yes", final_loss=0.4, improved=1)
     assert (good["final_loss"], good["improved"]) == (Outcome.PASS, Outcome.PASS)
     assert outcomes("yes")["final_loss"] is Outcome.ERROR  # not measured
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("frozen", [True, False])
+def test_training_that_does_not_freeze_the_model_fails(tmp_path: Path, frozen: bool) -> None:
+    config = train_config.load("tiny/lora-mistral-7b-ddp")
+    result = lora_training(config, tmp_path / "out", frozen)
+    failed = failed_metrics(CHECK, function_calling._training_outputs(config, result), tmp_path)
+    assert failed == (set() if frozen else {"parameters_trained_beyond_adapters"})
 
 
 @pytest.fixture

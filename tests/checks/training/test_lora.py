@@ -14,6 +14,7 @@ from seatrial.checks.training._workload import TrainingResult
 from seatrial.model import Fact, Metric, Outcome
 from seatrial.train import train_config
 from tests.checks.fabric.verdicts import outcomes
+from tests.checks.training.check_helpers import failed_metrics, lora_training
 
 CONFIG = train_config.load(f"tiny/{lora.NAME}")
 EXPECTED = CONFIG.architecture().adapter_parameters(CONFIG.lora_targets, CONFIG.lora_r)
@@ -83,6 +84,14 @@ def test_mismatch_or_missing_export_fails(metric: str) -> None:
     assert {name for name, outcome in bad.items() if outcome is Outcome.FAIL} == {metric}
     unfinished = outcomes(lora.CHECK, GOOD | {metric: 1}, trained="no", device="cpu")
     assert unfinished[metric] is Outcome.SKIP
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("frozen", [True, False])
+def test_training_that_does_not_freeze_the_model_fails(tmp_path: Path, frozen: bool) -> None:
+    result = lora_training(CONFIG, tmp_path / "out", frozen)
+    failed = failed_metrics(lora.CHECK, lora._adapter_counts({"native": [result]}, CONFIG), tmp_path)
+    assert failed == (set() if frozen else {"adapter_mismatches"})
 
 
 def test_speed_rule_needs_a_gpu_and_shipped_settings() -> None:

@@ -1,0 +1,53 @@
+"""The next step for verdicts that judge nothing (UNJUDGED), by their reason. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from seatrial.hardware.references import MODEL_SEPARATOR, skus
+from seatrial.judge.groups import gpu_model
+from seatrial.model import Measurement, Outcome, Reason, Verdict
+
+_BASELINE = (
+    "learn a baseline from three good runs: `seatrial baseline learn RUN1 RUN2 RUN3 --out site.yaml`, then "
+    "`seatrial judge RUN --baseline site.yaml`, and `--set baseline=site.yaml` for later runs"
+)
+_THRESHOLD = "`--set 'checks.{check}.expect.{metric}=>= VALUE {unit}'`"
+_NO_REFERENCE = f"set a threshold in the trial: {_THRESHOLD}; or {_BASELINE}"
+_UNJUDGED: Mapping[Reason, str] = {
+    Reason.INCONCLUSIVE: "measure again, longer: `seatrial run TRIAL --only {check}` with more seconds or samples in "
+    "the check's options; `seatrial checks {check} --power` lists how many samples a limit needs",
+    Reason.NO_THIRD_MEASUREMENT: "`seatrial run --resume RUN` measures it a third time",
+    Reason.UNIT_MISMATCH: "set the threshold in {unit}, the unit of {metric}",
+    Reason.IMPLAUSIBLY_HIGH: f"measure it with another tool; if the value is correct, {_BASELINE}",
+    Reason.NO_REFERENCE: _NO_REFERENCE,
+    Reason.NO_ABSOLUTE_REFERENCE: _NO_REFERENCE,
+}
+
+
+def with_remedies(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+    """The verdicts; the fix of an UNJUDGED one depends on its reason, since nothing is known to be broken."""
+    for verdict in verdicts:
+        if verdict.outcome is Outcome.UNJUDGED:
+            text = next((text for reason, text in _UNJUDGED.items() if reason in verdict.reasons), "")
+            yield replace(verdict, fix=text.format(check=verdict.check, metric=verdict.metric, unit=verdict.unit))
+        else:
+            yield verdict
+
+
+def unknown_gpus(measurements: Iterable[Measurement], verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    """The GPU models without SKU data, in the measurements of checks that lack a reference value."""
+    checks = {
+        verdict.check
+        for verdict in verdicts
+        if verdict.outcome is Outcome.UNJUDGED
+        and (Reason.NO_REFERENCE in verdict.reasons or Reason.NO_ABSOLUTE_REFERENCE in verdict.reasons)
+    }
+    models = {
+        model
+        for measurement in measurements
+        if measurement.check in checks
+        for model in gpu_model(measurement.facts).split(MODEL_SEPARATOR)
+    }
+    return tuple(sorted(models - {"", *(name for sku in skus() for name in sku.nvml_names)}))

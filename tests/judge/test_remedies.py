@@ -1,0 +1,65 @@
+"""The fix of UNJUDGED verdicts, and the GPU models without SKU data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from seatrial.config.schema import CheckSettings, Config
+from seatrial.judge import judge
+from seatrial.judge.decision import decide
+from seatrial.judge.remedies import unknown_gpus, with_remedies
+from seatrial.model import DecisionValue, Measurement, Metric, Outcome, Reason, Rule, Verdict
+from tests.judge.test_rules import check
+
+RULE = Rule(metric="speed", reference="key", meaning="slow", fix="look at the cable")
+CHECK = check(RULE)
+UNJUDGED = Verdict("c", "n0/gpu0", Outcome.UNJUDGED, "speed", unit="GB/s", fix=RULE.fix)
+
+
+def measured(gpu: str) -> Measurement:
+    metric = Metric(name="speed", value=400, unit="GB/s", subject="cluster")
+    return Measurement(check="c", subject="cluster", metrics=(metric,), facts={"gpu": gpu, "world_size": 4, "nodes": 1})
+
+
+@pytest.mark.parametrize(
+    ("reason", "command"),
+    [
+        (Reason.NO_REFERENCE, "--set 'checks.c.expect.speed=>= VALUE GB/s'"),
+        (Reason.NO_REFERENCE, "seatrial baseline learn RUN1 RUN2 RUN3 --out site.yaml"),
+        (Reason.NO_ABSOLUTE_REFERENCE, "seatrial baseline learn RUN1 RUN2 RUN3 --out site.yaml"),
+        (Reason.IMPLAUSIBLY_HIGH, "seatrial baseline learn RUN1 RUN2 RUN3 --out site.yaml"),
+        (Reason.INCONCLUSIVE, "seatrial run TRIAL --only c"),
+        (Reason.NO_THIRD_MEASUREMENT, "seatrial run --resume RUN"),
+        (Reason.UNIT_MISMATCH, "GB/s"),
+    ],
+)
+def test_fix_is_by_reason(reason: Reason, command: str) -> None:
+    (verdict,) = with_remedies([replace(UNJUDGED, reasons=(Reason.THRESHOLD_VIOLATED, reason))])
+    assert command in verdict.fix
+    assert RULE.fix not in verdict.fix
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.WARN, Outcome.ERROR])
+def test_other_outcomes_keep_the_fix_of_the_rule(outcome: Outcome) -> None:
+    verdict = replace(UNJUDGED, outcome=outcome, reasons=(Reason.NO_REFERENCE,))
+    assert list(with_remedies([verdict])) == [verdict]
+
+
+def test_judged_record_of_an_unknown_gpu() -> None:
+    config, measurement = Config(name="t", checks={"c": CheckSettings()}), measured("NVIDIA X999")
+    verdicts = judge(config, [], [measurement], {"c": CHECK}, {})
+    (verdict,) = [verdict for verdict in verdicts if verdict.outcome is Outcome.UNJUDGED]
+    assert "seatrial baseline learn" in verdict.fix
+    assert unknown_gpus([measurement], verdicts) == ("NVIDIA X999",)
+    decision = decide({"c": True}, [verdict], {}, "", unknown_gpus=("NVIDIA X999",))
+    assert (decision.value, decision.unknown_gpus) == (DecisionValue.INCOMPLETE, ("NVIDIA X999",))
+    assert decision.reason.startswith("unknown GPU model NVIDIA X999")
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", "", "NVIDIA X999"])
+def test_known_and_unnamed_models_are_not_unknown(gpu: str) -> None:
+    verdict = replace(UNJUDGED, reasons=(Reason.NO_REFERENCE,))
+    assert unknown_gpus([measured(gpu)], [verdict]) == (("NVIDIA X999",) if gpu == "NVIDIA X999" else ())
+    assert unknown_gpus([measured(gpu)], [replace(verdict, reasons=(Reason.INCONCLUSIVE,))]) == ()

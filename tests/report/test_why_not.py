@@ -1,0 +1,68 @@
+"""The lines of ``seatrial judge RUN --why-not``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from seatrial.model import Basis, BasisKind, DecisionValue, Outcome, Reason, ReasonCode, Trial, Verdict
+from seatrial.report import why_not
+from tests.report import samples
+
+FAIL = Verdict(
+    "a.b",
+    "n0/gpu3",
+    Outcome.FAIL,
+    "speed",
+    (Reason.THRESHOLD_VIOLATED,),
+    value=50.0,
+    unit="GB/s",
+    basis=Basis(BasisKind.SKU, "X", 100.0, "GB/s", source="page", fail_below=0.9),
+    ratio=0.5,
+    fix="look at the cable",
+)
+UNJUDGED = replace(FAIL, outcome=Outcome.UNJUDGED, reasons=(Reason.NO_REFERENCE,), basis=None, ratio=None)
+
+
+def trial(*verdicts: Verdict, **more: object) -> Trial:
+    accepted = samples.accepted()
+    decision = accepted.decision.model_copy(update={"value": DecisionValue.INCOMPLETE, "reason": "because"})
+    return accepted.model_copy(update={"decision": decision, "verdicts": verdicts, **more})
+
+
+def test_accepted_trial() -> None:
+    assert why_not.lines(samples.accepted()) == ["accepted"]
+
+
+def test_line_has_check_subjects_value_limit_and_next_step() -> None:
+    (line,) = why_not.lines(trial(FAIL, replace(FAIL, subject="n0/gpu4")))
+    for text in ("FAIL a.b", "n0/gpu3, n0/gpu4", "50 GB/s", "100 GB/s", "below 90%", "1 more verdict", FAIL.fix):
+        assert text in line
+
+
+def test_verdicts_without_a_reference_are_one_cause_in_all_checks() -> None:
+    verdicts = [replace(UNJUDGED, check=f"check{number}") for number in range(8)]
+    (line,) = why_not.lines(trial(*verdicts))
+    assert line.startswith("UNJUDGED check0, check1, check2 and 5 more on n0/gpu3: ")
+
+
+def test_at_most_five_lines_worst_first() -> None:
+    errors = [
+        replace(UNJUDGED, outcome=Outcome.ERROR, reasons=(Reason.MEASUREMENT_FAILED,), detail=f"error {number}")
+        for number in range(9)
+    ]
+    lines = why_not.lines(trial(*errors, FAIL))
+    assert len(lines) == why_not.MAX_LINES
+    assert (lines[0].partition(" ")[0], lines[-1].partition(":")[0]) == ("FAIL", "6 more causes")
+
+
+def test_warnings_and_checks_that_are_not_required_are_no_cause() -> None:
+    optional = trial(UNJUDGED, replace(FAIL, outcome=Outcome.WARN), config={"checks": {"a.b": {"required": False}}})
+    assert why_not.lines(optional) == ["because"]
+
+
+def test_causes_besides_verdicts() -> None:
+    incomplete = trial(stop_reason="interrupted", gpu_error="1 of 8 GPUs", excluded_checks={"a.b": "--only"})
+    decision = incomplete.decision.model_copy(update={"reason_code": ReasonCode.NO_GPU})
+    lines = why_not.lines(incomplete.model_copy(update={"decision": decision}))
+    for line, text in zip(lines, ("no_gpu: because", "interrupted", "1 of 8 GPUs", "--only: a.b"), strict=True):
+        assert text in line
