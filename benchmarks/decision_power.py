@@ -1,8 +1,8 @@
 """Draws whole records from measured noise and counts the decisions: false alarms, and faults that are rejected.
 
     python benchmarks/decision_power.py [--draws 300] [--large-draws 30] [--json FILE]
-    python benchmarks/decision_power.py --curve [--json FILE]    # share rejected by slowdown, noise and samples
-    python benchmarks/decision_power.py --coverage [--json FILE] # of the 95 % interval on correlated windows
+    python benchmarks/decision_power.py --curve [--json FILE] [--figure SVG]  # rejected by slowdown, noise, samples
+    python benchmarks/decision_power.py --coverage [--json FILE]  # of the 95 % interval on correlated windows
 
 Noise and differences between devices come from the healthy H200 runs in docs/results: each metric of a draw is the
 value of the 4×H200 record, times the ratio of a random device to the median of its run, times the windows of a random
@@ -283,6 +283,48 @@ def gemm(speed: float, noise: float, samples: int, retry: int, rng: np.random.Ge
     return Measurement(check="device.gemm", subject="n0/gpu0", metrics=(scaled(metric, 1.0),), facts=facts, retry=retry)
 
 
+def figure(rows: Sequence[dict[str, object]], samples: int = 20) -> str:
+    """The power curve as SVG: share of rejected trials by slowdown, one line per noise; dots are draws."""
+    width, height, left, top = 900, 480, 70, 40
+    colours = ("#1b9e77", "#7570b3", "#d95f02", "#e7298a")
+
+    def x(slowdown: float) -> float:
+        return left + (slowdown - 0.08) / 0.12 * (width - left - 150)
+
+    def y(share: float) -> float:
+        return top + (1 - share) * (height - top - 60)
+
+    parts = [f'<rect width="{width}" height="{height}" fill="white"/>']
+    parts.append(
+        f'<text x="{left}" y="22" font-weight="bold">Share of trials that reject a slow GPU '
+        f"(limit 90 % of the reference, {samples} samples per measurement)</text>"
+    )
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        parts.append(f'<line x1="{left}" x2="{x(0.2)}" y1="{y(share)}" y2="{y(share)}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 8}" y="{y(share) + 5}" text-anchor="end">{share:.0%}</text>')
+    parts += [
+        f'<text x="{x(slowdown)}" y="{height - 36}" text-anchor="middle">{slowdown:.0%}</text>'
+        for slowdown in (0.08, 0.1, 0.12, 0.15, 0.2)
+    ]
+    parts.append(f'<text x="{x(0.14)}" y="{height - 12}" text-anchor="middle">slowdown of the GPU</text>')
+    for colour, noise in zip(colours, (0.003, 0.01, 0.03, 0.05), strict=True):
+        slowdowns = [0.08 + 0.12 * step / 120 for step in range(121)]
+        points = " ".join(f"{x(d):.1f},{y(rejected_share(d, LIMIT, noise, samples)):.1f}" for d in slowdowns)
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        for row in rows:
+            if (row["noise"], row["samples"]) == (noise, samples):
+                centre = f'cx="{x(float(str(row["slowdown"]))):.1f}" cy="{y(float(str(row["rejected"]))):.1f}"'
+                parts.append(f'<circle {centre} r="5" fill="{colour}"/>')
+        label = y(0.95 - 0.09 * colours.index(colour))
+        parts.append(f'<text x="{x(0.2) + 12}" y="{label}" fill="{colour}">noise {noise:.1%}</text>')
+    parts.append(f'<text x="{x(0.2) + 12}" y="{y(0.5)}">lines: arithmetic</text>')
+    parts.append(f'<text x="{x(0.2) + 12}" y="{y(0.43)}">dots: 200 draws</text>')
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="14">{"".join(parts)}</svg>'
+    )
+
+
 def coverage(draws: int = 2000) -> list[dict[str, object]]:
     """Share of intervals that contain the median, by number of windows and lag-1 correlation."""
     rows: list[dict[str, object]] = []
@@ -333,12 +375,15 @@ def main() -> int:
     parser.add_argument("--curve", action="store_true")
     parser.add_argument("--coverage", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--figure", type=Path, help="SVG file of the power curve, with --curve")
     options = parser.parse_args()
     if options.curve or options.coverage:
         rows, passed = power_curve() if options.curve else coverage(), True
     else:
         rows = count_decisions(options.nodes, options.draws, options.large_draws)
         passed = meets_requirements(rows)
+    if options.figure and options.curve:
+        options.figure.write_text(figure(rows), encoding="utf-8")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0 if passed else 1

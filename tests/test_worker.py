@@ -34,11 +34,11 @@ def test_reversed_order(visible: str | None, count: int, reversed_: str) -> None
 def test_retry_is_marked_and_has_its_own_artifacts(tmp_path: Path) -> None:
     folder = tmp_path / "jobs/nodes-retry"
     (folder / "attempt1").mkdir(parents=True)
-    spec = job("host.inventory", ranks=1, placement="nodes").model_copy(update={"retry": True})
+    spec = job("host.inventory", ranks=1, placement="nodes").model_copy(update={"retry": 1})
     (folder / "job.json").write_text(spec.model_dump_json())
     subprocess.run([sys.executable, "-m", "seatrial.worker", folder / "job.json", "1"], check=True)
     measurement = read(folder / "attempt1/rank0.jsonl")[0][1]["measurement"]
-    assert measurement["retry"] is True
+    assert measurement["retry"] == 1
     assert measurement["facts"]["retry"] == "same device, new process"
     assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["host.inventory-retry"]
 

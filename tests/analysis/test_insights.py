@@ -289,7 +289,7 @@ def test_lax_threshold_is_in_the_terminal_summary(capsys: pytest.CaptureFixture[
 
 
 def test_rejudging_keeps_every_verdict_of_a_shipped_trial() -> None:
-    trial = load_trial(RESULTS / "2026-11-22-2xh200-restructured" / "final-acceptance.trial.json")
+    trial = load_trial(RESULTS / "2026-11-23-2xh200" / "quick-1.trial.json")
     rejudged = rejudge(trial)
     before, after = (
         Counter((verdict.check, verdict.subject, verdict.metric, verdict.outcome) for verdict in each.verdicts)

@@ -89,7 +89,7 @@ def verdicts(measured: Measurement, retry: Measurement | None = None, **expect: 
     thresholds = {metric: Threshold.parse(threshold) for metric, threshold in expect.items()}
     setting = CheckSettings(expect=thresholds, override=bool(thresholds))
     config = Config(name="t", checks={CHECK.name: setting})
-    retries = [retry.model_copy(update={"retry": True})] if retry else []
+    retries = [retry.model_copy(update={"retry": number}) for number in (1, 2)] if retry else []
     return judge(config, [], [measured], catalog(), {}, retries=retries)
 
 

@@ -47,11 +47,12 @@ def facts_of(rule: Rule) -> set[str]:
 def with_only(name: str) -> Trial:
     """The record with one check, judged by the rules of the check only."""
     config = {**RECORD.config, "checks": {name: {**RECORD.config["checks"][name], "expect": {}}}}
+    jobs = tuple(job.model_copy(update={"checks": (name,)}) for job in RECORD.jobs if name in job.checks)
     measurements, retries = (
         tuple(measurement for measurement in group if measurement.check == name)
         for group in (RECORD.measurements, RECORD.retries)
     )
-    return RECORD.model_copy(update={"config": config, "measurements": measurements, "retries": retries})
+    return RECORD.model_copy(update={"config": config, "jobs": jobs, "measurements": measurements, "retries": retries})
 
 
 def changed(trial: Trial, change: Callable[[Measurement], Measurement]) -> Trial:

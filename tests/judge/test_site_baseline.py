@@ -372,12 +372,16 @@ def test_lax_value_is_rejected(baseline: Baseline, text: str) -> None:
 def test_lax_value_is_marked_in_verdicts(value: float, required: float | None, is_lax: bool) -> None:
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "world_size": 8, "nodes": 1, "backend": "nccl"}
     busbw = Metric(name="busbw.1GiB", value=value, unit="GB/s", subject="cluster")
-    measurement = Measurement(check="collectives.all_gather", subject="n0/gpu0", rank=0, metrics=(busbw,), facts=facts)
+    ranks = [
+        Measurement(check="collectives.all_gather", subject=f"n0/gpu{rank}", rank=rank, facts=facts)
+        for rank in range(8)
+    ]
+    ranks[0] = ranks[0].model_copy(update={"metrics": (busbw,)})
     lab = expected(value, required=required, runs=3).model_copy(update={"override": True})
     references = References(lab, skus())
     (verdict,) = [
         v
-        for v in judge_check(catalog()[measurement.check], [measurement], {}, "t", references)
+        for v in judge_check(catalog()["collectives.all_gather"], ranks, {}, "t", references)
         if v.metric == "busbw.1GiB"
     ]
     assert verdict.outcome is Outcome.PASS

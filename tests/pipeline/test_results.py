@@ -11,7 +11,7 @@ from seatrial.model import Job, Measurement, Metric, Outcome, Threshold
 from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.run import show_completed_check
 from seatrial.pipeline.run_directory import Request, RunDir
-from tests.pipeline.fixtures import SilentDisplay
+from tests.pipeline.fixtures import JOB, SilentDisplay
 
 
 class RecordingDisplay(SilentDisplay):
@@ -57,6 +57,9 @@ def test_outcome_before_a_retry_does_not_say_not_retried(tmp_path: Path, retry: 
     measured = tuple(Metric(name=n, value=v, unit=unit, subject="cluster") for n, (v, unit) in values.items())
     display = RecordingDisplay()
     results = TrialResults(RunDir.create(tmp_path / "run", request), config, display, show_completed_check)
+    results.job_started(
+        JOB.model_copy(update={"checks": ("collectives.all_reduce",), "ranks_per_node": 1, "device": "cuda"}), 1
+    )
     results.add_measurement(Measurement(check="collectives.all_reduce", subject="n0/gpu0", rank=0, metrics=measured))
     assert display.reason.startswith("busbw.1GiB is 300 GB/s, expected > 350 GB/s")
     assert ("not retried" in display.reason) is not retry

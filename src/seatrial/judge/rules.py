@@ -26,7 +26,8 @@ from seatrial.judge.groups import (
     peer_groups,
 )
 from seatrial.judge.plausibility import metric_lookup, reference_key, weakened_rule
-from seatrial.judge.thresholds import PASS_OR_SKIP, RuleEvaluators, measured_evidence
+from seatrial.judge.rule_evaluators import RuleEvaluators
+from seatrial.judge.thresholds import PASS_OR_SKIP, measured_evidence
 from seatrial.model import (
     CLUSTER,
     NOT_REPORTED,

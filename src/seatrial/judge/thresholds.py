@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check
 from seatrial.hardware.bounds import Bound, MetricLookup, hardware_bound
 from seatrial.hardware.references import MODEL_SEPARATOR, PeerGroup, Reference, References
-from seatrial.judge.groups import NO_PEERS, MeasurementGroup, PeerGroups
+from seatrial.judge.groups import NO_PEERS
 from seatrial.judge.plausibility import (
     LAX_RATIO,
     TIME_UNITS,
     above_reference,
     lax_reference,
-    metric_lookup,
     reference_text,
     relative_strictness,
     threshold_error,
@@ -61,108 +57,8 @@ _LOWER_BOUNDS = (">", ">=")
 _MAX_FACT_CHARS = 600  # of a fact in the evidence; the record has the whole fact
 
 
-class RuleEvaluators:
-    """The evaluators of one rule, one for each device model, shape, unit and peer group."""
-
-    def __init__(
-        self,
-        check: Check,
-        rule: Rule,
-        trial: str,
-        references: References,
-        peer_groups: PeerGroups | None,
-        *,
-        override: bool = False,
-    ) -> None:
-        self._check, self._rule, self._trial = check.name, rule, trial
-        own_rules = [own for own in check.rules if own.metric == rule.metric]
-        self._is_alone = bool(trial) and (override or not own_rules)
-        self._replaced = next((own.expect for own in own_rules if own.expect), None)
-        self._unit = next((unit for name, unit in check.metrics.items() if fnmatchcase(rule.metric, name)), None)
-        self._references, self._peer_groups = references, peer_groups
-        self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
-        self._may_exceed_100 = any(fnmatchcase(rule.metric, pattern) for pattern in check.may_exceed_100)
-        self._evaluators: dict[tuple[object, ...], _RuleEvaluator] = {}
-        # A threshold of the check without a reference gives the same verdict for the same value on all subjects
-        self._is_subject_independent = rule.expect is not None and not rule.reference and not trial
-        self._passed: dict[tuple[float, str], Verdict] = {}
-        self._last_key: tuple[MeasurementGroup, PeerGroup, PeerGroup, str] | None = None
-        self._last_evaluator: _RuleEvaluator
-        self._limits_group: MeasurementGroup | None = None
-        self._limits: dict[str, float] = {}
-
-    def verdict(self, group: MeasurementGroup, metric: Metric) -> Verdict:
-        """The verdict on a metric of ``group``."""
-        value, unit = metric.value, metric.unit
-        if unit != self._unit and self._unit is not None:
-            detail, reasons = self._unit, (Reason.UNIT_MISMATCH,)
-            return Verdict(self._check, metric.subject, Outcome.ERROR, metric.name, reasons, detail, value, unit)
-        if self._is_subject_independent and not metric.samples and (same := self._passed.get((value, unit))):
-            return Verdict(self._check, metric.subject, _PASS, metric.name, (), "", value, unit, same.basis)
-        peers = node_peers = NO_PEERS
-        if self._peer_groups:
-            peers = self._peer_groups.group_of(group.gpu_model, metric.subject)
-            if self._rule.peer_fail_below:
-                node_peers = self._peer_groups.node_group_of(group.gpu_model, metric.subject)
-        key = group, peers, node_peers, metric.unit
-        if key != self._last_key:  # the pairs of a node have the same key
-            self._last_key, self._last_evaluator = key, self._evaluator(group, peers, node_peers, metric.unit)
-        verdict = self._last_evaluator.verdict(metric)
-        if self._rule.single_metric and verdict.outcome not in _FAIL_OR_ERROR:
-            verdict = self._compare_with_single(group, metric, verdict)
-        if verdict.outcome is _PASS:
-            if self._is_subject_independent:
-                self._passed[value, unit] = verdict
-            return verdict
-        if verdict.outcome is _SKIP or verdict.fix:
-            return verdict
-        rule, evidence = self._rule, measured_evidence(metric) + _evidence_facts(self._rule, group.facts)
-        return replace(verdict, meaning=rule.meaning, evidence=evidence, fix=rule.fix)
-
-    def _compare_with_single(self, group: MeasurementGroup, metric: Metric, verdict: Verdict) -> Verdict:
-        """``verdict``, or a worse one for a concurrent copy far below the single one; PASS in place of SKIP."""
-        if group is not self._limits_group:
-            self._limits_group, self._limits = group, self._concurrent_limits(group)
-        limit = self._limits.get(metric.subject, 0.0)
-        basis = Basis(BasisKind.RULE, "", limit, metric.unit, ">")
-        if metric.value > limit:
-            was_skipped = verdict.outcome is _SKIP
-            return self._last_evaluator.make(metric, _PASS, basis=basis) if was_skipped else verdict
-        outcome, reasons, interval = violation(metric, limit, limit.__lt__)
-        return self._last_evaluator.make(metric, outcome, *reasons, basis=basis, interval=interval)
-
-    def _concurrent_limits(self, group: MeasurementGroup) -> dict[str, float]:
-        """GPU → the share of its value of ``single_metric`` that it must exceed in the concurrent measurement."""
-        gpus = Counter(metric.subject.partition("/")[0] for metric in group.metrics[self._rule.metric])
-        return {
-            single.subject: self._rule.single_fail_below * single.value / gpus[single.subject.partition("/")[0]]
-            for single in group.metrics.get(self._rule.single_metric or "", ())
-            if single.subject.partition("/")[0] in gpus
-        }
-
-    def _evaluator(self, group: MeasurementGroup, peers: PeerGroup, node_peers: PeerGroup, unit: str) -> _RuleEvaluator:
-        reference_applies = self._rule.reference_if.items() <= group.facts.items()
-        key = (group.shape, reference_applies, peers.node, node_peers.node, unit)
-        if key not in self._evaluators:
-            self._evaluators[key] = _RuleEvaluator(
-                self._check,
-                self._rule,
-                unit,
-                group.facts,
-                self._trial,
-                self._references,
-                peers,
-                node_peers,
-                self._lookup,
-                self._may_exceed_100,
-                self._is_alone,
-                self._replaced,
-            )
-        return self._evaluators[key]
-
-
 @dataclass
-class _RuleEvaluator:
+class RuleEvaluator:
     """One rule of ``check`` for metrics in ``unit`` and the device model, ranks and nodes in ``facts``.
 
     ``trial``: name of the trial if the rule is its threshold, empty for a rule of the check. ``may_exceed_100``: see
@@ -192,7 +88,7 @@ class _RuleEvaluator:
             rule, never_negative = self.rule, "/s" in metric.unit or metric.unit in _NEVER_NEGATIVE
             if never_negative or (rule.expect and not rule.may_be_negative and rule.expect.is_met_by(value)):
                 return self.make(metric, Outcome.ERROR, Reason.NEGATIVE_VALUE)
-        if value not in self._plausible_range:
+        if (abs(value) if self.rule.may_be_negative else value) not in self._plausible_range:
             detail = f"{self._plausible_range} {metric.unit}".rstrip()
             return self.make(metric, Outcome.ERROR, Reason.OUTSIDE_PLAUSIBLE_RANGE, detail=detail)
         verdict = self._evaluate(metric)
@@ -325,7 +221,7 @@ class _RuleEvaluator:
 class _ReferenceEvaluator:
     """Comparison with a reference value: the site's baseline, SKU data, or the median of the peer group."""
 
-    def __init__(self, evaluator: _RuleEvaluator, reference: Reference) -> None:
+    def __init__(self, evaluator: RuleEvaluator, reference: Reference) -> None:
         rule = evaluator.rule
         self._check, self._make, self._peers = evaluator.check, evaluator.make, evaluator.peers
         self._reference = reference
@@ -371,7 +267,7 @@ class _SiteEvaluator:
     A baseline that was learned from the judged run, or from few runs, does not PASS a metric on its own.
     """
 
-    def __init__(self, evaluator: _RuleEvaluator) -> None:
+    def __init__(self, evaluator: RuleEvaluator) -> None:
         references = evaluator.references
         applied = references.applied(evaluator.lookup.reference_key, evaluator.facts)
         self._site, self._includes_run = applied[0], references.site_includes_run
@@ -396,7 +292,7 @@ class _SiteEvaluator:
 class _ThresholdEvaluator:
     """Comparison with a threshold of the check or of a trial; the latter may be invalid."""
 
-    def __init__(self, evaluator: _RuleEvaluator, threshold: Threshold) -> None:
+    def __init__(self, evaluator: RuleEvaluator, threshold: Threshold) -> None:
         self._evaluator, self._make, self._threshold = evaluator, evaluator.make, threshold
         kind = BasisKind.TRIAL if evaluator.trial else BasisKind.RULE
         self._basis = Basis(kind, evaluator.trial, threshold.value, evaluator.unit, threshold.op)
@@ -518,7 +414,7 @@ def measured_evidence(metric: Metric) -> str:
     return f"{text}, {len(samples)} samples from {low} to {high}"
 
 
-def _evidence_facts(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
+def evidence_facts(rule: Rule, facts: Mapping[str, JsonValue]) -> str:
     """The facts that the rule lists as evidence, as JSON of at most ``_MAX_FACT_CHARS`` characters each."""
     texts = {name: json.dumps(facts[name], ensure_ascii=False) for name in rule.evidence_facts if facts.get(name)}
     return "".join(

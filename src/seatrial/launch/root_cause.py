@@ -103,7 +103,7 @@ def never_started(ranks: Sequence[Rank], limit_s: float, folder: Path) -> RootCa
 
 def damaged_journal(rank: Rank) -> RootCause:
     """Return the cause for a rank whose journal has a record that no worker of this version writes."""
-    return RootCause(rank.name, f"invalid record in its journal {rank.journal.path}: {rank.damage}", rank.number)
+    return RootCause(rank.name, f"invalid record in its journal {rank.journal.path}: {rank.damage[:200]}", rank.number)
 
 
 def job_ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, scheduler_reason: str = "") -> RootCause:

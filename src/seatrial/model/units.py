@@ -28,7 +28,7 @@ class PlausibleRange:
         return f"{'an integer of ' if self.is_integer else ''}{self.low:g} to {self.high:g}"
 
 
-_COUNT = PlausibleRange(0, 1e15, is_integer=True)
+_COUNT = PlausibleRange(0, 1e19, is_integer=True)  # 2^63 - 1 is a limit that is not set
 _COUNT_UNITS = (
     "count errors GPUs CPUs nodes files inodes rows links lanes pairs paths ports partitions ranks devices components "
     "controllers users models processes readings mounts names products rounds sizes words"
@@ -57,7 +57,7 @@ PLAUSIBLE_RANGES: Mapping[str, PlausibleRange] = {
 }
 _RATE = PlausibleRange(0, 1e15)
 _ANY = PlausibleRange(-1e15, 1e15)
-_ABOVE_100_PERCENT = PlausibleRange(-1e4, 1e4)  # 100 times as fast, or as much
+_ABOVE_100_PERCENT = PlausibleRange(-1e6, 1e6)  # 10,000 times as fast, or as much
 
 
 def plausible_range(unit: str, may_exceed_100: bool = False) -> PlausibleRange:

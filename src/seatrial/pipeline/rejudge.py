@@ -66,14 +66,16 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
 
 
 def with_derived_hardware(trial: Trial) -> Trial:
-    """Return the trial with its decision, but with the tested hardware derived from jobs and measurements.
-
-    Raises UsageError if its config is not valid in this version.
-    """
-    settings = _settings(trial)
-    conflict = "" if trial.gpu_error else device_conflict(settings, trial.jobs, trial.environment)
-    hardware = tested_hardware(settings, trial.jobs, trial.measurements, trial.environment, trial.gpu_error)
-    derived = {"tested_hardware": conflict or hardware, "cpu_only": cpu_only(trial.jobs)}
+    """Return the trial with its decision, but with the tested hardware derived from jobs and measurements."""
+    try:
+        settings = _settings(trial)
+        conflict = "" if trial.gpu_error else device_conflict(settings, trial.jobs, trial.environment)
+        hardware = conflict or tested_hardware(
+            settings, trial.jobs, trial.measurements, trial.environment, trial.gpu_error
+        )
+    except UsageError as error:  # the record can still be shown
+        hardware = f"tested hardware unknown: {error}"
+    derived = {"tested_hardware": hardware, "cpu_only": cpu_only(trial.jobs)}
     return trial.model_copy(update={"decision": trial.decision.model_copy(update=derived)})
 
 

@@ -47,12 +47,15 @@ def test_memory_and_sharding(gib: float, unsharded: int, outcome: Outcome) -> No
     ("seconds", "outcome"),
     [
         ((SLOW, 1.01 * SLOW, 0.99 * SLOW) * 3, Outcome.FAIL),
-        ((1.0, 1.4) * 4 + (1.0,), Outcome.WARN),
+        ((1.05, 1.15, 1.14) * 3, Outcome.UNJUDGED),  # around the limit of 90 %
+        ((1.0, 1.4) * 4 + (1.0,), Outcome.FAIL),  # many steps are far slower
         ((1.0, 1.0, 1.0, 3.0) * 16, Outcome.FAIL),  # occasional stalls, enough steps for certainty
         ((1.0, 1.01, 0.99) * 3, Outcome.PASS),
     ],
 )
-def test_slow_steps_fail_and_noisy_steps_warn(seconds: tuple[float, ...], outcome: Outcome) -> None:
+def test_slow_steps_fail_and_steps_around_the_limit_are_inconclusive(
+    seconds: tuple[float, ...], outcome: Outcome
+) -> None:
     result = timed_result(*seconds, measured=len(seconds), tokens=2 * 11954)  # speed per GPU of 4 H200 in data/skus
     facts = {"gpu": "NVIDIA H200", "device": "cuda", "trained": "yes", "settings": "shipped", "world_size": 4}
     facts |= {"nodes": 1, "layers": "all", "cpu_offload": "no", "data": "rows"}

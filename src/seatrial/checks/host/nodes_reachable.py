@@ -30,6 +30,7 @@ CHECK = Check(
             metric="nodes_missing",
             evidence_facts=("ranks_by_node",),
             expect="== 0 nodes",
+            may_be_negative=True,
             meaning="Fewer nodes than expected are in the process group (negative: more nodes).",
             fix="Fact ranks_by_node lists the nodes that joined. Two nodes with the same host name count as one: run "
             "`hostname` on each node.",

@@ -1,0 +1,118 @@
+"""The evaluators of a rule: one for each device model, shape, unit and peer group; thousands of subjects share one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from seatrial.checks.base import Check
+from seatrial.hardware.references import PeerGroup, References
+from seatrial.judge.groups import NO_PEERS, MeasurementGroup, PeerGroups
+from seatrial.judge.plausibility import metric_lookup
+from seatrial.judge.samples import violation
+from seatrial.judge.thresholds import PASS_OR_SKIP, RuleEvaluator, evidence_facts, measured_evidence
+from seatrial.model import Basis, BasisKind, Metric, Outcome, Reason, Rule, Verdict
+
+_PASS, _SKIP = PASS_OR_SKIP  # looked up once, since enum member access is slow
+_FAIL_OR_ERROR = (Outcome.FAIL, Outcome.ERROR)
+
+
+class RuleEvaluators:
+    """The evaluators of one rule, one for each device model, shape, unit and peer group."""
+
+    def __init__(
+        self,
+        check: Check,
+        rule: Rule,
+        trial: str,
+        references: References,
+        peer_groups: PeerGroups | None,
+        *,
+        override: bool = False,
+    ) -> None:
+        self._check, self._rule, self._trial = check.name, rule, trial
+        own_rules = [own for own in check.rules if own.metric == rule.metric]
+        self._is_alone = bool(trial) and (override or not own_rules)
+        self._replaced = next((own.expect for own in own_rules if own.expect), None)
+        self._unit = next((unit for name, unit in check.metrics.items() if fnmatchcase(rule.metric, name)), None)
+        self._references, self._peer_groups = references, peer_groups
+        self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
+        self._may_exceed_100 = any(fnmatchcase(rule.metric, pattern) for pattern in check.may_exceed_100)
+        self._evaluators: dict[tuple[object, ...], RuleEvaluator] = {}
+        # A threshold of the check without a reference gives the same verdict for the same value on all subjects
+        self._is_subject_independent = rule.expect is not None and not rule.reference and not trial
+        self._passed: dict[tuple[float, str], Verdict] = {}
+        self._last_key: tuple[MeasurementGroup, PeerGroup, PeerGroup, str] | None = None
+        self._last_evaluator: RuleEvaluator
+        self._limits_group: MeasurementGroup | None = None
+        self._limits: dict[str, float] = {}
+
+    def verdict(self, group: MeasurementGroup, metric: Metric) -> Verdict:
+        """The verdict on a metric of ``group``."""
+        value, unit = metric.value, metric.unit
+        if unit != self._unit and self._unit is not None:
+            detail, reasons = self._unit, (Reason.UNIT_MISMATCH,)
+            return Verdict(self._check, metric.subject, Outcome.ERROR, metric.name, reasons, detail, value, unit)
+        if self._is_subject_independent and not metric.samples and (same := self._passed.get((value, unit))):
+            return Verdict(self._check, metric.subject, _PASS, metric.name, (), "", value, unit, same.basis)
+        peers = node_peers = NO_PEERS
+        if self._peer_groups:
+            peers = self._peer_groups.group_of(group.gpu_model, metric.subject)
+            if self._rule.peer_fail_below:
+                node_peers = self._peer_groups.node_group_of(group.gpu_model, metric.subject)
+        key = group, peers, node_peers, metric.unit
+        if key != self._last_key:  # the pairs of a node have the same key
+            self._last_key, self._last_evaluator = key, self._evaluator(group, peers, node_peers, metric.unit)
+        verdict = self._last_evaluator.verdict(metric)
+        if self._rule.single_metric and verdict.outcome not in _FAIL_OR_ERROR:
+            verdict = self._compare_with_single(group, metric, verdict)
+        if verdict.outcome is _PASS:
+            if self._is_subject_independent:
+                self._passed[value, unit] = verdict
+            return verdict
+        if verdict.outcome is _SKIP or verdict.fix:
+            return verdict
+        rule, evidence = self._rule, measured_evidence(metric) + evidence_facts(self._rule, group.facts)
+        return replace(verdict, meaning=rule.meaning, evidence=evidence, fix=rule.fix)
+
+    def _compare_with_single(self, group: MeasurementGroup, metric: Metric, verdict: Verdict) -> Verdict:
+        """``verdict``, or a worse one for a concurrent copy far below the single one; PASS in place of SKIP."""
+        if group is not self._limits_group:
+            self._limits_group, self._limits = group, self._concurrent_limits(group)
+        limit = self._limits.get(metric.subject, 0.0)
+        basis = Basis(BasisKind.RULE, "", limit, metric.unit, ">")
+        if metric.value > limit:
+            was_skipped = verdict.outcome is _SKIP
+            return self._last_evaluator.make(metric, _PASS, basis=basis) if was_skipped else verdict
+        outcome, reasons, interval = violation(metric, limit, limit.__lt__)
+        return self._last_evaluator.make(metric, outcome, *reasons, basis=basis, interval=interval)
+
+    def _concurrent_limits(self, group: MeasurementGroup) -> dict[str, float]:
+        """GPU → the share of its value of ``single_metric`` that it must exceed in the concurrent measurement."""
+        gpus = Counter(metric.subject.partition("/")[0] for metric in group.metrics[self._rule.metric])
+        return {
+            single.subject: self._rule.single_fail_below * single.value / gpus[single.subject.partition("/")[0]]
+            for single in group.metrics.get(self._rule.single_metric or "", ())
+            if single.subject.partition("/")[0] in gpus
+        }
+
+    def _evaluator(self, group: MeasurementGroup, peers: PeerGroup, node_peers: PeerGroup, unit: str) -> RuleEvaluator:
+        reference_applies = self._rule.reference_if.items() <= group.facts.items()
+        key = (group.shape, reference_applies, peers.node, node_peers.node, unit)
+        if key not in self._evaluators:
+            self._evaluators[key] = RuleEvaluator(
+                self._check,
+                self._rule,
+                unit,
+                group.facts,
+                self._trial,
+                self._references,
+                peers,
+                node_peers,
+                self._lookup,
+                self._may_exceed_100,
+                self._is_alone,
+                self._replaced,
+            )
+        return self._evaluators[key]
