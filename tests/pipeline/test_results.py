@@ -57,10 +57,11 @@ def test_outcome_before_a_retry_does_not_say_not_retried(tmp_path: Path, retry: 
     measured = tuple(Metric(name=n, value=v, unit=unit, subject="cluster") for n, (v, unit) in values.items())
     display = RecordingDisplay()
     results = TrialResults(RunDir.create(tmp_path / "run", request), config, display, show_completed_check)
-    results.job_started(
-        JOB.model_copy(update={"checks": ("collectives.all_reduce",), "ranks_per_node": 1, "device": "cuda"}), 1
+    results.job_started(JOB.model_copy(update={"checks": ("collectives.all_reduce",), "ranks_per_node": 1}), 1)
+    facts = {"backend": "gloo", "gpu": None, "world_size": 1, "nodes": 1}
+    results.add_measurement(
+        Measurement(check="collectives.all_reduce", subject="n0/rank0", rank=0, metrics=measured, facts=facts)
     )
-    results.add_measurement(Measurement(check="collectives.all_reduce", subject="n0/gpu0", rank=0, metrics=measured))
     assert display.reason.startswith("busbw.1GiB is 300 GB/s, expected > 350 GB/s")
     assert ("not retried" in display.reason) is not retry
 
