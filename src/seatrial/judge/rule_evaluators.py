@@ -32,9 +32,9 @@ class RuleEvaluators:
         override: bool = False,
     ) -> None:
         self._check, self._rule, self._trial = check.name, rule, trial
-        own_rules = [own for own in check.rules if own.metric == rule.metric]
-        self._is_alone = bool(trial) and (override or not own_rules)
-        self._replaced = next((own.expect for own in own_rules if own.expect), None)
+        check_rules = [each for each in check.rules if each.metric == rule.metric]
+        self._is_alone = bool(trial) and (override or not check_rules)
+        self._replaced = next((each.expect for each in check_rules if each.expect), None)
         self._unit = next((unit for name, unit in check.metrics.items() if fnmatchcase(rule.metric, name)), None)
         self._references, self._peer_groups = references, peer_groups
         self._lookup = metric_lookup(check, rule.metric, rule.reference or "")

@@ -27,9 +27,9 @@ def median_interval(samples: Sequence[float], *, independent: bool = False) -> t
     """
     ordered, count = sorted(samples), len(samples)
     effective = count if independent else floor(independent_samples(samples, cautious=True))
-    if not (outside := samples_outside_interval(effective)):
+    if not (excluded := samples_outside_interval(effective)):
         return None
-    below = max(1, floor(outside * count / effective))
+    below = max(1, floor(excluded * count / effective))
     return ordered[below - 1], ordered[count - below]
 
 
@@ -52,9 +52,9 @@ def expected_half_width(count: int) -> float:
     """
     correlation = 1 / sqrt(count)  # its standard error: in one of six draws the estimate is higher
     independent = count / _variance_ratio(min(correlation + _margin(count, correlation), 0.99))
-    if not (outside := samples_outside_interval(floor(independent))):
+    if not (excluded := samples_outside_interval(floor(independent))):
         return NormalDist().inv_cdf(count / (count + 1))
-    return NormalDist().inv_cdf(1 - (outside - 0.5) / floor(independent))
+    return NormalDist().inv_cdf(1 - (excluded - 0.5) / floor(independent))
 
 
 def spread(values: Sequence[float]) -> float:
@@ -81,11 +81,11 @@ def samples_outside_interval(count: int) -> int:
     """Return how many of ``count`` ordered samples, from each end, are outside the interval, counting its ends."""
     if count > _EXACT_COUNT:
         return floor(count / 2 - NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * sqrt(count) / 2)
-    outside, tail = 0, 1 / 2**count  # tail: probability that at most ``outside`` samples are below the true median
+    excluded, tail = 0, 1 / 2**count  # tail: probability that at most ``excluded`` samples are below the true median
     while 2 * tail <= 1 - CONFIDENCE:
-        outside += 1
-        tail += comb(count, outside) / 2**count
-    return outside
+        excluded += 1
+        tail += comb(count, excluded) / 2**count
+    return excluded
 
 
 def _lag_1_correlation(samples: Sequence[float], *, cautious: bool) -> float:
