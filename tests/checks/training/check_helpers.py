@@ -25,10 +25,11 @@ def outcomes(check: Check, measurements: Iterable[Measurement]) -> dict[str, Out
 
 
 def failed_metrics(check: Check, observations: Iterable[Observation], folder: Path) -> set[str]:
-    """The metrics with outcome FAIL if ``check`` yields ``observations``."""
+    """The metrics with outcome FAIL if ``check`` yields ``observations`` of a completed LoRA training."""
     fixed = list(observations)
     measurement = measure(replace(check, measure=lambda context, options: iter(fixed)), make_context(folder), {})
     assert measurement.error is None
+    measurement = measurement.model_copy(update={"facts": {"trained": "yes", "use_lora": "yes"} | measurement.facts})
     return {metric for metric, outcome in outcomes(check, [measurement]).items() if outcome is Outcome.FAIL}
 
 
