@@ -17,7 +17,6 @@ _BASIS_LABELS = {
     BasisKind.PHYSICAL_LIMIT: "limit of",
     BasisKind.OWN_MEDIAN: "median of its own windows",
 }
-_MAX_NAMED = 4  # subjects listed in one sentence
 # Text for each reason, appended to the value if the verdict has one
 _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.EXCLUDED: "excluded by {detail}",
@@ -40,7 +39,7 @@ _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.NO_REFERENCE: "; {detail}",
     Reason.NO_ABSOLUTE_REFERENCE: "; {detail}",
     Reason.NO_THRESHOLD: ", recorded without a threshold: {detail}",
-    Reason.BASELINE_OF_THIS_RUN: "; the baseline was learned from this run and does not judge it: judge another run",
+    Reason.BASELINE_OF_THIS_RUN: "; the only reference value was learned from this run: learn it from other runs",
     Reason.BASELINE_OF_FEW_RUNS: "; {detail}",
     Reason.UNIT_MISMATCH: "; unit mismatch: expected {detail!r}",
     Reason.IMPOSSIBLE_THRESHOLD: "; invalid threshold: {detail}",
@@ -117,7 +116,7 @@ def _reference(verdict: Verdict) -> str:
     basis = verdict.basis
     if basis is None or basis.op or basis.expected is None:
         return verdict.detail
-    preposition = "" if basis.kind is BasisKind.PEERS else "of "
+    preposition = "" if basis.kind in _BASIS_LABELS else "of "
     return f"the {format_value(basis.expected, basis.unit)} {preposition}{_label(basis)}"
 
 
