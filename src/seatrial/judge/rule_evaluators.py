@@ -1,4 +1,7 @@
-"""The evaluators of a rule: one for each device model, shape, unit and peer group; thousands of subjects share one."""
+"""The evaluators of a rule: one for each device model, shape, unit and peer group. Pure.
+
+Thousands of subjects share an evaluator, so that their reference value and threshold are looked up once.
+"""
 
 from __future__ import annotations
 

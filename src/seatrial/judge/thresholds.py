@@ -1,7 +1,4 @@
-"""Evaluation of one rule: thresholds, reference values, peers, and the plausibility of the measured value. Pure.
-
-Thousands of subjects share a rule, a model and a shape: their reference value and threshold are looked up once.
-"""
+"""Evaluation of one rule: thresholds, reference values, peers, and the plausibility of the measured value. Pure."""
 
 from __future__ import annotations
 
