@@ -1,8 +1,8 @@
 """Evaluation of the samples of a metric: conclusive violations, and slow windows beside a good median. Pure.
 
 No vendor publishes a reference for the tail. The limits of this file are met by every metric with a rule of the healthy
-H200 nodes in docs/results: of 10 windows at most one was below 80 % of the median, of 186 to 300 windows none. The other
-numbers are choices; docs/results/2026-11-23-judge has the false alarms and the rejected faults that they lead to.
+H200 nodes in docs/results: of 10 windows at most one was below 80 % of the median, of 186 to 300 windows none. The
+other numbers are choices; docs/results/2026-11-23-judge has the false alarms and the rejected faults that they lead to.
 """
 
 from __future__ import annotations
