@@ -345,3 +345,16 @@ def test_fault_that_moves_to_another_gpu_is_a_fault_of_the_node() -> None:
 def test_reproduced_fault_is_no_moved_fault() -> None:
     results = speed_verdicts(slow_gpu(2, is_retry=False), slow_gpu(2, is_retry=True))
     assert [verdict.subject for verdict in results if verdict.outcome is Outcome.FAIL] == ["n0/gpu2"]
+
+
+@pytest.mark.parametrize(
+    ("gpus_per_node", "reasons"), [(0, ()), (1, (Reason.SLOW_WINDOWS,)), (None, (Reason.SLOW_WINDOWS,))]
+)
+def test_slow_windows_are_judged_on_gpu_nodes_only(gpus_per_node: int | None, reasons: tuple[Reason, ...]) -> None:
+    cluster = CONFIG.cluster.model_copy(update={"gpus_per_node": gpus_per_node})
+    config = CONFIG.model_copy(update={"cluster": cluster})
+    noisy = Metric(name="speed", value=20, unit="GB/s", subject="n0/gpu0", samples=(14, 14, 20, 25, 26))
+    measurement = Measurement(check="c", subject="n0/gpu0", metrics=(noisy,), facts=FACTS)
+    verdicts = judge(config, [], [measurement], {"c": check(SPEED)}, {})
+    (speed,) = [verdict for verdict in verdicts if verdict.metric == "speed"]
+    assert speed.reasons == reasons

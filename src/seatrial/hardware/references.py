@@ -133,7 +133,8 @@ class References:
     """All reference values, and the properties of the cluster that select among them.
 
     ``fabric`` is the class of the network between nodes, empty if unknown; ``mig_models`` are GPU models in MIG mode.
-    ``site_includes_run``: the site's baseline was learned from the run that is judged.
+    ``site_includes_run``: the site's baseline was learned from the run that is judged. ``cpu_only``: the trial asks for
+    no GPU, so that limits known from healthy GPU nodes do not apply.
     """
 
     site: Baseline | None = None
@@ -141,6 +142,7 @@ class References:
     fabric: str = ""
     mig_models: frozenset[str] = frozenset()
     site_includes_run: bool = False
+    cpu_only: bool = False
     _cache: dict[tuple[object, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
 
     def find(self, key: str, facts: Mapping[str, JsonValue], peers: PeerGroup, unit: str) -> Reference | str:
@@ -218,9 +220,11 @@ class References:
 NO_REFERENCES = References()
 
 
-def references_for(links: Links, site: Baseline | None, *, site_includes_run: bool = False) -> References:
+def references_for(
+    links: Links, site: Baseline | None, *, site_includes_run: bool = False, cpu_only: bool = False
+) -> References:
     """The site's baseline and the SKU data, for a cluster with these links."""
-    return References(site, skus(), links.fabric, links.mig_models, site_includes_run)
+    return References(site, skus(), links.fabric, links.mig_models, site_includes_run, cpu_only)
 
 
 def _site_value(

@@ -37,7 +37,9 @@ def judge(
     run among others if ``site_includes_run``. ``retries`` are second measurements of checks that failed; they confirm
     or lift a FAIL. None: the retries are not made yet.
     """
-    references = references_for(links.read(measurements, checks), site, site_includes_run=site_includes_run)
+    references = references_for(
+        links.read(measurements, checks), site, site_includes_run=site_includes_run, cpu_only=_is_cpu_only(config)
+    )
     by_check: dict[str, list[Measurement]] = {}
     for measurement in measurements:
         by_check.setdefault(measurement.check, []).append(measurement)
@@ -82,7 +84,7 @@ def checks_to_retry(
 
     Checks with an error in an earlier measurement are not retried.
     """
-    references = references_for(links.read(measurements, checks), site)
+    references = references_for(links.read(measurements, checks), site, cpu_only=_is_cpu_only(config))
     failures_by_check: dict[str, str] = {}
     for name, setting in config.checks.items():
         first = [measurement for measurement in measurements if measurement.check == name]
@@ -99,6 +101,10 @@ def checks_to_retry(
             others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
             failures_by_check[name] = failures[0] + others
     return failures_by_check
+
+
+def _is_cpu_only(config: Config) -> bool:
+    return config.cluster.gpus_per_node == 0
 
 
 def _judges(check: Check, setting: CheckSettings, trial: str, references: References) -> list[retry.Judge]:

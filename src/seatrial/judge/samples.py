@@ -2,7 +2,9 @@
 
 No vendor publishes a reference for the tail. The limits of this file are met by every metric with a rule of the healthy
 H200 nodes in docs/results: of 10 windows at most one was below 80 % of the median, of 186 to 300 windows none. The
-other numbers are choices; docs/results/2026-11-23-judge has the false alarms and the rejected faults that they lead to.
+other numbers are choices. They do not apply to a trial without GPUs: the cores of a laptop or a virtual machine are
+shared, and healthy runs have such windows. docs/results/2026-11-23-judge has the false alarms and the rejected faults
+that they lead to.
 """
 
 from __future__ import annotations

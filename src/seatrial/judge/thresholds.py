@@ -92,7 +92,8 @@ class RuleEvaluator:
         if verdict.outcome in _FAIL_OR_ERROR:
             return verdict
         below_peers = self._below_peers(metric) if self.rule.peer_fail_below else None
-        worse = below_peers or (slow_windows(self.check, metric) if metric.samples else None)
+        judge_windows = metric.samples and not self.references.cpu_only  # the limits are those of GPU nodes
+        worse = below_peers or (slow_windows(self.check, metric) if judge_windows else None)
         return worse if worse and WORST_FIRST.index(worse.outcome) <= WORST_FIRST.index(verdict.outcome) else verdict
 
     def make(
