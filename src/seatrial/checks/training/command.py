@@ -435,9 +435,11 @@ CHECK = Check(
     ),
     rule_facts={
         "steps_configured": RuleFact(
-            reason="no number of steps configured: set the option steps and a group loss in log, or trainer_state"
+            reason="no number of steps configured: set the options steps and log (group loss), or the option trainer_state"
         ),
-        "loss_configured": RuleFact(reason="no loss configured: set a group loss in the option log, or trainer_state"),
+        "loss_configured": RuleFact(
+            reason="no loss configured: set the option log (group loss) or the option trainer_state"
+        ),
         "artifacts_configured": RuleFact(reason="the option artifacts is not set"),
     },
     measure=measure,
