@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from seatrial.checks.base import Check
+from seatrial.diagnose.causes import cause_findings
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.signatures import Match, search
 from seatrial.model import Finding, JobResult, JobState, Measurement, Trial, Verdict, format_bytes
@@ -24,24 +25,30 @@ def diagnose(
     verdicts: Sequence[Verdict],
     checks: Mapping[str, Check],
     run_dir: Path,
+    node_prefix: str = "",
 ) -> tuple[Finding, ...]:
-    """The findings of a trial, one per title and subject: from errors of checks, then from logs, then from verdicts.
+    """The findings of a trial: causes of bad verdicts, then one per title and subject from errors of checks, from logs,
+    and from verdicts that locate a fault.
 
-    A fault that an error of a check explains is not reported again from logs.
+    A fault that an error of a check explains is not reported again from logs. ``node_prefix``: see cause_findings.
     """
     findings = {(finding.title, finding.subject): finding for finding in _findings_in_errors([*measurements, *retries])}
     explained = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
         if finding.title not in explained:
             findings.setdefault((finding.title, finding.subject), finding)
-    return (*findings.values(), *localize(verdicts, measurements, checks))
+    causes = cause_findings(verdicts, measurements, checks, node_prefix)
+    return (*causes, *findings.values(), *localize(verdicts, measurements, checks))
 
 
-def refreshed_findings(trial: Trial, verdicts: Sequence[Verdict], checks: Mapping[str, Check]) -> tuple[Finding, ...]:
+def refreshed_findings(
+    trial: Trial, verdicts: Sequence[Verdict], checks: Mapping[str, Check], node_prefix: str = ""
+) -> tuple[Finding, ...]:
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
-    kept = [finding for finding in trial.findings if finding.source not in sources]
-    return (*kept, *localize(verdicts, trial.measurements, checks))
+    kept = [finding for finding in trial.findings if finding.source not in sources and not finding.cause]
+    causes = cause_findings(verdicts, trial.measurements, checks, node_prefix)
+    return (*causes, *kept, *localize(verdicts, trial.measurements, checks))
 
 
 def explain(file: BinaryIO, name: str) -> tuple[Finding, ...]:

@@ -19,8 +19,21 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _KINDS = {"InfiniBand": "ib", "Ethernet": "roce"}
 
 # Content of a fact about links or NCCL: GPUs of a node, its RDMA devices, transports that NCCL uses, RDMA ports that
-# NCCL uses, algorithms by operation, and algorithms of the all-reduce under several NCCL settings
-FactRole = Literal["gpus", "rdma_devices", "transports", "hcas", "algorithms", "algorithms_by_setting"]
+# NCCL uses, algorithms by operation, algorithms of the all-reduce under several NCCL settings, environment variables
+# (name → value), network settings and variables of all nodes, and the settings and versions of nodes that differ from
+# the majority (these three: node → name → value)
+FactRole = Literal[
+    "gpus",
+    "rdma_devices",
+    "transports",
+    "hcas",
+    "algorithms",
+    "algorithms_by_setting",
+    "variables",
+    "node_settings",
+    "setting_differences",
+    "version_differences",
+]
 
 
 class HasFactRoles(Protocol):

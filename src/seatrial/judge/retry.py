@@ -33,7 +33,7 @@ def verdicts_to_retry(check: Check, rounds: Sequence[Sequence[Measurement]], jud
 
     After one measurement these are all bad ones, after two those that are bad in one of them only.
     """
-    is_performance = _PerformanceMetrics(check)
+    is_performance = PerformanceMetrics(check)
     bad_by_round = [
         {
             (verdict.metric, verdict.subject): verdict
@@ -71,7 +71,7 @@ def combined_verdicts(
     check: Check, first: Sequence[Measurement], retries: Sequence[Measurement], judge: Judge
 ) -> Iterator[Verdict]:
     """The verdicts on a check from its first measurements and its retries, each judged by ``judge``."""
-    is_performance, first_verdicts = _PerformanceMetrics(check), judge(first)
+    is_performance, first_verdicts = PerformanceMetrics(check), judge(first)
     if not retries:
         for verdict in first_verdicts:
             yield _not_retried(verdict, "") if is_performance[verdict.metric] else verdict
@@ -94,7 +94,7 @@ def combined_verdicts(
             yield replace(verdict, reasons=(*verdict.reasons, Reason.FAILED_IN_RETRY_ONLY))
 
 
-class _PerformanceMetrics(dict[str, bool]):
+class PerformanceMetrics(dict[str, bool]):
     """Metric → whether it is a performance metric of ``check``: declared as one, or with a reference value.
 
     Cached, since thousands of subjects have the same few metrics.

@@ -19,6 +19,14 @@ def runs_remotely(settings: Config) -> bool:
     return settings.uses_slurm or settings.launcher == "torchrun"
 
 
+def node_prefix(settings: Config) -> str:
+    """Return how a command starts on another node of the cluster, with ``{node}``; empty if jobs run on this host."""
+    if settings.uses_slurm:
+        gpus = settings.cluster.gpus_per_node
+        return "srun --nodelist={node}" + (f" --gpus-per-node={gpus}" if gpus else "")
+    return "ssh {node}" if runs_remotely(settings) else ""
+
+
 def launcher_for(settings: Config, placement: str) -> Launcher:
     """Return the launcher for jobs of this placement; ``control`` jobs always run on this host.
 

@@ -20,17 +20,51 @@ from seatrial.model.rule import Baseline
 from seatrial.model.telemetry import Telemetry
 from seatrial.model.verdict import Verdict
 
+Confidence = Literal["high", "medium", "low"]
+Action = Literal[
+    "none",
+    "retry-job",
+    "fix-config",
+    "fix-environment",
+    "restart-service",
+    "reset-gpu",
+    "reboot-node",
+    "replace-hardware",
+    "check-cable",
+    "call-vendor",
+]
+
+
+class Explained(Frozen):
+    """A verdict that a finding explains; ``metric`` is empty for a verdict on the whole check."""
+
+    check: str
+    subject: str
+    metric: str = ""
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Explained:
+        """The key of ``verdict``."""
+        return cls(check=verdict.check, subject=verdict.subject, metric=verdict.metric)
+
 
 class Finding(Frozen):
-    """A diagnosis: the fault, its location, the confidence, the evidence and the first command to run."""
+    """A diagnosis: the fault, its location, the confidence, the evidence and the first command to run.
+
+    ``cause``: the kind of cause, for programs; empty for a finding that locates a fault or matches a log line.
+    ``explains``: the verdicts that follow from the cause, with those that are its evidence.
+    """
 
     title: str
     subject: str
-    confidence: Literal["high", "medium", "low"]
+    confidence: Confidence
     evidence: str
     first_command: str = ""
     fix: str = ""
     source: str = ""
+    cause: str = ""
+    explains: tuple[Explained, ...] = ()
+    action: Action | None = None
 
 
 class Insight(Frozen):

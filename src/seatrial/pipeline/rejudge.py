@@ -14,6 +14,7 @@ from seatrial.diagnose import refreshed_findings
 from seatrial.judge import judge, plausibility, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
 from seatrial.judge.remedies import unknown_gpus
+from seatrial.launch import node_prefix
 from seatrial.model import Baseline, Decision, Job, Measurement, Trial, UsageError, Verdict, first_validation_error
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.pipeline.tested_hardware import cpu_only, device_conflict, tested_hardware
@@ -53,7 +54,7 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
         baseline=baseline,
     )
     insights = trial_insights(settings, trial.measurements, catalog(), baseline)
-    findings = refreshed_findings(trial, verdicts, catalog())
+    findings = refreshed_findings(trial, verdicts, catalog(), node_prefix(settings))
     return trial.model_copy(
         update={
             "verdicts": verdicts,

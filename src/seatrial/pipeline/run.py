@@ -16,7 +16,7 @@ from seatrial.diagnose import diagnose
 from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
-from seatrial.launch import launcher_for
+from seatrial.launch import launcher_for, node_prefix
 from seatrial.launch.watch import run_job
 from seatrial.model import (
     Baseline,
@@ -119,7 +119,15 @@ def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _As
         )
         insights = trial_insights(settings, measurements, catalog(), baseline)
     with results.timed("diagnose"):
-        findings = diagnose(results.job_results, measurements, retries, verdicts, catalog(), results.run_dir.path)
+        findings = diagnose(
+            results.job_results,
+            measurements,
+            retries,
+            verdicts,
+            catalog(),
+            results.run_dir.path,
+            node_prefix(settings),
+        )
     with results.timed("telemetry"):
         summary = _telemetry_summary(plan, results)
     return _Assessment(baseline, verdicts, insights, (*findings, *throttling_findings(summary)), summary)

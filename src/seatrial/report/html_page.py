@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from seatrial.model import WORST_FIRST, DecisionValue, JobState, Outcome, Trial
 from seatrial.report import charts, dashboards, sections
+from seatrial.report.causes import cause_text, causes
 from seatrial.report.text import plural, sanitized, split_code, utc
 from seatrial.report.view import (
     chapters,
@@ -66,6 +67,9 @@ def render(trial: Trial) -> str:
         machine_size=machine_size(trial),
         counts=dict(outcome_counts(trial.verdicts)),
         time=sections.time_bar(trial),
+        causes=causes(trial),
+        cause_text=cause_text(trial),
+        findings=[finding for finding in trial.findings if not finding.explains],
         problems=problems(trial),
         node_map=sections.node_map(trial),
         chapters=chapters(trial),

@@ -6,6 +6,7 @@ import re
 import shlex
 
 from seatrial.model import Finding, Trial
+from seatrial.report.causes import CauseView, cause_text, causes
 from seatrial.report.text import one_line, plural, sanitized, split_code, utc
 from seatrial.report.view import (
     CheckView,
@@ -28,14 +29,17 @@ _MENTION = re.compile(r"([@#])(?=\w)")
 
 
 def render(trial: Trial) -> str:
-    """The decision, a table of checks, the worst problems with evidence, and the findings."""
+    """The decision, a table of checks, the causes, the worst other problems with evidence, and the findings."""
     trial = sanitized(trial)
     shown = problems(trial)
-    parts = [_head(trial), _table(trial), *_methods(trial), *map(_problem, shown[:MAX_PROBLEMS])]
+    parts = [_head(trial), _table(trial), *_methods(trial)]
+    if shown_causes := causes(trial):
+        parts.append("\n".join(["### Causes", "", *map(_cause, shown_causes)]))
+    parts += map(_problem, shown[:MAX_PROBLEMS])
     if len(shown) > MAX_PROBLEMS:
         parts.append(f"… and {plural(len(shown) - MAX_PROBLEMS, 'more problem')} (see the report).")
-    if trial.findings:
-        parts.append("\n".join(["### Findings", "", *map(_finding, trial.findings)]))
+    if findings := [finding for finding in trial.findings if not finding.explains]:
+        parts.append("\n".join(["### Findings", "", *map(_finding, findings)]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -47,6 +51,7 @@ def _head(trial: Trial) -> str:
         "",
         _text(trial.decision.reason),
         "",
+        *([f"Cause: {_text(cause)}", ""] if (cause := cause_text(trial)) else []),
         f"{run_text} · seatrial {trial.seatrial}",
     ]
     if trial.decision.tested_hardware:
@@ -96,6 +101,15 @@ def _problem(group: Group) -> str:
     if first.fix:
         lines += ["", f"Fix: {_text(first.fix)}"]
     return "\n".join(lines)
+
+
+def _cause(cause: CauseView) -> str:
+    lines = [_finding(cause.finding)]
+    for group in cause.groups[:MAX_PROBLEMS]:
+        title = f"{group.title} {group.first.metric}".strip()
+        lines.append(f"  - explains {group.first.outcome}: {_text(title)} on {_text(group.subjects_text)}")
+    more = len(cause.groups) - MAX_PROBLEMS
+    return "\n".join([*lines, f"  - … and {plural(more, 'more group')} (see the report)"] if more > 0 else lines)
 
 
 def _finding(finding: Finding) -> str:

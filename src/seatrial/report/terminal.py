@@ -1,4 +1,4 @@
-"""The summary on the terminal: table of checks, problems with evidence, findings, lax thresholds, decision."""
+"""The summary on the terminal: checks, causes, other problems with evidence, findings, lax thresholds, decision."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from seatrial.model import BasisKind, DecisionValue, Finding, Outcome, Trial
 from seatrial.model.verdict_text import LAX_THRESHOLD
+from seatrial.report.causes import CauseView, cause_text, causes
 from seatrial.report.text import one_line, plural, sanitized
 from seatrial.report.view import (
     CheckView,
@@ -49,11 +50,18 @@ def summary(trial: Trial, console: Console) -> None:
     console.print(_table(trial))
     _excluded(trial, console)
     console.print(_counts(trial))
-    for group in problems(trial):
+    if shown_causes := causes(trial):
+        console.print(Text("\nCauses", "bold"))
+    for number, cause in enumerate(shown_causes, 1):
+        _finding(number, cause.finding, console)
+        _explained(cause, console)
+    if (rest := problems(trial)) and shown_causes:
+        console.print(Text("\nNot explained by a cause", "bold"))
+    for group in rest:
         _problem(group, console)
-    if trial.findings:
+    if findings := [finding for finding in trial.findings if not finding.explains]:
         console.print(Text("\nFindings", "bold"))
-    for number, finding in enumerate(trial.findings, 1):
+    for number, finding in enumerate(findings, 1):
         _finding(number, finding, console)
     for check, text in lax_thresholds(trial.verdicts):
         console.print(Text.assemble("\n", (LAX_THRESHOLD, "yellow"), f"  {check} {one_line(text)}"))
@@ -145,6 +153,22 @@ def _finding(number: int, finding: Finding, console: Console) -> None:
     _field("fix", finding.fix, console)
 
 
+def _explained(cause: CauseView, console: Console) -> None:
+    """The verdicts that a cause explains, one line for each group."""
+    label = "explains"
+    for group in cause.groups[:MAX_LINES]:
+        first = group.first
+        title = " ".join(filter(None, (group.title, first.metric)))
+        summary = first.summary if len(group.verdicts) == 1 else ""
+        text = f"{first.outcome} {title} on {group.subjects_text}"
+        _field(label, f"{text}: {one_line(summary)}" if summary else text, console)
+        label = ""
+    if more := len(cause.groups) - len(cause.groups[:MAX_LINES]):
+        _field("", f"… and {plural(more, 'more group')} (see the report)", console)
+    if cause.also:
+        _field("", f"and {plural(cause.also, 'verdict')} that an earlier cause explains too", console)
+
+
 def _field(label: str, text: str, console: Console) -> None:
     """Print a labelled, indented paragraph; print nothing for empty text."""
     if text.strip():
@@ -163,6 +187,8 @@ def _print_labelled(label: str, text: Text, indent: int, console: Console) -> No
 def _decision(trial: Trial, console: Console) -> None:
     decision = trial.decision
     text = Text(one_line(decision.reason))
+    if cause := cause_text(trial):
+        text.append(f"\nCause: {one_line(cause)}")
     if decision.tested_hardware:
         text.append(f"\nTested: {one_line(decision.tested_hardware)}", "dim")
     grid = Table.grid(padding=(0, 2, 0, 0))

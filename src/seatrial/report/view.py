@@ -21,6 +21,7 @@ from seatrial.model import (
     Basis,
     Decision,
     DecisionValue,
+    Explained,
     Insight,
     Measurement,
     Metric,
@@ -294,12 +295,14 @@ def chapters(trial: Trial) -> list[Chapter]:
 
 
 def problems(trial: Trial) -> list[Group]:
-    """All FAIL, ERROR, UNJUDGED and WARN, worst first, in groups (``grouped``).
+    """All FAIL, ERROR, UNJUDGED and WARN that no cause explains, worst first, in groups (``grouped``).
 
     If a job does not start, each of its checks has the same ERROR: these are one group too.
     """
+    explained = {key for finding in trial.findings for key in finding.explains}
+    bad = [v for v in trial.verdicts if v.outcome in NOT_PASSED and not (explained and Explained.of(v) in explained)]
     groups: dict[object, list[Group]] = {}
-    for group in grouped(verdict for verdict in trial.verdicts if verdict.outcome in NOT_PASSED):
+    for group in grouped(bad):
         fields = tuple((v.subject, v.metric, v.detail, v.evidence, v.fix) for v in group.verdicts)
         groups.setdefault(fields if group.first.outcome is Outcome.ERROR else group, []).append(group)
     merged = [

@@ -175,7 +175,12 @@ CHECK = Check(
     ),
     rule_facts={"sockets_expected": RuleFact(reason="the option sockets_expected is set")},
     measure=measure,
-    fact_roles={"transports": "transports", "hcas": "rdma_ports", "algorithms": "nccl_choices"},
+    fact_roles={
+        "transports": "transports",
+        "hcas": "rdma_ports",
+        "algorithms": "nccl_choices",
+        "variables": "settings",
+    },
     limit_s=120.0,
     needs=Needs(gpus=True, min_ranks=2),
     options=TransportOptions,

@@ -140,15 +140,12 @@ def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
     minority: dict[str, dict[str, str]] = {}
     for component in components:
         values = {node: versions.get(component) for node, versions in by_node.items()}
-        majority, count = Counter(values.values()).most_common(1)[0]
-        if count == len(values):
-            common[component] = majority
+        if len(set(values.values())) == 1:
+            common[component] = next(iter(values.values()))
             continue
         shown = {node: value or "none" for node, value in values.items()}
         differing[component] = _nodes_by_value(shown)
-        if 2 * count > len(values):
-            for node in (node for node, value in values.items() if value != majority):
-                minority.setdefault(node, {})[component] = f"{shown[node]}, majority: {majority or 'none'}"
+        _add_minority(minority, component, shown)
     yield Fact(name="versions", value=dict(common))
     yield Fact(name="version_differences", value={name: dict(nodes) for name, nodes in differing.items()})
     yield Fact(name="nodes_differing", value={node: dict(versions) for node, versions in minority.items()})
@@ -160,6 +157,7 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Obser
     """Yield the components whose values differ; an MTU or speed that could not be read is not a difference."""
     components = dict.fromkeys(component for network in by_node.values() for component in network)
     differing: dict[str, dict[str, list[str]]] = {}
+    minority: dict[str, dict[str, str]] = {}
     for component in (name for name in components if name not in NOT_COMPARED):
         if component.startswith(VARIABLE_PREFIXES):
             values = {node: network.get(component, "not set") for node, network in by_node.items()}
@@ -167,12 +165,23 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Obser
             values = {node: network[component] for node, network in by_node.items() if component in network}
         if len(set(values.values())) > 1:
             differing[component] = _nodes_by_value(values)
+            _add_minority(minority, component, values)
     yield Fact(name="network", value={node: dict(network) for node, network in by_node.items()})
     yield Fact(name="network_differing", value={name: dict(nodes) for name, nodes in differing.items()})
+    yield Fact(name="network_minority", value={node: dict(settings) for node, settings in minority.items()})
     yield metric("network_differing", len(differing), "components")
     unreadable = [node for node, network in by_node.items() if "MTU" not in network]
     yield Fact(name="interfaces_unreadable", value=list(unreadable))
     yield metric("interfaces_unreadable", len(unreadable), "nodes")
+
+
+def _add_minority(minority: dict[str, dict[str, str]], component: str, values: Mapping[str, str]) -> None:
+    """Add the nodes whose value is not that of more than half of the nodes; none if there is no such value."""
+    majority, count = Counter(values.values()).most_common(1)[0]
+    if 2 * count > len(values):
+        for node, value in values.items():
+            if value != majority:
+                minority.setdefault(node, {})[component] = f"{value}, majority: {majority}"
 
 
 def _nodes_by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
@@ -274,6 +283,11 @@ RULES = (
 CHECK = Check(
     name="nodes.connectivity",
     title="Name resolution, connections, clocks, versions and interfaces of all nodes",
+    fact_roles={
+        "node_settings": "network",
+        "setting_differences": "network_minority",
+        "version_differences": "nodes_differing",
+    },
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     metrics={

@@ -1,0 +1,53 @@
+"""The causes in all reports: the verdicts that they explain are shown once, below their cause."""
+
+from __future__ import annotations
+
+from seatrial.model import Explained, Finding, Outcome, Reason, Trial, Verdict
+from seatrial.report import html_page, markdown
+from seatrial.report.causes import cause_text, causes
+from seatrial.report.view import problems
+from tests.report import samples
+
+
+def fail(check: str, subject: str, metric: str) -> Verdict:
+    return Verdict(check, subject, Outcome.FAIL, metric, (Reason.THRESHOLD_VIOLATED,), value=1, unit="GB/s")
+
+
+VERDICTS = (
+    fail("device.memory", "n/gpu0", "copy"),
+    fail("device.memory", "n/gpu1", "copy"),
+    fail("collectives.all_reduce", "cluster", "busbw.8GiB"),
+)
+
+
+def cause(title: str, *verdicts: Verdict) -> Finding:
+    explains = tuple(map(Explained.of, verdicts))
+    return Finding(title=title, subject="n/gpu1", confidence="high", evidence="PID 7", cause="c", explains=explains)
+
+
+def trial(*findings: Finding) -> Trial:
+    return samples.rejected().model_copy(update={"verdicts": VERDICTS, "findings": findings})
+
+
+BUSY, CABLE = cause("GPU busy", *VERDICTS[1:]), cause("bad cable", VERDICTS[2])
+
+
+def test_verdicts_are_shown_below_their_first_cause_only() -> None:
+    first, second = causes(trial(BUSY, CABLE))
+    assert [group.first for group in first.groups] == list(VERDICTS[1:])
+    assert (first.also, second.groups, second.also) == (0, (), 1)
+    (rest,) = problems(trial(BUSY, CABLE))
+    assert rest.verdicts == VERDICTS[:1]
+
+
+def test_text_counts_the_explained_failures() -> None:
+    assert cause_text(trial(BUSY, CABLE)) == "GPU busy on n/gpu1 (2 of 3 failures)"
+    assert cause_text(trial()) == ""
+
+
+def test_pages_have_causes_before_other_problems() -> None:
+    page = html_page.render(trial(BUSY))
+    assert page.index('id="causes"') < page.index("GPU busy</b>") < page.index('id="attention"') < page.index("n/gpu0")
+    text = markdown.render(trial(BUSY))
+    assert text.index("### Causes") < text.index("explains FAIL") < text.index("### FAIL")
+    assert 'id="causes"' not in html_page.render(trial())
