@@ -58,9 +58,9 @@ def test_the_shell_completes_commands() -> None:
 @pytest.mark.parametrize(
     ("ignored", "sent", "exit_code"),
     [
-        ("HUP", signal.SIGHUP, 0),  # as nohup starts a program
-        ("INT", signal.SIGINT, 0),  # as a shell starts one in the background
-        ("TERM", signal.SIGTERM, 0),
+        ("HUP", signal.SIGHUP, 4),  # as nohup starts a program
+        ("INT", signal.SIGINT, 4),  # as a shell starts one in the background
+        ("TERM", signal.SIGTERM, 4),
         ("INT", signal.SIGHUP, 130),
         ("HUP", signal.SIGTERM, 130),
     ],

@@ -14,7 +14,8 @@ from pydantic import JsonValue
 from seatrial.checks import catalog
 from seatrial.diagnose.causes import Cause, cause_findings, causes, variables
 from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, Verdict
-from seatrial.pipeline.rejudge import load_trial, rejudge
+from seatrial.pipeline.rejudge import rejudge
+from seatrial.pipeline.run_directory import load_trial
 from tests.paths import ROOT
 
 RESULTS = ROOT / "docs" / "results"

@@ -1,16 +1,14 @@
-"""Failure signatures: examples, search in logs, findings of jobs."""
+"""Failure signatures: their examples, and findings of jobs."""
 
 from __future__ import annotations
 
-import io
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from seatrial.diagnose import _TAIL_BYTES, diagnose, explain
-from seatrial.diagnose.signatures import MAX_LINE, Signature, search, signatures
+from seatrial.diagnose import diagnose
+from seatrial.diagnose.signatures import Signature, search_lines, signatures
 from seatrial.model import JobResult, JobState, Measurement
 
 EACH = pytest.mark.parametrize("signature", signatures(), ids=lambda signature: signature.id)
@@ -49,64 +47,9 @@ def test_long_line_is_matched_quickly(signature: Signature) -> None:
     assert time.process_time() - start < 0.5
 
 
-def titles_and_sources(log: Path) -> list[tuple[str, str]]:
-    with log.open("rb") as file:
-        return [(finding.title, finding.source) for finding in explain(file, "x.log")]
-
-
 def test_ids_are_unique() -> None:
     ids = [signature.id for signature in signatures()]
     assert len(ids) == len(set(ids))
-
-
-def test_search_returns_the_first_matching_line() -> None:
-    lines = ["fine", "OSError: [Errno 28] No space left on device", "fine", "again: No space left on device"]
-    (match,) = search(lines, "x.log")
-    assert (match.signature.id, match.source) == ("host.disk_full", "x.log:2")
-
-
-def test_symptom_is_ignored_if_there_is_a_cause(tmp_path: Path) -> None:
-    log = tmp_path / "x.log"
-    log.write_text("Connection closed by peer [::1]:1\n")
-    assert titles_and_sources(log) == [("A peer closed the connection", "x.log:1")]
-    log.write_text("Connection closed by peer [::1]:1\nCUDA out of memory. Tried\n")
-    assert titles_and_sources(log) == [("GPU out of memory", "x.log:2")]
-
-
-def test_end_of_a_binary_log_is_read(tmp_path: Path) -> None:
-    log = tmp_path / "x.log"
-    log.write_bytes(b"\xff\x00" * 3 * 2**20 + b"\n" + b"x" * MAX_LINE + b"\nToo many open files\n")
-    assert titles_and_sources(log) == [("Too many open files", "x.log, last 4MiB:3")]
-
-
-@pytest.mark.parametrize("size", [0, 1, _TAIL_BYTES - 20, _TAIL_BYTES, 3 * _TAIL_BYTES])
-def test_pipe_is_read_like_a_file(tmp_path: Path, size: int) -> None:
-    log = tmp_path / "x.log"
-    log.write_bytes(b"x" * size + b"\nToo many open files\n")
-    with subprocess.Popen(["cat", log], stdout=subprocess.PIPE) as cat:
-        assert isinstance(cat.stdout, io.BufferedReader)
-        findings = explain(cat.stdout, "x.log")
-    assert [(finding.title, finding.source) for finding in findings] == titles_and_sources(log) != []
-
-
-@pytest.mark.parametrize("line", ["", "x", "No module named '", "NVRM: Xid (", "loss \t"])
-def test_log_with_millions_of_short_lines_is_searched_in_seconds(line: str) -> None:
-    lines = [line] * (2**20 // (len(line) + 1))
-    start = time.process_time()
-    (match,) = search([*lines, "Too many open files"], "x.log")
-    assert match.source == f"x.log:{len(lines) + 1}"
-    assert time.process_time() - start < 3
-
-
-def test_pattern_does_not_match_across_lines() -> None:
-    assert _ids("NVRM: Xid (PCI:0000:79:00", "): 48, pid=79") == []
-    assert _ids("NVRM: Xid (PCI:0000", "NVRM: Xid (PCI:0000:79:00): 48,", "x): 48,") == ["xid.48"]
-    assert _ids("mlx5_core 0000:01:00.0: Link down", "and more") == ["ib.link_down"]
-
-
-def test_matches_are_in_the_order_of_the_log() -> None:
-    matches = search(["Too many open files", "CUDA out of memory", "", "Read-only file system"], "x")
-    assert [match.source for match in matches] == ["x:1", "x:2", "x:4"]
 
 
 def test_fault_in_an_error_and_in_a_log_is_one_finding(tmp_path: Path) -> None:
@@ -155,7 +98,7 @@ def test_completed_job_has_findings_for_causes_only(tmp_path: Path) -> None:
 
 
 def _ids(*lines: str) -> list[str]:
-    return [match.signature.id for match in search(lines, "x.log")]
+    return [match.signature.id for match in search_lines(lines, "x.log")]
 
 
 def test_xid_is_read_from_its_field() -> None:

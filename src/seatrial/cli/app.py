@@ -14,6 +14,7 @@ import typer
 from seatrial import __version__
 from seatrial.cli import files, machine, training, trial
 from seatrial.cli.examples import EXAMPLES
+from seatrial.cli.explain import explain
 from seatrial.cli.options import EXIT_BROKEN_PIPE, EXIT_CODES, EXIT_INTERRUPTED, EXIT_USAGE
 from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.util import signals
@@ -59,7 +60,7 @@ for command in (
     training.evaluate,
     trial.judge,
     trial.report,
-    machine.explain,
+    explain,
     trial.schema,
     files.migrate,
 ):

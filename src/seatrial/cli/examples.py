@@ -34,7 +34,9 @@ EXAMPLES = {
     ),
     "learn": _examples("baseline learn seatrial-runs/RUN1 seatrial-runs/RUN2 --out site.yaml"),
     "report": _examples("report seatrial-runs/RUN --format junit"),
-    "explain": _examples("explain slurm-123.out", "explain seatrial-runs/RUN", "explain - < dmesg.txt"),
+    "explain": _examples(
+        "explain slurm-123.out", "explain seatrial-runs/RUN", "explain - < dmesg.txt", "explain --follow train.log"
+    ),
     "schema": _examples("schema > trial.schema.json"),
     "migrate": _examples("migrate mytrial.yaml", "migrate --dry-run site.yaml"),
 }

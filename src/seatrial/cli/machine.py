@@ -1,10 +1,8 @@
-"""Commands about this machine, the checks and logs: discover, checks, explain."""
+"""Commands about this machine and the checks: discover, checks."""
 
 from __future__ import annotations
 
-import sys
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +12,7 @@ from seatrial.cli.output import print_json, stdout
 from seatrial.model import UsageError
 
 if TYPE_CHECKING:
-    from seatrial.model import Finding
+    pass
 
 
 def discover(as_json: AsJson = False) -> None:
@@ -56,40 +54,3 @@ def checks(
 
 def _matches(name: str, patterns: list[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
-
-
-def explain(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Log files, run directories or - for standard input.")
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Find known failures in logs; print the cause, the first command to run and the fix of each."""
-    from seatrial.diagnose.signatures import signatures
-    from seatrial.pipeline.run_directory import log_files
-    from seatrial.report.inventory import print_findings
-
-    findings = [finding for path in paths for log in log_files(path) for finding in _findings_in(log)]
-    if as_json:
-        print_json([finding.model_dump(mode="json") for finding in findings])
-    else:
-        print_findings(findings, len(signatures()), stdout())
-
-
-_STDIN = Path("-")
-
-
-def _findings_in(log: Path) -> tuple[Finding, ...]:
-    """The findings in a log, or in standard input. Raises UsageError if it cannot be read."""
-    from seatrial.diagnose import explain as explain_log
-    from seatrial.util.input_files import open_file
-
-    try:
-        if log == _STDIN:
-            if sys.stdin is None:  # Python's value for a closed stream
-                raise UsageError("standard input is closed")
-            return explain_log(sys.stdin.buffer, "standard input")
-        with open_file(log, pipes=True) as file:
-            return explain_log(file, str(log))
-    except OSError as error:
-        raise UsageError(f"cannot read {log}: {error.strerror or error}") from error

@@ -12,6 +12,7 @@ from seatrial.model import DecisionValue
 
 EXIT_CODES = {DecisionValue.ACCEPTED: 0, DecisionValue.REJECTED: 1, DecisionValue.INCOMPLETE: 3}
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+EXIT_NOTHING_KNOWN = 4  # of explain
 EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE  # the exit status that a shell reports for SIGPIPE
 
 Names = Annotated[

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
 from seatrial.diagnose.localize import finding_source, localize
-from seatrial.diagnose.signatures import Match, search
-from seatrial.model import Finding, JobResult, JobState, Measurement, Trial, Verdict, format_bytes
+from seatrial.diagnose.log_search import search
+from seatrial.diagnose.signatures import Match, search_lines
+from seatrial.model import Finding, JobResult, JobState, Measurement, Trial, Verdict
 from seatrial.util.input_files import open_file
-
-# Bytes read from the end of a log, where errors are; a log may have any size
-_TAIL_BYTES = 4 * 2**20
 
 
 def diagnose(
@@ -51,17 +48,22 @@ def refreshed_findings(
     return (*causes, *kept, *localize(verdicts, trial.measurements, checks))
 
 
-def explain(file: BinaryIO, name: str) -> tuple[Finding, ...]:
-    """The findings in one log, a file or a pipe; ``name`` is for the source. Raises OSError if it cannot be read."""
-    lines, is_cut = _tail(file)
-    source = f"{name}, last {format_bytes(_TAIL_BYTES)}" if is_cut else name
-    return tuple(_finding(match, subject="", confidence="medium") for match in _causes(search(lines, source)))
+def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
+    """The findings in logs: their causes, or their symptoms if there is no cause; the earliest first.
+
+    Lines without a time come last, in the order of the logs.
+    """
+    ordered = sorted(_causes(matches), key=lambda match: math.inf if match.time is None else match.time)
+    first_of_each: dict[str, Match] = {}
+    for match in ordered:
+        first_of_each.setdefault(match.signature.id, match)
+    return tuple(_finding(match, subject="", confidence="medium") for match in first_of_each.values())
 
 
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
     for measurement in measurements:
         if measurement.error:
-            for match in _causes(search(measurement.error.splitlines(), measurement.check)):
+            for match in _causes(search_lines(measurement.error.splitlines(), measurement.check)):
                 yield _finding(match, measurement.subject, "high")
 
 
@@ -110,23 +112,5 @@ def _finding(match: Match, subject: str, confidence: str) -> Finding:
 
 
 def _search_log(log: Path, run_dir: Path, ignore: str = "") -> list[Match]:
-    """The signatures in a log. Lines that contain ``ignore`` count as empty, which keeps the line numbers."""
     with open_file(log) as file:
-        lines, _ = _tail(file)
-    if ignore:
-        lines = ["" if ignore in line else line for line in lines]
-    return search(lines, str(log.relative_to(run_dir)))
-
-
-def _tail(file: BinaryIO) -> tuple[list[str], bool]:
-    """The last lines of a log, and whether it has earlier lines."""
-    if file.seekable():
-        begin = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
-        file.seek(begin)
-        tail, is_cut = file.read(_TAIL_BYTES), begin > 0
-    else:
-        tail, is_cut = b"", False
-        while chunk := file.read(_TAIL_BYTES):
-            is_cut = is_cut or len(tail) + len(chunk) > _TAIL_BYTES
-            tail = (tail + chunk)[-_TAIL_BYTES:]
-    return tail.decode("utf-8", errors="replace").splitlines(), is_cut
+        return list(search(file, str(log.relative_to(run_dir)), ignore))

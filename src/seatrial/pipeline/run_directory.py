@@ -244,13 +244,16 @@ def _check_version(document: object, file: Path) -> None:
 
 
 def log_files(path: Path) -> list[Path]:
-    """Return the log files of a run directory's jobs, or ``path`` itself if it is not a directory.
+    """Return the log files of a run directory's jobs, all files of another folder, or ``path`` itself if it is none.
 
     Raises UsageError for a directory without logs.
     """
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in (path / "jobs").rglob("*") if file.suffix in _LOG_SUFFIXES and file.is_file())
+    if (path / "jobs").is_dir():
+        files = [file for file in (path / "jobs").rglob("*") if file.suffix in _LOG_SUFFIXES and file.is_file()]
+    else:
+        files = [file for file in path.rglob("*") if file.is_file()]
     if not files:
-        raise UsageError(f"no logs (*.log, *.err, *.out) in {path / 'jobs'}")
-    return files
+        raise UsageError(f"no logs in {path}")
+    return sorted(files)

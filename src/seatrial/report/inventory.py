@@ -125,7 +125,7 @@ def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
 
 def print_findings(findings: Sequence[Finding], pattern_count: int, console: Console) -> None:
     """Print the findings in logs; ``pattern_count`` is the number of known patterns."""
-    if not findings:
+    if not findings and pattern_count:
         text = f"No known failure: none of {pattern_count} patterns matches. An unknown failure is possible."
         console.print(text, highlight=False, soft_wrap=True)
     for finding in findings:

@@ -118,6 +118,22 @@ def gzip_lines(path: Path) -> Iterator[bytes]:
             yield line
 
 
+class LimitedGzip(gzip.GzipFile):
+    """A gzipped log. Reading raises ValueError once it has expanded more than MAX_GZIP_RATIO times, and above 1 GiB."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(fileobj=file)
+        self._left = os.fstat(file.fileno()).st_size * MAX_GZIP_RATIO + 2**30
+
+    def read(self, size: int | None = -1) -> bytes:
+        """As GzipFile.read; raises ValueError beyond the limit."""
+        data = super().read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise ValueError(f"{self.name}: expands more than {MAX_GZIP_RATIO} times; read up to there")
+        return data
+
+
 def _next_line(file: gzip.GzipFile, max_bytes: int) -> bytes:
     try:
         return file.readline(max_bytes)
