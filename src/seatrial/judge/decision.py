@@ -137,10 +137,11 @@ def _missing_results(required: Mapping[str, bool], outcomes: Outcomes, excluded_
     """The reasons against acceptance: excluded, inconclusive and missing checks."""
     needed = [name for name, is_required in required.items() if is_required]
     by_check = {name: outcomes.get(name, set()) for name in needed}
-    reasons = [f"{name} was excluded by {option}" for name, option in excluded_checks.items() if name in needed]
-    for name, of_check in by_check.items():
-        if name not in excluded_checks and worst(of_check) not in _GOOD:
-            reasons.append(f"{name} is {worst(of_check)}")
+    not_good = [name for name in by_check if name not in excluded_checks and worst(by_check[name]) not in _GOOD]
+    reasons = [f"{name} is {worst(by_check[name])}" for name in not_good]
+    if excluded := [name for name in excluded_checks if name in needed]:
+        options = " and ".join(sorted({excluded_checks[name] for name in excluded}))
+        reasons.append(f"{_count(excluded)} excluded by {options}: {and_more(excluded, _MAX_NAMED)}")
     # checks that the record has, but its configuration does not
     unplanned = sorted(outcomes.keys() - required.keys())
     reasons += [f"{name} is {worst(outcomes[name])}" for name in unplanned if worst(outcomes[name]) not in _GOOD]

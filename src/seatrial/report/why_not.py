@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from seatrial.model import DecisionValue, Outcome, Trial, Verdict
+from seatrial.model import DecisionValue, Explained, Outcome, Trial, Verdict
+from seatrial.report.causes import CauseView, causes
 from seatrial.report.text import one_line, plural, sanitized
 from seatrial.util.text import and_more
 
@@ -20,25 +21,32 @@ _NEXT_STEPS = {
 
 
 def lines(trial: Trial) -> list[str]:
-    """One line per cause, with check, subjects, value, limit and next step; ``accepted`` for an accepted trial."""
+    """One line per reason, with check, subjects, value, limit and next step; ``accepted`` for an accepted trial.
+
+    A cause comes before the verdicts that no cause explains, and these before excluded checks.
+    """
     if trial.decision.value is DecisionValue.ACCEPTED:
         return ["accepted"]
     trial = sanitized(trial)
-    causes = [*_of_the_trial(trial), *map(_of_verdicts, _by_cause(trial))] or [trial.decision.reason]
-    if len(causes) > MAX_LINES:
-        more = plural(len(causes) - MAX_LINES + 1, "more cause")
-        causes[MAX_LINES - 1 :] = [f"{more}: `seatrial judge RUN` lists all"]
-    return [one_line(cause) for cause in causes]
+    reasons = [*_of_the_trial(trial), *map(_of_cause, causes(trial)), *map(_of_verdicts, _by_reason(trial))]
+    reasons = [*reasons, *_excluded(trial)] or [trial.decision.reason]
+    if len(reasons) > MAX_LINES:
+        more = plural(len(reasons) - MAX_LINES + 1, "more reason")
+        reasons[MAX_LINES - 1 :] = [f"{more}: `seatrial judge RUN` lists all"]
+    return [one_line(reason) for reason in reasons]
 
 
 def _of_the_trial(trial: Trial) -> Iterator[str]:
-    """The causes that are not verdicts: no GPU, an early end, excluded checks."""
+    """The reasons that are not verdicts: no GPU, an early end, missing GPUs."""
     if trial.decision.reason_code:
         yield f"{trial.decision.reason_code}: {trial.decision.reason}"
     if trial.stop_reason:
         yield f"the trial ended early: {trial.stop_reason}. Next: `seatrial run --resume RUN`"
     if trial.gpu_error:
         yield f"GPUs are missing: {trial.gpu_error}"
+
+
+def _excluded(trial: Trial) -> Iterator[str]:
     if excluded := [name for name in trial.excluded_checks if _is_required(trial, name)]:
         options = " and ".join(sorted({trial.excluded_checks[name] for name in excluded}))
         names = and_more(excluded, _MAX_NAMED)
@@ -49,21 +57,33 @@ def _is_required(trial: Trial, check: str) -> bool:
     return bool(trial.config.get("checks", {}).get(check, {}).get("required", True))
 
 
-def _by_cause(trial: Trial) -> list[list[Verdict]]:
-    """The verdicts that prevent acceptance, worst first: FAIL by check, ERROR by text, UNJUDGED by reason."""
+def _of_cause(cause: CauseView) -> str:
+    """The line of a cause: its place, the number of verdicts that it explains, its evidence and the first command."""
+    finding, number = cause.finding, sum(len(group.verdicts) for group in cause.groups)
+    text = (
+        f"{finding.title} on {finding.subject} ({finding.confidence} confidence) explains {plural(number, 'verdict')}"
+    )
+    return f"{text}: {finding.evidence}. Next: `{finding.first_command}`"
+
+
+def _by_reason(trial: Trial) -> list[list[Verdict]]:
+    """The verdicts that no cause explains and that prevent acceptance: FAIL by check, ERROR by text, UNJUDGED by reason."""
+    explained = {key for finding in trial.findings for key in finding.explains}
     groups: dict[tuple[object, ...], list[Verdict]] = {}
     for outcome in _BLOCKING:
-        for verdict in trial.verdicts:
-            if verdict.outcome is outcome and (outcome is Outcome.FAIL or _is_required(trial, verdict.check)):
-                cause: object = verdict.check
+        for verdict in (verdict for verdict in trial.verdicts if verdict.outcome is outcome):
+            if Explained.of(verdict) not in explained and (
+                outcome is Outcome.FAIL or _is_required(trial, verdict.check)
+            ):
+                reason: object = verdict.check
                 if outcome is not Outcome.FAIL:
-                    cause = verdict.reasons, verdict.detail if outcome is Outcome.ERROR else ""
-                groups.setdefault((outcome, cause), []).append(verdict)
+                    reason = verdict.reasons, verdict.detail if outcome is Outcome.ERROR else ""
+                groups.setdefault((outcome, reason), []).append(verdict)
     return list(groups.values())
 
 
 def _of_verdicts(verdicts: Sequence[Verdict]) -> str:
-    """The line of a cause: its first verdict in full, and the names of all checks and subjects."""
+    """The line of a reason: its first verdict in full, and the names of all checks and subjects."""
     first = verdicts[0]
     checks, subjects = (
         and_more(list(dict.fromkeys(names)), _MAX_NAMED)
