@@ -52,7 +52,7 @@ def test_at_most_five_lines_worst_first() -> None:
     ]
     lines = why_not.lines(trial(*errors, FAIL))
     assert len(lines) == why_not.MAX_LINES
-    assert (lines[0].partition(" ")[0], lines[-1].partition(":")[0]) == ("FAIL", "6 more causes")
+    assert (lines[0].partition(" ")[0], lines[-1].partition(":")[0]) == ("FAIL", "6 more reasons")
 
 
 def test_warnings_and_checks_that_are_not_required_are_no_cause() -> None:

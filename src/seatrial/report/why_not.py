@@ -60,21 +60,19 @@ def _is_required(trial: Trial, check: str) -> bool:
 def _of_cause(cause: CauseView) -> str:
     """The line of a cause: its place, the number of verdicts that it explains, its evidence and the first command."""
     finding, number = cause.finding, sum(len(group.verdicts) for group in cause.groups)
-    text = (
-        f"{finding.title} on {finding.subject} ({finding.confidence} confidence) explains {plural(number, 'verdict')}"
-    )
-    return f"{text}: {finding.evidence}. Next: `{finding.first_command}`"
+    text = f"{finding.title} on {finding.subject} explains {plural(number, 'verdict')}"
+    evidence = finding.evidence.rstrip(".")
+    return f"{text} ({finding.confidence} confidence): {evidence}. Next: `{finding.first_command}`"
 
 
 def _by_reason(trial: Trial) -> list[list[Verdict]]:
-    """The verdicts that no cause explains and that prevent acceptance: FAIL by check, ERROR by text, UNJUDGED by reason."""
+    """The verdicts without a cause that prevent acceptance: FAIL by check, ERROR by text, UNJUDGED by reason."""
     explained = {key for finding in trial.findings for key in finding.explains}
     groups: dict[tuple[object, ...], list[Verdict]] = {}
     for outcome in _BLOCKING:
         for verdict in (verdict for verdict in trial.verdicts if verdict.outcome is outcome):
-            if Explained.of(verdict) not in explained and (
-                outcome is Outcome.FAIL or _is_required(trial, verdict.check)
-            ):
+            is_blocking = outcome is Outcome.FAIL or _is_required(trial, verdict.check)
+            if is_blocking and Explained.of(verdict) not in explained:
                 reason: object = verdict.check
                 if outcome is not Outcome.FAIL:
                     reason = verdict.reasons, verdict.detail if outcome is Outcome.ERROR else ""
