@@ -18,7 +18,7 @@ from seatrial.model import Frozen
 
 _CPUS = "sys/devices/system/cpu"
 _CAP_SYS_ADMIN = 21  # capabilities(7): may read GPU performance counters in any case
-_DMA_BUF_KERNEL = (5, 12)  # first kernel with dma-buf for RDMA (NCCL user guide, GPUDirect RDMA)
+_DMA_BUF_KERNEL = (5, 12)  # first kernel with dma-buf for RDMA (NVIDIA GPU Operator, GPUDirect RDMA)
 _SMALL_PAGE = 4096
 # Errors of files that exist only on other hardware, or with other kernel options
 _ABSENT = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.ENOTDIR)
@@ -109,7 +109,7 @@ def _kernel_module(root: Path) -> str:
 def _gpudirect_rdma(root: Path) -> str:
     """The kernel interface by which a NIC can reach GPU memory: ``dma-buf``, ``nvidia_peermem`` or ``none``.
 
-    dma-buf needs the open kernel module (NCCL user guide, GPUDirect RDMA).
+    dma-buf needs the open kernel module (NVIDIA GPU Operator, GPUDirect RDMA).
     """
     release = re.match(r"(\d+)\.(\d+)", read_line(root / "proc/sys/kernel/osrelease"))
     new_kernel = release and (int(release[1]), int(release[2])) >= _DMA_BUF_KERNEL
