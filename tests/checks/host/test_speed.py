@@ -15,7 +15,7 @@ from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Metric, Outcome, Reason, Verdict
 from seatrial.worker import measure
 
-MODEL = "Intel(R) Xeon(R) Platinum 8480C, 112 CPUs, 2 NUMA nodes"
+MODEL = "Intel(R) Xeon(R) Platinum 8480C; CPUs: 112; NUMA nodes: 2"
 GOOD = {"hash_single": 1.2e6, "hash_all": 6e7, "memory_copy": 480.0, "disk_write": 2.8, "disk_read": 5.1}
 
 
@@ -70,9 +70,9 @@ def test_fewer_than_three_nodes_are_recorded(count: int) -> None:
 
 
 def test_nodes_of_another_model_are_not_compared() -> None:
-    others = [node(f"m{index}", "AMD EPYC 9654, 192 CPUs, 2 NUMA nodes", hash_single=9e5) for index in range(3)]
+    others = [node(f"m{index}", "AMD EPYC 9654; CPUs: 192; NUMA nodes: 2", hash_single=9e5) for index in range(3)]
     assert warnings(*good_nodes(3), *others) == set()
-    alone = judge(*good_nodes(3), node("slow", "AMD EPYC 9654, 96 CPUs, 2 NUMA nodes", hash_single=1.0))
+    alone = judge(*good_nodes(3), node("slow", "AMD EPYC 9654; CPUs: 96; NUMA nodes: 2", hash_single=1.0))
     assert alone["slow", "hash_single"].reasons == (Reason.TOO_FEW_PEERS,)
 
 
@@ -149,7 +149,7 @@ def test_a_full_disk_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_quota_limits_the_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = cpu_memory.read_cpu().model_copy(update={"quota_cores": 0.5})
     monkeypatch.setattr(cpu_memory, "read_cpu", lambda _root: cpu)
-    assert ", 1 CPUs, " in str(measured(tmp_path).facts["host"])
+    assert "; CPUs: 1; " in str(measured(tmp_path).facts["host"])
 
 
 def test_cpus_are_grouped_by_numa_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,4 +171,4 @@ def test_cpus_are_grouped_by_numa_node(tmp_path: Path, monkeypatch: pytest.Monke
     facts = measured(tmp_path).facts
     assert groups == [[[1, 2, 9], [6]]]
     assert facts["memory_copy_by_numa_node"] == {"node0": 1.0, "node1": 1.0}
-    assert str(facts["host"]).endswith("4 CPUs, 2 NUMA nodes")
+    assert str(facts["host"]).endswith("; CPUs: 4; NUMA nodes: 2")

@@ -156,7 +156,7 @@ CHECK = Check(
     rule_facts={
         "gpu_node": RuleFact(reason="no NVIDIA GPU on this machine"),
         "rdma_present": RuleFact(reason="no RDMA device"),
-        "architecture": RuleFact(values=r"\w+", reason="the rule is for x86_64, this machine is {}"),
+        "architecture": RuleFact(values=r"\w+", reason="the rule does not apply to the architecture {}"),
         **{f"{setting}_status": _READABLE for setting in METRICS},
     },
     measure=measure,

@@ -34,7 +34,7 @@ METRICS = {
 class SpeedOptions(Options):
     """``seconds`` for each of CPU, memory, write and read; ``disk_size``: most bytes written to the local disk."""
 
-    seconds: float = Field(default=1.0, gt=0, le=60)
+    seconds: float = Field(default=0.8, gt=0, le=60)
     disk_size: Annotated[ByteSize, Field(ge=2**22)] = 2**30
 
 
@@ -46,7 +46,7 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     cpus = sorted(os.sched_getaffinity(0))[: math.ceil(cpu.quota_cores) if cpu.quota_cores else None]
     numa = _numa_groups(cpu, cpus)
     cpu_known = "yes" if cpu.model else "no"
-    yield from facts({"host": f"{cpu.model}, {len(cpus)} CPUs, {len(numa)} NUMA nodes", "cpu_known": cpu_known})
+    yield from facts({"host": f"{cpu.model}; CPUs: {len(cpus)}; NUMA nodes: {len(numa)}", "cpu_known": cpu_known})
     context.progress("CPU")
     yield metric("hash_single", host_speed.hash_rate(cpus[:1], options.seconds / 2), _RATE, context.node)
     yield metric("hash_all", host_speed.hash_rate(cpus, options.seconds), _RATE, context.node)
