@@ -19,10 +19,11 @@ MODEL = "Intel(R) Xeon(R) Platinum 8480C; CPUs: 112; NUMA nodes: 2"
 GOOD = {"hash_single": 1.2e6, "hash_all": 6e7, "memory_copy": 480.0, "disk_write": 2.8, "disk_read": 5.1}
 
 
-def node(name: str, model: str = MODEL, local_disk: str = "yes", **values: float) -> Measurement:
+def node(name: str, values: Mapping[str, float], model: str = MODEL, local_disk: str = "yes") -> Measurement:
+    """A node with these values in place of the good ones."""
     metrics = [
         Metric(name=metric, value=value, unit=METRICS[metric], subject=name)
-        for metric, value in (GOOD | values).items()
+        for metric, value in {**GOOD, **values}.items()
         if local_disk == "yes" or not metric.startswith("disk")
     ]
     facts = {"host": model, "cpu_known": "yes", "local_disk": local_disk}
@@ -42,7 +43,7 @@ def warnings(*nodes: Measurement) -> set[tuple[str, str]]:
 def good_nodes(count: int, model: str = MODEL) -> list[Measurement]:
     """Nodes that differ by 1 %."""
     return [
-        node(f"n{index}", model, **{name: value * (1 + 0.01 * (index % 3 - 1)) for name, value in GOOD.items()})
+        node(f"n{index}", {name: value * (1 + 0.01 * (index % 3 - 1)) for name, value in GOOD.items()}, model)
         for index in range(count)
     ]
 
@@ -59,32 +60,32 @@ def test_similar_nodes_pass(count: int) -> None:
     [("hash_single", 0.85), ("hash_all", 0.8), ("memory_copy", 0.875), ("disk_write", 0.5), ("disk_read", 0.5)],
 )
 def test_a_slow_node_is_a_warning(metric: str, share: float) -> None:
-    slow = node("slow", **{metric: GOOD[metric] * share})
+    slow = node("slow", {metric: GOOD[metric] * share})
     assert warnings(*good_nodes(7), slow) == {("slow", metric)}
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_fewer_than_three_nodes_are_recorded(count: int) -> None:
-    nodes = [*good_nodes(count - 1), node("slow", memory_copy=1.0)]
+    nodes = [*good_nodes(count - 1), node("slow", {"memory_copy": 1.0})]
     assert {verdict.reasons for verdict in judge(*nodes).values()} == {(Reason.TOO_FEW_PEERS,)}
 
 
 def test_nodes_of_another_model_are_not_compared() -> None:
-    others = [node(f"m{index}", "AMD EPYC 9654; CPUs: 192; NUMA nodes: 2", hash_single=9e5) for index in range(3)]
+    others = [node(f"m{index}", {"hash_single": 9e5}, "AMD EPYC 9654; CPUs: 192; NUMA nodes: 2") for index in range(3)]
     assert warnings(*good_nodes(3), *others) == set()
-    alone = judge(*good_nodes(3), node("slow", "AMD EPYC 9654; CPUs: 96; NUMA nodes: 2", hash_single=1.0))
+    alone = judge(*good_nodes(3), node("slow", {"hash_single": 1.0}, "AMD EPYC 9654; CPUs: 96; NUMA nodes: 2"))
     assert alone["slow", "hash_single"].reasons == (Reason.TOO_FEW_PEERS,)
 
 
 def test_a_node_without_local_disk() -> None:
-    verdicts = judge(*good_nodes(3), node("n3", local_disk="no: the run directory is on nfs4, not local"))
+    verdicts = judge(*good_nodes(3), node("n3", {}, local_disk="no: the run directory is on nfs4, not local"))
     assert verdicts["n3", "disk_write"].outcome is Outcome.SKIP
     assert "nfs4" in verdicts["n3", "disk_write"].detail
     assert verdicts["n3", "memory_copy"].outcome is Outcome.PASS
 
 
 def test_a_missing_model_is_an_error() -> None:
-    verdicts = judge(*good_nodes(3), node("n3", model=""))
+    verdicts = judge(*good_nodes(3), node("n3", {}, model=""))
     assert verdicts["n3", "hash_all"].outcome is Outcome.ERROR
 
 
