@@ -10,7 +10,8 @@ from pathlib import Path
 
 from seatrial.discover.file_readers import list_names, read_line
 
-_NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")  # VGA and 3D controllers
+NVIDIA = "0x10de"
+GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; NVSwitches and audio functions are other classes
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # PCI Express Base Specification: extended capabilities start at 0x100, each with a 4-byte header (16-bit ID, 4-bit
 # version, 12-bit offset of the next one). ACS: capability register at +4, control register at +6.
@@ -28,8 +29,8 @@ def gpus(root: Path) -> list[Path]:
     return [
         (folder / name).resolve()
         for name in list_names(folder)
-        if read_line(folder / name / "vendor") == _NVIDIA
-        and read_line(folder / name / "class").startswith(_DISPLAY_CLASSES)
+        if read_line(folder / name / "vendor") == NVIDIA
+        and read_line(folder / name / "class").startswith(GPU_CLASSES)
     ]
 
 

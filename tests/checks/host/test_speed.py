@@ -153,6 +153,20 @@ def test_a_quota_limits_the_number_of_threads(tmp_path: Path, monkeypatch: pytes
     assert "; CPUs: 1; " in str(measured(tmp_path).facts["host"])
 
 
+def test_memory_limit_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks: list[int] = []
+
+    def copy_rates(cpus_by_group: list[list[int]], _seconds: float, block: int) -> list[float]:
+        blocks.append(block * 2 * sum(map(len, cpus_by_group)))
+        return [1.0] * len(cpus_by_group)
+
+    limited = cpu_memory.read_memory().model_copy(update={"available_bytes": 2**40, "limit_bytes": 2**24})
+    monkeypatch.setattr(cpu_memory, "read_memory", lambda _root: limited)
+    monkeypatch.setattr(host_speed, "copy_rates", copy_rates)
+    measured(tmp_path)
+    assert 0 < blocks[0] <= 2**21
+
+
 def test_cpus_are_grouped_by_numa_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups: list[list[list[int]]] = []
 

@@ -20,7 +20,7 @@ from seatrial.model import ByteSize, Fact, Observation, Phase, Rule, Scope
 
 # Filesystems on a disk of the node; `overlay` is the root of a container. Others are shared, or in memory.
 _LOCAL_FILESYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay")
-_MEMORY_SHARE = 8  # at most this part of the available memory is used
+_MEMORY_SHARE = 8  # at most one eighth of the memory of the job is used
 _RATE = "iterations/s"
 METRICS = {
     "hash_single": _RATE,
@@ -51,8 +51,9 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     yield metric("hash_single", host_speed.hash_rate(cpus[:1], options.seconds / 2), _RATE, context.node)
     yield metric("hash_all", host_speed.hash_rate(cpus, options.seconds), _RATE, context.node)
     context.progress("memory")
-    available = cpu_memory.read_memory(context.root).available_bytes or 0
-    block = min(host_speed.COPY_BYTES, available // _MEMORY_SHARE // len(cpus) // 2)
+    memory = cpu_memory.read_memory(context.root)
+    usable = min(filter(None, (memory.available_bytes, memory.limit_bytes)))
+    block = min(host_speed.COPY_BYTES, usable // _MEMORY_SHARE // len(cpus) // 2)
     rates = host_speed.copy_rates(list(numa.values()), options.seconds, block)
     yield Fact(name="memory_copy_by_numa_node", value=dict(zip(numa, rates, strict=True)))
     yield metric("memory_copy", sum(rates), "GB/s", context.node)
