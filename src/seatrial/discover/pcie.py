@@ -29,8 +29,7 @@ def gpus(root: Path) -> list[Path]:
     return [
         (folder / name).resolve()
         for name in list_names(folder)
-        if read_line(folder / name / "vendor") == NVIDIA
-        and read_line(folder / name / "class").startswith(GPU_CLASSES)
+        if read_line(folder / name / "vendor") == NVIDIA and read_line(folder / name / "class").startswith(GPU_CLASSES)
     ]
 
 
