@@ -48,13 +48,16 @@ class MinimumVersions(Frozen):
 
         Raises UnknownVersionError for a version that cannot be parsed, or whose track the advisory does not cover.
         """
-        numbers = _numbers(version)[self.skip_numbers :]
+        numbers = _numbers(version)
+        prefix, numbers = numbers[: self.skip_numbers], numbers[self.skip_numbers :]
         track = numbers[: self.track_numbers]
-        minimum_by_track = {_track(name): minimum for name, minimum in self.tracks.items()}
+        minimum_by_track = {
+            _track(name): ".".join([*map(str, prefix), minimum]) for name, minimum in self.tracks.items()
+        }
         newest = max(minimum_by_track)
         if track in minimum_by_track:
             minimum = minimum_by_track[track]
-            return minimum if numbers < _numbers(minimum) else ""
+            return minimum if (*prefix, *numbers) < _numbers(minimum) else ""
         if track < newest and self.older_tracks == "affected":
             return minimum_by_track[newest]
         if track > newest and self.newer_tracks == "fixed":
