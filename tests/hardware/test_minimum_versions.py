@@ -59,6 +59,7 @@ def test_minimum_of_an_outdated_version(component: str, version: str, minimum: s
         ("runc", "1.4.0-rc.1"),
         ("runc", "1.3.4-0ubuntu1~24.04.1"),
         ("runc", "1.1.5+ds1"),
+        ("nic_firmware", "28"),
         ("dcgm", "unknown"),
         ("dcgm", ""),
     ],

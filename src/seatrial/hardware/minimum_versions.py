@@ -51,6 +51,8 @@ class MinimumVersions(Frozen):
         numbers = _numbers(version)
         prefix, numbers = numbers[: self.skip_numbers], numbers[self.skip_numbers :]
         track = numbers[: self.track_numbers]
+        if len(track) < self.track_numbers:
+            raise UnknownVersionError(f"version {version}: too few numbers")
         minimum_by_track = {
             _track(name): ".".join([*map(str, prefix), minimum]) for name, minimum in self.tracks.items()
         }
