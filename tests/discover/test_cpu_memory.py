@@ -28,6 +28,13 @@ def test_a_node_of_two_sockets(root: Path) -> None:
     assert cpu.unreadable == {}
 
 
+def test_an_arm_cpu_has_no_model_name(root: Path) -> None:
+    trees.write(root, {"proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n"})
+    assert cpu_memory.read_cpu(root).model == "Arm 0x41 0xd4f"
+    trees.write(root, {"proc/cpuinfo": "processor\t: 0\n"})
+    assert cpu_memory.read_cpu(root).model is None
+
+
 def test_memory_of_a_node(root: Path) -> None:
     memory = cpu_memory.read_memory(root)
     assert memory.total_bytes == 2113384312 * 1024

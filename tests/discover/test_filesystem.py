@@ -95,6 +95,11 @@ def test_the_filesystem_type_is_resolved_through_symbolic_links(root: Path) -> N
     assert (facts.home.type, facts.root.type, facts.shm.type) == ("ext4", "ext4", "tmpfs")
 
 
+def test_the_filesystem_type_of_a_path(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/proc/self")
+    assert filesystem.type_of(Path("/proc")) == filesystem.type_of(tmp_path / "link") == "proc"
+
+
 def test_tmpdir_is_the_temporary_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/shared/me")
     assert (filesystem.read(root).tmp.path, filesystem.read(root).tmp.exists) == ("/shared/me", False)

@@ -6,7 +6,7 @@ import pynvml as real
 import pytest
 
 from seatrial.discover import gpu
-from seatrial.discover.nvml import GpuProcess, pci_address
+from seatrial.discover.nvml import GpuProcess, pci_address, read_fabric
 from tests.fakes.nvml import FakeNvml, fabric, h200, links, nvml_error, processes
 
 
@@ -79,6 +79,39 @@ def test_fabric_states(monkeypatch: pytest.MonkeyPatch) -> None:
     assert degraded.problems == ("degraded bandwidth", "route recovery")
     assert unknown is None
     assert "17" in gpu.read().gpus[3].unreadable["fabric"]
+
+
+UUID = bytes.fromhex("8f7d1a6e5c3b4d2f9a01b2c3d4e5f607")
+
+
+def test_nvlink_domain_across_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    completed, in_progress = real.NVML_GPU_FABRIC_STATE_COMPLETED, real.NVML_GPU_FABRIC_STATE_IN_PROGRESS
+    FakeNvml(
+        h200(0),
+        h200(1, nvmlDeviceGetGpuFabricInfoV=fabric(completed, uuid=UUID, clique=32766)),
+        h200(2, nvmlDeviceGetGpuFabricInfoV=fabric(in_progress, uuid=UUID, clique=32766)),
+        h200(3, nvmlDeviceGetGpuFabricInfoV=nvml_error("NotSupported")),
+    ).install(monkeypatch)
+    single_node, domain, not_ready, unsupported = (read_fabric(index) for index in range(4))
+    assert single_node is not None
+    assert (single_node.cluster_uuid, single_node.domain) == ("", "")
+    assert domain is not None
+    assert domain.domain == "8f7d1a6e-5c3b-4d2f-9a01-b2c3d4e5f607.32766"
+    assert not_ready is not None
+    assert not_ready.domain == ""
+    assert unsupported is None
+
+
+@pytest.mark.parametrize(("uuid", "problems"), [(UUID, ("no partition",)), (bytes(16), ())], ids=["NVL72", "HGX"])
+def test_misconfiguration_counts_in_a_domain_across_nodes(
+    monkeypatch: pytest.MonkeyPatch, uuid: bytes, problems: tuple[str, ...]
+) -> None:
+    health = real.NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NO_PARTITION << 8 | 0b10
+    answer = fabric(real.NVML_GPU_FABRIC_STATE_COMPLETED, health_mask=health, uuid=uuid)
+    FakeNvml(h200(nvmlDeviceGetGpuFabricInfoV=answer)).install(monkeypatch)
+    registration = read_fabric(0)
+    assert registration is not None
+    assert registration.problems == problems
 
 
 def test_graphics_processes(monkeypatch: pytest.MonkeyPatch) -> None:

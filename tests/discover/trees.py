@@ -86,3 +86,70 @@ def hca(root: Path, name: str, state: str, physical: str, rate: str, netdev: str
         write(root, {f"{folder}/ports/1/gid_attrs/ndevs/0": f"{netdev}\n"})
     write(root, {f"sys/class/infiniband_verbs/uverbs{number}/ibdev": f"{name}\n"})
     write(root, {f"dev/infiniband/uverbs{number}": ""})
+
+
+GPU_BRIDGE, NIC_BRIDGE = "0000:15:01.0", "0000:15:02.0"  # ports of a PCIe switch
+
+
+def gpu_host(root: Path) -> None:
+    """``node`` with an H200 and mlx5_0 behind one PCIe switch, and settings as NVIDIA and NCCL recommend them."""
+    node(root)
+    hca(root, "mlx5_0", "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)")
+    (root / "sys/class/infiniband/mlx5_0/device/numa_node").unlink()
+    (root / "sys/class/infiniband/mlx5_0/device").rmdir()
+    root_port = "sys/devices/pci0000:00/0000:00:01.0"
+    gpu = pci_device(root, f"{root_port}/{GPU_BRIDGE}/0000:18:00.0", "0x10de", "0x030200")
+    nic = pci_device(root, f"{root_port}/{NIC_BRIDGE}/0000:19:00.0", "0x15b3", "0x020700")
+    for bridge in (root_port, f"{root_port}/{GPU_BRIDGE}", f"{root_port}/{NIC_BRIDGE}"):
+        pci_device(root, bridge, "0x1000", "0x060400")
+        (root / bridge / "config").write_bytes(pci_config(acs_control=0))
+    (root / "sys/class/infiniband/mlx5_0/device").symlink_to(nic)
+    for group, device in enumerate((gpu, nic)):
+        write(root, {f"sys/kernel/iommu_groups/{group}/type": "identity\n"})
+        (device / "iommu_group").symlink_to(root / f"sys/kernel/iommu_groups/{group}")
+    cpus = "sys/devices/system/cpu"
+    write(
+        root,
+        {
+            "proc/driver/nvidia/version": (FIXTURES / "host" / "nvidia-version-open.txt").read_text(),
+            "proc/driver/nvidia/params": (FIXTURES / "host" / "nvidia-params.txt")
+            .read_text()
+            .replace("Only: 1", "Only: 0"),
+            "proc/sys/kernel/numa_balancing": "0\n",
+            f"{cpus}/intel_pstate/no_turbo": "0\n",
+            **{f"{cpus}/cpu{cpu}/cpufreq/scaling_governor": "performance\n" for cpu in range(16)},
+            **{
+                f"{cpus}/cpu0/cpuidle/state{number}/name": f"{name}\n"
+                for number, name in enumerate(("POLL", "C1", "C6"))
+            },
+            **{f"{cpus}/cpu0/cpuidle/state{number}/latency": f"{us}\n" for number, us in enumerate((0, 1, 290))},
+            **{f"{cpus}/cpu0/cpuidle/state{number}/disable": "0\n" for number in range(3)},
+            "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+        },
+    )
+    meminfo = root / "proc/meminfo"
+    meminfo.write_text(
+        meminfo.read_text() + "HugePages_Total:    1024\nHugePages_Free:     1024\nHugepagesize:       2048 kB\n"
+    )
+
+
+def pci_device(root: Path, path: str, vendor: str, kind: str) -> Path:
+    """The folder of a PCI device at ``path``, with its link in /sys/bus/pci/devices."""
+    write(root, {f"{path}/vendor": f"{vendor}\n", f"{path}/class": f"{kind}\n"})
+    link = root / "sys/bus/pci/devices" / Path(path).name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(root / path)
+    return root / path
+
+
+def pci_config(acs_control: int | None) -> bytes:
+    """The configuration space of a bridge: AER at 0x100, and ACS at 0x148 unless ``acs_control`` is None."""
+    config = bytearray(4096)
+    config[0x100:0x104] = (0x148 << 20 | 2 << 16 | 0x0001 if acs_control is not None else 2 << 16 | 0x0001).to_bytes(
+        4, "little"
+    )
+    if acs_control is not None:
+        config[0x148:0x14C] = (1 << 16 | 0x000D).to_bytes(4, "little")  # the last capability
+        config[0x14C:0x14E] = (0x005F).to_bytes(2, "little")
+        config[0x14E:0x150] = acs_control.to_bytes(2, "little")
+    return bytes(config)

@@ -104,13 +104,16 @@ def processes(*pids: tuple[int, int | None]) -> list[Any]:
     return [real.nvmlFriendlyObject({"pid": pid, "usedGpuMemory": memory}) for pid, memory in pids]
 
 
-def fabric(state: int, status: int = 0, health_mask: int = 0) -> Callable[[Any], int]:
+def fabric(
+    state: int, status: int = 0, health_mask: int = 0, *, uuid: bytes = bytes(16), clique: int = 0
+) -> Callable[[Any], int]:
     """Returns a fake of nvmlDeviceGetGpuFabricInfoV, which fills the given structure."""
 
     def write(reference: Any) -> int:
         info = reference._obj
         assert info.version == real.nvmlGpuFabricInfo_v2
         info.state, info.status, info.healthMask = state, status, health_mask
+        info.clusterUuid[:], info.cliqueId = list(uuid), clique
         return int(real.NVML_SUCCESS)
 
     return write

@@ -308,6 +308,7 @@ def test_performance_metrics_of_shipped_checks_are_rates_times_or_ratios() -> No
             "TFLOP/s",
             "files/s",
             "images/s",
+            "iterations/s",
             "samples/s",
             "tokens/s",
             "tokens/s/GPU",

@@ -1,4 +1,4 @@
-"""The shipped trial burn-in has the durations and thresholds that its comments state."""
+"""The shipped trials have the checks, durations and thresholds that their comments state."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ def test_burn_in_duration_is_within_its_limits(burn_in: dict[str, CheckSettings]
         (training, ddp.limit_s),
     ):
         assert 2 * seconds < (limit or 0)  # the other half of the limit is for set-up and a slow start
+
+
+def test_only_acceptance_measures_the_speed_of_hosts() -> None:
+    checks = {name: set(resolve(name, environ={}, schemas=SCHEMAS).config.checks) for name in ("acceptance", "quick")}
+    assert {"host.settings", "host.versions"} <= checks["quick"]
+    assert {"host.settings", "host.versions", "host.speed", "fabric.nvlink_domain"} <= checks["acceptance"]
+    assert "host.speed" not in checks["quick"]
 
 
 def test_burn_in_has_the_hardware_thresholds_of_acceptance(burn_in: dict[str, CheckSettings]) -> None:

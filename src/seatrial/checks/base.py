@@ -180,6 +180,8 @@ class Check:
     # For a CLUSTER check: each node has its own communicator and is evaluated separately against the reference value of
     # one node. Its first rank reports the metrics and the facts gpu, world_size and nodes of that node.
     per_node: bool = False
+    # The fact that names the device model, if it is not a GPU: only values of one model are compared with each other
+    model_fact: str = "gpu"
     # The facts that rules name in applies_if and reference_if. A missing fact, or another value, is an ERROR.
     rule_facts: Mapping[str, RuleFact] = field(default_factory=dict)
     # Facts known from the options before the measurement, such as FLOP per token; used to validate the thresholds of a

@@ -66,7 +66,7 @@ def read_cpu(root: Path = Path("/")) -> CpuFacts:
     online = reader("threads", lambda: parse_id_list(read_line(root / _CPUS / "online")))
     cores = reader("cores", lambda: _distinct_values(root, online, "thread_siblings_list"))
     return CpuFacts(
-        model=reader("model", lambda: _read_field(root / "proc/cpuinfo", "model name")),
+        model=reader("model", lambda: _model(root / "proc/cpuinfo")),
         threads=None if online is None else len(online),
         cores=cores,
         sockets=reader("sockets", lambda: _distinct_values(root, online, "physical_package_id")),
@@ -99,6 +99,14 @@ def _read_field(path: Path, key: str) -> str:
     if not match:
         raise ValueError(f"{path}: no line {key!r}")
     return printable(match[1])
+
+
+def _model(cpuinfo: Path) -> str:
+    """The model name, or on Arm, whose kernel reports none, implementer and part number. Raises as _read_field."""
+    try:
+        return _read_field(cpuinfo, "model name")
+    except ValueError:
+        return f"Arm {_read_field(cpuinfo, 'CPU implementer')} {_read_field(cpuinfo, 'CPU part')}"
 
 
 def _read_kib(path: Path, key: str) -> int:

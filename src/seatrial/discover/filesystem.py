@@ -127,6 +127,11 @@ def mountinfo(content: str) -> list[MountEntry]:
     return list(entries.values())
 
 
+def type_of(path: Path) -> str | None:
+    """The filesystem type of an existing path; None if no mount contains it. Raises OSError or ValueError."""
+    return _type_at(os.path.realpath(path), mountinfo(read_text(Path("/proc/self/mountinfo"))))
+
+
 def usage(root: Path, path: str) -> Usage:
     """The values of ``df`` and ``test -w`` for a path. Raises OSError; can hang on a dead server."""
     directory = path_under(root, path)

@@ -22,6 +22,7 @@ from seatrial.discover.nvml import (
     nvml_session,
     read_gpu,
 )
+from seatrial.discover.pcie import GPU_CLASSES, NVIDIA
 from seatrial.model import Frozen, UsageError
 from seatrial.util import processes
 
@@ -37,8 +38,6 @@ __all__ = [
     "read_with_timeout",
 ]
 
-_NVIDIA = "0x10de"
-_GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; NVSwitches and audio functions are other classes
 # NVML's level of the common ancestor of two GPUs -> its name in nvidia-smi topo -m
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 # Without persistence mode the driver initialises each GPU again, which takes seconds per GPU
@@ -251,9 +250,9 @@ def _pci_gpus(root: Path, reader: file_readers.FieldReader) -> tuple[str, ...]:
     addresses = []
     for address in reader("pci_devices", lambda: file_readers.list_names(folder)) or []:
         device = folder / address
-        if reader(f"{address} vendor", partial(file_readers.read_line, device / "vendor")) == _NVIDIA:
+        if reader(f"{address} vendor", partial(file_readers.read_line, device / "vendor")) == NVIDIA:
             kind = reader(f"{address} class", partial(file_readers.read_line, device / "class"))
-            addresses += [address] if (kind or "").startswith(_GPU_CLASSES) else []
+            addresses += [address] if (kind or "").startswith(GPU_CLASSES) else []
     return tuple(addresses)
 
 

@@ -154,7 +154,7 @@ def _limits(root: Path) -> LimitFacts:
         nofile=_ulimit(resource.RLIMIT_NOFILE),
         stack=_ulimit(resource.RLIMIT_STACK),
         nproc=_ulimit(resource.RLIMIT_NPROC),
-        ipc_lock=reader("ipc_lock", lambda: _has_capability(root / "proc/self", _CAP_IPC_LOCK)),
+        ipc_lock=reader("ipc_lock", lambda: has_capability(root / "proc/self", _CAP_IPC_LOCK)),
         unreadable=reader.unreadable,
     )
 
@@ -164,7 +164,7 @@ def _ulimit(which: int) -> Ulimit:
     return Ulimit(soft=soft, hard=hard)
 
 
-def _has_capability(process: Path, capability: int) -> bool:
+def has_capability(process: Path, capability: int) -> bool:
     """Whether the process has the capability in the initial user namespace.
 
     Inside another user namespace (rootless containers, enroot, apptainer) CapEff is full, but drivers ignore it.

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
+from uuid import UUID
 
 from seatrial.model import Frozen
 
@@ -111,11 +112,21 @@ class NvLink(Frozen):
 
 
 class Fabric(Frozen):
-    """The GPU's registration with the NVSwitch fabric; ``status`` is 0 if it completed without error."""
+    """The GPU's registration with the NVSwitch fabric; ``status`` is 0 if it completed without error.
+
+    ``cluster_uuid`` and ``clique`` identify the NVLink domain; inside one node the UUID is empty.
+    """
 
     state: Literal["not supported", "not started", "in progress", "completed"]
     status: int
     problems: tuple[str, ...] = ()
+    cluster_uuid: str = ""
+    clique: int | None = None
+
+    @property
+    def domain(self) -> str:
+        """The NVLink domain across nodes in which the GPU can reach others; empty if it is in none."""
+        return f"{self.cluster_uuid}.{self.clique}" if self.cluster_uuid and self.state == "completed" else ""
 
 
 class GpuProcess(Frozen):
@@ -221,6 +232,16 @@ _REMOTES: dict[int, Literal["gpu", "npu", "switch"]] = {0: "gpu", 1: "npu", 2: "
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
 # nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: first bit of each 2-bit value -> meaning of the value 1
 _FABRIC_HEALTH = {0: "degraded bandwidth", 2: "route recovery", 4: "route unhealthy", 6: "access timeout recovery"}
+# The same, bits 8 to 11; only for GPUs in an NVLink domain across nodes
+_FABRIC_MISCONFIGURATION = {
+    2: "incorrect system GUID",
+    3: "incorrect chassis serial number",
+    4: "no partition",
+    5: "insufficient NVLinks",
+    6: "incompatible GPU firmware",
+    7: "invalid location",
+    8: "invalid GPU state",
+}
 
 
 def read_gpu(reader: NvmlReader, index: int, handle: Any) -> Gpu:
@@ -379,6 +400,15 @@ def _active_link(reader: NvmlReader, handle: Any, number: int) -> NvLink:
     )
 
 
+def read_fabric(index: int) -> Fabric | None:
+    """The fabric registration of one GPU; None if it supports none, or if it is not readable.
+
+    Raises NvmlUnavailableError, and NVMLError for a GPU without a handle.
+    """
+    with nvml_session() as nvml:
+        return _fabric(NvmlReader(nvml), nvml.nvmlDeviceGetHandleByIndex(index))
+
+
 def _fabric(reader: NvmlReader, handle: Any) -> Fabric | None:
     info = reader.nvml.c_nvmlGpuFabricInfoV_t()
     reader.query("fabric", "nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
@@ -387,8 +417,17 @@ def _fabric(reader: NvmlReader, handle: Any) -> Fabric | None:
     if info.state >= len(_FABRIC_STATES):
         reader.unreadable["fabric"] = f"unknown fabric state {info.state} from NVML"
         return None
-    problems = tuple(name for shift, name in _FABRIC_HEALTH.items() if info.healthMask >> shift & 3 == 1)
-    return Fabric(state=_FABRIC_STATES[info.state], status=info.status, problems=problems)
+    problems = [name for shift, name in _FABRIC_HEALTH.items() if info.healthMask >> shift & 3 == 1]
+    uuid = bytes(info.clusterUuid)
+    if any(uuid):
+        problems += filter(None, [_FABRIC_MISCONFIGURATION.get(info.healthMask >> 8 & 0xF)])
+    return Fabric(
+        state=_FABRIC_STATES[info.state],
+        status=info.status,
+        problems=tuple(problems),
+        cluster_uuid=str(UUID(bytes=uuid)) if any(uuid) else "",
+        clique=info.cliqueId,
+    )
 
 
 def _processes(reader: NvmlReader, handle: Any) -> tuple[GpuProcess, ...] | None:

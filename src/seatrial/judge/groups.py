@@ -22,7 +22,8 @@ from seatrial.util.text import and_more
 
 NO_PEERS = PeerGroup("", ())
 _MAX_NAMED = 4  # subjects listed in one message
-SHAPE_FACTS = ("gpu", "world_size", "nodes")  # facts that select a reference value; all ranks must agree on them
+_GPU = "gpu"
+SHAPE_FACTS = (_GPU, "world_size", "nodes")  # facts that select a reference value; all ranks must agree on them
 _HASHABLE = (str, int, type(None))
 _MAX_VALUE_CHARS = 80  # of a fact in a message
 _Text = Annotated[str, Field(min_length=1)]
@@ -55,7 +56,9 @@ class MeasurementGroup:
                 self.facts |= measurement.facts
         if check.per_node:
             self.subject = node_of(first)
-        self.gpu_model = gpu_model(self.facts)
+        self.model = _text_fact(check.model_fact, self.facts)
+        # the model of a host needs no numbers of ranks and nodes
+        self._shape_facts = SHAPE_FACTS if check.model_fact == _GPU else (check.model_fact,)
         self.metrics: dict[str, list[Metric]] = {}
         for measurement in measurements:
             for metric in measurement.metrics:
@@ -75,19 +78,21 @@ class MeasurementGroup:
 
     @cached_property
     def invalid_shape(self) -> str:
-        """The first of SHAPE_FACTS that is missing or of another type, as text; empty if there is none."""
-        for name in SHAPE_FACTS:
+        """The first fact that selects a reference value and is missing or of another type, as text; else empty."""
+        for name in self._shape_facts:
             value = self.facts.get(name)
-            if name == "gpu" and not (isinstance(value, str) and value):
-                return fact_text(name, self.facts, "the NVML name of the GPU")
-            if name != "gpu" and not (type(value) is int and value > 0):
+            is_model = name == self._shape_facts[0]
+            if is_model and not (isinstance(value, str) and value):
+                expected = "the NVML name of the GPU" if name == _GPU else "the model of the device"
+                return fact_text(name, self.facts, expected)
+            if not is_model and not (type(value) is int and value > 0):
                 return fact_text(name, self.facts, "a positive integer")
         return ""
 
     @cached_property
     def shape(self) -> tuple[object, ...]:
-        """The values of SHAPE_FACTS as a hashable key."""
-        values = map(self.facts.get, SHAPE_FACTS)
+        """The values of the facts that select a reference value, as a hashable key."""
+        values = map(self.facts.get, self._shape_facts)
         return tuple([value if type(value) in _HASHABLE else (repr(value),) for value in values])
 
     def rank_disagreement(self, names: Iterable[str]) -> str:
@@ -146,7 +151,7 @@ def measurement_groups(check: Check, measured: Sequence[Measurement], names: Set
 
 
 class PeerGroups:
-    """The values of one metric by GPU model, since different models are never compared.
+    """The values of one metric by device model, since different models are never compared.
 
     With exactly two nodes, each node is a group of its own: of two nodes, neither shows which one is slow.
     """
@@ -185,7 +190,7 @@ def peer_groups(names: Sequence[str], measured: Sequence[MeasurementGroup]) -> d
     for name, groups in groups_by_metric.items():
         for group in measured:
             for metric in group.metrics.get(name, ()):
-                groups.add(group.gpu_model, metric.subject, metric.value)
+                groups.add(group.model, metric.subject, metric.value)
     return groups_by_metric
 
 
@@ -220,8 +225,12 @@ def node_of(measurement: Measurement) -> str:
 
 def gpu_model(facts: Mapping[str, JsonValue]) -> str:
     """NVML's name of the GPU, or an empty string."""
-    gpu = facts.get("gpu")
-    return gpu if isinstance(gpu, str) else ""
+    return _text_fact(_GPU, facts)
+
+
+def _text_fact(name: str, facts: Mapping[str, JsonValue]) -> str:
+    value = facts.get(name)
+    return value if isinstance(value, str) else ""
 
 
 def opposite_direction(subject: str) -> str:

@@ -1,0 +1,129 @@
+"""Speed of the CPUs, the memory and a local disk of one node, in seconds and without torch.
+
+Python's threads suffice: the kernels (PBKDF2 of OpenSSL, memmove of libc, system calls) run without the interpreter's
+lock. The rates are for comparison with nodes of the same CPU model, not with other benchmarks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from threading import Barrier
+
+WINDOWS = 3
+_CALIBRATION_ITERATIONS = 2000
+COPY_BYTES = 2**25  # per thread and buffer: two of them exceed a thread's share of any cache
+DISK_CHUNK_BYTES = 2**22
+_START_TIMEOUT_S = 30.0  # until all threads have their memory
+
+
+@dataclass(frozen=True)
+class DiskSpeed:
+    """Sequential rates in GB/s with O_DIRECT, and the number of bytes."""
+
+    write: float
+    read: float
+    size: int
+
+
+def hash_rate(cpus: Sequence[int], seconds: float) -> float:
+    """Iterations/s of PBKDF2-HMAC-SHA256 on all of ``cpus`` concurrently, one thread each; median of windows."""
+    (calibration_s,) = _on_all(cpus[:1], lambda: lambda: _hash(_CALIBRATION_ITERATIONS))
+    iterations = max(1, int(_CALIBRATION_ITERATIONS * seconds / WINDOWS / calibration_s))
+    return median(sum(_on_all(cpus, lambda: lambda: iterations / _hash(iterations))) for _ in range(WINDOWS))
+
+
+def copy_rates(cpus_by_group: Sequence[Sequence[int]], seconds: float, block: int = COPY_BYTES) -> list[float]:
+    """GB/s, read plus written, of copies in memory by all CPUs concurrently; the sum of each group (a NUMA node).
+
+    The thread of each CPU copies between two blocks that it has touched first: they are in the memory of its NUMA node.
+    """
+    rates = iter(_on_all([cpu for group in cpus_by_group for cpu in group], lambda: _copy(block, seconds)))
+    return [sum(next(rates) for _ in group) for group in cpus_by_group]
+
+
+def disk_speed(path: Path, size: int, limit_s: float) -> DiskSpeed:
+    """Write and read a new file with O_DIRECT, up to ``size`` bytes or ``limit_s`` seconds each, and remove it.
+
+    Raises OSError, with EINVAL if the filesystem does not support O_DIRECT.
+    """
+    with mmap.mmap(-1, DISK_CHUNK_BYTES) as buffer, memoryview(buffer) as view:
+        buffer.write(os.urandom(DISK_CHUNK_BYTES))  # not compressible
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            path.unlink()  # the open file stays until it is closed
+            fcntl.fcntl(file, fcntl.F_SETFL, os.O_DIRECT)
+            written, write_s = _stream(lambda: os.write(file, view), size, limit_s, lambda: os.fsync(file))
+            os.lseek(file, 0, os.SEEK_SET)
+            read, read_s = _stream(lambda: os.readv(file, [view]), written, limit_s)
+        finally:
+            os.close(file)
+    return DiskSpeed(written / write_s / 1e9, read / read_s / 1e9, written)
+
+
+def _stream(
+    transfer: Callable[[], int], size: int, limit_s: float, finish: Callable[[], None] = lambda: None
+) -> tuple[int, float]:
+    """(bytes, seconds) of repeated transfers. Raises OSError if one transfers nothing."""
+    started, total = time.perf_counter(), 0
+    while total < size and time.perf_counter() - started < limit_s:
+        count = transfer()
+        if not count:
+            raise OSError(errno.EIO, f"end of file after {total} of {size} bytes")
+        total += count
+    finish()
+    return total, time.perf_counter() - started
+
+
+def _hash(iterations: int) -> float:
+    started = time.perf_counter()
+    hashlib.pbkdf2_hmac("sha256", b"seatrial", b"host speed", iterations)
+    return time.perf_counter() - started
+
+
+def _copy(block: int, seconds: float) -> Callable[[], float]:
+    """A function that copies for ``seconds`` and returns GB/s; the memory is allocated and touched before."""
+    buffers = [mmap.mmap(-1, block) for _ in range(2)]
+    source, target = (ctypes.addressof(ctypes.c_char.from_buffer(buffer)) for buffer in buffers)
+    for address in (source, target):
+        ctypes.memset(address, 1, block)
+
+    def copy() -> float:
+        started, copies, elapsed = time.perf_counter(), 0, 0.0
+        while elapsed < seconds:
+            ctypes.memmove(target, source, block)
+            copies += 1
+            elapsed = time.perf_counter() - started
+        for buffer in buffers:
+            buffer.close()
+        return 2 * copies * block / elapsed / 1e9
+
+    return copy
+
+
+def _on_all(cpus: Sequence[int], prepare: Callable[[], Callable[[], float]]) -> list[float]:
+    """The results of the work that ``prepare`` returns, in one thread per CPU; it starts when all are prepared."""
+    barrier = Barrier(len(cpus))
+
+    def run(cpu: int) -> float:
+        try:
+            os.sched_setaffinity(0, {cpu})  # of this thread only
+            work = prepare()
+        except Exception:
+            barrier.abort()
+            raise
+        barrier.wait(_START_TIMEOUT_S)
+        return work()
+
+    with ThreadPoolExecutor(len(cpus)) as pool:
+        return list(pool.map(run, cpus))

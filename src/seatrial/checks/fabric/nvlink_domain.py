@@ -1,0 +1,104 @@
+"""Do the GPUs of all nodes belong to the expected NVLink domains? For systems whose NVLink connects nodes (NVL72).
+
+A domain is a cluster UUID and a clique of NVML: its GPUs reach each other over NVLink. GPUs of one node need no UUID.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts, metric
+from seatrial.discover import nvml
+from seatrial.model import Observation, Outcome, Phase, Rule, Scope
+
+MAX_GPUS = 72  # of one NVLink domain: GB200 and GB300 NVL72 (nvidia.com/en-us/data-center/gb200-nvl72)
+
+
+def measure(context: Context, _options: Options) -> Iterator[Observation]:
+    """Yield from rank 0 the NVLink domains of all GPUs, and their differences from the expected ones."""
+    from seatrial.bench import rank
+
+    fabric = None if context.nvml_index is None else nvml.read_fabric(context.nvml_index)
+    domains = dict(rank.gather((context.subject, fabric.domain if fabric else "")))
+    if context.rank == 0:
+        yield from compare(domains)
+
+
+def compare(domains: Mapping[str, str]) -> Iterator[Observation]:
+    """Yield facts and metrics of the GPUs in ``domains``: subject → its domain, empty if it is in none."""
+    nodes_by_domain: dict[str, list[str]] = {}
+    domains_by_node: dict[str, set[str]] = {}
+    for subject, domain in domains.items():
+        node = subject.partition("/")[0]
+        domains_by_node.setdefault(node, set()).add(domain)
+        if domain and node not in nodes_by_domain.setdefault(domain, []):
+            nodes_by_domain[domain].append(node)
+    without = [subject for subject, domain in domains.items() if not domain]
+    split = [node for node, of_node in domains_by_node.items() if len(of_node - {""}) > 1]
+    # On several nodes with an HGX board each, no domain has two nodes, or the GPUs have no domain
+    across_nodes = any(len(nodes) > 1 for nodes in nodes_by_domain.values())
+    applies = across_nodes or (len(domains_by_node) == 1 and bool(nodes_by_domain))
+    yield from facts(
+        {
+            "nvlink_across_nodes": "yes" if applies else "no",
+            "domains": nodes_by_domain,
+            "without_domain": without,
+            "split_nodes": split,
+        }
+    )
+    if applies:
+        yield metric("gpus_without_domain", len(without), "GPUs")
+        yield metric("split_nodes", len(split), "nodes")
+        yield metric("additional_domains", max(0, len(nodes_by_domain) - math.ceil(len(domains) / MAX_GPUS)), "count")
+
+
+_APPLIES_IF = {"nvlink_across_nodes": "yes"}
+_FIX = (
+    "nvidia-smi -q -i INDEX | grep -A8 Fabric on the nodes: CliqueId and ClusterUUID; on the NVLink switches: nv show "
+    "sdn partition; systemctl status nvidia-imex"
+)
+
+CHECK = Check(
+    name="fabric.nvlink_domain",
+    title="NVLink domains across nodes: cluster UUID and clique of all GPUs",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.CLUSTER,
+    needs=Needs(gpus=True),
+    metrics={"gpus_without_domain": "GPUs", "split_nodes": "nodes", "additional_domains": "count"},
+    rules=(
+        Rule(
+            metric="gpus_without_domain",
+            expect="== 0 GPUs",
+            outcome_if_violated=Outcome.WARN,
+            applies_if=_APPLIES_IF,
+            evidence_facts=("without_domain",),
+            meaning="These GPUs are in no NVLink domain although others are: they reach other nodes over RDMA only.",
+            fix=_FIX,
+        ),
+        Rule(
+            metric="split_nodes",
+            expect="== 0 nodes",
+            outcome_if_violated=Outcome.WARN,
+            applies_if=_APPLIES_IF,
+            evidence_facts=("split_nodes", "domains"),
+            meaning="GPUs of one node are in different NVLink domains: no NVLink between them.",
+            fix=_FIX,
+        ),
+        Rule(
+            metric="additional_domains",
+            expect="== 0",
+            outcome_if_violated=Outcome.WARN,
+            applies_if=_APPLIES_IF,
+            evidence_facts=("domains",),
+            meaning=f"The nodes are in more NVLink domains than their number of GPUs needs ({MAX_GPUS} fit into one): "
+            "traffic between domains takes RDMA. A node alone in its domain is misconfigured or in another rack.",
+            fix=f"{_FIX}. If the nodes are in several racks on purpose, ignore this",
+        ),
+    ),
+    rule_facts={
+        "nvlink_across_nodes": RuleFact(reason="no NVLink domain (cluster UUID and clique) has GPUs of two nodes")
+    },
+    measure=measure,
+    limit_s=60,
+)

@@ -1,0 +1,164 @@
+"""host.settings: settings of kernel, CPU, PCIe and NVIDIA driver that make training slow or break GPUDirect."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Check, Context, Options, RuleFact, facts, metric
+from seatrial.discover import fabric, settings
+from seatrial.discover.settings import Setting
+from seatrial.model import NOT_REPORTED, Observation, Outcome, Phase, Rule, Scope
+
+# Setting → its metric, its unit, and the value of the metric
+METRICS: Mapping[str, tuple[str, Literal["bool", "devices"], Callable[[Any], float]]] = {
+    "kernel_module": ("open_kernel_module", "bool", lambda kind: kind == "open"),
+    "gpudirect_rdma": ("gpudirect_rdma_available", "bool", lambda interface: interface != "none"),
+    "acs": ("acs_redirecting_bridges", "devices", len),
+    "iommu": ("iommu_translates", "bool", lambda mode: mode == "translated"),
+    "cpu_governor": ("governor_performance", "bool", lambda governors: governors == "performance"),
+    "turbo": ("turbo_enabled", "bool", bool),
+    "transparent_hugepages": ("transparent_hugepages_enabled", "bool", lambda mode: mode != "never"),
+    "numa_balancing": ("numa_balancing_enabled", "bool", bool),
+    "gdrcopy": ("gdrcopy_accessible", "bool", bool),
+    "performance_counters": ("performance_counters_readable", "bool", bool),
+}
+
+
+def measure(context: Context, _options: Options) -> Iterator[Observation]:
+    """Yield each setting, its status, and the metric of each readable one."""
+    context.progress("reading /proc and /sys")
+    node = settings.read(context.root)
+    yield from facts(
+        {
+            "gpu_node": "yes" if node.gpu_node else "no",
+            "rdma_present": "yes" if fabric.read_rdma(context.root).devices else "no",
+            "architecture": platform.machine(),
+        }
+    )
+    unreadable: dict[str, str] = {}
+    for name in type(node).model_fields:
+        setting = getattr(node, name)
+        if not isinstance(setting, Setting):
+            continue
+        yield from facts({name: setting.value, f"{name}_status": _status(setting)})
+        if name in METRICS and setting.status == "readable":
+            metric_name, unit, value = METRICS[name]
+            yield metric(metric_name, value(setting.value), unit, context.node)
+        elif name in METRICS and setting.status == "unreadable":
+            unreadable[METRICS[name][0]] = setting.reason
+    yield from facts({NOT_REPORTED: unreadable})
+
+
+def _status(setting: Setting) -> str:
+    """The fact that rules depend on. An unreadable setting counts as readable: its metric is missing, an ERROR."""
+    states = {"not_supported": NOT_SUPPORTED, "permission_denied": PERMISSION_DENIED}
+    return f"{states[setting.status]}: {setting.reason}" if setting.status in states else "readable"
+
+
+def _rule(setting: str, expect: str, meaning: str, fix: str, applies_if: Mapping[str, str] | None = None) -> Rule:
+    """A rule on one setting of a GPU node; WARN, since training works with any of these settings."""
+    return Rule(
+        metric=METRICS[setting][0],
+        expect=expect,
+        outcome_if_violated=Outcome.WARN,
+        applies_if={"gpu_node": "yes", **(applies_if or {}), f"{setting}_status": "readable"},
+        evidence_facts=(setting,),
+        meaning=meaning,
+        fix=fix,
+    )
+
+
+RULES = (
+    _rule(
+        "kernel_module",
+        "== 1 bool",
+        "The proprietary kernel module is loaded. Blackwell GPUs and dma-buf need the open one.",
+        "Install the open kernel module (nvidia-open, or --kernel-module-type=open) and reboot; then: cat "
+        "/proc/driver/nvidia/version",
+    ),
+    _rule(
+        "gpudirect_rdma",
+        "== 1 bool",
+        "NICs cannot reach GPU memory: dma-buf needs the open kernel module and kernel 5.12 or newer, otherwise "
+        "nvidia_peermem must be loaded. NCCL copies through host memory instead, at a part of the bandwidth.",
+        "Install the open kernel module; or: modprobe nvidia_peermem, and add it to /etc/modules-load.d/",
+        {"rdma_present": "yes"},
+    ),
+    _rule(
+        "acs",
+        "== 0 devices",
+        "ACS of these PCIe bridges sends traffic between GPUs and NICs through the root complex: GPUDirect is slow.",
+        "Disable ACS in the BIOS, or at each boot for every bridge in fact acs: setpci -s BRIDGE ECAP_ACS+0x6.w=0000; "
+        "check: lspci -vvv | grep ACSCtl. Hosts of virtual machines need ACS: use ATS there.",
+    ),
+    _rule(
+        "iommu",
+        "== 0 bool",
+        "The IOMMU translates each address of GPUs or NICs: traffic between them goes through the root complex, and "
+        "host copies are slower.",
+        "Kernel option iommu=pt (AMD, Intel: also intel_iommu=on), or disable the IOMMU in the BIOS; reboot; check: "
+        "cat /sys/kernel/iommu_groups/*/type",
+        {"architecture": "x86_64"},  # on Grace the GPU uses the translation
+    ),
+    _rule(
+        "cpu_governor",
+        "== 1 bool",
+        "CPUs reduce their clocks between short loads: kernel launches, data loading and communication are slower.",
+        "cpupower frequency-set -g performance; permanently: tuned-adm profile hpc-compute, or a systemd unit",
+    ),
+    _rule(
+        "turbo",
+        "== 1 bool",
+        "CPUs cannot exceed their base frequency: single-threaded work, such as kernel launches, is slower.",
+        "Enable turbo (boost) in the BIOS; or: echo 0 > /sys/devices/system/cpu/intel_pstate/no_turbo, "
+        "echo 1 > /sys/devices/system/cpu/cpufreq/boost",
+    ),
+    _rule(
+        "transparent_hugepages",
+        "== 1 bool",
+        "Programs cannot get huge pages: large allocations in host memory cause more page faults and TLB misses.",
+        "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled; permanently: kernel option "
+        "transparent_hugepage=madvise",
+    ),
+    _rule(
+        "numa_balancing",
+        "== 0 bool",
+        "The kernel unmaps and moves pages between NUMA nodes: irregular delays in data loading and communication.",
+        "sysctl -w kernel.numa_balancing=0; permanently: a file in /etc/sysctl.d/",
+    ),
+    _rule(
+        "gdrcopy",
+        "== 1 bool",
+        "GDRCopy's module is loaded, but this user cannot open /dev/gdrdrv: NVSHMEM and UCX copy small messages "
+        "through the copy engine, with a higher latency.",
+        "ls -l /dev/gdrdrv; chmod 666 /dev/gdrdrv (udev rule). Container: --device=/dev/gdrdrv",
+    ),
+    _rule(
+        "performance_counters",
+        "== 1 bool",
+        "Only administrators may read GPU performance counters: Nsight Compute and CUPTI end with ERR_NVGPUCTRPERM.",
+        "If users should profile: 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' in /etc/modprobe.d/, then "
+        "reload the driver",
+    ),
+)
+
+_READABLE = RuleFact(values="readable", permission_denied=Outcome.SKIP)  # not UNJUDGED: most users are not root
+
+CHECK = Check(
+    name="host.settings",
+    title="Settings of kernel, CPU, PCIe and NVIDIA driver",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.NODE,
+    metrics={name: unit for name, unit, _ in METRICS.values()},
+    rules=RULES,
+    rule_facts={
+        "gpu_node": RuleFact(reason="no NVIDIA GPU on this machine"),
+        "rdma_present": RuleFact(reason="no RDMA device"),
+        "architecture": RuleFact(values=r"\w+", reason="the rule does not apply to the architecture {}"),
+        **{f"{setting}_status": _READABLE for setting in METRICS},
+    },
+    measure=measure,
+    limit_s=60,
+)

@@ -1,0 +1,83 @@
+"""host.versions: components that are older than the first version without known serious vulnerabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
+from seatrial.discover import settings, versions
+from seatrial.discover.versions import ComponentVersions, InstalledVersion
+from seatrial.hardware.minimum_versions import MinimumVersions, UnknownVersionError, minimum_versions
+from seatrial.model import Observation, Outcome, Phase, Rule, Scope
+
+
+def measure(context: Context, _options: Options) -> Iterator[Observation]:
+    """Yield the versions of the components, and for each component whether one is older than its minimum."""
+    context.progress("reading versions")
+    installed = versions.read(context.root)
+    yield from facts(
+        {
+            "gpu_node": "yes" if settings.is_gpu_node(context.root) else "no",
+            "versions": {name: _texts(component.versions) for name, component in installed.items()},
+        }
+    )
+    for name, minimum in minimum_versions().items():
+        outdated, reason = compare(installed[name], minimum)
+        yield from facts({f"{name}_known": f"no: {reason}" if reason else "yes", f"{name}_outdated": outdated})
+        if not reason:
+            yield metric(f"{name}_outdated", bool(outdated), "bool", context.node)
+
+
+def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[list[str], str]:
+    """(the outdated versions with their minimum, the reason why none could be compared); a reason excludes versions."""
+    if installed.reason:
+        return [], installed.reason
+    known, reasons = False, list[str]()
+    outdated = []
+    for version in installed.versions:
+        if minimum.models and version.model not in minimum.models:
+            reasons.append(f"model {version.model or 'unknown'} is not listed")
+            continue
+        try:
+            required = minimum.minimum_for(version.version)
+        except UnknownVersionError as error:
+            reasons.append(str(error))
+            continue
+        known = True
+        if required:
+            outdated += [f"{text} is older than {required}" for text in _texts([version])]
+    return outdated, "" if known else "; ".join(dict.fromkeys(reasons))
+
+
+def _texts(installed: Sequence[InstalledVersion]) -> list[str]:
+    return [f"{version.place} {version.model} {version.version}".strip() for version in installed]
+
+
+RULES = tuple(
+    Rule(
+        metric=f"{name}_outdated",
+        expect="== 0 bool",
+        outcome_if_violated=Outcome.WARN,
+        applies_if={"gpu_node": "yes", f"{name}_known": "yes"},
+        evidence_facts=(f"{name}_outdated",),
+        meaning=f"{minimum.title} is older than the first fixed version: {minimum.risk}. "
+        f"{', '.join(minimum.advisories)}, {minimum.published}.",
+        fix=f"{minimum.fix}. Advisory: {minimum.source}",
+    )
+    for name, minimum in minimum_versions().items()
+)
+
+CHECK = Check(
+    name="host.versions",
+    title="Versions without known serious vulnerabilities",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.NODE,
+    metrics=dict.fromkeys((rule.metric for rule in RULES), "bool"),
+    rules=RULES,
+    rule_facts={
+        "gpu_node": RuleFact(reason="no NVIDIA GPU on this machine"),
+        **{f"{name}_known": RuleFact(reason="no version") for name in minimum_versions()},
+    },
+    measure=measure,
+    limit_s=60,
+)

@@ -1,0 +1,209 @@
+"""Settings of kernel, CPU, PCIe and NVIDIA driver that affect training; each has a value or a reason for none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import JsonValue
+
+from seatrial.discover import cpu_memory, pcie
+from seatrial.discover.file_readers import error_text, list_names, read_line, read_number, read_text
+from seatrial.discover.host import has_capability
+from seatrial.model import Frozen
+
+_CPUS = "sys/devices/system/cpu"
+_CAP_SYS_ADMIN = 21  # capabilities(7): may read GPU performance counters in any case
+_DMA_BUF_KERNEL = (5, 12)  # first kernel with dma-buf for RDMA (NVIDIA GPU Operator, GPUDirect RDMA)
+_SMALL_PAGE = 4096
+# Errors of files that exist only on other hardware, or with other kernel options
+_ABSENT = (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.ENOTDIR)
+# Types of an IOMMU group (Linux, sysfs-kernel-iommu_groups): with and without translation of addresses
+_TRANSLATED, _PASSTHROUGH = ("DMA", "DMA-FQ"), ("identity",)
+
+
+class NotSupportedError(Exception):
+    """The machine does not have the setting; the message is the reason."""
+
+
+class Setting(Frozen):
+    """One setting. ``unreadable``: the machine has it, but its value is unknown; ``reason`` says why."""
+
+    status: Literal["readable", "not_supported", "permission_denied", "unreadable"]
+    value: JsonValue = None
+    reason: str = ""
+
+
+class SettingFacts(Frozen):
+    """``gpu_node``: an NVIDIA GPU or the NVIDIA driver is present. The readers below define the values of settings."""
+
+    gpu_node: bool
+    kernel_module: Setting
+    gpudirect_rdma: Setting
+    acs: Setting
+    iommu: Setting
+    cpu_governor: Setting
+    turbo: Setting
+    idle_state: Setting
+    transparent_hugepages: Setting
+    hugepages_bytes: Setting
+    numa_balancing: Setting
+    gdrcopy: Setting
+    performance_counters: Setting
+
+
+def read(root: Path = Path("/")) -> SettingFacts:
+    """The settings in /proc, /sys and /dev under ``root``."""
+    return SettingFacts(
+        gpu_node=is_gpu_node(root),
+        kernel_module=_setting(lambda: _kernel_module(root)),
+        gpudirect_rdma=_setting(lambda: _gpudirect_rdma(root)),
+        acs=_setting(lambda: _redirecting_bridges(root)),
+        iommu=_setting(lambda: _iommu(root)),
+        cpu_governor=_setting(lambda: _cpu_governor(root)),
+        turbo=_setting(lambda: _turbo(root)),
+        idle_state=_setting(lambda: _deepest_idle_state(root)),
+        transparent_hugepages=_setting(lambda: _transparent_hugepages(root)),
+        hugepages_bytes=_setting(lambda: _hugepages_bytes(root)),
+        numa_balancing=_setting(lambda: _numa_balancing(root)),
+        gdrcopy=_setting(lambda: _gdrcopy(root)),
+        performance_counters=_setting(lambda: _performance_counters(root)),
+    )
+
+
+def is_gpu_node(root: Path) -> bool:
+    """Whether the machine has an NVIDIA GPU on its PCI bus, or the NVIDIA driver is loaded."""
+    if (root / "proc/driver/nvidia/version").exists():
+        return True
+    try:
+        return bool(pcie.gpus(root))
+    except (OSError, ValueError):
+        return False
+
+
+def _setting(read_value: Callable[[], JsonValue]) -> Setting:
+    try:
+        return Setting(status="readable", value=read_value())
+    except NotSupportedError as reason:
+        return Setting(status="not_supported", reason=str(reason))
+    except OSError as error:
+        status: Literal["not_supported", "permission_denied", "unreadable"] = "unreadable"
+        if error.errno in _ABSENT:
+            status = "not_supported"
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            status = "permission_denied"
+        return Setting(status=status, reason=error_text(error))
+    except ValueError as error:
+        return Setting(status="unreadable", reason=error_text(error))
+
+
+def _kernel_module(root: Path) -> str:
+    """``open`` or ``proprietary``: the kind of the loaded NVIDIA kernel module."""
+    return "open" if "Open Kernel Module" in read_text(root / "proc/driver/nvidia/version") else "proprietary"
+
+
+def _gpudirect_rdma(root: Path) -> str:
+    """The kernel interface by which a NIC can reach GPU memory: ``dma-buf``, ``nvidia_peermem`` or ``none``.
+
+    dma-buf needs the open kernel module (NVIDIA GPU Operator, GPUDirect RDMA).
+    """
+    release = re.match(r"(\d+)\.(\d+)", read_line(root / "proc/sys/kernel/osrelease"))
+    new_kernel = release and (int(release[1]), int(release[2])) >= _DMA_BUF_KERNEL
+    if _kernel_module(root) == "open" and new_kernel:
+        return "dma-buf"
+    return "nvidia_peermem" if (root / "sys/module/nvidia_peermem").exists() else "none"
+
+
+def _redirecting_bridges(root: Path) -> JsonValue:
+    """The PCIe bridges above GPUs and RDMA devices whose ACS redirects peer-to-peer traffic."""
+    flags = re.search(r"^flags\s*:.*\bhypervisor\b", read_text(root / "proc/cpuinfo"), re.MULTILINE)
+    if flags:
+        raise NotSupportedError("virtual machine: the hypervisor controls ACS")
+    bridges = pcie.bridges_above([*pcie.gpus(root), *pcie.rdma_devices(root)])
+    redirects = {bridge.name: pcie.redirects_peer_traffic(bridge) for bridge in bridges}
+    if all(redirect is None for redirect in redirects.values()):
+        raise NotSupportedError("no PCIe bridge above a GPU or RDMA device has ACS")
+    return [name for name, redirect in redirects.items() if redirect]
+
+
+def _iommu(root: Path) -> str:
+    """``translated`` if the IOMMU translates the addresses of a GPU or RDMA device, else ``passthrough``."""
+    groups = [device / "iommu_group" for device in (*pcie.gpus(root), *pcie.rdma_devices(root))]
+    types = {read_line(group / "type") for group in groups if group.exists()}
+    if not types & {*_TRANSLATED, *_PASSTHROUGH}:  # a device that is assigned to a virtual machine has another type
+        raise NotSupportedError("no GPU or RDMA device is behind an active IOMMU")
+    return "translated" if types & {*_TRANSLATED} else "passthrough"
+
+
+def _cpu_governor(root: Path) -> str:
+    """The frequency governors of all CPUs, such as ``performance``, joined by commas."""
+    files = sorted((root / _CPUS).glob("cpu[0-9]*/cpufreq/scaling_governor"))
+    if not files:
+        raise NotSupportedError("no CPU has frequency scaling that the kernel controls")
+    return ", ".join(sorted({read_line(file) for file in files}))
+
+
+def _turbo(root: Path) -> bool:
+    """Whether CPUs may exceed their base frequency."""
+    intel = root / _CPUS / "intel_pstate/no_turbo"
+    return not read_number(intel) if intel.exists() else bool(read_number(root / _CPUS / "cpufreq/boost"))
+
+
+def _deepest_idle_state(root: Path) -> str:
+    """The enabled idle state of CPU 0 with the longest exit latency, such as ``C6, 133 us``."""
+    folder = root / _CPUS / "cpu0/cpuidle"
+    states = [folder / name for name in list_names(folder)]
+    enabled = [state for state in states if not read_number(state / "disable")]
+    if not enabled:
+        raise NotSupportedError("all idle states are disabled")
+    deepest = max(enabled, key=lambda state: read_number(state / "latency"))
+    return f"{read_line(deepest / 'name')}, {read_number(deepest / 'latency')} us"
+
+
+def _transparent_hugepages(root: Path) -> str:
+    """``always``, ``madvise`` or ``never``."""
+    if os.sysconf("SC_PAGESIZE") != _SMALL_PAGE:  # with 64 KiB pages a huge page has 512 MiB, too large to be useful
+        raise NotSupportedError(f"the kernel uses pages of {os.sysconf('SC_PAGESIZE')} bytes")
+    path = root / "sys/kernel/mm/transparent_hugepage/enabled"
+    match = re.search(r"\[(always|madvise|never)\]", read_line(path))
+    if not match:
+        raise ValueError(f"{path}: expected a choice such as [madvise], read {read_line(path)[:60]!r}")
+    return match[1]
+
+
+def _hugepages_bytes(root: Path) -> int:
+    """Memory that is reserved for huge pages, in bytes."""
+    path = root / "proc/meminfo"
+    text = read_text(path)
+    count = re.search(r"^HugePages_Total:\s*(\d+)$", text, re.MULTILINE)
+    size = re.search(r"^Hugepagesize:\s*(\d+) kB$", text, re.MULTILINE)
+    if not count or not size:
+        raise NotSupportedError(f"{path}: no huge pages in this kernel")
+    return int(count[1]) * int(size[1]) * 1024
+
+
+def _numa_balancing(root: Path) -> bool:
+    """Whether the kernel moves pages between NUMA nodes."""
+    if sum(bool(node.cpus) for node in cpu_memory.read_cpu(root).numa) < 2:
+        raise NotSupportedError("one NUMA node")
+    return bool(read_number(root / "proc/sys/kernel/numa_balancing"))
+
+
+def _gdrcopy(root: Path) -> bool:
+    """Whether this user can open GDRCopy's device."""
+    if not (root / "sys/module/gdrdrv").exists():
+        raise NotSupportedError("GDRCopy's kernel module gdrdrv is not loaded")
+    return os.access(root / "dev/gdrdrv", os.R_OK | os.W_OK)
+
+
+def _performance_counters(root: Path) -> bool:
+    """Whether this user may read the GPUs' performance counters."""
+    path = root / "proc/driver/nvidia/params"
+    match = re.search(r"^RmProfilingAdminOnly:\s*([01])$", read_text(path), re.MULTILINE)
+    if not match:
+        raise NotSupportedError(f"{path}: no RmProfilingAdminOnly")
+    return match[1] == "0" or has_capability(root / "proc/self", _CAP_SYS_ADMIN)
