@@ -1,0 +1,138 @@
+"""Tells the compute ports of the nodes, which NCCL should use, from ports for storage and management. Pure.
+
+With a list in NCCL_IB_HCA the compute ports are those that it selects. Without one they are the ports of one kind (NIC
+model, board, link layer): the kind whose ports together are the fastest. A port whose interface has the default route
+is a management port, unless the node has no other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from seatrial.discover.rdma_ports import PortDetails
+from seatrial.util import data_files
+
+Kind = tuple[str, str, str]  # PortDetails.kind
+
+
+@dataclass(frozen=True)
+class ComputePorts:
+    """``by_node``: the compute ports of each node, sorted; ``others``: the reason for each other port (NODE/PORT)."""
+
+    by_node: Mapping[str, tuple[PortDetails, ...]]
+    others: Mapping[str, str]
+
+    def __iter__(self) -> Iterator[tuple[str, PortDetails]]:
+        return ((node, port) for node, ports in self.by_node.items() for port in ports)
+
+
+def select_compute_ports(ports: Mapping[str, Sequence[PortDetails]], nccl_ib_hca: Mapping[str, str]) -> ComputePorts:
+    """The compute ports. ``nccl_ib_hca``: the value of NCCL_IB_HCA on each node, empty if it is not set."""
+    others: dict[str, str] = {}
+    candidates = {node: _candidates(node, ports[node], nccl_ib_hca[node], others) for node in ports}
+    strength = _strength_by_kind(candidates)
+    compute: dict[str, tuple[PortDetails, ...]] = {}
+    for node, found in candidates.items():
+        compute[node] = found
+        if found and not _is_list(nccl_ib_hca[node]):
+            kind = max((port.kind for port in found), key=strength.__getitem__)
+            compute[node] = tuple(port for port in found if port.kind == kind)
+            reason = f"not of the compute ports' kind ({kind_text(kind)})"
+            others |= {
+                f"{node}/{port.name}": f"{kind_text(port.kind)}: {reason}" for port in found if port.kind != kind
+            }
+    listed = {node for node in ports if _is_list(nccl_ib_hca[node])}
+    unused = {key: reason for key, reason in _unused(compute).items() if key.partition("/")[0] not in listed}
+    by_node = {
+        node: tuple(port for port in found if f"{node}/{port.name}" not in unused) for node, found in compute.items()
+    }
+    return ComputePorts(by_node, {**others, **unused})
+
+
+def kind_text(kind: Kind) -> str:
+    """The kind of a port as text: ``MT4129 (MT_0000000838), InfiniBand``."""
+    model, board, layer = kind
+    return f"{model}{f' ({board})' if board else ''}, {layer}"
+
+
+def _candidates(
+    node: str, ports: Iterable[PortDetails], setting: str, others: dict[str, str]
+) -> tuple[PortDetails, ...]:
+    """The ports that may be compute ports; the reasons for the other ones are added to ``others``."""
+    selected = []
+    for port in sorted(ports, key=_natural_order):
+        if _is_selected(port, setting):
+            selected.append(port)
+        else:
+            others[f"{node}/{port.name}"] = f"NCCL_IB_HCA={setting} does not select it"
+    routed = [port for port in selected if port.has_default_route]
+    if _is_list(setting) or len(routed) == len(selected):
+        return tuple(selected)
+    others |= {f"{node}/{port.name}": f"management: {port.netdev} has the default route" for port in routed}
+    return tuple(port for port in selected if not port.has_default_route)
+
+
+def _natural_order(port: PortDetails) -> list[tuple[int, str]]:
+    """A key that sorts mlx5_2 before mlx5_10."""
+    return [(int(digits or 0), text) for text, digits in re.findall(r"(\D*)(\d*)", port.name)]
+
+
+def _is_list(setting: str) -> bool:
+    """Whether NCCL_IB_HCA lists the ports to use, and not only those to exclude."""
+    return bool(setting) and not setting.startswith("^")
+
+
+def _is_selected(port: PortDetails, setting: str) -> bool:
+    """Whether NCCL_IB_HCA selects the port: ``^`` excludes, ``=`` matches whole names, else prefixes; ``NAME:PORT``."""
+    if not setting:
+        return True
+    names = setting.removeprefix("^")
+    is_exact, listed = names.startswith("="), names.removeprefix("=").split(",")
+    matches = False
+    for entry in filter(None, listed):
+        name, _, number = entry.partition(":")
+        same = port.device == name if is_exact else port.device.startswith(name)
+        matches |= same and number in ("", port.port)
+    return matches is not setting.startswith("^")
+
+
+def _strength_by_kind(candidates: Mapping[str, Sequence[PortDetails]]) -> dict[Kind, float]:
+    """The total Gbit/s of the ports of each kind, on the node that has most; a port that is down counts as if up."""
+    rates: dict[Kind, float] = {}
+    for port in (port for ports in candidates.values() for port in ports):
+        rates[port.kind] = max(rates.get(port.kind, 0.0), port.rate_gbps or 0.0)
+    rates = {kind: rate or _model_rates().get(kind[0], {}).get("gbps", 0.0) for kind, rate in rates.items()}
+    totals: dict[Kind, float] = dict.fromkeys(rates, 0.0)
+    for ports in candidates.values():
+        for kind in {port.kind for port in ports}:
+            total = sum(port.rate_gbps or rates[kind] for port in ports if port.kind == kind)
+            totals[kind] = max(totals[kind], total)
+    return totals
+
+
+@cache
+def _model_rates() -> dict[str, dict[str, float]]:
+    rates: dict[str, dict[str, float]] = data_files.read("nics.yaml")
+    return rates
+
+
+def _unused(compute: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:
+    """The ports that are not ACTIVE and need not be: NODE/PORT → reason.
+
+    A port should be ACTIVE if it is ACTIVE on another node, or if most ports of its node are ACTIVE and no other port
+    of its card is. On a node without an ACTIVE port all should be.
+    """
+    active_names = {port.name for ports in compute.values() for port in ports if port.is_active}
+    unused = {}
+    for node, ports in compute.items():
+        active = [port for port in ports if port.is_active]
+        active_cards = {port.card for port in active if port.card}
+        most_are_active = 2 * len(active) > len(ports)
+        for port in ports if active else ():
+            is_alone = most_are_active and port.card not in active_cards
+            if port.state and not port.is_active and port.name not in active_names and not is_alone:
+                unused[f"{node}/{port.name}"] = f"unused: {port.state}, and not ACTIVE on any other node"
+    return unused
