@@ -1,4 +1,4 @@
-"""Tells the compute ports of the nodes, which NCCL should use, from ports for storage and management. Pure.
+"""Tells the compute ports of the nodes, which NCCL should use, from ports for storage and management.
 
 With a list in NCCL_IB_HCA the compute ports are those that it selects. Without one they are the ports of one kind (NIC
 model, board, link layer): the kind whose ports together are the fastest. A port whose interface has the default route
@@ -7,15 +7,28 @@ is a management port, unless the node has no other.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
+from seatrial.discover import rdma_ports
 from seatrial.discover.rdma_ports import PortDetails
+from seatrial.model import NotApplicable
 from seatrial.util import data_files
 
 Kind = tuple[str, str, str]  # PortDetails.kind
+
+
+@dataclass(frozen=True)
+class NodePorts:
+    """The RDMA ports of one node and NCCL's settings there: NCCL_IB_HCA, or empty, and NCCL_IB_GID_INDEX, or None."""
+
+    ports: tuple[PortDetails, ...]
+    nccl_ib_hca: str = ""
+    gid_index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -27,6 +40,31 @@ class ComputePorts:
 
     def __iter__(self) -> Iterator[tuple[str, PortDetails]]:
         return ((node, port) for node, ports in self.by_node.items() for port in ports)
+
+
+def read_node_ports(root: Path) -> NodePorts:
+    """The ports of this node and NCCL's settings. Raises OSError or ValueError."""
+    index = os.environ.get("NCCL_IB_GID_INDEX", "").strip() or "-1"
+    if not index.removeprefix("-").isdecimal():
+        raise ValueError(f"NCCL_IB_GID_INDEX={index}: expected an integer")
+    gid_index = None if index.startswith("-") else int(index)
+    return NodePorts(rdma_ports.read_ports(root), os.environ.get("NCCL_IB_HCA", "").strip(), gid_index)
+
+
+def compute_ports_of(nodes: Mapping[str, NodePorts]) -> ComputePorts:
+    """The compute ports of all nodes. Raises NotApplicable if no node has one."""
+    compute = select_compute_ports(
+        {node: each.ports for node, each in nodes.items()}, {node: each.nccl_ib_hca for node, each in nodes.items()}
+    )
+    if not any(compute.by_node.values()):
+        others = "; ".join(f"{name}: {reason}" for name, reason in compute.others.items())
+        raise NotApplicable(f"no RDMA port for compute on any node{f' ({others})' if others else ''}")
+    return compute
+
+
+def port_names(compute: ComputePorts) -> dict[str, list[str]]:
+    """Node → names of its compute ports, for the fact PORTS_USED."""
+    return {node: [port.name for port in ports] for node, ports in compute.by_node.items()}
 
 
 def select_compute_ports(ports: Mapping[str, Sequence[PortDetails]], nccl_ib_hca: Mapping[str, str]) -> ComputePorts:

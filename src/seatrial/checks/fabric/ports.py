@@ -7,27 +7,27 @@ a port that is not ACTIVE is 0: its file ``rate`` has the lowest rate of the lin
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from seatrial.checks.base import Check, Context, FindingTemplate, Options, RuleFact, facts, metric
-from seatrial.checks.fabric._compute_ports import ComputePorts, kind_text, select_compute_ports
-from seatrial.discover import rdma_ports
-from seatrial.discover.rdma_ports import PortDetails
+from seatrial.checks.fabric._compute_ports import (
+    ComputePorts,
+    compute_ports_of,
+    kind_text,
+    port_names,
+    read_node_ports,
+)
 from seatrial.model import (
     PORTS_USED,
     Fact,
     Metric,
-    NotApplicable,
     Observation,
     Outcome,
     Phase,
     Rule,
     Scope,
 )
-
-NodePorts = tuple[tuple[PortDetails, ...], str, int | None]  # ports, NCCL_IB_HCA, NCCL_IB_GID_INDEX
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
@@ -39,39 +39,14 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
 
     participants = one_rank_per_node.select_participants(context.node)
     context.progress("reading RDMA ports")
-    found = dict(zip(participants.names, participants.run_on_all(lambda: read_node_ports(context)), strict=True))
+    found = dict(zip(participants.names, participants.run_on_all(lambda: read_node_ports(context.root)), strict=True))
     if participants.index >= 0:
-        own = found[participants.names[participants.index]][0]
+        own = found[participants.names[participants.index]].ports
         yield Fact(name="ports", value=[port.model_dump(mode="json") for port in own])
     compute = compute_ports_of(found)
     if context.rank == 0:
         yield from facts({"not_compute_ports": dict(compute.others), PORTS_USED: port_names(compute)})
-        yield from _comparison(compute, {node: index for node, (_, _, index) in found.items()})
-
-
-def read_node_ports(context: Context) -> NodePorts:
-    """The ports of this node and NCCL's settings for them. Raises OSError or ValueError."""
-    index = os.environ.get("NCCL_IB_GID_INDEX", "").strip() or "-1"
-    if not index.removeprefix("-").isdecimal():
-        raise ValueError(f"NCCL_IB_GID_INDEX={index}: expected an integer")
-    gid_index = None if index.startswith("-") else int(index)
-    return rdma_ports.read_ports(context.root), os.environ.get("NCCL_IB_HCA", "").strip(), gid_index
-
-
-def compute_ports_of(found: Mapping[str, NodePorts]) -> ComputePorts:
-    """The compute ports of all nodes. Raises NotApplicable if no node has one."""
-    compute = select_compute_ports(
-        {node: ports for node, (ports, _, _) in found.items()}, {node: hca for node, (_, hca, _) in found.items()}
-    )
-    if not any(compute.by_node.values()):
-        others = "; ".join(f"{name}: {reason}" for name, reason in compute.others.items())
-        raise NotApplicable(f"no RDMA port on any node{f' but {others}' if others else ''}")
-    return compute
-
-
-def port_names(compute: ComputePorts) -> dict[str, list[str]]:
-    """Node → names of its compute ports, for the fact PORTS_USED."""
-    return {node: [port.name for port in ports] for node, ports in compute.by_node.items()}
+        yield from _comparison(compute, {node: each.gid_index for node, each in found.items()})
 
 
 def _comparison(compute: ComputePorts, gid_index: Mapping[str, int | None]) -> Iterator[Observation]:
