@@ -9,10 +9,7 @@ from seatrial.checks.fabric.ports import CHECK, _comparison
 from seatrial.discover.rdma_ports import PortDetails
 from seatrial.judge.rules import judge_check
 from seatrial.model import PORTS_USED, Fact, Measurement, Metric, NotApplicable, Outcome, Verdict
-from tests.bench.cluster import ONE, THREE, Scenario, run
-from tests.checks.fabric import ports_driver
 from tests.checks.fabric.port_details import GIDS, down, eight, port, roce
-from tests.discover import trees
 
 PORT = "node0/mlx5_4"
 
@@ -142,42 +139,3 @@ def test_management_ports_are_not_judged() -> None:
 def test_without_a_port_the_check_does_not_apply() -> None:
     with pytest.raises(NotApplicable, match="no RDMA port"):
         compute_ports_of({"node0": NodePorts(())})
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Measurement]]:
-    out = tmp_path_factory.mktemp("ports")
-    for rank in range(3):
-        trees.eight_mlx5(out / f"root{rank}")
-    trees.write(out / "root1", {"sys/class/infiniband/mlx5_4/ports/1/rate": "200 Gb/sec (2X NDR)\n"})
-    trees.node(out / "empty")
-    scenarios = {
-        "one_slow": Scenario(CHECK.name, nodes=THREE, root=str(out / "root{rank}")),
-        "one_node": Scenario(CHECK.name, nodes=ONE, root=str(out / "root0")),
-        "no_ports": Scenario(CHECK.name, nodes=THREE, root=str(out / "empty")),
-        "gid_index": Scenario(CHECK.name, nodes=THREE, root=str(out / "root0"), faults=("bad_gid_index",)),
-    }
-    return run(out, ports_driver.__name__, scenarios)
-
-
-def test_ports_of_three_real_ranks(runs: dict[str, list[Measurement]]) -> None:
-    measurements = runs["one_slow"]
-    assert [measurement.error for measurement in measurements] == [None] * 3
-    verdicts = judge_check(CHECK, measurements, {}, "t")
-    failed = [(verdict.metric, verdict.subject) for verdict in verdicts if verdict.outcome is Outcome.FAIL]
-    # mlx5_7 has no cable on any node
-    assert failed == [
-        ("rate_vs_nodes", "node0/mlx5_7"),
-        ("rate_vs_nodes", "node1/mlx5_4"),
-        ("rate_vs_nodes", "node1/mlx5_7"),
-        ("rate_vs_nodes", "node2/mlx5_7"),
-    ]
-    assert [len(measurement.facts["ports"]) for measurement in measurements] == [9, 9, 9]  # type: ignore[arg-type]
-    assert "node0/mlx5_8" in str(measurements[0].facts["not_compute_ports"])
-
-
-def test_one_node_no_ports_and_a_setting_that_is_no_number(runs: dict[str, list[Measurement]]) -> None:
-    assert [measurement.error for measurement in runs["one_node"]] == [None] * 3
-    assert all("no RDMA port" in str(measurement.skipped) for measurement in runs["no_ports"])
-    expected = "NCCL_IB_GID_INDEX=three: expected an integer (node1)"
-    assert all(expected in str(measurement.error) for measurement in runs["gid_index"])

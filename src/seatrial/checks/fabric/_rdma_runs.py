@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from pydantic import Field
 
@@ -72,10 +73,9 @@ class TransferRunner:
         self._places, self._cuda_options = places, cuda_options
         self._ranks = {node: ranks_of_ports(of_node, node, places) for node, of_node in ports.items()}
         # Rails that run at the same time: no more than a rank has CPUs, since perftest polls
-        busiest = max(
+        self._batches = max(
             -(-ranks.count(rank) // places[rank].cpu_count) for ranks in self._ranks.values() for rank in {*ranks}
         )
-        self._batches = busiest
 
     def run_round(self, paired: Sequence[tuple[str, str]], number: int) -> list[RailPath]:
         """The bandwidths in both directions and the latency of all rails of all pairs."""
@@ -147,9 +147,7 @@ def ranks_of_ports(ports: Sequence[PortDetails | None], node: str, places: Seque
 
 def _shared_length(path: Sequence[str], other: Sequence[str]) -> int:
     """The number of PCI bridges from the root that two devices have in common."""
-    return next(
-        (index for index, (a, b) in enumerate(zip(path, other, strict=False)) if a != b), min(len(path), len(other))
-    )
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, other, strict=False)))
 
 
 def _cpu_binding(context: Context, port: PortDetails) -> list[str]:

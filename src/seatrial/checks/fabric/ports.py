@@ -299,5 +299,5 @@ CHECK = Check(
         ),
     },
     skipped_if=("not in the record",),
-    limit_s=120,
+    limit_s=60,
 )

@@ -182,8 +182,8 @@ def _limit(name: str, key: str) -> tuple[float, str]:
 SLOW_FIX = (
     "On the node run mlxlink -d DEVICE (rate, width, errors), lspci -vv -s ADDRESS | grep LnkSta (PCI link), "
     "nvidia-smi topo -m (GPU and NIC should share a switch) and check that ACS redirection and IOMMU translation are "
-    "off. Repeat the test by hand: ib_write_bw -d DEVICE --report_gbits on one node, with the other node's address on the "
-    "other; fact paths has all values."
+    "off. Repeat the test by hand: ib_write_bw -d DEVICE --report_gbits on one node, and the same with its address on "
+    "the other; fact paths has all values."
 )
 _MEASURED = {"measured": "yes"}
 _COMPARABLE = {**_MEASURED, "comparable": "yes"}
@@ -316,7 +316,7 @@ CHECK = Check(
         ),
         "failed_paths": FindingTemplate(title="RDMA between two nodes fails", first_command="ibping between {pair}"),
     },
-    limit_s=900,
+    limit_s=300,
     needs=Needs(min_ranks=2),
     options=RdmaOptions,
     skipped_if=("one node", "not in the record"),
