@@ -16,7 +16,6 @@ from pathlib import Path
 
 from seatrial.discover import rdma_ports
 from seatrial.discover.rdma_ports import PortDetails
-from seatrial.model import NotApplicable
 from seatrial.util import data_files
 
 Kind = tuple[str, str, str]  # PortDetails.kind
@@ -38,6 +37,14 @@ class ComputePorts:
     by_node: Mapping[str, tuple[PortDetails, ...]]
     others: Mapping[str, str]
 
+    @property
+    def absence(self) -> str:
+        """Why no node has a compute port; empty if one has."""
+        if any(self.by_node.values()):
+            return ""
+        others = "; ".join(f"{name}: {reason}" for name, reason in self.others.items())
+        return f"no RDMA port for compute on any node{f' ({others})' if others else ''}"
+
     def __iter__(self) -> Iterator[tuple[str, PortDetails]]:
         return ((node, port) for node, ports in self.by_node.items() for port in ports)
 
@@ -52,14 +59,10 @@ def read_node_ports(root: Path) -> NodePorts:
 
 
 def compute_ports_of(nodes: Mapping[str, NodePorts]) -> ComputePorts:
-    """The compute ports of all nodes. Raises NotApplicable if no node has one."""
-    compute = select_compute_ports(
+    """The compute ports of all nodes."""
+    return select_compute_ports(
         {node: each.ports for node, each in nodes.items()}, {node: each.nccl_ib_hca for node, each in nodes.items()}
     )
-    if not any(compute.by_node.values()):
-        others = "; ".join(f"{name}: {reason}" for name, reason in compute.others.items())
-        raise NotApplicable(f"no RDMA port for compute on any node{f' ({others})' if others else ''}")
-    return compute
 
 
 def port_names(compute: ComputePorts) -> dict[str, list[str]]:

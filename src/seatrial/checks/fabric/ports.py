@@ -22,6 +22,7 @@ from seatrial.model import (
     PORTS_USED,
     Fact,
     Metric,
+    NotApplicable,
     Observation,
     Outcome,
     Phase,
@@ -44,6 +45,8 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
         own = found[participants.names[participants.index]].ports
         yield Fact(name="ports", value=[port.model_dump(mode="json") for port in own])
     compute = compute_ports_of(found)
+    if compute.absence:
+        raise NotApplicable(compute.absence)
     if context.rank == 0:
         yield from facts({"not_compute_ports": dict(compute.others), PORTS_USED: port_names(compute)})
         yield from _comparison(compute, {node: each.gid_index for node, each in found.items()})

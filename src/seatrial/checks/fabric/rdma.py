@@ -107,6 +107,8 @@ def usable_ports(
     Raises NotApplicable if no node has a usable port, or if perftest is missing on all nodes.
     """
     compute = compute_ports_of(nodes)
+    if compute.absence:
+        raise NotApplicable(compute.absence)
     ports, unusable = dict[str, tuple[PortDetails | None, ...]](), dict[str, str]()
     for node, of_node in compute.by_node.items():
         reasons = [_unusable(port, nodes[node].gid_index) for port in of_node]
