@@ -84,9 +84,9 @@ def main(tool: str, behaviour: dict[str, Any], argv: list[str]) -> None:
             return
         _exchange(connection, received, "done")
         worse = min if tool == "ib_write_bw" else max
-        file, recorded = RECORDED[tool]
+        name, recorded = RECORDED[tool]
         values = [each for each in (value, other["value"]) if each is not None]
-        text = (FIXTURES / file).read_text()
+        text = (FIXTURES / name).read_text()
         assert recorded in text
         print(text.replace(recorded, f"{worse(values):.2f}" if values else recorded), end="")
 

@@ -22,6 +22,7 @@ from seatrial.util import processes
 START_LIMIT_S = 10.0  # a server listens before it allocates memory
 PORT_ATTEMPTS = 3  # another process may take a free port before the server does
 _POLL_S = 0.02
+_MAX_CHARACTERS = 1200  # of the output of one side: the table at its end, and the first errors
 _LISTEN = "0A"  # proc(5), /proc/net/tcp: state TCP_LISTEN
 
 
@@ -57,8 +58,8 @@ class _Running:
     err: Path
 
     def result(self, error: str = "") -> ProgramResult:
-        texts = (path.read_text(encoding="utf-8", errors="replace") for path in (self.out, self.err))
-        return ProgramResult(*texts, code=self.child.poll(), error=error)
+        out, err = (path.read_text(encoding="utf-8", errors="replace") for path in (self.out, self.err))
+        return ProgramResult(out[-_MAX_CHARACTERS:], err[:_MAX_CHARACTERS], self.child.poll(), error)
 
 
 def run_transfers(

@@ -107,16 +107,11 @@ def read_ports(root: Path = Path("/")) -> tuple[PortDetails, ...]:
 
 def default_route_interfaces(root: Path) -> frozenset[str]:
     """The interfaces of the default routes, and the interfaces below them (of a bond, bridge or VLAN)."""
-    interfaces = set()
-    for name, column, is_default in (
-        ("route", 0, lambda fields: fields[1] == fields[7] == "00000000"),
-        ("ipv6_route", 9, lambda fields: fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo"),
-    ):
-        try:
-            lines = (root / "proc/net" / name).read_text(encoding="utf-8").splitlines()
-        except OSError:  # IPv6 is disabled
-            continue
-        interfaces |= {fields[column] for fields in map(str.split, lines) if len(fields) > 9 and is_default(fields)}
+    interfaces = {fields[0] for fields in _table(root / "proc/net/route", 11) if fields[1] == fields[7] == "00000000"}
+    for fields in _table(root / "proc/net/ipv6_route", 10):
+        if fields[0] == "0" * 32 and fields[1] == "00":
+            interfaces.add(fields[9])
+    interfaces.discard("lo")
     found: set[str] = set()
     while interfaces:
         found.add(name := interfaces.pop())
@@ -191,16 +186,31 @@ def _gids(folder: Path) -> tuple[Gid, ...]:
     """The GIDs of a RoCE port that are neither zero nor the empty default GID, with their types."""
     gids = []
     for index in sorted(map(int, filter(str.isdecimal, _names(folder / "gids")))):
-        reader = FieldReader()
-        text = reader("gid", lambda index=index: read_line(folder / "gids" / str(index)))
         try:
-            address = ipaddress.IPv6Address(text or "::")
-        except ValueError:
+            address = ipaddress.IPv6Address(read_line(folder / "gids" / str(index)))
+        except (OSError, ValueError):
             continue
         if int(address) not in (0, 0xFE80 << 112):
-            kind = reader("type", lambda index=index: read_line(folder / "gid_attrs/types" / str(index)))
+            kind = _line(folder / "gid_attrs/types" / str(index))
             gids.append(Gid(index=index, address=str(address.ipv4_mapped or address), type=kind))
     return tuple(gids)
+
+
+def _line(path: Path) -> str | None:
+    """None where the file cannot be read: the type of a GID of another network namespace, for example."""
+    try:
+        return read_line(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _table(path: Path, columns: int) -> list[list[str]]:
+    """The rows of a table in /proc with that many columns; empty if there is no such file."""
+    try:
+        rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return []
+    return [row for row in rows if len(row) == columns]
 
 
 def _ethtool_capability(netdev: str) -> float:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from seatrial.bench.perftest import ProgramResult, TransferResult
 
 MIN_COMPARABLE_PORTS = 3  # of two ports, either may be the slow one
+MIN_SHARE = 0.90  # of peers and of the best partner, as in collectives.pairs
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,7 @@ def _reason(side: ProgramResult) -> str:
 
 def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
     """Yield the best values of each port over its partners, their shares, and the failures of each pair of nodes."""
-    bandwidths = [path for path in paths if path.tool == perftest.BANDWIDTH_TOOL]
-    best = _best_bandwidths(bandwidths)
+    best = _best_bandwidths([path for path in paths if path.tool == perftest.BANDWIDTH_TOOL])
     latency = _best_latencies([path for path in paths if path.tool == perftest.LATENCY_TOOL])
     too_few = f"no: a comparison needs {MIN_COMPARABLE_PORTS} ports, {len(best)} were measured"
     yield Fact(name="comparable", value="yes" if min(len(best), len(latency)) >= MIN_COMPARABLE_PORTS else too_few)
@@ -98,7 +98,7 @@ def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
     for subject, value in latency.items():
         yield metric("write_latency", value, "us", subject)
         yield metric("latency_vs_peers", value / median(latency.values()), "x", subject)
-    yield from _pair_results(paths, bandwidths, {subject: port.gbps for subject, port in best.items()})
+    yield from _pair_results(paths, {subject: port.gbps for subject, port in best.items()})
     yield Fact(name="paths", value=_table(paths))
 
 
@@ -142,10 +142,12 @@ def _best_latencies(paths: Sequence[RailPath]) -> dict[str, float]:
     return best
 
 
-def _pair_results(
-    paths: Sequence[RailPath], bandwidths: Sequence[RailPath], best: Mapping[str, float]
-) -> Iterator[Observation]:
-    """Yield for each pair of nodes its failed and unmeasured paths, and the slowest path relative to its ends' best."""
+def _pair_results(paths: Sequence[RailPath], best: Mapping[str, float]) -> Iterator[Observation]:
+    """Yield for each pair of nodes its failed and unmeasured paths, and the slowest path relative to its ends' best.
+
+    The fact ``slow_paths`` lists the paths below MIN_SHARE.
+    """
+    slow_paths: dict[str, str] = {}
     failures: dict[str, dict[str, str]] = {"failed_paths": {}, "paths_not_measured": {}}
     for path in paths:
         for name, reason in (("failed_paths", path.failure), ("paths_not_measured", path.not_measured)):
@@ -157,13 +159,16 @@ def _pair_results(
         own = [path for path in paths if path.pair == pair]
         yield metric("failed_paths", sum(bool(path.failure) for path in own), "paths", pair)
         yield metric("paths_not_measured", sum(bool(path.not_measured) for path in own), "paths", pair)
-        shares = [
-            path.value / lower
-            for path in bandwidths
-            if path.pair == pair and path.value is not None and (lower := min(best.get(end, 0.0) for end in path.ends))
-        ]
+        shares = []
+        for path in own:
+            lower = min(best.get(end, 0.0) for end in path.ends)
+            if path.tool == perftest.BANDWIDTH_TOOL and path.value is not None and lower:
+                shares.append(path.value / lower)
+                if shares[-1] < MIN_SHARE:
+                    slow_paths[path.key] = f"{path.value:g} of {lower:g} Gb/s"
         if shares:
             yield metric("path_share", min(shares), "of the best", pair)
+    yield Fact(name="slow_paths", value=slow_paths)
 
 
 def _table(paths: Sequence[RailPath]) -> dict[str, dict[str, float | None]]:

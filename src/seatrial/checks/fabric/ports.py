@@ -21,7 +21,6 @@ from seatrial.checks.fabric._compute_ports import (
 from seatrial.model import (
     PORTS_USED,
     Fact,
-    Metric,
     NotApplicable,
     Observation,
     Outcome,
@@ -55,7 +54,6 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
 def _comparison(compute: ComputePorts, gid_index: Mapping[str, int | None]) -> Iterator[Observation]:
     by_node = compute.by_node
     rates = [port.rate_gbps for _, port in compute if port.rate_gbps]
-    fastest = max(rates, default=None)
     roce = [(node, port) for node, port in compute if port.link_layer == "Ethernet"]
     yield from facts(
         {
@@ -67,11 +65,6 @@ def _comparison(compute: ComputePorts, gid_index: Mapping[str, int | None]) -> I
             "compute_ports": {
                 node: dict(Counter(f"{kind_text(port.kind)}, {port.rate}" for port in ports))
                 for node, ports in by_node.items()
-            },
-            "port_states": {
-                f"{node}/{port.name}": f"{port.state or 'state unknown'}, {port.physical_state}, {port.rate}"
-                for node, port in compute
-                if port.rate_gbps is None or port.rate_gbps != fastest
             },
         }
     )
@@ -112,13 +105,14 @@ def _states_of_nodes(compute: ComputePorts) -> Iterator[Observation]:
     )
 
 
-def _rates(compute: ComputePorts) -> Iterator[Metric]:
-    """Yield the rate of each port in Gb/s, and its share of the best of its peers, its capability and its PCI link."""
+def _rates(compute: ComputePorts) -> Iterator[Observation]:
+    """Yield each port's rate in Gb/s, and the shares of the best peer, of the capability and of the PCI link."""
     best_by_name: dict[str, float] = {}
     best_by_node: dict[str, float] = {}
     for node, port in compute:
         best_by_name[port.name] = max(best_by_name.get(port.name, 0.0), port.rate_gbps or 0.0)
         best_by_node[node] = max(best_by_node.get(node, 0.0), port.rate_gbps or 0.0)
+    slow_ports: dict[str, str] = {}
     for node, port in compute:
         subject, rate = f"{node}/{port.name}", port.rate_gbps
         if rate is None:  # ports_unreadable
@@ -130,6 +124,9 @@ def _rates(compute: ComputePorts) -> Iterator[Metric]:
             yield metric("rate_of_capability", 100 * rate / port.capability_gbps, "%", subject)
         if rate and port.pci_gbps:
             yield metric("pci_bandwidth", 100 * port.pci_gbps / rate, "%", subject)
+        if not rate or rate < max(best_by_name[port.name], best_by_node[node]):
+            slow_ports[subject] = f"{port.state}, {port.physical_state}, {port.rate}"
+    yield Fact(name="slow_ports", value=slow_ports)
 
 
 def _differences(compute: ComputePorts) -> Iterator[Observation]:
@@ -167,7 +164,7 @@ def _rate_rules() -> Iterator[Rule]:
         metric="rate_vs_nodes",
         expect=">= 0.99 of the best",
         applies_if={**SEVERAL_NODES, "any_active": "yes"},
-        evidence_facts=("port_states",),
+        evidence_facts=("slow_ports",),
         meaning="The port is slower than the same port of other nodes, or down. Every collective runs at the rate of "
         "the slowest port.",
         fix=LINK_FIX,
@@ -178,7 +175,7 @@ def _rate_rules() -> Iterator[Rule]:
             expect=">= 0.99 of the best",
             outcome_if_violated=outcome,
             applies_if={**condition, "any_active": "yes"},
-            evidence_facts=("port_states",),
+            evidence_facts=("slow_ports",),
             meaning="The port is slower than the other compute ports of its node, or down.",
             fix=LINK_FIX,
         )
@@ -192,7 +189,7 @@ RULES = (
             expect=">= 1 ports",
             outcome_if_violated=outcome,
             applies_if=condition,
-            evidence_facts=("port_states",),
+            evidence_facts=("slow_ports",),
             meaning="No compute port of the node is ACTIVE: NCCL has only TCP sockets between nodes.",
             fix="Run ibstat and ibdev2netdev. All ports Polling: cables or switch; INIT: no subnet manager (sminfo); "
             "no device: lspci | grep -i mellanox, modprobe mlx5_ib, dmesg | grep mlx5.",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from seatrial.checks.base import Check, Comparison, Context, FindingTemplate, Needs, RuleFact, facts, metric
 from seatrial.checks.fabric._compute_ports import NodePorts, compute_ports_of, read_node_ports
-from seatrial.checks.fabric._rdma_results import RailPath, results_of_paths
+from seatrial.checks.fabric._rdma_results import MIN_SHARE, RailPath, results_of_paths
 from seatrial.checks.fabric._rdma_runs import RdmaOptions, TransferRunner, rank_place
 from seatrial.discover import fabric, perftest
 from seatrial.discover.rdma_ports import PortDetails
@@ -189,7 +189,6 @@ SLOW_FIX = (
 )
 _MEASURED = {"measured": "yes"}
 _COMPARABLE = {**_MEASURED, "comparable": "yes"}
-MIN_SHARE = 0.90  # of peers and of the best partner, as in collectives.pairs
 MAX_LATENCY_RATIO = 1.5  # two more switches on the path add less
 
 
@@ -222,7 +221,7 @@ RULES = (
         expect=f">= {MIN_SHARE} of the best",
         outcome_if_violated=Outcome.WARN,  # all pairs run at the same time; collectives.pairs measures slow paths alone
         applies_if=_COMPARABLE,
-        evidence_facts=("paths",),
+        evidence_facts=("slow_paths",),
         meaning="Both nodes are faster with other nodes: the path between them is slow, or shared with other pairs.",
         fix="Run ibtracert or traceroute between the two nodes; check the switch ports on the path for errors "
         "(ibqueryerrors) and uplinks that are down.",
