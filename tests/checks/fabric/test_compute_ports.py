@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seatrial.checks.fabric._compute_ports import select_compute_ports
+from seatrial.checks.fabric._compute_ports import NodePorts, read_node_ports, select_compute_ports
 from seatrial.discover.rdma_ports import PortDetails
+from seatrial.model import SeatrialError
 from tests.checks.fabric.port_details import down, eight, port, roce
+from tests.discover import trees
 
 EIGHT = [f"mlx5_{index}" for index in range(8)]
 MANAGEMENT: dict[str, Any] = {"model": "MT4125", "board": "MT_0000000359"}
@@ -14,7 +17,7 @@ MANAGEMENT: dict[str, Any] = {"model": "MT4125", "board": "MT_0000000359"}
 
 def selected(*nodes: tuple[PortDetails, ...], hca: str = "") -> dict[str, list[str]]:
     names = [f"node{index}" for index in range(len(nodes))]
-    compute = select_compute_ports(dict(zip(names, nodes, strict=True)), dict.fromkeys(names, hca))
+    compute = select_compute_ports({name: NodePorts(node, hca) for name, node in zip(names, nodes, strict=True)})
     every_port = {f"{name}/{each.name}" for name, node in zip(names, nodes, strict=True) for each in node}
     chosen = {f"{node}/{each.name}" for node, each in compute}
     assert chosen | compute.others.keys() == every_port
@@ -55,7 +58,6 @@ def test_ports_are_in_natural_order() -> None:
     [
         ("mlx5_0,mlx5_3", ["mlx5_0", "mlx5_3"]),
         ("=mlx5_1:1", ["mlx5_1"]),
-        ("=mlx5_1:2", []),
         ("mlx5", [*EIGHT, "mlx5_8"]),
         ("^mlx5_0", EIGHT[1:]),
         ("^=mlx5_0,mlx5_1", EIGHT[2:]),
@@ -63,6 +65,34 @@ def test_ports_are_in_natural_order() -> None:
 )
 def test_nccl_ib_hca_decides(hca: str, names: list[str]) -> None:
     assert selected(eight(mlx5_8=roce("mlx5_8", **MANAGEMENT)), hca=hca) == {"node0": names}
+
+
+def test_a_setting_that_selects_no_port_is_an_error() -> None:
+    with pytest.raises(SeatrialError, match=r"NCCL_IB_HCA==mlx5_1:2 on node0 selects none"):
+        selected(eight(), hca="=mlx5_1:2")
+
+
+def test_with_sockets_there_are_no_compute_ports() -> None:
+    compute = select_compute_ports({"node0": NodePorts(eight(), rdma_off="NCCL_IB_DISABLE=1")})
+    assert "NCCL_IB_DISABLE=1" in compute.absence
+    assert compute.others.keys() == {f"node0/{name}" for name in EIGHT}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "off"),
+    [
+        ("NCCL_IB_DISABLE", "1", "NCCL_IB_DISABLE=1"),
+        ("NCCL_IB_DISABLE", "0", ""),
+        ("NCCL_NET", "Socket", "NCCL_NET=Socket"),
+        ("NCCL_NET", "IB", ""),
+    ],
+)
+def test_settings_that_keep_nccl_from_rdma(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, off: str
+) -> None:
+    trees.node(tmp_path)
+    monkeypatch.setenv(name, value)
+    assert read_node_ports(tmp_path) == NodePorts((), rdma_off=off)
 
 
 def test_a_port_that_is_down_is_judged_if_it_is_active_elsewhere_or_most_others_are_active() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.fabric._compute_ports import NodePorts, compute_ports_of, port_names
+from seatrial.checks.fabric._compute_ports import NodePorts, port_names, select_compute_ports
 from seatrial.checks.fabric.ports import CHECK, _comparison
 from seatrial.discover.rdma_ports import PortDetails
 from seatrial.judge.rules import judge_check
@@ -17,7 +17,7 @@ PORT = "node0/mlx5_4"
 def judged(*nodes: tuple[PortDetails, ...], gid_index: int | None = None, hca: str = "") -> list[Verdict]:
     """The verdicts on nodes with these ports that are neither PASS nor SKIP."""
     found = {f"node{index}": NodePorts(ports, hca, gid_index) for index, ports in enumerate(nodes)}
-    compute = compute_ports_of(found)
+    compute = select_compute_ports(found)
     observations = [*_comparison(compute, dict.fromkeys(found, gid_index))]
     facts = {item.name: item.value for item in observations if isinstance(item, Fact)}
     measurement = Measurement(
@@ -43,9 +43,16 @@ def test_equal_ports_pass(count: int) -> None:
 @pytest.mark.parametrize("bad", [port("mlx5_4", "200 Gb/sec (2X NDR)"), down("mlx5_4")])
 def test_a_port_at_half_its_rate_or_down_fails_with_its_place(bad: PortDetails) -> None:
     ports = eight(mlx5_4=bad)
-    assert outcomes(ports) == {("rate_vs_siblings", PORT): Outcome.FAIL}
+    siblings = [verdict.outcome for verdict in judged(ports)]
+    assert siblings == [Outcome.FAIL, Outcome.WARN]
+    assert {(verdict.metric, verdict.subject) for verdict in judged(ports)} == {("rate_vs_siblings", PORT)}
     both = {("rate_vs_nodes", PORT): Outcome.FAIL, ("rate_vs_siblings", PORT): Outcome.WARN}
     assert outcomes(ports, eight(), eight()) == both
+
+
+def test_of_two_ports_of_one_node_the_slower_one_warns() -> None:
+    ports = (port("mlx5_0"), port("mlx5_1", "200 Gb/sec (2X NDR)"))
+    assert outcomes(ports) == {("rate_vs_siblings", "node0/mlx5_1"): Outcome.WARN}
 
 
 def test_a_rail_at_half_rate_on_all_nodes_warns_and_one_that_is_down_fails() -> None:
@@ -99,8 +106,10 @@ def test_a_port_that_cannot_be_read_is_an_error(changes: dict[str, Any]) -> None
 )
 def test_gids(gids: Any, index: int | None, usable: bool) -> None:
     ports = (roce("mlx5_0"), roce("mlx5_1", gids=gids))
-    result = outcomes(ports, gid_index=index)
-    assert (("gid_usable", "node0/mlx5_1") not in result) is usable
+    one_node, two_nodes = outcomes(ports, gid_index=index), outcomes(ports, ports, gid_index=index)
+    place = ("gid_usable", "node0/mlx5_1")
+    assert one_node.get(place) is (None if usable else Outcome.WARN)
+    assert two_nodes.get(place) is (None if usable else Outcome.FAIL)
 
 
 def test_the_place_and_the_gid_table_are_in_the_verdict() -> None:
@@ -126,7 +135,7 @@ def test_other_settings_and_slower_than_capable_warn(changes: dict[str, Any], me
 
 
 def test_an_unknown_capability_is_not_judged_but_named() -> None:
-    compute = compute_ports_of({"node0": NodePorts(eight())})
+    compute = select_compute_ports({"node0": NodePorts(eight())})
     facts = {item.name: item.value for item in _comparison(compute, {"node0": None}) if isinstance(item, Fact)}
     assert (facts["capability_known"], facts["pci_link_known"], facts["roce"]) == ("no", "yes", "no")
 
@@ -137,5 +146,5 @@ def test_management_ports_are_not_judged() -> None:
 
 
 def test_without_a_port_the_check_does_not_apply() -> None:
-    assert "no RDMA port" in compute_ports_of({"node0": NodePorts(())}).absence
-    assert not compute_ports_of({"node0": NodePorts(eight()), "node1": NodePorts(())}).absence
+    assert "no RDMA port" in select_compute_ports({"node0": NodePorts(())}).absence
+    assert not select_compute_ports({"node0": NodePorts(eight()), "node1": NodePorts(())}).absence

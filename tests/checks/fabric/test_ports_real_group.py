@@ -10,7 +10,7 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Outcome, Reason, Verdict
+from seatrial.model import Measurement, Outcome, Verdict
 from tests.bench.cluster import ONE, THREE, TWO, Scenario, run
 from tests.checks.fabric import ports_driver
 from tests.discover import trees
@@ -94,7 +94,8 @@ def test_ports_of_three_ranks(runs: Runs) -> None:
     ]
     assert [len(list(measurement.facts["ports"])) for measurement in runs["ports"]] == [9, 9, 9]  # type: ignore[arg-type]
     assert "node0/mlx5_8" in dict(runs["ports"][0].facts["not_compute_ports"])  # type: ignore[arg-type]
-    assert places(runs["ports_one_node"]) == {("rate_vs_siblings", "node0/mlx5_7"): Outcome.FAIL}
+    (failed_on_one,) = verdicts(runs["ports_one_node"], Outcome.FAIL)
+    assert (failed_on_one.metric, failed_on_one.subject) == ("rate_vs_siblings", "node0/mlx5_7")
 
 
 def test_ports_without_rdma_and_with_a_setting_that_is_no_number(runs: Runs) -> None:
@@ -145,7 +146,7 @@ def test_perftest_that_hangs_is_an_error_that_names_the_nodes(runs: Runs) -> Non
     assert paths.subject == "node0->node1"
     assert "node0/mlx5_0->node1/mlx5_0" in paths.evidence
     assert "did not end within 1 s" in paths.evidence
-    assert any(verdict.reasons == (Reason.METRIC_PARTLY_MISSING,) for verdict in found)
+    assert {verdict.metric for verdict in found} == {"paths_not_measured", "rate_share", "write_latency"}
 
 
 def test_another_version_is_named(runs: Runs) -> None:

@@ -2,20 +2,21 @@
 
 With a list in NCCL_IB_HCA the compute ports are those that it selects. Without one they are the ports of one kind (NIC
 model, board, link layer): the kind whose ports together are the fastest. A port whose interface has the default route
-is a management port, unless the node has no other.
+is a management port, unless the node has no other. With NCCL_IB_DISABLE or NCCL_NET=Socket there are none.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from seatrial.discover import rdma_ports
 from seatrial.discover.rdma_ports import PortDetails
+from seatrial.model import SeatrialError
 from seatrial.util import data_files
 
 Kind = tuple[str, str, str]  # PortDetails.kind
@@ -23,11 +24,15 @@ Kind = tuple[str, str, str]  # PortDetails.kind
 
 @dataclass(frozen=True)
 class NodePorts:
-    """The RDMA ports of one node and NCCL's settings there: NCCL_IB_HCA, or empty, and NCCL_IB_GID_INDEX, or None."""
+    """The RDMA ports of one node and NCCL's settings there, empty or None if they are not set.
+
+    ``rdma_off``: the setting that keeps NCCL from using RDMA.
+    """
 
     ports: tuple[PortDetails, ...]
     nccl_ib_hca: str = ""
     gid_index: int | None = None
+    rdma_off: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,18 +56,14 @@ class ComputePorts:
 
 def read_node_ports(root: Path) -> NodePorts:
     """The ports of this node and NCCL's settings. Raises OSError or ValueError."""
-    index = os.environ.get("NCCL_IB_GID_INDEX", "").strip() or "-1"
-    if not index.removeprefix("-").isdecimal():
+    names = ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_DISABLE", "NCCL_NET")
+    hca, index, disable, net = (os.environ.get(name, "").strip() for name in names)
+    if not (index or "-1").removeprefix("-").isdecimal():
         raise ValueError(f"NCCL_IB_GID_INDEX={index}: expected an integer")
-    gid_index = None if index.startswith("-") else int(index)
-    return NodePorts(rdma_ports.read_ports(root), os.environ.get("NCCL_IB_HCA", "").strip(), gid_index)
-
-
-def compute_ports_of(nodes: Mapping[str, NodePorts]) -> ComputePorts:
-    """The compute ports of all nodes."""
-    return select_compute_ports(
-        {node: each.ports for node, each in nodes.items()}, {node: each.nccl_ib_hca for node, each in nodes.items()}
-    )
+    rdma_off = f"NCCL_IB_DISABLE={disable}" if disable not in ("", "0") else ""
+    rdma_off = f"NCCL_NET={net}" if net.lower() == "socket" else rdma_off
+    gid_index = int(index) if index and not index.startswith("-") else None
+    return NodePorts(rdma_ports.read_ports(root), hca, gid_index, rdma_off)
 
 
 def port_names(compute: ComputePorts) -> dict[str, list[str]]:
@@ -70,23 +71,26 @@ def port_names(compute: ComputePorts) -> dict[str, list[str]]:
     return {node: [port.name for port in ports] for node, ports in compute.by_node.items()}
 
 
-def select_compute_ports(ports: Mapping[str, Sequence[PortDetails]], nccl_ib_hca: Mapping[str, str]) -> ComputePorts:
-    """The compute ports. ``nccl_ib_hca``: the value of NCCL_IB_HCA on each node, empty if it is not set."""
+def select_compute_ports(nodes: Mapping[str, NodePorts]) -> ComputePorts:
+    """The compute ports of all nodes. Raises SeatrialError if NCCL_IB_HCA selects no port of a node that has some."""
     others: dict[str, str] = {}
-    candidates = {node: _candidates(node, ports[node], nccl_ib_hca[node], others) for node in ports}
+    candidates = {node: _candidates(node, found, others) for node, found in nodes.items()}
     strength = _strength_by_kind(candidates)
     compute: dict[str, tuple[PortDetails, ...]] = {}
     for node, found in candidates.items():
         compute[node] = found
-        if found and not _is_list(nccl_ib_hca[node]):
+        if found and not _is_list(nodes[node].nccl_ib_hca):
             kind = max((port.kind for port in found), key=strength.__getitem__)
             compute[node] = tuple(port for port in found if port.kind == kind)
             reason = f"not of the compute ports' kind ({kind_text(kind)})"
             others |= {
                 f"{node}/{port.name}": f"{kind_text(port.kind)}: {reason}" for port in found if port.kind != kind
             }
-    listed = {node for node in ports if _is_list(nccl_ib_hca[node])}
-    unused = {key: reason for key, reason in _unused(compute).items() if key.partition("/")[0] not in listed}
+    unused = {
+        place: reason
+        for place, reason in _unused(compute).items()
+        if not _is_list(nodes[place.partition("/")[0]].nccl_ib_hca)
+    }
     by_node = {
         node: tuple(port for port in found if f"{node}/{port.name}" not in unused) for node, found in compute.items()
     }
@@ -99,16 +103,18 @@ def kind_text(kind: Kind) -> str:
     return f"{model}{f' ({board})' if board else ''}, {layer}"
 
 
-def _candidates(
-    node: str, ports: Iterable[PortDetails], setting: str, others: dict[str, str]
-) -> tuple[PortDetails, ...]:
+def _candidates(node: str, found: NodePorts, others: dict[str, str]) -> tuple[PortDetails, ...]:
     """The ports that may be compute ports; the reasons for the other ones are added to ``others``."""
-    selected = []
-    for port in sorted(ports, key=_natural_order):
-        if _is_selected(port, setting):
-            selected.append(port)
-        else:
-            others[f"{node}/{port.name}"] = f"NCCL_IB_HCA={setting} does not select it"
+    setting, ports = found.nccl_ib_hca, sorted(found.ports, key=_natural_order)
+    if found.rdma_off:
+        others |= {f"{node}/{port.name}": f"{found.rdma_off}: NCCL uses no RDMA port" for port in ports}
+        return ()
+    selected = [port for port in ports if _is_selected(port, setting)]
+    if ports and not selected:
+        names = ", ".join(port.name for port in ports)
+        raise SeatrialError(f"NCCL_IB_HCA={setting} on {node} selects none of its RDMA ports: {names}")
+    not_selected = f"NCCL_IB_HCA={setting} does not select it"
+    others |= {f"{node}/{port.name}": not_selected for port in ports if port not in selected}
     routed = [port for port in selected if port.has_default_route]
     if _is_list(setting) or len(routed) == len(selected):
         return tuple(selected)

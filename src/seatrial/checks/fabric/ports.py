@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from seatrial.checks.base import Check, Context, FindingTemplate, Options, RuleFact, facts, metric
 from seatrial.checks.fabric._compute_ports import (
     ComputePorts,
-    compute_ports_of,
     kind_text,
     port_names,
     read_node_ports,
+    select_compute_ports,
 )
 from seatrial.model import (
     PORTS_USED,
@@ -43,7 +43,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
     if participants.index >= 0:
         own = found[participants.names[participants.index]].ports
         yield Fact(name="ports", value=[port.model_dump(mode="json") for port in own])
-    compute = compute_ports_of(found)
+    compute = select_compute_ports(found)
     if compute.absence:
         raise NotApplicable(compute.absence)
     if context.rank == 0:
@@ -58,6 +58,7 @@ def _comparison(compute: ComputePorts, gid_index: Mapping[str, int | None]) -> I
     yield from facts(
         {
             "several_nodes": "yes" if len(by_node) > 1 else "no",
+            "three_ports": "yes" if min(map(len, by_node.values())) > 2 else "no",
             "any_active": "yes" if rates else "no",
             "roce": "yes" if roce else "no",
             "capability_known": _known(port.capability_gbps for _, port in compute if port.rate_gbps),
@@ -152,6 +153,7 @@ def _differences(compute: ComputePorts) -> Iterator[Observation]:
 
 
 SEVERAL_NODES, ONE_NODE = {"several_nodes": "yes"}, {"several_nodes": "no"}
+NODES_RULES = ((SEVERAL_NODES, Outcome.FAIL), (ONE_NODE, Outcome.WARN))  # one node does not use the network
 LINK_FIX = (
     "Run mlxlink -d DEVICE -m -c on the node (speed, width, errors, cable), then compare the cable and the switch port "
     "with those of a good port. Polling: check the cable and the switch port; LinkUp but INIT: no subnet manager "
@@ -169,7 +171,7 @@ def _rate_rules() -> Iterator[Rule]:
         "the slowest port.",
         fix=LINK_FIX,
     )
-    for condition, outcome in ((ONE_NODE, Outcome.FAIL), (SEVERAL_NODES, Outcome.WARN)):
+    for condition, outcome in (({**ONE_NODE, "three_ports": "yes"}, Outcome.FAIL), ({}, Outcome.WARN)):
         yield Rule(
             metric="rate_vs_siblings",
             expect=">= 0.99 of the best",
@@ -194,8 +196,7 @@ RULES = (
             fix="Run ibstat and ibdev2netdev. All ports Polling: cables or switch; INIT: no subnet manager (sminfo); "
             "no device: lspci | grep -i mellanox, modprobe mlx5_ib, dmesg | grep mlx5.",
         )
-        # WARN: a trial on one node does not use the network
-        for condition, outcome in ((SEVERAL_NODES, Outcome.FAIL), (ONE_NODE, Outcome.WARN))
+        for condition, outcome in NODES_RULES
     ),
     Rule(
         metric="ports_missing",
@@ -241,15 +242,20 @@ RULES = (
         fix="lspci -vv -s ADDRESS | grep -e LnkCap -e LnkSta on the NIC and on its slot: reseat the card if the link "
         "is narrower or slower than both support.",
     ),
-    Rule(
-        metric="gid_usable",
-        expect="== 1 bool",
-        applies_if={"roce": "yes"},
-        evidence_facts=("gids_unusable",),
-        meaning="NCCL finds no RoCE v2 GID with a routable address at the index that it uses: connections fail or time "
-        "out.",
-        fix="show_gids on the node. No IP address on the interface: ip addr. Another index: set NCCL_IB_GID_INDEX to "
-        "that of the RoCE v2 GID with an IPv4 address, or unset it (NCCL 2.21 and newer choose it themselves).",
+    *(
+        Rule(
+            metric="gid_usable",
+            expect="== 1 bool",
+            outcome_if_violated=outcome,
+            applies_if={"roce": "yes", **condition},
+            evidence_facts=("gids_unusable",),
+            meaning="NCCL finds no RoCE v2 GID with a routable address at the index that it uses: connections fail or "
+            "time out.",
+            fix="show_gids on the node. No IP address on the interface: ip addr. Another index: set NCCL_IB_GID_INDEX "
+            "to that of the RoCE v2 GID with an IPv4 address, or unset it (NCCL 2.21 and newer choose it themselves). "
+            "If NCCL should use TCP: NCCL_NET=Socket.",
+        )
+        for condition, outcome in NODES_RULES
     ),
     Rule(
         metric="settings_differing",
@@ -283,6 +289,7 @@ CHECK = Check(
     rules=RULES,
     rule_facts={
         "several_nodes": RuleFact(reason="the condition is on the number of nodes"),
+        "three_ports": RuleFact(reason="of two ports, either may be at its intended rate"),
         "any_active": RuleFact(reason="no compute port is ACTIVE"),
         "roce": RuleFact(reason="InfiniBand ports need no RoCE v2 GID"),
         "capability_known": RuleFact(

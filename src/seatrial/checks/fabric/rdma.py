@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from seatrial.checks.base import Check, Comparison, Context, FindingTemplate, Needs, RuleFact, facts, metric
-from seatrial.checks.fabric._compute_ports import NodePorts, compute_ports_of, read_node_ports
+from seatrial.checks.fabric._compute_ports import NodePorts, read_node_ports, select_compute_ports
 from seatrial.checks.fabric._rdma_results import MIN_SHARE, RailPath, results_of_paths
 from seatrial.checks.fabric._rdma_runs import RdmaOptions, TransferRunner, rank_place
 from seatrial.discover import fabric, perftest
@@ -106,7 +106,7 @@ def usable_ports(
 
     Raises NotApplicable if no node has a usable port, or if perftest is missing on all nodes.
     """
-    compute = compute_ports_of(nodes)
+    compute = select_compute_ports(nodes)
     if compute.absence:
         raise NotApplicable(compute.absence)
     ports, unusable = dict[str, tuple[PortDetails | None, ...]](), dict[str, str]()
