@@ -123,7 +123,22 @@ def test_the_fastest_link_mode_of_ethtool() -> None:
         rdma_ports.parse_link_modes("Settings for ib0:\n\tSupported link modes:   Not reported\n\tSpeed: 400000Mb/s\n")
 
 
-def test_the_capability_is_that_of_ethtool(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = lambda argv, _timeout: processes.CommandResult(0, ETHTOOL, "") if argv[0] == "ethtool" else None  # noqa: E731
+def test_active_mtu_of_ibv_devinfo() -> None:
+    text = (FIXTURES / "host" / "ibv_devinfo.txt").read_text()
+    assert rdma_ports.parse_devinfo(text) == {("mlx5_2", "1"): 4096, ("mlx5_12", "1"): 1024}
+    assert rdma_ports.parse_devinfo("No IB devices found\n") == {}
+
+
+def test_a_device_whose_ports_cannot_be_listed_is_an_error(root: Path) -> None:
+    trees.write(root, {"sys/class/infiniband/mlx5_0/hca_type": "MT4129\n"})
+    with pytest.raises(OSError, match="ports: No such file"):
+        rdma_ports.read_ports(root)
+
+
+def test_capability_and_active_mtu_are_read_with_tools(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devinfo = (FIXTURES / "host" / "ibv_devinfo.txt").read_text().replace("mlx5_2", "mlx5_8")
+    outputs = {("ethtool", "ens1f0np0"): ETHTOOL, ("ibv_devinfo",): devinfo}
+    run = lambda argv, _timeout: processes.CommandResult(0, outputs[tuple(argv)], "")  # noqa: E731
     monkeypatch.setattr(processes, "run_command", run)
-    assert roce_port(root).capability_gbps == 400.0
+    port = roce_port(root)
+    assert (port.capability_gbps, port.active_mtu) == (400.0, 4096)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 
 from seatrial.discover import fabric
@@ -13,10 +12,11 @@ from seatrial.discover.file_readers import FieldReader, list_names, printable, r
 from seatrial.model import Frozen
 from seatrial.util import processes
 
-ETHTOOL_TIMEOUT_S = 5.0
+TOOL_TIMEOUT_S = 5.0
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec\b")
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
+_DEVINFO = re.compile(r"^hca_id:\s*(\S+)|^\s+port:\s*(\d+)|^\s+active_mtu:\s*(\d+)", re.MULTILINE)
 _LINK_MODE = re.compile(r"\b(\d+)base\w*/Full")
 # Payload bits per bit on the wire: 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s (PCI Express Base Specification 5.0,
 # 4.2.1 and 4.2.2), and 236 of 256 bytes of a flit from 64 GT/s (6.0, 4.2.3)
@@ -37,8 +37,9 @@ class Gid(Frozen):
 
 
 class PortDetails(Frozen):
-    """One RDMA port. ``mtu``: of the interface of a RoCE port. Rates and bandwidths are in Gbit/s, one direction.
+    """One RDMA port. Rates and bandwidths are in Gbit/s, one direction.
 
+    ``mtu`` is that of the interface of a RoCE port, ``active_mtu`` that of RDMA packets; None without ibv_devinfo.
     ``capability_gbps`` is the fastest mode that ethtool lists; ``pci_gbps`` is the present bandwidth of the PCI link.
     ``name`` is the device, with ``:PORT`` if it has several ports, as in NCCL_IB_HCA.
     """
@@ -58,6 +59,7 @@ class PortDetails(Frozen):
     netdev: str | None
     has_default_route: bool
     mtu: int | None
+    active_mtu: int | None
     gids: tuple[Gid, ...]
     pci_path: tuple[str, ...]
     pci_gbps: float | None
@@ -68,7 +70,7 @@ class PortDetails(Frozen):
     def is_active(self) -> bool:
         return self.state == "ACTIVE"
 
-    @cached_property
+    @property
     def rate_gbps(self) -> float | None:
         """The rate of an active port; 0 for another, whose file ``rate`` is the lowest one; None if unknown."""
         if self.state is None:
@@ -101,8 +103,15 @@ def read_ports(root: Path = Path("/")) -> tuple[PortDetails, ...]:
     rdma = fabric.read_rdma(root)
     if reason := rdma.unreadable.get("devices"):
         raise OSError(reason)
-    routed = default_route_interfaces(root)
-    return tuple(_details(root, device, port, routed) for device in rdma.devices for port in device.ports)
+    for device in rdma.devices:
+        if reason := device.unreadable.get("ports"):
+            raise OSError(reason)
+    routed, mtus = default_route_interfaces(root), _active_mtus()
+    return tuple(
+        _details(root, device, port, routed, mtus.get((device.name, port.port)))
+        for device in rdma.devices
+        for port in device.ports
+    )
 
 
 def default_route_interfaces(root: Path) -> frozenset[str]:
@@ -144,7 +153,28 @@ def parse_link_modes(text: str) -> float:
     return max(map(int, modes)) / 1000
 
 
-def _details(root: Path, device: fabric.RdmaDevice, port: fabric.RdmaPort, routed: frozenset[str]) -> PortDetails:
+def parse_devinfo(text: str) -> dict[tuple[str, str], int]:
+    """(device, port) → active MTU in bytes, from the output of ``ibv_devinfo``."""
+    mtus: dict[tuple[str, str], int] = {}
+    device = port = ""
+    for name, number, mtu in _DEVINFO.findall(text):
+        device, port = name or device, number or port
+        if mtu:
+            mtus[device, port] = int(mtu)
+    return mtus
+
+
+def _active_mtus() -> dict[tuple[str, str], int]:
+    """Empty where ibv_devinfo is not installed or does not answer: /sys does not show the active MTU."""
+    try:
+        return parse_devinfo(processes.run_command(["ibv_devinfo"], TOOL_TIMEOUT_S).out)
+    except OSError:
+        return {}
+
+
+def _details(
+    root: Path, device: fabric.RdmaDevice, port: fabric.RdmaPort, routed: frozenset[str], active_mtu: int | None
+) -> PortDetails:
     reader = FieldReader()
     folder = root / "sys/class/infiniband" / device.name
     is_ethernet = port.link_layer == "Ethernet"
@@ -168,6 +198,7 @@ def _details(root: Path, device: fabric.RdmaDevice, port: fabric.RdmaPort, route
         netdev=netdev,
         has_default_route=netdev in routed,
         mtu=reader("mtu", lambda: read_number(root / "sys/class/net" / netdev / "mtu")) if netdev else None,
+        active_mtu=active_mtu,
         gids=_gids(folder / "ports" / port.port) if is_ethernet else (),
         pci_path=path,
         pci_gbps=reader("pci_gbps", lambda: pci_bandwidth(folder / "device")) if path else None,
@@ -215,9 +246,9 @@ def _table(path: Path, columns: int) -> list[list[str]]:
 
 def _ethtool_capability(netdev: str) -> float:
     """Raises OSError if ethtool is not installed, or ValueError."""
-    result = processes.run_command(["ethtool", netdev], ETHTOOL_TIMEOUT_S)
+    result = processes.run_command(["ethtool", netdev], TOOL_TIMEOUT_S)
     if result.code is None:
-        raise ValueError(f"ethtool {netdev} did not end within {ETHTOOL_TIMEOUT_S:g} s")
+        raise ValueError(f"ethtool {netdev} did not end within {TOOL_TIMEOUT_S:g} s")
     return parse_link_modes(result.out)
 
 

@@ -31,6 +31,7 @@ def port(name: str, rate: str = "400 Gb/sec (4X NDR)", state: str | None = "ACTI
         "netdev": None,
         "has_default_route": False,
         "mtu": None,
+        "active_mtu": 4096,
         "gids": (),
         "pci_path": ("0000:15:01.0", f"0000:{16 + sum(map(ord, name)) % 200:02x}:00.0"),
         "pci_gbps": 504.1,

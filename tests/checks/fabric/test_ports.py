@@ -124,6 +124,7 @@ def test_the_place_and_the_gid_table_are_in_the_verdict() -> None:
     [
         ({"firmware": "28.38.1000"}, "settings_differing"),
         ({"mtu": 1500}, "settings_differing"),
+        ({"active_mtu": 1024}, "settings_differing"),
         ({"capability_gbps": 800.0}, "rate_of_capability"),
         ({"pci_gbps": 252.1}, "pci_bandwidth"),
     ],

@@ -133,7 +133,7 @@ def _rates(compute: ComputePorts) -> Iterator[Observation]:
 def _differences(compute: ComputePorts) -> Iterator[Observation]:
     """Yield for each port the number of settings (MTU, firmware) that differ from most ports of its kind."""
     differences: dict[str, dict[str, str]] = {}
-    for name in ("mtu", "firmware"):
+    for name in ("mtu", "active_mtu", "firmware"):
         for kind in dict.fromkeys(port.kind for _, port in compute):
             values = {
                 f"{node}/{port.name}": value
