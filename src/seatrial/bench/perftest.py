@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch.distributed as dist
 
@@ -63,20 +64,28 @@ class _Running:
 
 
 def run_transfers(
-    transfers: Sequence[Transfer],
-    argv: Mapping[str, Sequence[str]],
-    node: str,
-    files: Path,
-    limit_s: float,
+    transfers: Sequence[Transfer], argv: Mapping[str, Sequence[str]], node: str, limit_s: float
 ) -> dict[str, TransferResult]:
     """Run all ``transfers`` concurrently; the results by key on all ranks.
 
     ``argv``: the command of each transfer in which this rank takes part, without ``-p PORT`` and the server's address.
-    ``files``: folder for the output. A program that has not ended ``limit_s`` after the start of the clients is ended.
+    A program that has not ended ``limit_s`` after the start of the clients is ended.
     """
+    with TemporaryDirectory() as folder:
+        ended = _run_own(transfers, argv, local_address() or node, Path(folder), limit_s)
+    store_barrier()
+    results = {place: result for of_rank in gather(ended) for place, result in of_rank.items()}
+    return {
+        transfer.key: TransferResult(results[transfer.key, "server"], results[transfer.key, "client"])
+        for transfer in transfers
+    }
+
+
+def _run_own(
+    transfers: Sequence[Transfer], argv: Mapping[str, Sequence[str]], address: str, files: Path, limit_s: float
+) -> dict[tuple[str, str], ProgramResult]:
+    """The results of this rank's programs by key and side; ``address``: that of this node for clients."""
     rank = dist.get_rank()
-    files.mkdir(parents=True, exist_ok=True)
-    address = local_address() or node
     store_barrier()
     servers: dict[str, _Running | ProgramResult] = {}
     endpoints: dict[str, tuple[str, int]] = {}
@@ -95,16 +104,10 @@ def run_transfers(
                 command = [*argv[transfer.key], "-p", str(port), host]
                 clients[transfer.key] = _start(command, files / f"{len(clients)}.client")
     deadline = time.monotonic() + limit_s
-    ended = {
+    return {
         (key, side): _wait(running, deadline, limit_s)
         for side, programs in (("client", clients), ("server", servers))
         for key, running in programs.items()
-    }
-    store_barrier()
-    results = {place: result for of_rank in gather(ended) for place, result in of_rank.items()}
-    return {
-        transfer.key: TransferResult(results[transfer.key, "server"], results[transfer.key, "client"])
-        for transfer in transfers
     }
 
 

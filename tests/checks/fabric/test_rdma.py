@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from seatrial.checks.base import Context
+from seatrial.checks.fabric import rdma
 from seatrial.checks.fabric._compute_ports import NodePorts
 from seatrial.checks.fabric._rdma_runs import RdmaOptions
 from seatrial.checks.fabric.rdma import CHECK, NodeTools, gpu_memory_options, read_tools, usable_ports
@@ -116,6 +117,19 @@ def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert read_tools(context(tmp_path)).missing == ("ib_write_lat",)
 
 
+def test_a_tool_that_does_not_start_or_end_is_a_problem_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = perftest.install(tmp_path, devices=())
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    library = "error while loading shared libraries: libmlx5.so.1: cannot open shared object file"
+    (folder / "ib_write_bw").write_text(f"#!/bin/sh\necho '{library}' >&2\nexit 127\n")
+    assert "libmlx5.so.1" in read_tools(context(tmp_path)).problem
+    (folder / "ib_write_bw").write_text("#!/bin/sh\nsleep 60\n")
+    monkeypatch.setattr(rdma, "TOOL_TIMEOUT_S", 0.2)
+    assert "did not end" in read_tools(context(tmp_path)).problem
+
+
 def test_gpu_memory_is_used_on_all_nodes_or_on_none() -> None:
     peermem, dmabuf = NodeTools((), "6.06", ("--use_cuda",)), NodeTools((), "6.06", ("--use_cuda", "--use_cuda_dmabuf"))
     without = NodeTools((), "6.06", (), "perftest is not built for CUDA")
@@ -132,11 +146,13 @@ def test_usable_ports_keep_their_rail_and_nodes_without_one_have_a_reason() -> N
         "node2": NodePorts(tuple(port(f"mlx5_{index}", verbs_accessible=False) for index in range(8))),
         "node3": NodePorts(()),
         "node4": NodePorts(eight()),
+        "node5": NodePorts(eight()),
     }
-    tools = {**dict.fromkeys(nodes, TOOLS), "node4": NodeTools(("ib_write_lat",))}
+    broken = {"node4": NodeTools(("ib_write_lat",)), "node5": NodeTools((), problem="did not end")}
+    tools = {**dict.fromkeys(nodes, TOOLS), **broken}
     ports, unusable = usable_ports(nodes, tools)
     assert [each and each.name for each in ports["node0"]] == [None, *(f"mlx5_{index}" for index in range(1, 8))]
-    assert unusable.keys() == {"node2", "node3", "node4"}
+    assert unusable.keys() == {"node2", "node3", "node4", "node5"}
     assert "uverbs" in unusable["node2"]
     assert unusable["node4"] == "not installed: ib_write_lat"
 

@@ -77,7 +77,7 @@ class TransferRunner:
             -(-ranks.count(rank) // places[rank].cpu_count) for ranks in self._ranks.values() for rank in {*ranks}
         )
 
-    def run_round(self, paired: Sequence[tuple[str, str]], number: int) -> list[RailPath]:
+    def run_round(self, paired: Sequence[tuple[str, str]]) -> list[RailPath]:
         """The bandwidths in both directions and the latency of all rails of all pairs."""
         paths: list[RailPath] = []
         for batch in range(self._batches):
@@ -95,10 +95,10 @@ class TransferRunner:
                     )
                     if source_port and target_port and rail % self._batches == batch
                 ]
-                paths += self._run(planned, f"round{number}.{batch}.{tool}{'.reverse' if is_reversed else ''}")
+                paths += self._run(planned)
         return paths
 
-    def _run(self, planned: Sequence[RailPath], folder: str) -> list[RailPath]:
+    def _run(self, planned: Sequence[RailPath]) -> list[RailPath]:
         from seatrial.bench.perftest import Transfer, run_transfers
 
         context = self._context
@@ -111,8 +111,7 @@ class TransferRunner:
             for path, transfer in zip(planned, transfers, strict=True)
             if context.rank in (transfer.server, transfer.client)
         }
-        files = context.artifacts_dir / folder / f"rank{context.rank}"
-        results = run_transfers(transfers, argv, context.node, files, self._options.transfer_limit_s)
+        results = run_transfers(transfers, argv, context.node, self._options.transfer_limit_s)
         return [path.with_result(results[path.key]) for path in planned]
 
     def _argv(self, path: RailPath, node: str) -> list[str]:

@@ -36,12 +36,16 @@ LIMITS = data_files.read("perftest.yaml")
 
 @dataclass(frozen=True)
 class NodeTools:
-    """perftest on one node: ``missing`` tools, version, and the options for GPU memory or why it cannot be used."""
+    """perftest on one node: ``missing`` tools, version, and the options for GPU memory or why it cannot be used.
+
+    ``problem``: why installed tools cannot be used.
+    """
 
     missing: tuple[str, ...]
     version: str | None = None
     cuda_options: tuple[str, ...] = ()
     no_gpu_memory: str = ""
+    problem: str = ""
 
 
 def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
@@ -71,13 +75,13 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
     paths: list[RailPath] = []
     for number, paired in enumerate(rounds, 1):
         context.progress(f"round {number} of {len(rounds)}")
-        paths += runner.run_round([(names[a], names[b]) for a, b in paired], number)
+        paths += runner.run_round([(names[a], names[b]) for a, b in paired])
     if context.rank == 0:
         yield from results_of_paths(paths)
 
 
 def read_tools(context: Context) -> NodeTools:
-    """perftest on this node, from its output for ``--version`` and ``--help``. Raises OSError or ValueError."""
+    """perftest on this node, from its output for ``--version`` and ``--help``. Raises OSError."""
     missing = tuple(tool for tool in (perftest.BANDWIDTH_TOOL, perftest.LATENCY_TOOL) if not shutil.which(tool))
     if missing:
         return NodeTools(missing)
@@ -85,11 +89,13 @@ def read_tools(context: Context) -> NodeTools:
     for option in ("--version", "--help"):  # their exit code is 1 or 0, by version
         result = processes.run_command([perftest.BANDWIDTH_TOOL, option], TOOL_TIMEOUT_S)
         if result.code is None:
-            raise ValueError(f"{perftest.BANDWIDTH_TOOL} {option} did not end within {TOOL_TIMEOUT_S:g} s")
+            problem = f"{perftest.BANDWIDTH_TOOL} {option} did not end within {TOOL_TIMEOUT_S:g} s"
+            return NodeTools((), problem=problem)
         outputs.append(result.out + result.err)
     version, usage = perftest.parse_version(outputs[0]), outputs[1]
     if version is None:
-        raise ValueError(f"{perftest.BANDWIDTH_TOOL} --version printed no version: {outputs[0].strip()[:200]!r}")
+        problem = f"{perftest.BANDWIDTH_TOOL} --version printed no version: {outputs[0].strip()[:200]!r}"
+        return NodeTools((), problem=problem)
     if "--use_cuda=" not in usage:
         return NodeTools((), version, (), "perftest is not built for CUDA")
     if fabric.read_rdma(context.root).peermem:
@@ -121,7 +127,7 @@ def usable_ports(
     without_tools = {node: f"not installed: {', '.join(each.missing)}" for node, each in tools.items() if each.missing}
     if len(without_tools) == len(nodes):
         raise NotApplicable("perftest (ib_write_bw, ib_write_lat) is not installed on any node")
-    return ports, {**unusable, **without_tools}
+    return ports, {**unusable, **without_tools, **{node: each.problem for node, each in tools.items() if each.problem}}
 
 
 def _unusable(port: PortDetails, gid_index: int | None) -> str:
