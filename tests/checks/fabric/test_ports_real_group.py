@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from seatrial.checks import catalog
+from seatrial.config.schema import Config
+from seatrial.judge.coverage import coverage_errors
+from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome, Verdict
 from tests.bench.cluster import ONE, THREE, TWO, Scenario, run
 from tests.checks.fabric import ports_driver
 from tests.discover import trees
 from tests.fakes import perftest
+from tests.judge.test_coverage import job
 
 Runs = dict[str, list[Measurement]]
 PORTS, RDMA = "fabric.ports", "fabric.rdma"
@@ -172,3 +176,11 @@ def test_a_node_without_perftest_is_an_error_that_names_it(runs: Runs) -> None:
 )
 def test_the_check_is_skipped_where_it_cannot_apply(runs: Runs, scenario: str, reason: str) -> None:
     assert all(reason in str(measurement.skipped) for measurement in runs[scenario])
+
+
+@pytest.mark.parametrize(("scenario", "name"), [("ports", PORTS), ("bad_ports", RDMA), ("no_ports", PORTS)])
+def test_the_record_agrees_with_its_plan(runs: Runs, scenario: str, name: str) -> None:
+    config = Config.model_validate({"name": "t", "launcher": "local", "cluster": {"nodes": 3}, "checks": {name: {}}})
+    planned = job("ranks", 3, 1, name).model_copy(update={"expected_nodes": 3})
+    plan = RecordedPlan(config, (planned,), {name: runs[scenario]})
+    assert list(coverage_errors(catalog()[name], plan, runs[scenario])) == []
