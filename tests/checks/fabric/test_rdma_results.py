@@ -83,6 +83,9 @@ def test_a_slower_partner_does_not_count_against_a_port() -> None:
     paths = [path("a", "b", 196.0, ("", HDR)), path("b", "a", 196.0, (HDR, ""))]
     assert values(paths, "rate_share") == {"a": 98.0, "b": 98.0}
     assert values(paths, "bw_vs_peers") == {"b": 1.0}
+    paths += both("a", "c", 384.0)
+    assert values(paths, "write_bw") == {"a": 384.0, "b": 196.0, "c": 384.0}
+    assert values(paths, "bw_vs_peers") == {"a": 1.0, "b": pytest.approx(196 / 384), "c": 1.0}
 
 
 def test_rdma_that_always_fails_is_zero_and_a_tool_that_fails_is_missing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -82,7 +83,8 @@ def _reason(side: ProgramResult) -> str:
 
 def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
     """Yield the best values of each port over its partners, their shares, and the failures of each pair of nodes."""
-    best = _best_bandwidths([path for path in paths if path.tool == perftest.BANDWIDTH_TOOL])
+    bandwidths = [path for path in paths if path.tool == perftest.BANDWIDTH_TOOL]
+    best = _best_bandwidths(bandwidths)
     latency = _best_latencies([path for path in paths if path.tool == perftest.LATENCY_TOOL])
     too_few = f"no: a comparison needs {MIN_COMPARABLE_PORTS} ports, {len(best)} were measured"
     yield Fact(name="comparable", value="yes" if min(len(best), len(latency)) >= MIN_COMPARABLE_PORTS else too_few)
@@ -90,15 +92,18 @@ def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
     for port in best.values():
         if port.is_at_own_rate:
             peers.setdefault(port.kind, []).append(port.gbps)
+    medians = {kind: median(values) for kind, values in peers.items()}
     for subject, port in best.items():
         yield metric("write_bw", port.gbps, "Gb/s", subject)
         yield metric("rate_share", 100 * port.share, "%", subject)
-        if port.is_at_own_rate and (typical := median(peers[port.kind])):
-            yield metric("bw_vs_peers", port.gbps / typical, "of the median", subject)
+        if port.is_at_own_rate and medians[port.kind]:
+            yield metric("bw_vs_peers", port.gbps / medians[port.kind], "of the median", subject)
+    median_latency = median(latency.values()) if latency else 0.0
     for subject, value in latency.items():
         yield metric("write_latency", value, "us", subject)
-        yield metric("latency_vs_peers", value / median(latency.values()), "x", subject)
-    yield from _pair_results(paths, {subject: port.gbps for subject, port in best.items()})
+        yield metric("latency_vs_peers", value / median_latency, "x", subject)
+    yield from _path_shares(bandwidths, best)
+    yield from _pair_results(paths)
     yield Fact(name="paths", value=_table(paths))
 
 
@@ -115,7 +120,8 @@ class _PortBandwidth:
 def _best_bandwidths(paths: Sequence[RailPath]) -> dict[str, _PortBandwidth]:
     """For each port the direction, sending or receiving, that is slower with the best partner.
 
-    RDMA that fails counts as 0. A port without a value in one of the directions is missing.
+    A path to a slower port counts only if the port has no other. RDMA that fails counts as 0. A port without a value
+    in one of the directions is missing.
     """
     by_port: dict[str, tuple[list[_PortBandwidth], list[_PortBandwidth]]] = {}
     for path in paths:
@@ -125,9 +131,9 @@ def _best_bandwidths(paths: Sequence[RailPath]) -> dict[str, _PortBandwidth]:
             if gbps is not None:
                 share, at_own_rate = gbps / path.rate_gbps, path.rate_gbps == port.rate_gbps
                 directions[end].append(_PortBandwidth(share, gbps, at_own_rate, port.kind))
-    share_of = attrgetter("share")
+    best_partner = attrgetter("is_at_own_rate", "share")
     return {
-        subject: min((max(values, key=share_of) for values in directions), key=share_of)
+        subject: min((max(values, key=best_partner) for values in directions), key=attrgetter("share"))
         for subject, directions in by_port.items()
         if all(directions)
     }
@@ -142,32 +148,37 @@ def _best_latencies(paths: Sequence[RailPath]) -> dict[str, float]:
     return best
 
 
-def _pair_results(paths: Sequence[RailPath], best: Mapping[str, float]) -> Iterator[Observation]:
-    """Yield for each pair of nodes its failed and unmeasured paths, and the slowest path relative to its ends' best.
-
-    The fact ``slow_paths`` lists the paths below MIN_SHARE.
-    """
-    slow_paths: dict[str, str] = {}
-    failures: dict[str, dict[str, str]] = {"failed_paths": {}, "paths_not_measured": {}}
+def _pair_results(paths: Sequence[RailPath]) -> Iterator[Observation]:
+    """Yield for each pair of nodes the number of its failed and of its unmeasured paths, and the reasons as facts."""
+    counts: dict[str, Counter[str]] = {path.pair: Counter() for path in paths}
+    reasons: dict[str, dict[str, str]] = {"failed_paths": {}, "paths_not_measured": {}}
     for path in paths:
         for name, reason in (("failed_paths", path.failure), ("paths_not_measured", path.not_measured)):
             if reason:
-                failures[name][f"{path.tool} {path.key}"] = reason
-    for name, by_path in failures.items():
+                counts[path.pair][name] += 1
+                reasons[name][f"{path.tool} {path.key}"] = reason
+    for name, by_path in reasons.items():
         yield Fact(name=name, value=dict(by_path))
-    for pair in dict.fromkeys(path.pair for path in paths):
-        own = [path for path in paths if path.pair == pair]
-        yield metric("failed_paths", sum(bool(path.failure) for path in own), "paths", pair)
-        yield metric("paths_not_measured", sum(bool(path.not_measured) for path in own), "paths", pair)
-        shares = []
-        for path in own:
-            lower = min(best.get(end, 0.0) for end in path.ends)
-            if path.tool == perftest.BANDWIDTH_TOOL and path.value is not None and lower:
-                shares.append(path.value / lower)
-                if shares[-1] < MIN_SHARE:
-                    slow_paths[path.key] = f"{path.value:g} of {lower:g} Gb/s"
-        if shares:
-            yield metric("path_share", min(shares), "of the best", pair)
+        for pair, count in counts.items():
+            yield metric(name, count[name], "paths", pair)
+
+
+def _path_shares(bandwidths: Sequence[RailPath], best: Mapping[str, _PortBandwidth]) -> Iterator[Observation]:
+    """Yield for each pair of nodes its slowest path, as a share of the lower best of the two ports.
+
+    The fact ``slow_paths`` lists the paths below MIN_SHARE.
+    """
+    lowest: dict[str, float] = {}
+    slow_paths: dict[str, str] = {}
+    for path in bandwidths:
+        lower = min(best[end].gbps if end in best else 0.0 for end in path.ends)
+        if path.value is not None and lower:
+            share = path.value / lower
+            lowest[path.pair] = min(lowest.get(path.pair, share), share)
+            if share < MIN_SHARE:
+                slow_paths[path.key] = f"{path.value:g} of {lower:g} Gb/s"
+    for pair, share in lowest.items():
+        yield metric("path_share", share, "of the best", pair)
     yield Fact(name="slow_paths", value=slow_paths)
 
 
