@@ -34,6 +34,10 @@ class Nvml:
     def nvmlDeviceGetIndex(self, handle: str) -> int:
         return {"GPU-abc": 3}[handle]
 
+    def nvmlDeviceGetPciInfo(self, handle: str) -> SimpleNamespace:
+        assert handle == "GPU-abc"
+        return SimpleNamespace(busId="00000000:9B:00.0")
+
     def nvmlDeviceGetCpuAffinity(self, handle: str, mask_count: int) -> list[int]:
         assert (handle, mask_count) == ("GPU-abc", 2)
         if self._masks is None:
@@ -62,6 +66,12 @@ def test_nvml_index_is_found_by_uuid(nvml: Nvml) -> None:
     assert rank.nvml_index("cuda:0") == 3
     assert nvml.open == 0
     assert rank.nvml_index("cpu") is None
+
+
+def test_pci_address_is_that_of_sys(nvml: Nvml) -> None:
+    assert rank.gpu_pci_address("cuda:0") == "0000:9b:00.0"
+    assert nvml.open == 0
+    assert rank.gpu_pci_address("cpu") is None
 
 
 def test_mig_instance_is_refused(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:

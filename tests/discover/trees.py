@@ -153,3 +153,29 @@ def pci_config(acs_control: int | None) -> bytes:
         config[0x14C:0x14E] = (0x005F).to_bytes(2, "little")
         config[0x14E:0x150] = acs_control.to_bytes(2, "little")
     return bytes(config)
+
+
+def roce_gids(root: Path, name: str, addresses: dict[int, tuple[str, str]]) -> None:
+    """The GID table of port 1: index → address as in /sys and type. The other entries are empty, as on ConnectX."""
+    port = f"sys/class/infiniband/{name}/ports/1"
+    write(root, {f"{port}/gids/{index}": "0000:0000:0000:0000:0000:0000:0000:0000\n" for index in range(8)})
+    for index, (address, kind) in addresses.items():
+        write(root, {f"{port}/gids/{index}": f"{address}\n", f"{port}/gid_attrs/types/{index}": f"{kind}\n"})
+
+
+def on_pci(root: Path, name: str, path: str, speed: str, width: int) -> None:
+    """Move an RDMA device to the PCI ``path``, such as ``0000:15:01.0/0000:18:00.0``, with this link."""
+    link, target = root / "sys/class/infiniband" / name / "device", root / "sys/devices/pci0000:15" / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    link.rename(target)
+    link.symlink_to(target)
+    write(target, {"current_link_speed": f"{speed}\n", "current_link_width": f"{width}\n"})
+
+
+# Port 1 of a RoCE NIC with one IPv4 address: indices as mlx5 fills them
+ROCE_GIDS = {
+    0: ("fe80:0000:0000:0000:bace:f6ff:fe12:3456", "IB/RoCE v1"),
+    1: ("fe80:0000:0000:0000:bace:f6ff:fe12:3456", "RoCE v2"),
+    2: ("0000:0000:0000:0000:0000:ffff:0a00:0001", "IB/RoCE v1"),
+    3: ("0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2"),
+}

@@ -13,6 +13,7 @@ from seatrial.judge.recorded_plan import RecordedPlan
 from seatrial.model import (
     CLUSTER,
     GPUS_USED,
+    PORTS_USED,
     Basis,
     BasisKind,
     Job,
@@ -291,6 +292,23 @@ def test_check_of_a_node_measures_its_gpus(facts: dict[str, Any], subject: str, 
         judged=check(scope=Scope.NODE),
     )
     assert bool(found) is not is_place
+
+
+@pytest.mark.parametrize(
+    ("ports", "subject", "is_place"),
+    [
+        ({"n0": ["mlx5_0"], "n1": ["mlx5_4"]}, "n1/mlx5_4", True),
+        ({"n0": ["mlx5_0"], "n1": ["mlx5_4"]}, "n1/mlx5_0", False),
+        ({"n7": ["mlx5_0"]}, "n7/mlx5_0", False),  # not a node of the plan
+        (["mlx5_0"], "n0/mlx5_0", False),
+        (None, "n0/mlx5_0", False),
+    ],
+)
+def test_check_of_the_cluster_measures_the_ports_that_it_lists(ports: Any, subject: str, is_place: bool) -> None:
+    metrics = (Metric(name="speed", value=1, unit="GB/s", subject=subject),)
+    first = on(0).model_copy(update={"metrics": metrics, "facts": {PORTS_USED: ports}})
+    found = errors(first, *(on(rank) for rank in range(1, 4)), judged=check(scope=Scope.CLUSTER))
+    assert found == ([] if is_place else [f"metrics of {subject}, which the plan did not measure"])
 
 
 def test_retry_on_other_subjects_is_an_error() -> None:

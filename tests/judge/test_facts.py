@@ -17,6 +17,7 @@ from seatrial.model import (
     GPUS_USED,
     NOT_REPORTED,
     NOT_REQUESTED,
+    PORTS_USED,
     DecisionValue,
     Measurement,
     Metric,
@@ -198,7 +199,7 @@ def test_threshold_on_another_size_needs_no_gpu_on_a_cpu() -> None:
     assert verdict.outcome is Outcome.PASS
 
 
-@pytest.mark.parametrize("name", [EXEMPT, NOT_REPORTED, NOT_REQUESTED, GPUS_USED])
+@pytest.mark.parametrize("name", [EXEMPT, NOT_REPORTED, NOT_REQUESTED, GPUS_USED, PORTS_USED])
 @pytest.mark.parametrize("value", [None, "", True, 1, "nonsense", {"cluster": True}, {"cluster": ""}, [True], ["0"]])
 def test_facts_of_any_check_have_a_type(name: str, value: Any) -> None:
     judged = verdicts(check(SPEED), measured(11, facts={name: value}))

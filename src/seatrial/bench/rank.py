@@ -28,6 +28,16 @@ def nvml_index(device: str) -> int | None:
         return int(nvml.nvmlDeviceGetIndex(handle))
 
 
+def gpu_pci_address(device: str) -> str | None:
+    """The PCI address of a CUDA device as in /sys, ``0000:18:00.0``; None on a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    with _nvml(device) as (nvml, handle):
+        text = nvml.nvmlDeviceGetPciInfo(handle).busId
+    domain, _, rest = (text.decode() if isinstance(text, bytes) else str(text)).lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
 def numa_cpus(device: str) -> set[int]:
     """CPU numbers of the NUMA node of a CUDA device, from NVML. Raises SeatrialError if NVML cannot read them."""
     mask_count = -(-(os.cpu_count() or 1) // 64)

@@ -29,7 +29,7 @@ SkipCondition = Literal[
     "only CUDA graphs on a CPU",
     "not in the record",
 ]
-SubjectKind = Literal["rank", "pair", "ordered pair", "node", "rail", "gpu"]
+SubjectKind = Literal["rank", "pair", "ordered pair", "node", "rail", "gpu", "port"]
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
 # Values that any fact in Check.rule_facts may have: the machine does not have it, or the user may not read it
 NOT_SUPPORTED, PERMISSION_DENIED = "not_supported", "permission_denied"
@@ -174,8 +174,8 @@ class Check:
     performance_metrics: tuple[str, ...] = ()
     key_metric: str = ""  # metric shown in summaries; default: a performance metric
     # Metrics, or families, required for each subject of a kind: for each rank of a CLUSTER check, each pair of ranks on
-    # a node (one or both directions), each node, each rail, or each GPU in the fact gpus_used of a NODE check. A
-    # missing value is an ERROR, except for subjects in the fact EXEMPT.
+    # a node (one or both directions), each node, each rail, each GPU in gpus_used of a NODE check, or each port in
+    # ports_used of a CLUSTER check (facts). A missing value is an ERROR, except for subjects in the fact EXEMPT.
     required_per: Mapping[str, SubjectKind] = field(default_factory=dict)
     # For a CLUSTER check: each node has its own communicator and is evaluated separately against the reference value of
     # one node. Its first rank reports the metrics and the facts gpu, world_size and nodes of that node.

@@ -9,10 +9,12 @@ from operator import attrgetter
 
 from seatrial.checks.base import Check
 from seatrial.config.schema import CheckSettings, Config
+from seatrial.judge.groups import common_fact
 from seatrial.judge.recorded_plan import RecordedPlan, nodes_of, subjects_of
 from seatrial.model import (
     CLUSTER,
     GPUS_USED,
+    PORTS_USED,
     Basis,
     BasisKind,
     Job,
@@ -186,10 +188,16 @@ def _misplaced_metrics(check: Check, plan: RecordedPlan, measured: Sequence[Meas
     for measurement in measured:
         if measurement.metrics:
             subjects = set(map(_METRIC_SUBJECT, measurement.metrics))  # of a million metrics
-            subjects.discard(measurement.subject)
+            subjects -= {measurement.subject, *_ports(plan, measurement)}
             misplaced.update(subject for subject in subjects if not _is_place(check, plan, measurement, subject))
     if misplaced:
         yield f"metrics of {and_more(sorted(misplaced), _MAX_NAMED)}, which the plan did not measure"
+
+
+def _ports(plan: RecordedPlan, measurement: Measurement) -> Iterator[str]:
+    """The RDMA ports that a measurement lists, of nodes of the plan."""
+    ports = common_fact(measurement.facts, PORTS_USED) or {}
+    return (f"{node}/{name}" for node, names in ports.items() if node in plan.nodes for name in names)
 
 
 def _is_place(check: Check, plan: RecordedPlan, measurement: Measurement, subject: str) -> bool:

@@ -17,7 +17,17 @@ from pydantic import Field, JsonValue, StrictInt, TypeAdapter, ValidationError
 
 from seatrial.checks.base import Check, SubjectKind
 from seatrial.hardware.references import PeerGroup
-from seatrial.model import CLUSTER, EXEMPT, GPUS_USED, NOT_REPORTED, NOT_REQUESTED, Measurement, Metric, Scope
+from seatrial.model import (
+    CLUSTER,
+    EXEMPT,
+    GPUS_USED,
+    NOT_REPORTED,
+    NOT_REQUESTED,
+    PORTS_USED,
+    Measurement,
+    Metric,
+    Scope,
+)
 from seatrial.util.text import and_more
 
 NO_PEERS = PeerGroup("", ())
@@ -34,6 +44,7 @@ _COMMON_FACTS: Mapping[str, tuple[TypeAdapter[Any], str]] = {
     NOT_REPORTED: (_REASONS, "reasons by metric"),
     NOT_REQUESTED: (_REASONS, "reasons by metric"),
     GPUS_USED: (TypeAdapter(list[Annotated[StrictInt, Field(ge=0)]]), "a list of NVML indices"),
+    PORTS_USED: (TypeAdapter(dict[str, list[_Text]]), "names of RDMA ports by node"),
 }
 
 
@@ -118,7 +129,10 @@ class MeasurementGroup:
         kind = self.required_per[metric]
         if not kind or self.failed:  # an error has its own verdict
             return ""
-        expected = self._gpus() if kind == "gpu" else _SUBJECTS[kind]([value.subject for value in self._measurements])
+        if kind in ("gpu", "port"):
+            expected = self._gpus() if kind == "gpu" else self._ports()
+        else:
+            expected = _SUBJECTS[kind]([value.subject for value in self._measurements])
         if kind == "gpu" and not expected:
             return f"the fact {GPUS_USED} lists no GPU"
         measured = {value.subject for value in self.metrics[metric]}.union(self.exempt_subjects(metric))
@@ -132,6 +146,11 @@ class MeasurementGroup:
     def _gpus(self) -> list[str]:
         """The GPUs of a node, from the fact GPUS_USED."""
         return [f"{self.subject}/gpu{index}" for index in common_fact(self.facts, GPUS_USED) or ()]
+
+    def _ports(self) -> list[str]:
+        """The RDMA ports of all nodes, from the fact PORTS_USED."""
+        ports = common_fact(self.facts, PORTS_USED) or {}
+        return [f"{node}/{name}" for node, names in ports.items() for name in names]
 
 
 def measurement_groups(check: Check, measured: Sequence[Measurement], names: Set[str]) -> list[MeasurementGroup]:
@@ -195,7 +214,7 @@ def peer_groups(names: Sequence[str], measured: Sequence[MeasurementGroup]) -> d
 
 
 def common_fact(facts: Mapping[str, JsonValue], name: str) -> Any:
-    """The value of EXEMPT, NOT_REPORTED, NOT_REQUESTED or GPUS_USED; None if it is missing or of another type."""
+    """The value of a fact in _COMMON_FACTS; None if it is missing or of another type."""
     try:
         return _COMMON_FACTS[name][0].validate_python(facts[name]) if name in facts else None
     except ValidationError:

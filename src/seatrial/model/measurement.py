@@ -22,6 +22,7 @@ NOT_REQUESTED = "not_requested"  # fact: metric → why the options do not reque
 # fact: subject → why it has no value of a required metric, or subject → metric → why
 EXEMPT = "exempt"
 GPUS_USED = "gpus_used"  # fact: NVML indices of the GPUs that CUDA may use on a node
+PORTS_USED = "ports_used"  # fact of a check of the cluster: node → names of its RDMA ports that the check measures
 
 
 class Scope(StrEnum):

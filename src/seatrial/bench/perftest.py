@@ -1,0 +1,174 @@
+"""Runs a client and server program, such as ib_write_bw, between ranks of different nodes.
+
+Everything here is called by all ranks together. Servers listen on a TCP port that is free on their node; clients start
+after all servers listen. While the programs run the ranks wait in the rendezvous store, so that the GPUs are idle.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch.distributed as dist
+
+from seatrial.bench.connectivity import local_address
+from seatrial.bench.rank import gather, store_barrier
+from seatrial.util import processes
+
+START_LIMIT_S = 10.0  # a server listens before it allocates memory
+PORT_ATTEMPTS = 3  # another process may take a free port before the server does
+_POLL_S = 0.02
+_MAX_CHARACTERS = 1200  # of the output of one side: the table at its end, and the first errors
+_LISTEN = "0A"  # proc(5), /proc/net/tcp: state TCP_LISTEN
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One run of the program: ``key`` identifies it, ``server`` and ``client`` are ranks."""
+
+    key: str
+    server: int
+    client: int
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """The exit code and output of one side; ``error`` if it did not start, listen or end in time."""
+
+    out: str = ""
+    err: str = ""
+    code: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class TransferResult:
+    server: ProgramResult
+    client: ProgramResult
+
+
+@dataclass(frozen=True)
+class _Running:
+    child: processes.Child
+    out: Path
+    err: Path
+
+    def result(self, error: str = "") -> ProgramResult:
+        out, err = (path.read_text(encoding="utf-8", errors="replace") for path in (self.out, self.err))
+        return ProgramResult(out[-_MAX_CHARACTERS:], err[:_MAX_CHARACTERS], self.child.poll(), error)
+
+
+def run_transfers(
+    transfers: Sequence[Transfer], argv: Mapping[str, Sequence[str]], node: str, limit_s: float
+) -> dict[str, TransferResult]:
+    """Run all ``transfers`` concurrently; the results by key on all ranks.
+
+    ``argv``: the command of each transfer in which this rank takes part, without ``-p PORT`` and the server's address.
+    A program that has not ended ``limit_s`` after the start of the clients is ended.
+    """
+    with TemporaryDirectory() as folder:
+        ended = _run_own(transfers, argv, local_address() or node, Path(folder), limit_s)
+    store_barrier()
+    results = {place: result for of_rank in gather(ended) for place, result in of_rank.items()}
+    return {
+        transfer.key: TransferResult(results[transfer.key, "server"], results[transfer.key, "client"])
+        for transfer in transfers
+    }
+
+
+def _run_own(
+    transfers: Sequence[Transfer], argv: Mapping[str, Sequence[str]], address: str, files: Path, limit_s: float
+) -> dict[tuple[str, str], ProgramResult]:
+    """The results of this rank's programs by key and side; ``address``: that of this node for clients."""
+    rank = dist.get_rank()
+    store_barrier()
+    servers: dict[str, _Running | ProgramResult] = {}
+    endpoints: dict[str, tuple[str, int]] = {}
+    for transfer in transfers:
+        if transfer.server == rank:
+            servers[transfer.key], port = _start_server(argv[transfer.key], files / f"{len(servers)}.server")
+            if port:
+                endpoints[transfer.key] = address, port
+    all_endpoints = {key: endpoint for of_rank in gather(endpoints) for key, endpoint in of_rank.items()}
+    clients: dict[str, _Running | ProgramResult] = {}
+    for transfer in transfers:
+        if transfer.client == rank:
+            clients[transfer.key] = ProgramResult(error="not started: the server does not listen")
+            if transfer.key in all_endpoints:
+                host, port = all_endpoints[transfer.key]
+                command = [*argv[transfer.key], "-p", str(port), host]
+                clients[transfer.key] = _start(command, files / f"{len(clients)}.client")
+    deadline = time.monotonic() + limit_s
+    return {
+        (key, side): _wait(running, deadline, limit_s)
+        for side, programs in (("client", clients), ("server", servers))
+        for key, running in programs.items()
+    }
+
+
+def _start(argv: Sequence[str], prefix: Path) -> _Running | ProgramResult:
+    out, err = prefix.with_suffix(f"{prefix.suffix}.out"), prefix.with_suffix(f"{prefix.suffix}.err")
+    for path in (out, err):
+        path.unlink(missing_ok=True)
+    try:
+        return _Running(processes.start(argv, env={}, stdout=out, stderr=err), out, err)
+    except OSError as error:
+        return ProgramResult(error=f"{argv[0]} does not start: {error.strerror}")
+
+
+def _start_server(argv: Sequence[str], prefix: Path) -> tuple[_Running | ProgramResult, int]:
+    """The running server and its TCP port, or its result and 0 if it does not listen."""
+    result = ProgramResult()
+    for _ in range(PORT_ATTEMPTS):
+        port = _free_port()
+        running = _start([*argv, "-p", str(port)], prefix)
+        if isinstance(running, ProgramResult):
+            return running, 0
+        deadline = time.monotonic() + START_LIMIT_S
+        while running.child.poll() is None:
+            if _is_listening(port):
+                return running, port
+            if time.monotonic() > deadline:
+                return _ended(running, f"did not listen within {START_LIMIT_S:g} s"), 0
+            time.sleep(_POLL_S)
+        result = running.result()
+        if "listen to port" not in result.err:
+            break
+    return result, 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_listening(port: int) -> bool:
+    """Read from /proc: a connection would be taken for the client."""
+    for table in ("tcp", "tcp6"):
+        path = Path("/proc/net") / table
+        if path.exists() and re.search(rf":{port:04X} \S+ {_LISTEN} ", path.read_text(encoding="utf-8")):
+            return True
+    return False
+
+
+def _wait(running: _Running | ProgramResult, deadline: float, limit_s: float) -> ProgramResult:
+    """The result of a program that has ended, or is ended at ``deadline``."""
+    if isinstance(running, ProgramResult):
+        return running
+    while running.child.poll() is None:
+        if time.monotonic() > deadline:
+            return _ended(running, f"did not end within {limit_s:g} s")
+        time.sleep(_POLL_S)
+    return running.result()
+
+
+def _ended(running: _Running, error: str) -> ProgramResult:
+    """The result of a program that is ended now."""
+    remaining = processes.stop(running.child, grace_s=1.0)
+    return running.result("; ".join(filter(None, [error, remaining])))

@@ -1,0 +1,310 @@
+"""The RDMA ports of all nodes: rate, state, GID, MTU and firmware, compared with each other and with what they can do.
+
+Only compute ports are judged (see _compute_ports). A port is compared with the port of the same name on other nodes,
+with the ports of its kind on its node, with the fastest link mode that ethtool lists and with its PCI link. The rate of
+a port that is not ACTIVE is 0: its file ``rate`` has the lowest rate of the link then, such as 10 Gb/sec (4X SDR).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from seatrial.checks.base import Check, Context, FindingTemplate, Options, RuleFact, facts, metric
+from seatrial.checks.fabric._compute_ports import (
+    ComputePorts,
+    kind_text,
+    port_names,
+    read_node_ports,
+    select_compute_ports,
+)
+from seatrial.model import (
+    PORTS_USED,
+    Fact,
+    NotApplicable,
+    Observation,
+    Outcome,
+    Phase,
+    Rule,
+    Scope,
+)
+
+
+def measure(context: Context, options: Options) -> Iterator[Observation]:
+    """Yield the ports of its node on one rank per node, and the comparison on rank 0.
+
+    Raises NotApplicable without a compute port.
+    """
+    from seatrial.bench import one_rank_per_node
+
+    participants = one_rank_per_node.select_participants(context.node)
+    context.progress("reading RDMA ports")
+    found = dict(zip(participants.names, participants.run_on_all(lambda: read_node_ports(context.root)), strict=True))
+    if participants.index >= 0:
+        own = found[participants.names[participants.index]].ports
+        yield Fact(name="ports", value=[port.model_dump(mode="json") for port in own])
+    compute = select_compute_ports(found)
+    if compute.absence:
+        raise NotApplicable(compute.absence)
+    if context.rank == 0:
+        yield from facts({"not_compute_ports": dict(compute.others), PORTS_USED: port_names(compute)})
+        yield from _comparison(compute, {node: each.gid_index for node, each in found.items()})
+
+
+def _comparison(compute: ComputePorts, gid_index: Mapping[str, int | None]) -> Iterator[Observation]:
+    by_node = compute.by_node
+    rates = [port.rate_gbps for _, port in compute if port.rate_gbps]
+    roce = [(node, port) for node, port in compute if port.link_layer == "Ethernet"]
+    yield from facts(
+        {
+            "several_nodes": "yes" if len(by_node) > 1 else "no",
+            "three_ports": "yes" if min(map(len, by_node.values())) > 2 else "no",
+            "any_active": "yes" if rates else "no",
+            "roce": "yes" if roce else "no",
+            "capability_known": _known(port.capability_gbps for _, port in compute if port.rate_gbps),
+            "pci_link_known": _known(port.pci_gbps for _, port in compute if port.rate_gbps),
+            "compute_ports": {
+                node: dict(Counter(f"{kind_text(port.kind)}, {port.rate}" for port in ports))
+                for node, ports in by_node.items()
+            },
+        }
+    )
+    yield from _states_of_nodes(compute)
+    yield from _rates(compute)
+    yield from _differences(compute)
+    gids = {(node, port.name): port.roce_gid(gid_index[node]) for node, port in roce}
+    missing = {}
+    for node, port in roce:
+        yield metric("gid_usable", bool(gids[node, port.name]), "bool", f"{node}/{port.name}")
+        if not gids[node, port.name]:
+            table = ", ".join(f"{gid.index}: {gid.type} {gid.address}" for gid in port.gids) or "no GID"
+            index = gid_index[node]
+            setting = "NCCL_IB_GID_INDEX is not set" if index is None else f"NCCL_IB_GID_INDEX={index}"
+            missing[f"{node}/{port.name}"] = f"{setting}; {table}"
+    yield Fact(name="gids_unusable", value=missing)
+
+
+def _known(values: Iterator[float | None]) -> str:
+    return "yes" if any(value is not None for value in values) else "no"
+
+
+def _states_of_nodes(compute: ComputePorts) -> Iterator[Observation]:
+    """Yield the number of active, missing and unreadable ports of each node, and the number of NIC models."""
+    counts = {node: Counter(port.kind[0] for port in ports) for node, ports in compute.by_node.items()}
+    most: Counter[str] = Counter()
+    for count in counts.values():
+        most |= count
+    for node, ports in compute.by_node.items():
+        yield metric("active_ports", sum(port.is_active for port in ports), "ports", node)
+        models = counts[node] or dict(most.most_common(1))  # a node without any port lacks those of the others
+        yield metric("ports_missing", sum(most[model] - counts[node][model] for model in models), "ports", node)
+        yield metric("ports_unreadable", sum(port.rate_gbps is None for port in ports), "ports", node)
+    yield metric("nic_models", len(most), "models")
+    yield Fact(
+        name="unreadable",
+        value={f"{node}/{port.name}": port.unreadable for node, port in compute if port.rate_gbps is None},
+    )
+
+
+def _rates(compute: ComputePorts) -> Iterator[Observation]:
+    """Yield each port's rate in Gb/s, and the shares of the best peer, of the capability and of the PCI link."""
+    best_by_name: dict[str, float] = {}
+    best_by_node: dict[str, float] = {}
+    for node, port in compute:
+        best_by_name[port.name] = max(best_by_name.get(port.name, 0.0), port.rate_gbps or 0.0)
+        best_by_node[node] = max(best_by_node.get(node, 0.0), port.rate_gbps or 0.0)
+    slow_ports: dict[str, str] = {}
+    for node, port in compute:
+        subject, rate = f"{node}/{port.name}", port.rate_gbps
+        if rate is None:  # ports_unreadable
+            continue
+        yield metric("port_rate", rate, "Gb/s", subject)
+        for name, best in (("rate_vs_nodes", best_by_name[port.name]), ("rate_vs_siblings", best_by_node[node])):
+            yield metric(name, rate / best if best else 0.0, "of the best", subject)
+        if rate and port.capability_gbps:
+            yield metric("rate_of_capability", 100 * rate / port.capability_gbps, "%", subject)
+        if rate and port.pci_gbps:
+            yield metric("pci_bandwidth", 100 * port.pci_gbps / rate, "%", subject)
+        if not rate or rate < max(best_by_name[port.name], best_by_node[node]):
+            slow_ports[subject] = f"{port.state}, {port.physical_state}, {port.rate}"
+    yield Fact(name="slow_ports", value=slow_ports)
+
+
+def _differences(compute: ComputePorts) -> Iterator[Observation]:
+    """Yield for each port the number of settings (MTU, firmware) that differ from most ports of its kind."""
+    differences: dict[str, dict[str, str]] = {}
+    for name in ("mtu", "active_mtu", "firmware"):
+        for kind in dict.fromkeys(port.kind for _, port in compute):
+            values = {
+                f"{node}/{port.name}": value
+                for node, port in compute
+                if port.kind == kind and (value := getattr(port, name)) is not None
+            }
+            if values:
+                common, count = Counter(values.values()).most_common(1)[0]
+                text = f"{count} of {len(values)} ports have {common}"
+                for subject, value in values.items():
+                    if value != common:
+                        differences.setdefault(subject, {})[name] = f"{value}; {text}"
+    yield Fact(name="differences", value=dict(differences))
+    for node, port in compute:
+        subject = f"{node}/{port.name}"
+        yield metric("settings_differing", len(differences.get(subject, ())), "components", subject)
+
+
+SEVERAL_NODES, ONE_NODE = {"several_nodes": "yes"}, {"several_nodes": "no"}
+NODES_RULES = ((SEVERAL_NODES, Outcome.FAIL), (ONE_NODE, Outcome.WARN))  # one node does not use the network
+LINK_FIX = (
+    "Run mlxlink -d DEVICE -m -c on the node (speed, width, errors, cable), then compare the cable and the switch port "
+    "with those of a good port. Polling: check the cable and the switch port; LinkUp but INIT: no subnet manager "
+    "(sminfo). A port that is not for compute: list the compute ports in NCCL_IB_HCA (env of the trial)."
+)
+
+
+def _rate_rules() -> Iterator[Rule]:
+    yield Rule(
+        metric="rate_vs_nodes",
+        expect=">= 0.99 of the best",
+        applies_if={**SEVERAL_NODES, "any_active": "yes"},
+        evidence_facts=("slow_ports",),
+        meaning="The port is slower than the same port of other nodes, or down. Every collective runs at the rate of "
+        "the slowest port.",
+        fix=LINK_FIX,
+    )
+    for condition, outcome in (({**ONE_NODE, "three_ports": "yes"}, Outcome.FAIL), ({}, Outcome.WARN)):
+        yield Rule(
+            metric="rate_vs_siblings",
+            expect=">= 0.99 of the best",
+            outcome_if_violated=outcome,
+            applies_if={**condition, "any_active": "yes"},
+            evidence_facts=("slow_ports",),
+            meaning="The port is slower than the other compute ports of its node, or down.",
+            fix=LINK_FIX,
+        )
+
+
+RULES = (
+    *_rate_rules(),
+    *(
+        Rule(
+            metric="active_ports",
+            expect=">= 1 ports",
+            outcome_if_violated=outcome,
+            applies_if=condition,
+            evidence_facts=("slow_ports",),
+            meaning="No compute port of the node is ACTIVE: NCCL has only TCP sockets between nodes.",
+            fix="Run ibstat and ibdev2netdev. All ports Polling: cables or switch; INIT: no subnet manager (sminfo); "
+            "no device: lspci | grep -i mellanox, modprobe mlx5_ib, dmesg | grep mlx5.",
+        )
+        for condition, outcome in NODES_RULES
+    ),
+    Rule(
+        metric="ports_missing",
+        expect="== 0 ports",
+        applies_if=SEVERAL_NODES,
+        evidence_facts=("compute_ports",),
+        meaning="The node has fewer compute ports than other nodes with the same NIC model: a NIC is not on the PCI "
+        "bus, its driver is not loaded, or its link layer is another one.",
+        fix="Compare lspci | grep -i mellanox and ibstat with those of a good node; dmesg | grep mlx5; mlxconfig -d "
+        "DEVICE query LINK_TYPE_P1",
+    ),
+    Rule(
+        metric="ports_unreadable",
+        expect="== 0 ports",
+        outcome_if_violated=Outcome.ERROR,
+        evidence_facts=("unreadable",),
+        meaning="State or rate of a compute port could not be read.",
+        fix="Compare with ibstat on the node; in a container /sys/class/infiniband may be masked.",
+    ),
+    Rule(
+        metric="nic_models",
+        expect="<= 1 models",
+        outcome_if_violated=Outcome.WARN,
+        applies_if=SEVERAL_NODES,
+        evidence_facts=("compute_ports",),
+        meaning="The compute ports are of different NIC models: the slowest one limits all nodes.",
+        fix="Test the nodes of each model on their own, or list the compute ports in NCCL_IB_HCA.",
+    ),
+    Rule(
+        metric="rate_of_capability",
+        expect=">= 99 %",
+        outcome_if_violated=Outcome.WARN,  # a NIC on a switch of the next lower rate may be intended
+        applies_if={"capability_known": "yes"},
+        meaning="The link runs below the fastest mode that the NIC supports.",
+        fix="ethtool INTERFACE (supported and advertised modes); then the cable or transceiver and the switch port.",
+    ),
+    Rule(
+        metric="pci_bandwidth",
+        expect=">= 100 %",
+        outcome_if_violated=Outcome.WARN,
+        applies_if={"pci_link_known": "yes"},
+        meaning="The PCI link of the NIC is slower than its port.",
+        fix="lspci -vv -s ADDRESS | grep -e LnkCap -e LnkSta on the NIC and on its slot: reseat the card if the link "
+        "is narrower or slower than both support.",
+    ),
+    *(
+        Rule(
+            metric="gid_usable",
+            expect="== 1 bool",
+            outcome_if_violated=outcome,
+            applies_if={"roce": "yes", **condition},
+            evidence_facts=("gids_unusable",),
+            meaning="NCCL finds no RoCE v2 GID with a routable address at the index that it uses: connections fail or "
+            "time out.",
+            fix="show_gids on the node. No IP address on the interface: ip addr. Another index: set NCCL_IB_GID_INDEX "
+            "to that of the RoCE v2 GID with an IPv4 address, or unset it (NCCL 2.21 and newer choose it themselves). "
+            "If NCCL should use TCP: NCCL_NET=Socket.",
+        )
+        for condition, outcome in NODES_RULES
+    ),
+    Rule(
+        metric="settings_differing",
+        expect="== 0 components",
+        outcome_if_violated=Outcome.WARN,
+        evidence_facts=("differences",),
+        meaning="MTU or firmware differ from those of most ports of this kind.",
+        fix="MTU: ip link show INTERFACE, and the switch port. Firmware: mlxfwmanager on the node.",
+    ),
+)
+
+
+CHECK = Check(
+    name="fabric.ports",
+    title="RDMA ports compared with each other and with what they can do",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.CLUSTER,
+    metrics={
+        "port_rate": "Gb/s",
+        "rate_vs_nodes": "of the best",
+        "rate_vs_siblings": "of the best",
+        "active_ports": "ports",
+        "ports_missing": "ports",
+        "ports_unreadable": "ports",
+        "nic_models": "models",
+        "rate_of_capability": "%",
+        "pci_bandwidth": "%",
+        "gid_usable": "bool",
+        "settings_differing": "components",
+    },
+    rules=RULES,
+    rule_facts={
+        "several_nodes": RuleFact(reason="the condition is on the number of nodes"),
+        "three_ports": RuleFact(reason="of two ports, either may be at its intended rate"),
+        "any_active": RuleFact(reason="no compute port is ACTIVE"),
+        "roce": RuleFact(reason="InfiniBand ports need no RoCE v2 GID"),
+        "capability_known": RuleFact(
+            reason="unknown: ethtool lists the modes of Ethernet ports only; on the node, as root: mlxlink -d DEVICE"
+        ),
+        "pci_link_known": RuleFact(reason="the PCI links of the NICs cannot be read"),
+    },
+    measure=measure,
+    required_per={"settings_differing": "port"},
+    may_exceed_100=("pci_bandwidth",),
+    finding_templates={
+        "rate_vs_nodes": FindingTemplate(
+            title="RDMA ports of a node are slow or down", first_command="on {node}: ibstat; mlxlink -d DEVICE -m -c"
+        ),
+    },
+    skipped_if=("not in the record",),
+    limit_s=60,
+)

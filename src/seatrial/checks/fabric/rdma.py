@@ -1,0 +1,330 @@
+"""RDMA between pairs of nodes below NCCL: ib_write_bw and ib_write_lat (linux-rdma/perftest) on each rail.
+
+Nodes are paired in rounds as in collectives.pairs. In a round all pairs run concurrently: rail by rail, first from the
+one node to the other, then back, then the latency. Rail i connects the compute port i of both nodes. The bandwidth is
+that between the memories of the GPUs nearest to the ports where perftest is built for CUDA on all nodes, else of hosts.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from seatrial.checks.base import Check, Comparison, Context, FindingTemplate, Needs, RuleFact, facts, metric
+from seatrial.checks.fabric._compute_ports import NodePorts, read_node_ports, select_compute_ports
+from seatrial.checks.fabric._rdma_results import MIN_SHARE, RailPath, results_of_paths
+from seatrial.checks.fabric._rdma_runs import RdmaOptions, TransferRunner, rank_place
+from seatrial.discover import fabric, perftest
+from seatrial.discover.rdma_ports import PortDetails
+from seatrial.model import (
+    PORTS_USED,
+    NotApplicable,
+    Observation,
+    Outcome,
+    Phase,
+    Rule,
+    Scope,
+)
+from seatrial.util import data_files, processes
+
+MAX_NODES_ALL_PAIRS = 4  # up to here the rounds cover all pairs
+MAX_ROUNDS = 3  # with more nodes
+TOOL_TIMEOUT_S = 10.0
+LIMITS = data_files.read("perftest.yaml")
+
+
+@dataclass(frozen=True)
+class NodeTools:
+    """perftest on one node: ``missing`` tools, version, and the options for GPU memory or why it cannot be used.
+
+    ``problem``: why installed tools cannot be used.
+    """
+
+    missing: tuple[str, ...]
+    version: str | None = None
+    cuda_options: tuple[str, ...] = ()
+    no_gpu_memory: str = ""
+    problem: str = ""
+
+
+def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
+    """Yield bandwidths in Gb/s and latencies in us on rank 0.
+
+    Raises NotApplicable on a single node, without a usable port, and where perftest is not installed on any node.
+    """
+    from seatrial.bench import one_rank_per_node, pairs, rank
+
+    participants = one_rank_per_node.select_participants(context.node)
+    if not participants.several_nodes:
+        raise NotApplicable("one node: no pairs of nodes")
+    found = participants.run_on_all(lambda: (read_node_ports(context.root), read_tools(context)), 3 * TOOL_TIMEOUT_S)
+    nodes = {name: ports for name, (ports, _) in zip(participants.names, found, strict=True)}
+    tools = {name: each for name, (_, each) in zip(participants.names, found, strict=True)}
+    ports, unusable = usable_ports(nodes, tools)
+    names = [node for node in ports if node not in unusable]
+    cuda = gpu_memory_options(tools, names, options) if context.on_gpu else ((), "this trial has no GPU")
+    places = rank.gather(rank_place(context))
+    if context.rank == 0:
+        yield from _facts(ports, tools, unusable, names, cuda[1])
+    if len(names) < 2:
+        return
+    runner = TransferRunner(context, options, nodes, ports, places, cuda[0])
+    max_rounds = options.rounds or (len(names) if len(names) <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
+    rounds = pairs.round_robin(len(names), max_rounds)
+    paths: list[RailPath] = []
+    for number, paired in enumerate(rounds, 1):
+        context.progress(f"round {number} of {len(rounds)}")
+        paths += runner.run_round([(names[a], names[b]) for a, b in paired])
+    if context.rank == 0:
+        yield from results_of_paths(paths)
+
+
+def read_tools(context: Context) -> NodeTools:
+    """perftest on this node, from its output for ``--version`` and ``--help``. Raises OSError."""
+    missing = tuple(tool for tool in (perftest.BANDWIDTH_TOOL, perftest.LATENCY_TOOL) if not shutil.which(tool))
+    if missing:
+        return NodeTools(missing)
+    outputs = []
+    for option in ("--version", "--help"):  # their exit code is 1 or 0, by version
+        result = processes.run_command([perftest.BANDWIDTH_TOOL, option], TOOL_TIMEOUT_S)
+        if result.code is None:
+            problem = f"{perftest.BANDWIDTH_TOOL} {option} did not end within {TOOL_TIMEOUT_S:g} s"
+            return NodeTools((), problem=problem)
+        outputs.append(result.out + result.err)
+    version, usage = perftest.parse_version(outputs[0]), outputs[1]
+    if version is None:
+        problem = f"{perftest.BANDWIDTH_TOOL} --version printed no version: {outputs[0].strip()[:200]!r}"
+        return NodeTools((), problem=problem)
+    if "--use_cuda=" not in usage:
+        return NodeTools((), version, (), "perftest is not built for CUDA")
+    if fabric.read_rdma(context.root).peermem:
+        return NodeTools((), version, ("--use_cuda",))
+    if "--use_cuda_dmabuf" in usage:
+        return NodeTools((), version, ("--use_cuda", "--use_cuda_dmabuf"))
+    return NodeTools((), version, (), "nvidia_peermem is not loaded, and perftest has no --use_cuda_dmabuf")
+
+
+def usable_ports(
+    nodes: Mapping[str, NodePorts], tools: Mapping[str, NodeTools]
+) -> tuple[dict[str, tuple[PortDetails | None, ...]], dict[str, str]]:
+    """The compute ports of each node by rail, None where a port cannot be used; and why a node cannot be measured.
+
+    Raises NotApplicable if no node has a usable port, or if perftest is missing on all nodes.
+    """
+    compute = select_compute_ports(nodes)
+    if compute.absence:
+        raise NotApplicable(compute.absence)
+    ports, unusable = dict[str, tuple[PortDetails | None, ...]](), dict[str, str]()
+    for node, of_node in compute.by_node.items():
+        reasons = [_unusable(port, nodes[node].gid_index) for port in of_node]
+        ports[node] = tuple(None if reason else port for port, reason in zip(of_node, reasons, strict=True))
+        if not any(ports[node]):
+            unusable[node] = "; ".join(dict.fromkeys(reasons)) or "no compute port"
+    if len(unusable) == len(nodes):
+        reasons_by_node = "; ".join(f"{node}: {reason}" for node, reason in unusable.items())
+        raise NotApplicable(f"no RDMA port that can be used: {reasons_by_node}")
+    without_tools = {node: f"not installed: {', '.join(each.missing)}" for node, each in tools.items() if each.missing}
+    if len(without_tools) == len(nodes):
+        raise NotApplicable("perftest (ib_write_bw, ib_write_lat) is not installed on any node")
+    return ports, {**unusable, **without_tools, **{node: each.problem for node, each in tools.items() if each.problem}}
+
+
+def _unusable(port: PortDetails, gid_index: int | None) -> str:
+    """Why perftest cannot use the port; empty if it can."""
+    if not port.is_active:
+        return f"{port.name} is {port.state or 'in an unknown state'}"
+    if not port.rate_gbps:
+        return f"{port.name} has no readable rate"
+    if not port.verbs_accessible:
+        return f"{port.name}: no access to /dev/infiniband/uverbs*"
+    if port.link_layer not in ("InfiniBand", "Ethernet"):
+        return f"{port.name}: link layer {port.link_layer} (EFA) has no reliable connections"
+    if port.link_layer == "Ethernet" and not port.roce_gid(gid_index):
+        return f"{port.name} has no usable RoCE v2 GID"
+    return ""
+
+
+def gpu_memory_options(
+    tools: Mapping[str, NodeTools], names: Sequence[str], options: RdmaOptions
+) -> tuple[tuple[str, ...], str]:
+    """The options of ib_write_bw for GPU memory, the same for all nodes; or none, and the reason."""
+    if not options.gpu_memory:
+        return (), "the option gpu_memory is false"
+    for node in names:
+        if reason := tools[node].no_gpu_memory:
+            return (), f"{node}: {reason}"
+    return max((tools[node].cuda_options for node in names), key=len, default=()), ""
+
+
+def _facts(
+    ports: Mapping[str, Sequence[PortDetails | None]],
+    tools: Mapping[str, NodeTools],
+    unusable: Mapping[str, str],
+    names: Sequence[str],
+    no_gpu_memory: str,
+) -> Iterator[Observation]:
+    """Yield the facts that are known before the measurement, and the numbers of nodes and versions."""
+    versions = {node: tools[node].version for node in names}
+    used = {node: [port.name for port in ports[node] if port] for node in names}
+    too_few = f"no: {len(names)} of {len(ports)} nodes can be measured, a pair needs 2"
+    yield from facts(
+        {
+            "measured": "yes" if len(names) > 1 else too_few,
+            "nodes_not_measured": dict(unusable),
+            "perftest_versions": versions,
+            "memory": f"host: {no_gpu_memory}" if no_gpu_memory else "GPU",
+            PORTS_USED: used if len(names) > 1 else {},
+        }
+    )
+    yield metric("nodes_not_measured", len(unusable), "nodes")
+    yield metric("perftest_versions", len(set(versions.values())), "count")
+
+
+def _limit(name: str, key: str) -> tuple[float, str]:
+    """A limit of data/perftest.yaml and the end of a rule's meaning that names its source."""
+    limit = LIMITS[name][key]
+    return float(limit["value"]), f" Source of the limit: {limit['source']}."
+
+
+SLOW_FIX = (
+    "On the node run mlxlink -d DEVICE (rate, width, errors), lspci -vv -s ADDRESS | grep LnkSta (PCI link), "
+    "nvidia-smi topo -m (GPU and NIC should share a switch) and check that ACS redirection and IOMMU translation are "
+    "off. Repeat the test by hand: ib_write_bw -d DEVICE --report_gbits on one node, and the same with its address on "
+    "the other; fact paths has all values."
+)
+_MEASURED = {"measured": "yes"}
+_COMPARABLE = {**_MEASURED, "comparable": "yes"}
+MAX_LATENCY_RATIO = 1.5  # two more switches on the path add less
+
+
+def _rate_rules() -> Iterator[Rule]:
+    for key, outcome in (("fail_below", Outcome.FAIL), ("warn_below", Outcome.WARN)):
+        share, source = _limit("bandwidth", key)
+        yield Rule(
+            metric="rate_share",
+            expect=f">= {100 * share:g} %",
+            outcome_if_violated=outcome,
+            applies_if=_MEASURED,
+            evidence_facts=("memory",),
+            meaning=f"RDMA writes do not reach the share of the port's rate that good ports reach.{source}",
+            fix=SLOW_FIX,
+        )
+
+
+RULES = (
+    *_rate_rules(),
+    Rule(
+        metric="bw_vs_peers",
+        expect=f">= {MIN_SHARE} of the median",
+        applies_if=_COMPARABLE,
+        meaning="The port is slower than the others of its kind with every partner, so the cause is in its node, its "
+        "cable or its switch port.",
+        fix=SLOW_FIX,
+    ),
+    Rule(
+        metric="path_share",
+        expect=f">= {MIN_SHARE} of the best",
+        outcome_if_violated=Outcome.WARN,  # all pairs run at the same time; collectives.pairs measures slow paths alone
+        applies_if=_COMPARABLE,
+        evidence_facts=("slow_paths",),
+        meaning="Both nodes are faster with other nodes: the path between them is slow, or shared with other pairs.",
+        fix="Run ibtracert or traceroute between the two nodes; check the switch ports on the path for errors "
+        "(ibqueryerrors) and uplinks that are down.",
+    ),
+    Rule(
+        metric="latency_vs_peers",
+        expect=f"<= {MAX_LATENCY_RATIO} x",
+        outcome_if_violated=Outcome.WARN,
+        applies_if=_COMPARABLE,
+        meaning="The latency of the port is far above the median of all ports with every partner.",
+        fix="Compare with a good node: CPU frequency governor and C-states (cpupower frequency-info), NUMA node of the "
+        "NIC (/sys/class/infiniband/DEVICE/device/numa_node), and the number of switches on the path (ibtracert).",
+    ),
+    Rule(
+        metric="write_latency",
+        expect=f"<= {_limit('latency', 'warn_above_us')[0]:g} us",
+        outcome_if_violated=Outcome.WARN,
+        applies_if=_MEASURED,
+        meaning=f"The latency of RDMA writes is high.{_limit('latency', 'warn_above_us')[1]}",
+        fix="cpupower frequency-info on the node; ibtracert or traceroute to the partner; for RoCE check PFC and ECN "
+        "settings and pause counters (ethtool -S INTERFACE | grep pause).",
+    ),
+    Rule(
+        metric="failed_paths",
+        expect="== 0 paths",
+        applies_if=_MEASURED,
+        evidence_facts=("failed_paths",),
+        meaning="RDMA operations between these nodes end in an error, although the TCP connection of perftest works.",
+        fix="Fact failed_paths lists ports and errors. RoCE: show_gids on both nodes (RoCE v2 GIDs in one routable "
+        "network), ping -I INTERFACE, MTU, UDP port 4791. InfiniBand: ibping, partition keys (P_Key), sminfo.",
+    ),
+    Rule(
+        metric="paths_not_measured",
+        expect="== 0 paths",
+        outcome_if_violated=Outcome.ERROR,
+        applies_if=_MEASURED,
+        evidence_facts=("paths_not_measured",),
+        meaning="perftest failed or did not end on these paths.",
+        fix="Fact paths_not_measured names node and error. Couldn't connect: a firewall must allow all TCP ports "
+        "between nodes. Couldn't allocate MR: ulimit -l; for GPU memory nvidia_peermem, or options.gpu_memory: false.",
+    ),
+    Rule(
+        metric="nodes_not_measured",
+        expect="== 0 nodes",
+        outcome_if_violated=Outcome.ERROR,
+        evidence_facts=("nodes_not_measured",),
+        meaning="These nodes cannot be measured, although others can.",
+        fix="Fact nodes_not_measured has the reasons. Install perftest on all nodes (apt or dnf install perftest), or "
+        "in the container; pass /dev/infiniband into it; see fabric.ports for ports that are down.",
+    ),
+    Rule(
+        metric="perftest_versions",
+        expect="<= 1 count",
+        outcome_if_violated=Outcome.WARN,
+        applies_if=_MEASURED,
+        evidence_facts=("perftest_versions",),
+        meaning="The nodes have different versions of perftest, which may refuse to talk to each other.",
+        fix="Install the same version of perftest on all nodes; fact perftest_versions lists them.",
+    ),
+)
+
+
+CHECK = Check(
+    name="fabric.rdma",
+    title="RDMA bandwidth and latency between nodes, below NCCL",
+    phase=Phase.INTERCONNECT,
+    scope=Scope.CLUSTER,
+    metrics={
+        "write_bw": "Gb/s",
+        "rate_share": "%",
+        "bw_vs_peers": "of the median",
+        "path_share": "of the best",
+        "write_latency": "us",
+        "latency_vs_peers": "x",
+        "failed_paths": "paths",
+        "paths_not_measured": "paths",
+        "nodes_not_measured": "nodes",
+        "perftest_versions": "count",
+    },
+    rules=RULES,
+    rule_facts={
+        "measured": RuleFact(reason="too few nodes can be measured"),
+        "comparable": RuleFact(reason="too few ports to compare with each other"),
+    },
+    measure=measure,
+    performance_metrics=("write_bw", "rate_share", "bw_vs_peers", "path_share", "write_latency", "latency_vs_peers"),
+    key_metric="write_bw",
+    required_per={"rate_share": "port", "write_latency": "port"},
+    comparisons={"bw_vs_peers": Comparison(part="one RDMA port", inter_node=True)},
+    finding_templates={
+        "rate_share": FindingTemplate(
+            title="RDMA ports of a node are slow", first_command="on {node}: ibstat; mlxlink -d DEVICE -m -c"
+        ),
+        "failed_paths": FindingTemplate(title="RDMA between two nodes fails", first_command="ibping between {pair}"),
+    },
+    limit_s=300,
+    needs=Needs(min_ranks=2),
+    options=RdmaOptions,
+    skipped_if=("one node", "not in the record"),
+)

@@ -1,0 +1,97 @@
+"""The output of ib_write_bw and ib_write_lat (linux-rdma/perftest), of all versions with a table of results.
+
+Versions up to 6.21 name MB/sec in the header; their unit is MiB/sec, too (1 MiB = 2^20 B, as `--help` states).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from seatrial.model import Frozen
+
+BANDWIDTH_TOOL, LATENCY_TOOL = "ib_write_bw", "ib_write_lat"
+_COLUMN = re.compile(r"#\w+|(?:BW|MsgRate|CPU_Util|t_|tps|\d+(?:\.\d+)?%)[^\[\]]*(?:\[[^\]]+\])?")
+_GBITS = {"Gb/sec": 1.0, "MB/sec": 8 * 2**20 / 1e9, "MiB/sec": 8 * 2**20 / 1e9}
+_VERSION = re.compile(r"Version: *(\S+)")
+# The verbs completed with an error, such as "transport retry counter exceeded": the tools work and RDMA does not
+_TRANSPORT_ERROR = re.compile(r"Completion with error at \w+\s*(Failed status.*)?")
+_NOT_A_REASON = re.compile(
+    r"\*|-{5}|Conflicting CPU frequency|Failed to exchange data|Parser function exited|scnt=|Usage"
+)
+
+
+class Latency(Frozen):
+    """One-way latency in us; ``typical`` is the median. Percentiles are None where the version prints none."""
+
+    minimum: float
+    typical: float
+    average: float
+    p99: float | None = None
+    p999: float | None = None
+
+
+def parse_bandwidth(text: str) -> float:
+    """Average Gbit/s in the last line of the table. Raises ValueError without one, and for a value that is not > 0."""
+    row = _last_row(text)
+    for name, value in row.items():
+        if match := re.fullmatch(r"BW average\[(.+)\]", name):
+            if match[1] not in _GBITS:
+                raise ValueError(f"unknown unit of bandwidth: {match[1]}")
+            return _positive(name, value) * _GBITS[match[1]]
+    raise ValueError(f"no column 'BW average' among {', '.join(row)}")
+
+
+def parse_latency(text: str) -> Latency:
+    """The latencies in the last line of the table. Raises ValueError as ``parse_bandwidth``."""
+    row = {name.partition("[")[0].strip(): value for name, value in _last_row(text).items()}
+    if missing := {"t_min", "t_typical", "t_avg"} - row.keys():
+        raise ValueError(f"no column {', '.join(sorted(missing))} among {', '.join(row)}")
+    minimum, typical, average = (_positive(name, row[name]) for name in ("t_min", "t_typical", "t_avg"))
+    return Latency(
+        minimum=minimum,
+        typical=typical,
+        average=average,
+        p99=row.get("99% percentile"),
+        p999=row.get("99.9% percentile"),
+    )
+
+
+def parse_version(text: str) -> str | None:
+    """The version in the output of ``ib_write_bw --version``; its exit code differs between versions."""
+    match = _VERSION.search(text)
+    return match[1] if match else None
+
+
+def transport_error(text: str) -> str:
+    """The error of an RDMA operation in the output, or empty: ``Failed status 12: wr_id 0 syndrom 0x81``."""
+    match = _TRANSPORT_ERROR.search(text)
+    return " ".join((match[1] or match[0]).split()) if match else ""
+
+
+def first_error(err: str) -> str:
+    """The first line of stderr that gives a reason; the lines after it follow from it."""
+    lines = (line.strip() for line in err.splitlines())
+    return next((line for line in lines if line and not _NOT_A_REASON.match(line)), "")
+
+
+def _last_row(text: str) -> dict[str, float]:
+    """Column → value of the last line of results."""
+    lines = text.splitlines()
+    header = next((number for number, line in enumerate(lines) if line.lstrip().startswith("#bytes")), None)
+    if header is None:
+        raise ValueError("no table of results")
+    columns = [column.strip() for column in _COLUMN.findall(lines[header])]
+    rows = [line.split() for line in lines[header + 1 :] if re.match(r" *\d+ +\d+ ", line)]
+    if not rows:
+        raise ValueError("the table of results is empty")
+    try:
+        return dict(zip(columns, map(float, rows[-1]), strict=True))
+    except ValueError:
+        raise ValueError(f"{len(columns)} columns ({', '.join(columns)}), but the line is {rows[-1]}") from None
+
+
+def _positive(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value:g}, expected a positive number")
+    return value

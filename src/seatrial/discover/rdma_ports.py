@@ -1,0 +1,259 @@
+"""Details of RDMA ports from /sys, the routing table and ethtool: state, GIDs, MTU, and what a port is capable of."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from seatrial.discover import fabric
+from seatrial.discover.file_readers import FieldReader, list_names, printable, read_line, read_number
+from seatrial.model import Frozen
+from seatrial.util import processes
+
+TOOL_TIMEOUT_S = 5.0
+_RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec\b")
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_PCI_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
+_DEVINFO = re.compile(r"^hca_id:\s*(\S+)|^\s+port:\s*(\d+)|^\s+active_mtu:\s*(\d+)", re.MULTILINE)
+_LINK_MODE = re.compile(r"\b(\d+)base\w*/Full")
+# Payload bits per bit on the wire: 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s (PCI Express Base Specification 5.0,
+# 4.2.1 and 4.2.2), and 236 of 256 bytes of a flit from 64 GT/s (6.0, 4.2.3)
+_PCI_ENCODING = ((5.0, 8 / 10), (32.0, 128 / 130), (float("inf"), 236 / 256))
+
+
+class Gid(Frozen):
+    """One entry of a port's GID table that is not zero; ``type`` is ``RoCE v2`` or ``IB/RoCE v1``."""
+
+    index: int
+    address: str
+    type: str | None
+
+    @property
+    def is_routable(self) -> bool:
+        """Whether it is neither link-local nor the default GID, as NCCL requires (validGid in net_ib/connect.cc)."""
+        return not ipaddress.ip_address(self.address).is_link_local
+
+
+class PortDetails(Frozen):
+    """One RDMA port. Rates and bandwidths are in Gbit/s, one direction.
+
+    ``mtu`` is that of the interface of a RoCE port, ``active_mtu`` that of RDMA packets; None without ibv_devinfo.
+    ``capability_gbps`` is the fastest mode that ethtool lists; ``pci_gbps`` is the present bandwidth of the PCI link.
+    ``name`` is the device, with ``:PORT`` if it has several ports, as in NCCL_IB_HCA.
+    """
+
+    name: str
+    device: str
+    port: str
+    model: str | None
+    board: str | None
+    firmware: str | None
+    numa_node: int | None
+    verbs_accessible: bool | None
+    state: str | None
+    physical_state: str | None
+    rate: str | None
+    link_layer: str | None
+    netdev: str | None
+    has_default_route: bool
+    mtu: int | None
+    active_mtu: int | None
+    gids: tuple[Gid, ...]
+    pci_path: tuple[str, ...]
+    pci_gbps: float | None
+    capability_gbps: float | None
+    unreadable: dict[str, str] = {}
+
+    @property
+    def is_active(self) -> bool:
+        return self.state == "ACTIVE"
+
+    @property
+    def rate_gbps(self) -> float | None:
+        """The rate of an active port; 0 for another, whose file ``rate`` is the lowest one; None if unknown."""
+        if self.state is None:
+            return None
+        if not self.is_active:
+            return 0.0
+        match = _RATE.match(self.rate or "")
+        return float(match[1]) if match else None
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """Model, board and link layer; the compute ports of a node have all three in common."""
+        return self.model or "unknown model", self.board or "", self.link_layer or "unknown link layer"
+
+    @property
+    def card(self) -> str:
+        """The PCI address without the function, which the ports of one card share; empty if unknown."""
+        return self.pci_path[-1].rpartition(".")[0] if self.pci_path else ""
+
+    def roce_gid(self, configured_index: int | None) -> Gid | None:
+        """The RoCE v2 GID that NCCL uses: at NCCL_IB_GID_INDEX, else the first routable one, IPv4 before IPv6."""
+        usable = [gid for gid in self.gids if gid.type == "RoCE v2" and gid.is_routable]
+        if configured_index is not None:
+            return next((gid for gid in usable if gid.index == configured_index), None)
+        return min(usable, key=lambda gid: (":" in gid.address, gid.index), default=None)
+
+
+def read_ports(root: Path = Path("/")) -> tuple[PortDetails, ...]:
+    """All RDMA ports. Raises OSError or ValueError if the devices cannot be listed."""
+    rdma = fabric.read_rdma(root)
+    if reason := rdma.unreadable.get("devices"):
+        raise OSError(reason)
+    for device in rdma.devices:
+        if reason := device.unreadable.get("ports"):
+            raise OSError(reason)
+    routed, mtus = default_route_interfaces(root), _active_mtus()
+    return tuple(
+        _details(root, device, port, routed, mtus.get((device.name, port.port)))
+        for device in rdma.devices
+        for port in device.ports
+    )
+
+
+def default_route_interfaces(root: Path) -> frozenset[str]:
+    """The interfaces of the default routes, and the interfaces below them (of a bond, bridge or VLAN)."""
+    interfaces = {fields[0] for fields in _table(root / "proc/net/route", 11) if fields[1] == fields[7] == "00000000"}
+    for fields in _table(root / "proc/net/ipv6_route", 10):
+        if fields[0] == "0" * 32 and fields[1] == "00":
+            interfaces.add(fields[9])
+    interfaces.discard("lo")
+    found: set[str] = set()
+    while interfaces:
+        found.add(name := interfaces.pop())
+        folder = root / "sys/class/net" / name
+        lower = {entry.removeprefix("lower_") for entry in _names(folder) if entry.startswith("lower_")}
+        interfaces |= lower - found
+    return frozenset(found)
+
+
+def pci_path(device: Path) -> tuple[str, ...]:
+    """The PCI addresses from the root port to ``device``, a link in /sys; empty if it is not on PCI."""
+    return tuple(part for part in device.resolve().parts if _PCI_ADDRESS.fullmatch(part))
+
+
+def pci_bandwidth(folder: Path) -> float:
+    """Gbit/s of the PCI link of a device in one direction, without packet headers. Raises OSError or ValueError."""
+    text, width = read_line(folder / "current_link_speed"), read_number(folder / "current_link_width")
+    speed = _PCI_SPEED.match(text)
+    if not speed or not width:
+        raise ValueError(f"{folder}: no PCI link of its own ({text} x{width}), as of a virtual function")
+    gigatransfers = float(speed[1])
+    return width * gigatransfers * next(share for limit, share in _PCI_ENCODING if gigatransfers <= limit)
+
+
+def parse_link_modes(text: str) -> float:
+    """Gbit/s of the fastest supported link mode in the output of ``ethtool DEV``. Raises ValueError without one."""
+    supported = text.partition("Supported link modes:")[2].partition("Supported pause")[0]
+    if not (modes := _LINK_MODE.findall(supported)):
+        raise ValueError("ethtool lists no supported link mode")
+    return max(map(int, modes)) / 1000
+
+
+def parse_devinfo(text: str) -> dict[tuple[str, str], int]:
+    """(device, port) → active MTU in bytes, from the output of ``ibv_devinfo``."""
+    mtus: dict[tuple[str, str], int] = {}
+    device = port = ""
+    for name, number, mtu in _DEVINFO.findall(text):
+        device, port = name or device, number or port
+        if mtu:
+            mtus[device, port] = int(mtu)
+    return mtus
+
+
+def _active_mtus() -> dict[tuple[str, str], int]:
+    """Empty where ibv_devinfo is not installed or does not answer: /sys does not show the active MTU."""
+    try:
+        return parse_devinfo(processes.run_command(["ibv_devinfo"], TOOL_TIMEOUT_S).out)
+    except OSError:
+        return {}
+
+
+def _details(
+    root: Path, device: fabric.RdmaDevice, port: fabric.RdmaPort, routed: frozenset[str], active_mtu: int | None
+) -> PortDetails:
+    reader = FieldReader()
+    folder = root / "sys/class/infiniband" / device.name
+    is_ethernet = port.link_layer == "Ethernet"
+    netdev = (port.netdev or _only_netdev(folder)) if is_ethernet else None
+    board = folder / "board_id"
+    path = pci_path(folder / "device")
+    unreadable = {name: reason for name, reason in (device.unreadable | port.unreadable).items() if name != "netdev"}
+    return PortDetails(
+        name=device.name if len(device.ports) == 1 else f"{device.name}:{port.port}",
+        device=device.name,
+        port=port.port,
+        model=device.model,
+        board=reader("board", lambda: read_line(board)) if board.exists() else None,
+        firmware=device.firmware,
+        numa_node=device.numa_node,
+        verbs_accessible=device.verbs_accessible,
+        state=port.state,
+        physical_state=port.physical_state,
+        rate=port.rate,
+        link_layer=port.link_layer,
+        netdev=netdev,
+        has_default_route=netdev in routed,
+        mtu=reader("mtu", lambda: read_number(root / "sys/class/net" / netdev / "mtu")) if netdev else None,
+        active_mtu=active_mtu,
+        gids=_gids(folder / "ports" / port.port) if is_ethernet else (),
+        pci_path=path,
+        pci_gbps=reader("pci_gbps", lambda: pci_bandwidth(folder / "device")) if path else None,
+        capability_gbps=reader("capability_gbps", lambda: _ethtool_capability(netdev)) if netdev else None,
+        unreadable={**unreadable, **reader.unreadable},
+    )
+
+
+def _only_netdev(folder: Path) -> str | None:
+    """The interface of a device that has one; ``gid_attrs/ndevs`` cannot be read in another network namespace."""
+    names = _names(folder / "device/net")
+    return printable(names[0]) if len(names) == 1 else None
+
+
+def _gids(folder: Path) -> tuple[Gid, ...]:
+    """The GIDs of a RoCE port that are neither zero nor the empty default GID, with their types."""
+    gids = []
+    for index in sorted(map(int, filter(str.isdecimal, _names(folder / "gids")))):
+        try:
+            address = ipaddress.IPv6Address(read_line(folder / "gids" / str(index)))
+        except (OSError, ValueError):
+            continue
+        if int(address) not in (0, 0xFE80 << 112):
+            kind = _line(folder / "gid_attrs/types" / str(index))
+            gids.append(Gid(index=index, address=str(address.ipv4_mapped or address), type=kind))
+    return tuple(gids)
+
+
+def _line(path: Path) -> str | None:
+    """None where the file cannot be read: the type of a GID of another network namespace, for example."""
+    try:
+        return read_line(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _table(path: Path, columns: int) -> list[list[str]]:
+    """The rows of a table in /proc with that many columns; empty if there is no such file."""
+    try:
+        rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return []
+    return [row for row in rows if len(row) == columns]
+
+
+def _ethtool_capability(netdev: str) -> float:
+    """Raises OSError if ethtool is not installed, or ValueError."""
+    result = processes.run_command(["ethtool", netdev], TOOL_TIMEOUT_S)
+    if result.code is None:
+        raise ValueError(f"ethtool {netdev} did not end within {TOOL_TIMEOUT_S:g} s")
+    return parse_link_modes(result.out)
+
+
+def _names(folder: Path) -> Sequence[str]:
+    try:
+        return list_names(folder)
+    except OSError:
+        return ()
