@@ -124,6 +124,15 @@ def test_odd_node_is_a_cause_where_it_is_the_slow_one() -> None:
     assert found(slow("n1"), facts=facts, check="nodes.connectivity") == []
 
 
+def test_slow_port_explains_pairs_of_its_node() -> None:
+    port = bad("fabric.ports", "n1/mlx5_4", "rate_vs_nodes")
+    pairs = [bad("collectives.pairs", pair, "path_share") for pair in ("n0->n1", "n2->n3")]
+    (finding,) = found(port, *pairs, prefix="ssh {node}")
+    assert (finding.cause, finding.subject, finding.action) == ("port_slow", "n1/mlx5_4", "check-cable")
+    assert explained(finding) == {("fabric.ports", "n1/mlx5_4"), ("collectives.pairs", "n0->n1")}
+    assert finding.first_command.startswith("ssh n1 sh -c 'ibstat mlx5_4 ")
+
+
 def test_local_cause_comes_before_one_of_the_cluster() -> None:
     findings = found(BUSY, *DEVICES, slow(), facts={"settings": {"NCCL_P2P_DISABLE": "1"}})
     assert [finding.subject for finding in findings] == [GPU1, CLUSTER]
@@ -165,7 +174,7 @@ def test_cause_names_checks_and_metrics_that_exist(cause: Cause) -> None:
     assert all(
         any(fnmatchcase(name, pattern) for name in catalog()) for pattern in cause.explains if pattern != "fabric.*"
     )
-    assert not re.findall(r"\{(?!gpu\}|node\})", re.sub(r"\{[a-z]+,|awk '.*'", "", cause.first_command))
+    assert not re.findall(r"\{(?!gpu\}|node\}|port\})", re.sub(r"\{[a-z]+,|awk '.*'", "", cause.first_command))
     assert len({other.id for other in causes()}) == len(causes())
 
 

@@ -36,7 +36,7 @@ class Cause(Frozen):
     id: str
     title: str
     evidence: Mapping[str, tuple[str, ...]]
-    place: Literal["gpu", "node", "cluster"]
+    place: Literal["gpu", "port", "node", "cluster"]
     explains: tuple[str, ...]
     wrong_results: bool = False
     first_command: str
@@ -169,7 +169,7 @@ def _ends(subject: str) -> tuple[str, ...]:
 
 
 def _extent(place: str) -> int:
-    """0 for a GPU, 1 for a node or pair, 2 for the cluster."""
+    """0 for a GPU or port, 1 for a node or pair, 2 for the cluster."""
     return 2 if place == CLUSTER else 0 if "/" in place else 1
 
 
@@ -179,7 +179,7 @@ def _suspects_by_verdict(bad: Sequence[Verdict], node_prefix: str) -> Iterator[_
         for verdict in bad:
             if verdict.outcome in (Outcome.FAIL, Outcome.WARN) and cause.is_evidence(verdict):
                 node = verdict.subject.partition("/")[0]
-                place = {"gpu": verdict.subject, "node": node, "cluster": CLUSTER}[cause.place]
+                place = {"node": node, "cluster": CLUSTER}.get(cause.place, verdict.subject)
                 by_place.setdefault(place, []).append(verdict)
         for place, own in by_place.items():
             has_failed = any(verdict.outcome is Outcome.FAIL for verdict in own)
@@ -282,5 +282,5 @@ def _command(template: str, place: str, node_prefix: str) -> str:
 
 
 def _filled(template: str, place: str) -> str:
-    node, _, gpu = place.partition("/gpu")
-    return template.replace("{gpu}", gpu or "0").replace("{node}", node)
+    node, _, device = place.partition("/")
+    return template.replace("{gpu}", device.removeprefix("gpu")).replace("{port}", device).replace("{node}", node)
