@@ -1,0 +1,94 @@
+"""host.load: CPU time that other programs use on the node before the trial loads it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
+from seatrial.discover import settings
+from seatrial.model import Observation, Outcome, Phase, Rule, Scope, SeatrialError
+
+WINDOW_S = 1.0
+MAX_PROCESSES = 5  # in the fact busiest_processes
+
+
+def measure(context: Context, _options: Options) -> Iterator[Observation]:
+    """Yield the busy share of all CPUs during WINDOW_S, and the processes that used most of it.
+
+    Raises SeatrialError if /proc/stat cannot be read.
+    """
+    context.progress("reading the load of the CPUs")
+    processes = {process.pid: (process, _cpu_seconds(process)) for process in psutil.process_iter()}
+    busy, total = _cpu_time(context.root)
+    time.sleep(WINDOW_S)
+    busy_after, total_after = _cpu_time(context.root)
+    used = {pid: _cpu_seconds(process) - before for pid, (process, before) in processes.items()}
+    busiest = sorted((pid for pid in used if used[pid] > 0), key=lambda pid: -used[pid])[:MAX_PROCESSES]
+    yield from facts(
+        {
+            "gpu_node": "yes" if settings.is_gpu_node(context.root) else "no",
+            "busiest_processes": [
+                {"pid": pid, "name": _name(processes[pid][0]), "cpus": round(used[pid] / WINDOW_S, 2)}
+                for pid in busiest
+            ],
+        }
+    )
+    share = 100 * (busy_after - busy) / max(1, total_after - total)
+    yield metric("cpu_busy", share, "%", context.node)
+
+
+def _cpu_time(root: Path) -> tuple[int, int]:
+    """Busy and total time of all CPUs in clock ticks: proc(5), /proc/stat."""
+    path = root / "proc" / "stat"
+    try:
+        name, *fields = path.read_text().splitlines()[0].split()
+        ticks = [int(field) for field in fields[:8]]  # user, nice, system, idle, iowait, irq, softirq, steal
+    except (OSError, ValueError, IndexError) as error:
+        raise SeatrialError(f"cannot read {path}: {error}") from error
+    if name != "cpu" or len(ticks) < 4:
+        raise SeatrialError(f"{path}: the first line is {name!r}, expected cpu with at least 4 times")
+    return sum(ticks) - sum(ticks[3:5]), sum(ticks)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:  # ended, or not ours to read
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return "ended"
+
+
+CHECK = Check(
+    name="host.load",
+    title="CPU load of other programs",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.NODE,
+    metrics={"cpu_busy": "%"},
+    rules=(
+        Rule(
+            metric="cpu_busy",
+            # An idle GPU node is below 5 %: monitoring, and this check. A loaded one slows kernel launches, host copies
+            # and data loading.
+            expect="<= 25 %",
+            outcome_if_violated=Outcome.WARN,
+            applies_if={"gpu_node": "yes"},
+            evidence_facts=("busiest_processes",),
+            meaning="Other programs use the CPUs: kernel launches, host copies and data loading are slower.",
+            fix="top on this node; end the processes in busiest_processes, or their jobs, and run the trial again",
+        ),
+    ),
+    rule_facts={"gpu_node": RuleFact(reason="the node has no NVIDIA GPU")},
+    measure=measure,
+    limit_s=60,
+)

@@ -1,0 +1,55 @@
+"""host.load: real CPU load of another process, and /proc/stat that cannot be read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from seatrial.checks.host import load
+from seatrial.checks.host.load import CHECK
+from seatrial.model import Outcome, SeatrialError
+from tests.fakes.slurm import judge, run_check
+
+
+def test_busy_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "WINDOW_S", 1.5)
+    monkeypatch.setattr(load, "MAX_PROCESSES", 1000)  # other tests use the CPUs too
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            measured = run_check(CHECK, tmp_path)
+        finally:
+            busy.kill()
+    assert measured.error is None
+    (cpu_busy,) = measured.metrics
+    assert 0 < cpu_busy.value <= 100
+    processes = measured.facts["busiest_processes"]
+    assert isinstance(processes, list)
+    assert busy.pid in [process["pid"] for process in processes if isinstance(process, dict)]
+
+
+@pytest.mark.parametrize(
+    ("gpu_node", "value", "outcome"),
+    [("yes", 30, Outcome.WARN), ("yes", 3, Outcome.PASS), ("no", 90, Outcome.SKIP)],
+)
+def test_rule(gpu_node: str, value: float, outcome: Outcome, tmp_path: Path) -> None:
+    measured = run_check(CHECK, tmp_path)
+    (metric,) = measured.metrics
+    changed = measured.model_copy(
+        update={
+            "metrics": (replace(metric, value=value),),
+            "facts": {**measured.facts, "gpu_node": gpu_node},
+        }
+    )
+    assert [verdict.outcome for verdict in judge(CHECK, changed)] == [outcome]
+
+
+@pytest.mark.parametrize("text", ["", "intr 1 2 3 4\n", "cpu a b c d\n"])
+def test_unreadable_stat(text: str, tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "stat").write_text(text)
+    with pytest.raises(SeatrialError):
+        load._cpu_time(tmp_path)
