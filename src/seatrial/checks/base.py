@@ -79,6 +79,14 @@ def metrics(units: Mapping[str, str], values: Mapping[str, float], subject: str 
     return (metric(name, value, units[name], subject) for name, value in values.items())
 
 
+def ratios(samples: Sequence[float], base: Sequence[float], scale: float = 1.0) -> tuple[float, ...]:
+    """Samples of the ratio of two medians: ``scale`` times each sample over the one of ``base`` in the same place.
+
+    Of two independent series they have the noise of both. The longer series is cut.
+    """
+    return tuple(scale * sample / reference for sample, reference in zip(samples, base, strict=False))
+
+
 def facts(values: Mapping[str, Any]) -> Iterator[Fact]:
     """One fact for each entry of ``values``."""
     return (Fact(name=name, value=value) for name, value in values.items())
