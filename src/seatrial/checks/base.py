@@ -17,7 +17,19 @@ from typing import Any, Literal
 from pydantic import JsonValue
 
 from seatrial.hardware.links import FactRole
-from seatrial.model import CLUSTER, Fact, Frozen, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.model import (
+    CLUSTER,
+    Fact,
+    Frozen,
+    Metric,
+    Observation,
+    Outcome,
+    Phase,
+    Rule,
+    Scope,
+    SeatrialError,
+    Topology,
+)
 
 # What the plan must show if a check skips itself; "not in the record": this depends on the hardware or Slurm's settings
 SkipCondition = Literal[
@@ -52,6 +64,7 @@ class Context:
     expected_nodes: int = 1
     # Options of all checks of the job
     options_by_check: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    topology: Topology | None = None  # None: unknown
     nvml_index: int | None = None  # NVML's index of the GPU; CUDA_VISIBLE_DEVICES may renumber the CUDA device
 
     @property

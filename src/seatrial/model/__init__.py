@@ -28,6 +28,7 @@ from seatrial.model.measurement import (
 )
 from seatrial.model.outcome import WORST_FIRST, BasisKind, Outcome, Reason, worst
 from seatrial.model.rule import Baseline, LearnedRun, ParsedThreshold, ReferenceValue, Rule, Threshold
+from seatrial.model.topology import Topology
 from seatrial.model.trial import Decision, DecisionValue, Finding, Insight, ReasonCode, Session, Timing, Trial
 from seatrial.model.units import ByteSize, PlausibleRange, format_bytes, format_value, parse_bytes, plausible_range
 from seatrial.model.verdict import Basis, Retry, Verdict
@@ -76,6 +77,7 @@ __all__ = [
     "Session",
     "Threshold",
     "Timing",
+    "Topology",
     "Trial",
     "UsageError",
     "Verdict",
