@@ -142,6 +142,19 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScalingMetrics:
+    """The metrics of one quantity on a GPU, a node and all nodes, which reports show side by side; "": not measured.
+
+    ``{nodes}`` stands for the fact ``nodes``. ``efficiencies``: the metrics of its scaling that rules evaluate.
+    """
+
+    gpu: str = ""
+    node: str
+    cluster: str
+    efficiencies: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Needs:
     """The hardware that a check needs; without it the outcome is SKIP, or ERROR if the trial expects that hardware."""
 
@@ -216,6 +229,8 @@ class Check:
     may_exceed_100: tuple[str, ...] = ()
     # Metrics that compare parts of the cluster with each other
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
+    # Quantities that several nodes should reach as one does, by their name in reports
+    scaling: Mapping[str, ScalingMetrics] = field(default_factory=dict)
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
 

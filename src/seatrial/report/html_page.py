@@ -13,7 +13,8 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from seatrial.model import WORST_FIRST, DecisionValue, JobState, Outcome, Trial
-from seatrial.report import charts, dashboards, sections
+from seatrial.report import charts, dashboards, sections, topology
+from seatrial.report.scaling import scaling_table
 from seatrial.report.text import plural, sanitized, split_code, utc
 from seatrial.report.view import (
     chapters,
@@ -68,6 +69,9 @@ def render(trial: Trial) -> str:
         time=sections.time_bar(trial),
         problems=problems(trial),
         node_map=sections.node_map(trial),
+        node_groups=topology.node_groups(trial),
+        slow_paths=topology.slow_paths(trial),
+        scaling=scaling_table(trial),
         chapters=chapters(trial),
         settings=list(sections.settings(trial.config, trial.origins)),
     )

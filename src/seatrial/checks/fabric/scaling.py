@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, RuleFact, facts, metric, ratios
+from seatrial.checks.base import Check, Context, Needs, RuleFact, ScalingMetrics, facts, metric, ratios
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
     BACKEND,
@@ -247,6 +247,11 @@ CHECK = Check(
     measure=measure,
     performance_metrics=("link_efficiency", "ring_efficiency", "busbw.*", "efficiency.*", "*_busbw*"),
     bounds=BANDWIDTH_BOUNDS,
+    scaling={
+        "all-reduce busbw": ScalingMetrics(
+            node="busbw.1node", cluster="busbw.{nodes}nodes", efficiencies=("link_efficiency", "ring_efficiency")
+        )
+    },
     limit_s=600.0,
     needs=Needs(min_ranks=2),
     options=GroupOptions,

@@ -11,7 +11,7 @@ from statistics import median
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, RuleFact
+from seatrial.checks.base import Check, Context, RuleFact, ScalingMetrics
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
@@ -133,8 +133,8 @@ def _efficiency_rule(stage: str, baseline: str, fix: str) -> Rule:
         metric=f"efficiency.{stage}_vs_{baseline}",
         expect=f"> {MIN_EFFICIENCY} %",
         applies_if={"device": "cuda", "trained": "yes", **stages},
-        meaning=f"Training speed per GPU drops from one {baseline} to the {stage}, with the same batch per GPU: "
-        "communication or the slowest GPU costs the difference.",
+        meaning=f"Training speed per GPU drops from one {'GPU' if baseline == GPU else baseline} to the {stage}, with "
+        "the same batch per GPU: communication or the slowest GPU costs the difference.",
         fix=fix,
     )
 
@@ -179,6 +179,14 @@ CHECK = Check(
     facts_from_options=lambda options: _results.facts_from_options(
         options, NAME, *STAGES, check_overrides=layers_override(options)
     ),
+    scaling={
+        "training speed": ScalingMetrics(
+            gpu=f"{TOKENS_PER_GPU}.{GPU}",
+            node=f"{TOKENS_PER_GPU}.{NODE}",
+            cluster=f"{TOKENS_PER_GPU}.{ALL}",
+            efficiencies=("efficiency.node_vs_gpu", "efficiency.cluster_vs_node", "efficiency.cluster_vs_gpu"),
+        )
+    },
     limit_s=900.0,
     options=ThroughputOptions,
     may_exceed_100=("efficiency.*", "memory_excess"),
