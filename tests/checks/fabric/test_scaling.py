@@ -14,6 +14,7 @@ from seatrial.checks.fabric.scaling import (
     CHECK,
     _efficiencies,
     _measure_rings,
+    _no_sockets,
     _observations,
     gpu_size,
     ranks_by_node_count,
@@ -94,7 +95,7 @@ def test_noise_of_both_measurements_is_in_the_samples() -> None:
 def outcomes_of(metric: Metric) -> Outcome:
     others = [Metric(name="link_efficiency", value=1, unit="of the base", subject="cluster")]
     others += [Metric(name="wrong_elements", value=0, unit="count", subject="cluster")]
-    facts = {"backend": "nccl", "beyond_two_nodes": "yes"}
+    facts = {"backend": "nccl", "beyond_two_nodes": "yes", "no_sockets": "yes"}
     measurement = Measurement(check=CHECK.name, subject="node0/gpu0", metrics=(metric, *others), facts=facts)
     return next(
         verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t") if verdict.metric == metric.name
@@ -109,13 +110,13 @@ def test_many_ranks_need_larger_buffers(ranks: int, size: int) -> None:
 def test_judged_are_data_and_the_two_efficiencies() -> None:
     good = {"link_efficiency": 1.2, "ring_efficiency": 0.97, "wrong_elements": 0}
     bad = {"link_efficiency": 0.2, "ring_efficiency": 0.5, "wrong_elements": 2}
-    facts = {"backend": "nccl", "beyond_two_nodes": "yes"}
+    facts = {"backend": "nccl", "beyond_two_nodes": "yes", "no_sockets": "yes"}
     assert outcomes(CHECK, good, **facts) == dict.fromkeys(good, Outcome.PASS)
     assert outcomes(CHECK, bad, **facts) == dict.fromkeys(bad, Outcome.FAIL)
 
 
 def test_efficiencies_that_do_not_exist_are_skipped() -> None:
-    two_nodes = {"backend": "nccl", "beyond_two_nodes": "no: 2 nodes"}
+    two_nodes = {"backend": "nccl", "beyond_two_nodes": "no: 2 nodes", "no_sockets": "yes"}
     assert outcomes(CHECK, {"link_efficiency": 1, "wrong_elements": 0}, **two_nodes) == {
         "link_efficiency": Outcome.PASS,
         "ring_efficiency": Outcome.SKIP,
@@ -123,6 +124,19 @@ def test_efficiencies_that_do_not_exist_are_skipped() -> None:
     }
     gloo = outcomes(CHECK, {"link_efficiency": 0.1, "wrong_elements": 0}, backend="gloo", beyond_two_nodes="yes")
     assert (gloo["link_efficiency"], gloo["ring_efficiency"]) == (Outcome.SKIP, Outcome.SKIP)
+
+
+@pytest.mark.parametrize(
+    ("transports", "outcome"),
+    [
+        ({}, Outcome.FAIL),
+        ({"P2P/CUMEM": 8, "NET/IB/GDRDMA": 8}, Outcome.FAIL),
+        ({"P2P/CUMEM": 8, "NET/Socket": 8}, Outcome.SKIP),
+    ],
+)
+def test_sockets_are_not_compared_with_the_nics(transports: dict[str, int], outcome: Outcome) -> None:
+    facts = {"backend": "nccl", "beyond_two_nodes": "no: 2 nodes", "no_sockets": _no_sockets(transports)}
+    assert outcomes(CHECK, {"link_efficiency": 0.5, "wrong_elements": 0}, **facts)["link_efficiency"] is outcome
 
 
 def test_rings_are_measured_with_child_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

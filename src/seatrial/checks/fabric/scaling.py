@@ -84,7 +84,7 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
     context.progress("NICs of two nodes")
     pair_size, partners = min(size, PAIR_SIZE), pairs.partner_map([(0, 1)], members)
     network = pairs.measure_pairs(partners, pair_size, context.device, options.seconds)
-    group["transports"] = _nccl_log.connections_by_transport(context.device)
+    transports = group["transports"] = _nccl_log.connections_by_transport(context.device)
     rings: dict[str, Sequence[float]] = {}
     if context.on_gpu and len(nodes) > 2:
         context.progress("NCCL_ALGO=Ring")
@@ -93,6 +93,7 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
         beyond_two = "yes" if len(nodes) > 2 else "no: 2 nodes, so no more to compare with them"
         yield from facts({**group, "nodes": len(nodes), "size": size, "node_order": list(nodes)})
         yield Fact(name="beyond_two_nodes", value=beyond_two)
+        yield Fact(name="no_sockets", value=_no_sockets(transports))
         yield from _observations(results, size)
         first_node = set(members[0])
         rates = [
@@ -115,6 +116,12 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
             "direction; link_efficiency = busbw.2nodes / the lower of busbw.1node and network_busbw; ring_efficiency: "
             "all nodes / the first and the last node, with NCCL_ALGO=Ring in new processes",
         )
+
+
+def _no_sockets(transports: Mapping[str, int]) -> str:
+    """The fact ``no_sockets``: CPU threads limit NCCL's sockets, and a collective uses others than a send."""
+    uses_sockets = any(name.startswith("NET/Socket") for name in transports)
+    return "no: NCCL uses sockets between nodes, which its threads limit" if uses_sockets else "yes"
 
 
 def gpu_size(ranks: int) -> int:
@@ -222,7 +229,7 @@ CHECK = Check(
         Rule(
             metric="link_efficiency",
             expect=f"> {MIN_LINK_EFFICIENCY} of the base",
-            applies_if={"backend": "nccl"},
+            applies_if={"backend": "nccl", "no_sockets": "yes"},
             meaning="The all-reduce of two nodes is slower than their slower link: than one node alone and than what "
             "their NICs carry when each GPU exchanges data with the same GPU of the other node.",
             fix="Compare busbw.1node, busbw.2nodes and network_busbw. Unset NCCL_* variables and run with "
@@ -243,7 +250,7 @@ CHECK = Check(
             "sender and receiver."
         ),
     ),
-    rule_facts={**BACKEND, "beyond_two_nodes": RuleFact()},
+    rule_facts={**BACKEND, "beyond_two_nodes": RuleFact(), "no_sockets": RuleFact()},
     measure=measure,
     performance_metrics=("link_efficiency", "ring_efficiency", "busbw.*", "efficiency.*", "*_busbw*"),
     bounds=BANDWIDTH_BOUNDS,
