@@ -176,7 +176,7 @@ CHECK = Check(
     rules=RULES,
     rule_facts={
         "configuration_compared": RuleFact(
-            reason="scontrol show config has no HASH_VAL: slurm.conf of this machine was not compared"
+            reason="scontrol shows no hash of slurm.conf, so that the file of this machine was not compared"
         ),
         "gpus_expected": RuleFact(reason="cluster.gpus_per_node is not set"),
     },

@@ -435,7 +435,7 @@ CHECK = Check(
     ),
     rule_facts={
         "steps_configured": RuleFact(
-            reason="no number of steps configured: set the options steps and log (group loss), or the option trainer_state"
+            reason="no number of steps configured: set option steps and option log, or the option trainer_state"
         ),
         "loss_configured": RuleFact(
             reason="no loss configured: set the option log (group loss) or the option trainer_state"
