@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from pydantic import JsonValue
 from rich.console import Console
 
 from seatrial.model import Outcome
@@ -34,6 +35,16 @@ def test_no_table_without_such_measurements(name: str) -> None:
     trial = samples.SAMPLES[name]()
     assert scaling_table(trial) is None
     assert 'id="scaling"' not in html_page.render(trial)
+
+
+@pytest.mark.parametrize("value", [None, "4", True, -1, [4], 1])
+def test_no_table_with_facts_of_another_type(value: JsonValue) -> None:
+    trial = samples.four_nodes()
+    measurements = [
+        measurement.model_copy(update={"facts": {**measurement.facts, "nodes": value}})
+        for measurement in trial.measurements
+    ]
+    assert scaling_table(trial.model_copy(update={"measurements": tuple(measurements)})) is None
 
 
 def test_golden() -> None:

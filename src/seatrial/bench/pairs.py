@@ -57,10 +57,8 @@ def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tu
         inside = number % 2 == 0
         paired: dict[int, int] = {}
         for any_group in (False, True):
-            by_partners = sorted(
-                enumerate(order), key=lambda entry: len(partners[entry[1]])
-            )  # who was idle comes first
-            for position, index in by_partners:
+            # those with the fewest partners first: they were idle before
+            for position, index in sorted(enumerate(order), key=lambda entry: len(partners[entry[1]])):
                 if index in paired:
                     continue
                 start = position + (1 if inside else len(order) // 2 + number // 2)

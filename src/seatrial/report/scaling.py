@@ -43,8 +43,9 @@ def scaling_table(trial: Trial) -> ScalingTable | None:
     for check in catalog().values():
         measured = [measurement for measurement in trial.measurements if measurement.check == check.name]
         facts = next((measurement.facts for measurement in measured if "world_size" in measurement.facts), {})
-        if check.scaling and isinstance(count := facts.get("nodes"), int) and count > 1:
-            nodes, ranks = count, int(str(facts["world_size"]))
+        of_nodes, of_ranks = facts.get("nodes"), facts.get("world_size")
+        if check.scaling and type(of_nodes) is int and type(of_ranks) is int and of_nodes > 1:
+            nodes, ranks = of_nodes, of_ranks
             verdicts = [verdict for verdict in trial.verdicts if verdict.check == check.name]
             rows += (_row(name, metrics, nodes, measured, verdicts) for name, metrics in check.scaling.items())
     if not rows:
