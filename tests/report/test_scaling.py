@@ -18,10 +18,11 @@ from tests.report.conftest import assert_golden
 def test_one_node_and_all_nodes_side_by_side() -> None:
     table = scaling_table(samples.four_nodes())
     assert table
-    assert (table.node, table.cluster) == ("1 node (8 GPUs)", "4 nodes (32 GPUs)")
+    headings = (table.node, table.two_nodes, table.cluster)
+    assert headings == ("1 node (8 GPUs)", "2 nodes (16 GPUs)", "4 nodes (32 GPUs)")
     all_reduce, training = table.rows
     assert (all_reduce.gpu, all_reduce.node, all_reduce.cluster) == ("", "478.6 GB/s", "371.4 GB/s")
-    assert all_reduce.ratio == "77.6 %"
+    assert (all_reduce.two_nodes, all_reduce.ratio) == ("466.3 GB/s", "77.6 %")
     assert {metric: outcome for metric, _, outcome in all_reduce.judged} == {
         "link_efficiency": Outcome.PASS,
         "ring_efficiency": Outcome.PASS,
@@ -59,5 +60,14 @@ def test_golden() -> None:
 def test_html_shows_the_table_and_its_verdicts() -> None:
     page = html_page.render(samples.four_nodes())
     section = page[page.index('<h3 id="scaling">') : page.index("<h3>Node map</h3>")]
-    for text in ("1 node (8 GPUs)", "4 nodes (32 GPUs)", "478.6", "86.0 %", "efficiency.", "FAIL"):
+    for text in (
+        "1 node (8 GPUs)",
+        "2 nodes (16 GPUs)",
+        "466.3",
+        "4 nodes (32 GPUs)",
+        "478.6",
+        "86.0 %",
+        "efficiency.",
+        "FAIL",
+    ):
         assert text in section, text

@@ -143,13 +143,14 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingMetrics:
-    """The metrics of one quantity on a GPU, a node and all nodes, which reports show side by side; "": not measured.
+    """The metrics of one quantity on a GPU, a node, two and all nodes, which reports compare; "": not measured.
 
     ``{nodes}`` stands for the fact ``nodes``. ``efficiencies``: the metrics of its scaling that rules evaluate.
     """
 
     gpu: str = ""
     node: str
+    two_nodes: str = ""
     cluster: str
     efficiencies: tuple[str, ...]
 

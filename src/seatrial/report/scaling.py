@@ -22,6 +22,7 @@ class ScalingRow:
     name: str
     gpu: str
     node: str
+    two_nodes: str
     cluster: str
     ratio: str
     judged: tuple[tuple[str, str, Outcome], ...]
@@ -29,9 +30,10 @@ class ScalingRow:
 
 @dataclass(frozen=True)
 class ScalingTable:
-    """``node`` and ``cluster`` are the headings of their columns."""
+    """``node``, ``two_nodes`` and ``cluster`` are headings; ``two_nodes`` is empty if these are all nodes."""
 
     node: str
+    two_nodes: str
     cluster: str
     rows: tuple[ScalingRow, ...]
 
@@ -50,9 +52,9 @@ def scaling_table(trial: Trial) -> ScalingTable | None:
             rows += (_row(name, metrics, nodes, measured, verdicts) for name, metrics in check.scaling.items())
     if not rows:
         return None
-    return ScalingTable(
-        f"1 node ({plural(ranks // nodes, 'GPU')})", f"{nodes} nodes ({plural(ranks, 'GPU')})", tuple(rows)
-    )
+    node, two, all_gpus = (plural(count, "GPU") for count in (ranks // nodes, 2 * ranks // nodes, ranks))
+    two_nodes = f"2 nodes ({two})" if nodes > 2 else ""
+    return ScalingTable(f"1 node ({node})", two_nodes, f"{nodes} nodes ({all_gpus})", tuple(rows))
 
 
 def _row(
@@ -73,6 +75,7 @@ def _row(
         name,
         texts.get(metrics.gpu, ""),
         texts.get(metrics.node, ""),
+        texts.get(metrics.two_nodes, ""),
         texts.get(cluster, ""),
         f"{100 * median(values[cluster]) / base:.1f} %" if base and cluster in values else "",
         tuple((metric, texts.get(metric, "not measured"), worst(of_metric)) for metric, of_metric in outcomes.items()),

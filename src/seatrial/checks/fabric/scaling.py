@@ -256,7 +256,10 @@ CHECK = Check(
     bounds=BANDWIDTH_BOUNDS,
     scaling={
         "all-reduce busbw": ScalingMetrics(
-            node="busbw.1node", cluster="busbw.{nodes}nodes", efficiencies=("link_efficiency", "ring_efficiency")
+            node="busbw.1node",
+            two_nodes="busbw.2nodes",
+            cluster="busbw.{nodes}nodes",
+            efficiencies=("link_efficiency", "ring_efficiency"),
         )
     },
     limit_s=600.0,
