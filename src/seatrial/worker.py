@@ -269,6 +269,7 @@ def _context(
         expected_gpus=job.expected_gpus,
         expected_nodes=job.expected_nodes,
         options_by_check=job.options,
+        topology=job.topology,
         artifacts_dir=artifacts_dir,
         run_dir=run_dir,
         progress=progress,

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain, combinations
 
 import pytest
 
 from seatrial.bench.data_check import Mismatch
-from seatrial.bench.pairs import PairResults, PairTiming, round_robin
+from seatrial.bench.pairs import PairResults, PairTiming, round_robin, rounds_by_group
 from seatrial.checks.fabric import pairs
 from seatrial.model import CLUSTER, Fact, Metric
 
@@ -24,6 +25,21 @@ def test_pairs_of_a_round_are_disjoint(nodes: int, max_rounds: int) -> None:
     for paired in rounds:
         members = list(chain.from_iterable(paired))
         assert len(members) == len(set(members)) == nodes - nodes % 2
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (3, 3, 3), (16,) * 4, (18, 14), (5, 5, 1), (32,) * 32, (10, 1, 1)])
+def test_rounds_inside_and_across_groups_alternate(sizes: tuple[int, ...]) -> None:
+    groups = [group for group, size in enumerate(sizes) for _ in range(size)]
+    rounds = rounds_by_group(groups, 4)
+    for paired in rounds:
+        members = list(chain.from_iterable(paired))
+        assert len(members) == len(set(members)) >= len(groups) - 2
+    pairs = list(chain.from_iterable(rounds))
+    assert len(set(pairs)) == len(pairs)
+    assert min(Counter(chain.from_iterable(pairs))[node] for node in range(len(groups))) >= 3
+    if len(set(sizes)) == 1 and sizes[0] % 2 == 0:
+        inside = [sum(groups[a] == groups[b] for a, b in paired) for paired in rounds]
+        assert inside == [len(groups) // 2, 0, len(groups) // 2, 0]
 
 
 def test_wrong_data_in_a_retry_counts() -> None:

@@ -31,3 +31,12 @@ def test_flags_come_after_set_and_each_value_has_its_origin() -> None:
         ("--gpus-per-node", "cluster.gpus_per_node", 0),
     ]
     assert overrides_of(None, None, None, None) == []
+
+
+def test_choice_of_nodes_and_topology() -> None:
+    overrides = overrides_of(None, None, None, None, nodelist="n[1-4]", exclude="n9", topology="racks.yaml")
+    assert overrides == [
+        ("--nodelist", "slurm.nodelist", "n[1-4]"),
+        ("--exclude", "slurm.exclude", "n9"),
+        ("--topology", "cluster.topology", "racks.yaml"),
+    ]

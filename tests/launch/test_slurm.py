@@ -52,6 +52,10 @@ CASES = {
     "nodes": (NODES, Config(name="t", checks={})),
     "cpu-only": (CPU_ONLY, Config(name="t", checks={}, slurm=Slurm(mem=None, exclusive=False))),
     "every-option": (RANKS, Config(name="t", checks={}, slurm=FULL, cluster=Cluster(nodes=2))),
+    "nodelist": (
+        NODES.model_copy(update={"nodes": 5}),
+        Config(name="t", checks={}, slurm=Slurm(nodelist="n[1-4,7]", exclude="n[5-6]"), cluster=Cluster(nodes=5)),
+    ),
     "apptainer": (
         RANKS,
         Config(

@@ -44,8 +44,9 @@ def test_nothing_measured_is_lost(path: Path) -> None:
         assert len(before) == len(after)
         for first, second in zip(before, after, strict=True):
             assert [metric["value"] for metric in first["metrics"]] == [metric.value for metric in second.metrics]
-            added = "retried" in second.facts and "tried_again" not in first["facts"]
-            assert len(first["facts"]) == len(second.facts) - added
+            added = {"retried"} if "tried_again" not in first["facts"] else set()
+            added |= {"node_stage", "cluster_stage"}
+            assert len(first["facts"]) == len(second.facts.keys() - added)
             assert len(first["series"]) == len(second.series)
     assert [list(job.checks) for job in trial.jobs] == [list(job.options) for job in trial.jobs]
 
@@ -58,6 +59,18 @@ def test_gpu_pairs_with_shared_links_have_the_fact_retried(option: dict[str, boo
         job["options"] |= {check: option} if check in job["checks"] else {}
     facts = [m["facts"] for m in upgrade(document)["measurements"] if m["check"] == check]  # type: ignore[index]
     assert [values.get("retried") for values in facts] == [retried, None, None, None]
+
+
+def test_throughput_has_the_facts_about_its_stages() -> None:
+    def measurement(**facts: Any) -> dict[str, Any]:
+        return {"check": "train.throughput", "metrics": [], "facts": facts}
+
+    recorded = [measurement(world_size=16, nodes=2), measurement(), measurement(world_size=1, nodes=1, node_stage="x")]
+    document = upgrade({"schema_version": "2", "measurements": recorded})
+    facts = [each["facts"] for each in document["measurements"]]  # type: ignore[index]
+    assert facts[0] == {"world_size": 16, "nodes": 2, "node_stage": "yes", "cluster_stage": "yes"}
+    assert facts[1] == {}
+    assert facts[2]["node_stage"] == "x"
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"schema_version": "2", "repeats": []}, {"schema_version": "3"}])

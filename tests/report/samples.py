@@ -33,6 +33,7 @@ from seatrial.model import (
     Trial,
     Verdict,
 )
+from tests.report import sample_scaling
 from tests.report.sample_data import (
     BUSBW,
     STARTED,
@@ -340,6 +341,23 @@ def large_cluster() -> Trial:
     )
 
 
+def four_nodes() -> Trial:
+    """Four nodes on two leaf switches: training scales badly, one path and one GPU are slow."""
+    trial = _trial(
+        nodes=4,
+        measurements=sample_scaling.measurements(),
+        verdicts=sample_scaling.verdicts(),
+        decision=Decision(
+            value=DecisionValue.REJECTED,
+            reason="2 checks failed: collectives.pairs, train.throughput",
+            tested_hardware="4 nodes × 8 GPUs",
+        ),
+    )
+    changes = {"checks": tuple(check.name for check in sample_scaling.CHECKS), "ranks_per_node": 8}
+    job = trial.jobs[-1].model_copy(update={**changes, "topology": sample_scaling.TOPOLOGY})
+    return trial.model_copy(update={"jobs": (job,)})
+
+
 SAMPLES: dict[str, Callable[[], Trial]] = {
     "accepted": accepted,
     "with_telemetry": with_telemetry,
@@ -347,6 +365,7 @@ SAMPLES: dict[str, Callable[[], Trial]] = {
     "incomplete": incomplete,
     "hostile": hostile,
     "large_cluster": large_cluster,
+    "four_nodes": four_nodes,
 }
 
 

@@ -77,6 +77,7 @@ def without_policy(page: str) -> str:
         ("incomplete", 400),
         ("hostile", 400),
         ("large_cluster", 400),
+        ("four_nodes", 400),
         ("rejected", 1900),
     ],
 )

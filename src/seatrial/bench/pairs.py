@@ -5,7 +5,7 @@ Point-to-point operations involve two ranks only, so a pair needs no process gro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
@@ -42,6 +42,35 @@ def round_robin(count: int, max_rounds: int) -> list[list[tuple[int, int]]]:
         rounds.append([(min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None])
         circle = [circle[0], circle[-1], *circle[1:-1]]
     return rounds
+
+
+def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tuple[int, int]]]:
+    """Rounds of disjoint pairs of the indices of ``groups``, alternately of one group and of two; no pair occurs twice.
+
+    An index without such a partner is paired with any other. Partners in other groups are half of all indices away in
+    the order of groups, so that a round uses the paths between many groups.
+    """
+    order = sorted(range(len(groups)), key=lambda index: groups.index(groups[index]))
+    partners: list[set[int]] = [set() for _ in groups]
+    rounds = []
+    for number in range(max_rounds):
+        inside = number % 2 == 0
+        paired: dict[int, int] = {}
+        for any_group in (False, True):
+            # those with the fewest partners first: they were idle before
+            for position, index in sorted(enumerate(order), key=lambda entry: len(partners[entry[1]])):
+                if index in paired:
+                    continue
+                start = position + (1 if inside else len(order) // 2 + number // 2)
+                for partner in (order[(start + step) % len(order)] for step in range(len(order))):
+                    is_new = partner not in paired and partner != index and partner not in partners[index]
+                    if is_new and (any_group or inside == (groups[index] == groups[partner])):
+                        paired |= {index: partner, partner: index}
+                        partners[index].add(partner)
+                        partners[partner].add(index)
+                        break
+        rounds.append(sorted({(min(pair), max(pair)) for pair in paired.items()}))
+    return [pairs for pairs in rounds if pairs]
 
 
 def partner_map(paired: Iterable[tuple[int, int]], members: Sequence[Sequence[int]]) -> dict[int, int]:

@@ -17,7 +17,19 @@ from typing import Any, Literal
 from pydantic import JsonValue
 
 from seatrial.hardware.links import FactRole
-from seatrial.model import CLUSTER, Fact, Frozen, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.model import (
+    CLUSTER,
+    Fact,
+    Frozen,
+    Metric,
+    Observation,
+    Outcome,
+    Phase,
+    Rule,
+    Scope,
+    SeatrialError,
+    Topology,
+)
 
 # What the plan must show if a check skips itself; "not in the record": this depends on the hardware or Slurm's settings
 SkipCondition = Literal[
@@ -52,6 +64,7 @@ class Context:
     expected_nodes: int = 1
     # Options of all checks of the job
     options_by_check: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    topology: Topology | None = None  # None: unknown
     nvml_index: int | None = None  # NVML's index of the GPU; CUDA_VISIBLE_DEVICES may renumber the CUDA device
 
     @property
@@ -77,6 +90,14 @@ def metric(name: str, value: float | Sequence[float], unit: str, subject: str = 
 def metrics(units: Mapping[str, str], values: Mapping[str, float], subject: str = CLUSTER) -> Iterator[Metric]:
     """One metric for each entry of ``values``, with its unit from ``units``."""
     return (metric(name, value, units[name], subject) for name, value in values.items())
+
+
+def ratios(samples: Sequence[float], base: Sequence[float], scale: float = 1.0) -> tuple[float, ...]:
+    """Samples of the ratio of two medians: ``scale`` times each sample over the one of ``base`` in the same place.
+
+    Of two independent series they have the noise of both. The longer series is cut.
+    """
+    return tuple(scale * sample / reference for sample, reference in zip(samples, base, strict=False))
 
 
 def facts(values: Mapping[str, Any]) -> Iterator[Fact]:
@@ -118,6 +139,20 @@ class Comparison:
     part: str
     inter_node: bool = False
     is_speedup: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingMetrics:
+    """The metrics of one quantity on a GPU, a node, two and all nodes, which reports compare; "": not measured.
+
+    ``{nodes}`` stands for the fact ``nodes``. ``efficiencies``: the metrics of its scaling that rules evaluate.
+    """
+
+    gpu: str = ""
+    node: str
+    two_nodes: str = ""
+    cluster: str
+    efficiencies: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +232,8 @@ class Check:
     may_exceed_100: tuple[str, ...] = ()
     # Metrics that compare parts of the cluster with each other
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
+    # Quantities that several nodes should reach as one does, by their name in reports
+    scaling: Mapping[str, ScalingMetrics] = field(default_factory=dict)
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
 

@@ -23,6 +23,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 RunPath = Annotated[Path, typer.Argument(help="A run directory or a trial.json.")]
 TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, training or a YAML file.")]
 NodesOption = Annotated[int | None, typer.Option(help="Expected number of nodes.")]
+NodelistOption = Annotated[
+    str | None, typer.Option(metavar="HOSTS", help="With Slurm: run on exactly these nodes, such as n[1-4,7].")
+]
+ExcludeOption = Annotated[
+    str | None, typer.Option(metavar="HOSTS", help="With Slurm: do not run on these nodes, such as n[2,5].")
+]
+TopologyOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Racks and switches of the nodes; by default from Slurm, if it has them."),
+]
 GpusOption = Annotated[int | None, typer.Option(help="Expected GPUs per node; 0: CPU only.")]
 LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm or torchrun.")]
 SetOption = Annotated[
@@ -31,7 +41,14 @@ SetOption = Annotated[
 
 
 def overrides_of(
-    launcher: str | None, nodes: int | None, gpus_per_node: int | None, assignments: list[str] | None
+    launcher: str | None,
+    nodes: int | None,
+    gpus_per_node: int | None,
+    assignments: list[str] | None,
+    *,
+    nodelist: str | None = None,
+    exclude: str | None = None,
+    topology: str | None = None,
 ) -> list[tuple[str, str, Any]]:
     """(option, key of the trial, value) of each setting; later entries take precedence: other options over --set."""
     from seatrial.config.layers import parse_assignment
@@ -40,6 +57,9 @@ def overrides_of(
         ("--launcher", "launcher", launcher),
         ("--nodes", "cluster.nodes", nodes),
         ("--gpus-per-node", "cluster.gpus_per_node", gpus_per_node),
+        ("--nodelist", "slurm.nodelist", nodelist),
+        ("--exclude", "slurm.exclude", exclude),
+        ("--topology", "cluster.topology", topology),
     ]
     set_flags = [(flag, key, value) for flag, key, value in flags if value is not None]
     return [("--set", *parse_assignment(text)) for text in assignments or ()] + set_flags

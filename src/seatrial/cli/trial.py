@@ -15,12 +15,15 @@ from seatrial.cli.options import (
     EXIT_CODES,
     EXIT_INTERRUPTED,
     AsJson,
+    ExcludeOption,
     GpusOption,
     LauncherOption,
     Names,
+    NodelistOption,
     NodesOption,
     RunPath,
     SetOption,
+    TopologyOption,
     TrialName,
     check_names,
     overrides_of,
@@ -39,6 +42,9 @@ def run(
     launcher: LauncherOption = None,
     nodes: NodesOption = None,
     gpus_per_node: GpusOption = None,
+    nodelist: NodelistOption = None,
+    exclude: ExcludeOption = None,
+    topology: TopologyOption = None,
     only: Names = None,
     skip: Names = None,
     set_: SetOption = None,
@@ -53,7 +59,9 @@ def run(
     from seatrial.pipeline.run_directory import RunDir
     from seatrial.report.progress import Live
 
-    overrides = overrides_of(launcher, nodes, gpus_per_node, set_)
+    overrides = overrides_of(
+        launcher, nodes, gpus_per_node, set_, nodelist=nodelist, exclude=exclude, topology=topology
+    )
     if resume:
         _require_no_options_with_resume(trial != "quick", overrides, only, skip, out, dry_run)
         run_dir = RunDir.reopen(resume)
@@ -145,6 +153,9 @@ def render(
     trial: Annotated[str, typer.Argument(help="A trial as for run; for oumi, a training config.")] = "quick",
     nodes: NodesOption = None,
     gpus_per_node: GpusOption = None,
+    nodelist: NodelistOption = None,
+    exclude: ExcludeOption = None,
+    topology: TopologyOption = None,
     only: Names = None,
     skip: Names = None,
     set_: SetOption = None,
@@ -160,7 +171,10 @@ def render(
         return
     from seatrial.pipeline.preview import prepare, preview, resolve
 
-    resolved = resolve(trial, overrides_of(launcher, nodes, gpus_per_node, set_))
+    overrides = overrides_of(
+        launcher, nodes, gpus_per_node, set_, nodelist=nodelist, exclude=exclude, topology=topology
+    )
+    resolved = resolve(trial, overrides)
     request = _request(resolved, only, skip)
     if out and resolved.config.launcher != "torchrun":
         raise UsageError("--out requires torchrun: the other launchers create their run directory in `seatrial run`")

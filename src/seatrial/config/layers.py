@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from seatrial.config import renames
+from seatrial.config import node_selection, renames
 from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_error
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
@@ -90,7 +90,12 @@ def resolve(
         _require_no_contradiction(tree, path, value, origin, origins)
         _assign(tree, path, value, origin)
         _record_origins(value, origin, path, origins)
-    config = _validate_trial(tree, Source(file, origins), schemas)
+    if "cluster.nodes" not in origins and (count := node_selection.node_count(tree)):
+        _assign(tree, ("cluster", "nodes"), count, file)
+        origins["cluster.nodes"] = origins["slurm.nodelist"]
+    source = Source(file, origins)
+    config = _validate_trial(tree, source, schemas)
+    node_selection.validate(config, source.origin)
     return ResolvedTrial(config, {**_default_origins(config, origins), **origins})
 
 

@@ -32,6 +32,11 @@ class Cluster(Frozen):
 
     nodes: int = Field(default=1, ge=1, le=1_000_000)  # larger values, here and below, are typing errors
     gpus_per_node: int | None = Field(default=None, ge=0, le=1_000)
+    topology: str | None = Field(
+        default=None,
+        description="a file with racks and switches of the nodes, or Slurm's topology.conf or topology.yaml; by "
+        "default Slurm's topology, if it has one",
+    )
 
 
 class Limits(Frozen):

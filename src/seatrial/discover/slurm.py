@@ -13,10 +13,11 @@ import shlex
 import shutil
 from collections.abc import Sequence
 
+from seatrial.config.topology import parse_conf
 from seatrial.discover import slurm_output
 from seatrial.discover.slurm_facts import UNKNOWN, Allocation, Job, Node, Partition, Ping, Settings
 from seatrial.discover.slurm_messages import first_match, messages
-from seatrial.model import SeatrialError, UsageError
+from seatrial.model import SeatrialError, Topology, UsageError
 from seatrial.util import processes
 from seatrial.util.processes import CommandResult
 
@@ -102,6 +103,16 @@ def gpus_per_node(partition: str | None) -> int:
 def partitions() -> tuple[Partition, ...]:
     """All partitions. Raises SlurmUnavailable, or ValueError on unexpected output."""
     return slurm_output.parse_partitions(command_output(["scontrol", "--all", "show", "partitions"]))
+
+
+def topology() -> Topology | None:
+    """The switches or blocks of Slurm's nodes; None without Slurm, or if it has none or some that form no tree."""
+    argv = ["scontrol", "show", "topology"]
+    try:
+        output = run_command(argv, COMMAND_TIMEOUT_S).out if installed() else ""
+        return parse_conf(output, shlex.join(argv)).model_copy(update={"is_file": False})
+    except (SeatrialError, ValueError):  # it only helps to choose pairs: no run needs it
+        return None
 
 
 def job(job_id: str | int) -> Job:

@@ -29,6 +29,7 @@ from seatrial.model.measurement import (
 )
 from seatrial.model.outcome import WORST_FIRST, BasisKind, Outcome, Reason, worst
 from seatrial.model.rule import Baseline, LearnedRun, ParsedThreshold, ReferenceValue, Rule, Threshold
+from seatrial.model.topology import Topology
 from seatrial.model.trial import (
     Decision,
     DecisionValue,
@@ -89,6 +90,7 @@ __all__ = [
     "Session",
     "Threshold",
     "Timing",
+    "Topology",
     "Trial",
     "UsageError",
     "Verdict",

@@ -11,6 +11,7 @@ from pydantic import (
 )
 
 from seatrial.model.base import Frozen
+from seatrial.model.topology import Topology
 from seatrial.util.secrets import redacted, secret_values
 
 
@@ -27,6 +28,7 @@ class Job(Frozen):
     expected_gpus: int | None  # per node
     expected_nodes: int = 1
     nodelist: str = Field(default="", description="nodes of the previous jobs, in the scheduler's notation")
+    topology: Topology | None = Field(default=None, description="switches and racks of the nodes, for jobs of ranks")
     limits: dict[str, float] = Field(default={}, description="time limit of each check in seconds")
     limit_s: float
     env: dict[str, str] = {}

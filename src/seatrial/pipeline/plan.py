@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
-from seatrial.model import CLUSTER, Job, Measurement, Scope, UsageError
+from seatrial.model import CLUSTER, Job, Measurement, Scope, Topology, UsageError
 
 Placement = Literal["control", "nodes", "ranks"]
 
@@ -57,6 +57,7 @@ def make_plan(
     only: Iterable[str] = (),
     skip: Iterable[str] = (),
     done: Iterable[str] = (),
+    topology: Topology | None = None,
 ) -> Plan:
     """Return the plan of the trial's checks, without those ``done`` (--resume). Raises UsageError."""
     excluded = _excluded_checks(list(config.checks), list(only), list(skip))
@@ -66,6 +67,7 @@ def make_plan(
     runnable = [check for check in selected if check.name not in not_run]
     placements: tuple[Placement, ...] = ("control", "nodes", "ranks")
     jobs = [_job(placement, runnable, config, node_gpus) for placement in placements]
+    jobs = [job.model_copy(update={"topology": topology}) if job.placement == "ranks" else job for job in jobs]
     return Plan(tuple(job for job in jobs if job.checks), tuple(not_run.values()), excluded)
 
 

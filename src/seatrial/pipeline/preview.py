@@ -35,7 +35,8 @@ def preview(request: Request) -> Preview:
     """Return the plan and the commands of a run without starting it. Raises UsageError."""
     settings, this_host = request.config, discover()
     plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
-    plan = make_plan(settings, catalog(), this_host.node_gpus(settings), only=request.only, skip=request.skip)
+    node_gpus, topology = this_host.node_gpus(settings), this_host.topology(settings)
+    plan = make_plan(settings, catalog(), node_gpus, only=request.only, skip=request.skip, topology=topology)
     return Preview(plan, tuple(_shown(settings, job, Path("RUN")) for job in plan.jobs))
 
 
@@ -47,7 +48,8 @@ def prepare(request: Request, path: Path) -> Preview:
     run_dir = RunDir.create(path, request)
     settings, this_host = request.config, discover()
     plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
-    plan = make_plan(settings, catalog(), this_host.node_gpus(settings), only=request.only, skip=request.skip)
+    node_gpus, topology = this_host.node_gpus(settings), this_host.topology(settings)
+    plan = make_plan(settings, catalog(), node_gpus, only=request.only, skip=request.skip, topology=topology)
     run_dir.save_machine(this_host.machine(settings))
     rendered = []
     for job in plan.jobs:

@@ -45,8 +45,10 @@ def _description(machine: Machine, other: Machine) -> str:
 
 def startable_plan(request: Request, this_host: ThisHost, done: Sequence[str] = ()) -> Plan:
     """Return the plan without the checks ``done``. Raises UsageError if a launcher is not available."""
-    node_gpus = this_host.node_gpus(request.config)
-    plan = make_plan(request.config, catalog(), node_gpus, only=request.only, skip=request.skip, done=done)
+    node_gpus, topology = this_host.node_gpus(request.config), this_host.topology(request.config)
+    plan = make_plan(
+        request.config, catalog(), node_gpus, only=request.only, skip=request.skip, done=done, topology=topology
+    )
     for job in plan.jobs:
         launcher_for(request.config, job.placement)  # raises before any job starts
     return plan

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from seatrial import __version__
+from seatrial.config import topology
 from seatrial.config.schema import Config
 from seatrial.discover import gpu, host, slurm
 from seatrial.launch import runs_remotely
-from seatrial.model import Machine, UsageError
+from seatrial.model import Machine, Topology, UsageError
 from seatrial.pipeline.plan import NodeGpus
+from seatrial.util import hostlist
+from seatrial.util.text import and_more
+
+_MAX_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,32 @@ class ThisHost:
         if not usable and self.gpus.detection_error:
             return NodeGpus(0, f"{self.gpus.detection_error}; if this host has no GPU, set --gpus-per-node 0")
         return NodeGpus(usable)
+
+    def topology(self, settings: Config) -> Topology | None:
+        """Return the switches of the nodes, from ``cluster.topology`` or from Slurm; None for one node or if unknown.
+
+        Raises UsageError for an invalid file, and for one with other nodes than Slurm has.
+        """
+        file = settings.cluster.topology
+        found = topology.read_file(file) if file else None
+        if not settings.uses_slurm or settings.cluster.nodes == 1:
+            return found
+        if found is None:
+            return slurm.topology()
+        if not slurm.installed():  # `seatrial render` on another machine
+            return found
+        nodes = slurm.nodes()
+        if unknown := sorted(found.nodes - {node.name for node in nodes}):
+            raise UsageError(f"topology {file}: Slurm has no node {and_more(unknown, _MAX_NAMED)}. Run first: sinfo -N")
+        partition, nodelist = settings.slurm.partition, settings.slurm.nodelist
+        expected = [node.name for node in nodes if partition is None or partition in node.partitions]
+        expected = hostlist.expand(nodelist) if nodelist else expected
+        if missing := [name for name in expected if name not in found.nodes]:
+            place = "--nodelist" if nodelist else f"partition {partition}" if partition else "Slurm"
+            raise UsageError(
+                f"topology {file}: {and_more(missing, _MAX_NAMED)} of {place} missing: add them to the file"
+            )
+        return found
 
     def machine(self, settings: Config) -> Machine:
         """Return the identity of this machine; empty if jobs run on others, whose names are in the measurements."""

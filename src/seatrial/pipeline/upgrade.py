@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from seatrial.checks.training import throughput
 from seatrial.config import renames
 
 Record = dict[str, Any]
@@ -51,6 +52,7 @@ def _with_present_facts(document: Record) -> Record:
         if measurement["check"] == _SHARED:
             facts = measurement.get("facts", {})
             measurement["facts"] = {renames.new_fact(_SHARED, name): value for name, value in facts.items()}
+    _add_stages(document)
     return document
 
 
@@ -62,6 +64,7 @@ def _upgraded(document: Record) -> Record:
     for key, change in (("jobs", _job), ("measurements", _measurement), ("retries", _measurement)):
         _change_each(trial, key, change)
     _add_retried(trial)
+    _add_stages(trial)
     _change_each(trial, "verdicts", _verdict)
     _change_each(trial, "findings", lambda finding: _without_field(_rename_fields(finding, _FINDING), "judged_by"))
     trial["insights"] = [
@@ -122,6 +125,15 @@ def _add_retried(trial: Record) -> None:
     for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
         if measurement["check"] == check and any(item["name"] == "shared_links" for item in measurement["metrics"]):
             measurement["facts"].setdefault("retried", retried)
+
+
+def _add_stages(trial: Record) -> None:
+    """Adds the facts about the stages of train.throughput, which the first versions did not record."""
+    for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
+        facts = measurement.get("facts", {})
+        ranks, nodes = facts.get("world_size"), facts.get("nodes")
+        if measurement["check"] == throughput.CHECK.name and isinstance(ranks, int) and isinstance(nodes, int):
+            measurement["facts"] = {**throughput.stage_facts(ranks, nodes), **facts}
 
 
 def _verdict(verdict: Record) -> Record:

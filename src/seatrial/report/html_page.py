@@ -13,8 +13,9 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from seatrial.model import WORST_FIRST, DecisionValue, JobState, Outcome, Trial
-from seatrial.report import charts, dashboards, sections
+from seatrial.report import charts, dashboards, sections, topology
 from seatrial.report.causes import cause_text, causes
+from seatrial.report.scaling import scaling_table
 from seatrial.report.text import plural, sanitized, split_code, utc
 from seatrial.report.view import (
     chapters,
@@ -72,6 +73,9 @@ def render(trial: Trial) -> str:
         findings=[finding for finding in trial.findings if not finding.explains],
         problems=problems(trial),
         node_map=sections.node_map(trial),
+        node_groups=topology.node_groups(trial),
+        slow_paths=topology.slow_paths(trial),
+        scaling=scaling_table(trial),
         chapters=chapters(trial),
         settings=list(sections.settings(trial.config, trial.origins)),
     )

@@ -7,6 +7,7 @@ import shlex
 
 from seatrial.model import Finding, Trial
 from seatrial.report.causes import CauseView, cause_text, causes
+from seatrial.report.scaling import scaling_table
 from seatrial.report.text import one_line, plural, sanitized, split_code, utc
 from seatrial.report.view import (
     CheckView,
@@ -32,7 +33,7 @@ def render(trial: Trial) -> str:
     """The decision, a table of checks, the causes, the worst other problems with evidence, and the findings."""
     trial = sanitized(trial)
     shown = problems(trial)
-    parts = [_head(trial), _table(trial), *_methods(trial)]
+    parts = [_head(trial), _table(trial), *_scaling(trial), *_methods(trial)]
     if shown_causes := causes(trial):
         parts.append("\n".join(["### Causes", "", *map(_cause, shown_causes)]))
     parts += map(_problem, shown[:MAX_PROBLEMS])
@@ -73,6 +74,17 @@ def _row(check: CheckView) -> str:
         ", ".join(f"{count} {outcome}" for outcome, count in outcome_counts(check.verdicts)) or "UNJUDGED: no verdict"
     )
     return f"| {_cell(check.name)} | {_cell(check.subjects_text)} | {outcomes} | {_cell(check.key_figure)} |"
+
+
+def _scaling(trial: Trial) -> list[str]:
+    """The table of scaling, in at most one element."""
+    if not (table := scaling_table(trial)):
+        return []
+    rows = [f"| scaling | 1 GPU | {table.node} | {table.cluster} | ratio | judged |", "|---|---|---|---|---|---|"]
+    for row in table.rows:
+        judged = ", ".join(f"{metric} {value} {outcome}" for metric, value, outcome in row.judged)
+        rows.append(f"| {row.name} | {row.gpu} | {row.node} | {row.cluster} | {row.ratio} | {_cell(judged)} |")
+    return ["\n".join(rows)]
 
 
 def _methods(trial: Trial) -> list[str]:

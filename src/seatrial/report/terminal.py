@@ -12,6 +12,7 @@ from rich.text import Text
 from seatrial.model import BasisKind, DecisionValue, Finding, Outcome, Trial
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.causes import CauseView, cause_text, causes
+from seatrial.report.scaling import scaling_table
 from seatrial.report.text import one_line, plural, sanitized
 from seatrial.report.view import (
     CheckView,
@@ -49,6 +50,7 @@ def summary(trial: Trial, console: Console) -> None:
     console.print()
     console.print(_table(trial))
     _excluded(trial, console)
+    _scaling(trial, console)
     console.print(_counts(trial))
     if shown_causes := causes(trial):
         console.print(Text("\nCauses", "bold"))
@@ -96,6 +98,18 @@ def _excluded(trial: Trial, console: Console) -> None:
         console.print(Text("Excluded", "bold"))
     for check, reason in trial.excluded_checks.items():
         console.print(Padding(Text(f"{check}: {one_line(reason)}", "dim"), (0, 0, 0, 2)))
+
+
+def _scaling(trial: Trial, console: Console) -> None:
+    """Print each quantity on one node and on all nodes."""
+    if not (scaling := scaling_table(trial)):
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("Scaling", scaling.node, scaling.cluster, "ratio"):
+        table.add_column(heading, no_wrap=True)
+    for row in scaling.rows:
+        table.add_row(Text(f"  {row.name}"), row.node or "–", row.cluster or "–", row.ratio or "–")
+    console.print(table)
 
 
 def _counts(trial: Trial) -> Text:

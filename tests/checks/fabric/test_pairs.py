@@ -2,29 +2,84 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from seatrial.checks.fabric.pairs import CHECK, PairOptions, _max_locatable
-from seatrial.model import Outcome
+from seatrial.bench.pairs import PairResults, PairTiming, round_robin
+from seatrial.checks.fabric.pairs import CHECK, PairOptions, _max_locatable, _observations, _switch_facts, _switches
+from seatrial.model import Fact, Outcome, SeatrialError, Topology
 from tests.checks.fabric.verdicts import outcomes
+from tests.checks.training.check_helpers import make_context
 
 GOOD = {"gpu_share node0/gpu0": 1.0, "path_share node0->node1": 1.0, "shared_paths": 0, "wrong_elements": 0}
 COMPARABLE = {"backend": "nccl", "comparable": "yes"}
 
 
 @pytest.mark.parametrize(
-    ("nodes", "rounds", "bad"),
+    ("nodes", "partners", "bad"),
     [
         (2, 1, 0),  # either node may be at fault
-        (3, 3, 1),  # each pauses once: two partners
+        (3, 2, 1),
         (4, 3, 1),
         (8, 7, 3),  # a majority is good
-        (9, 4, 2),  # each may pause once
+        (9, 3, 2),
         (1000, 4, 3),  # one of four partners is good
     ],
 )
-def test_max_locatable_nodes(nodes: int, rounds: int, bad: int) -> None:
-    assert _max_locatable(nodes, rounds) == bad
+def test_max_locatable_nodes(nodes: int, partners: int, bad: int) -> None:
+    assert _max_locatable(nodes, partners) == bad
+
+
+def test_a_node_that_is_idle_in_one_round_has_fewer_partners() -> None:
+    results = pair_results(round_robin(9, 4), 9)
+    facts = {item.name: item.value for item in _observations(results, 4, "nccl") if isinstance(item, Fact)}
+    assert facts["max_locatable_nodes"] == 2
+
+
+LEAVES = {"n0": ("leaf0", "spine"), "n1": ("leaf0", "spine"), "n2": ("leaf1", "spine"), "n3": ("leaf1", "spine")}
+
+
+def pair_results(rounds: list[list[tuple[int, int]]], nodes: int, slow: tuple[int, ...] = ()) -> PairResults:
+    """The results of nodes with one rank each; the pair ``slow`` takes three times as long as the others."""
+    timings = [
+        PairTiming(rank, partner, (0.03 if {rank, partner} == {*slow} else 0.01,) * 12, None)
+        for paired in rounds
+        for a, b in paired
+        for rank, partner in ((a, b), (b, a))
+    ]
+    members = {f"n{rank}": (rank,) for rank in range(nodes)}
+    return PairResults(tuple(timings), 2**20, members, [f"{node}/gpu0" for node in members])
+
+
+def test_switches_of_a_slow_path_are_evidence() -> None:
+    results = pair_results(round_robin(4, 3), 4, slow=(1, 2))
+    found = {fact.name: fact.value for fact in _switch_facts(results, LEAVES, Topology(source="t", switches=LEAVES))}
+    assert found["slow_paths"] == {"n1->n2": "leaf0 – spine – leaf1"}
+    assert found["pairs_by_switch"] == {"source": "t", "inside a leaf switch": 2, "across": 4}
+    assert list(_switch_facts(results, {}, None)) == []
+
+
+def switches_on(node: str, topology: Topology | None, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
+    """The result of ``_switches`` in a group of one process on ``node``."""
+    monkeypatch.setattr("seatrial.bench.rank.gather", lambda value: [value])
+    context = replace(make_context(Path()), node=node, topology=topology)
+    return _switches(context, [node])
+
+
+def test_switches_by_host_name_or_slurms_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = Topology(source="t", switches=LEAVES)
+    assert switches_on("n1.cluster.local", topology, monkeypatch) == {"n1.cluster.local": ("leaf0", "spine")}
+    monkeypatch.setenv("SLURMD_NODENAME", "n2")
+    assert switches_on("instance2026", topology, monkeypatch) == {"instance2026": ("leaf1", "spine")}
+    assert switches_on("n1", None, monkeypatch) == {}
+
+
+def test_a_file_must_have_every_node_and_slurm_need_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SeatrialError, match=r"topology racks\.yaml has no node n9"):
+        switches_on("n9", Topology(source="racks.yaml", switches=LEAVES), monkeypatch)
+    assert switches_on("n9", Topology(source="t", switches=LEAVES, is_file=False), monkeypatch) == {"n9": ()}
 
 
 @pytest.mark.parametrize(

@@ -195,10 +195,12 @@ def test_scaling_reports_powers_of_two_and_efficiency(runs: Runs) -> None:
     first_rank = runs["scaling"][0]
     assert {metric.name for metric in first_rank.metrics} == {
         *("busbw.2nodes", "busbw.4nodes"),  # not with one rank
-        *("efficiency.2nodes", "wrong_elements"),
+        *("efficiency.2nodes", "network_busbw", "link_efficiency", "wrong_elements"),
     }
     two_nodes = {metric.name: metric.value for metric in runs["scaling_two_nodes"][0].metrics}
     assert two_nodes["efficiency.1node"] == two_nodes["busbw.2nodes"] / two_nodes["busbw.1node"]
+    slower_link = min(two_nodes["busbw.1node"], two_nodes["network_busbw"])
+    assert two_nodes["link_efficiency"] == two_nodes["busbw.2nodes"] / slower_link
     assert facts(runs["scaling_two_nodes"])["efficiency"]["1node"] == {"of 1node": 1}
     assert first_rank.series[0].x == (2, 4)
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from seatrial.bench.child_ranks import ChildResult
 from seatrial.bench.collectives import Timings
 from seatrial.bench.subgroups import GroupResult
-from seatrial.checks.fabric.scaling import CHECK, _observations, ranks_by_node_count
-from seatrial.model import Metric, Outcome
+from seatrial.checks.fabric.scaling import (
+    CHECK,
+    _efficiencies,
+    _measure_rings,
+    _no_sockets,
+    _observations,
+    gpu_size,
+    ranks_by_node_count,
+)
+from seatrial.judge.rules import judge_check
+from seatrial.model import Measurement, Metric, Outcome, SeatrialError
 from tests.checks.fabric.verdicts import outcomes
+from tests.checks.training.check_helpers import make_context
 
 
 def result(ranks: int, seconds: float) -> GroupResult:
@@ -31,11 +45,113 @@ def test_busbw_uses_rank_count_and_efficiency_compares_all_nodes() -> None:
             "busbw.4nodes": 87.5,
             "efficiency.1node": 0.875,
             "efficiency.2nodes": 87.5 / 150,
-            "wrong_elements": 0,
         }
     )
 
 
-def test_only_data_is_judged() -> None:
-    figures = {"busbw.2nodes": 1.0, "efficiency.1node": 0.01, "wrong_elements": 2}
-    assert outcomes(CHECK, figures, backend="nccl") == {"wrong_elements": Outcome.FAIL}
+def efficiencies(
+    rates: dict[int, float], network: list[float], rings: dict[str, list[float]] | None = None
+) -> dict[str, Metric]:
+    """The metrics of ``_efficiencies`` for rates in GB/s by number of nodes, each node with eight GPUs."""
+    results = {count: result(8 * count, 2 * (8 * count - 1) / (8 * count) / rate) for count, rate in rates.items()}
+    items = _efficiencies(results, 10**9, network, rings or {})
+    return {item.name: item for item in items if isinstance(item, Metric)}
+
+
+@pytest.mark.parametrize(
+    ("rates", "nics", "expected"),
+    [
+        ({1: 480, 2: 467}, 384, 467 / 384),  # H100, NVLS: between two nodes a tree sends half of what a ring sends
+        ({1: 365, 2: 330}, 384, 330 / 365),  # H100 without NVLS: NVLink is slower than the NICs
+        ({1: 480, 2: 96}, 384, 0.25),
+        ({2: 23}, 24.0, 23 / 24),  # one GPU per node: no group inside a node
+    ],
+)
+def test_two_nodes_are_compared_with_the_slower_link(rates: dict[int, float], nics: float, expected: float) -> None:
+    metrics = efficiencies(rates, [nics])
+    assert metrics["link_efficiency"].value == pytest.approx(expected)
+    assert "ring_efficiency" not in metrics
+
+
+def test_ring_over_all_nodes_is_compared_with_a_ring_over_two_nodes() -> None:
+    rings = {"2nodes": [380.0, 384.0, 400.0], "all_nodes": [190.0, 192.0, 176.0, 180.0]}
+    metric = efficiencies({1: 480, 2: 467, 4: 360}, [384.0], rings)["ring_efficiency"]
+    assert metric.value == pytest.approx(185 / 384)
+    assert metric.samples == pytest.approx((0.5, 0.5, 0.44))
+
+
+def test_noise_of_both_measurements_is_in_the_samples() -> None:
+    """The same medians: certain without noise, inconclusive if the base alone is noisy."""
+    noisy = {"2nodes": [340.0, 352.0] * 6, "all_nodes": [310.0] * 12}
+    quiet = {"2nodes": [346.0] * 12, "all_nodes": [310.0] * 12}
+    rates = {1: 480.0, 2: 467.0, 4: 360.0}
+    outcome_by_noise = {
+        name: outcomes_of(efficiencies(rates, [384.0], rings)["ring_efficiency"])
+        for name, rings in {"noisy": noisy, "quiet": quiet}.items()
+    }
+    assert outcome_by_noise == {"noisy": Outcome.UNJUDGED, "quiet": Outcome.FAIL}
+
+
+def outcomes_of(metric: Metric) -> Outcome:
+    others = [Metric(name="link_efficiency", value=1, unit="of the base", subject="cluster")]
+    others += [Metric(name="wrong_elements", value=0, unit="count", subject="cluster")]
+    facts = {"backend": "nccl", "beyond_two_nodes": "yes", "no_sockets": "yes"}
+    measurement = Measurement(check=CHECK.name, subject="node0/gpu0", metrics=(metric, *others), facts=facts)
+    return next(
+        verdict.outcome for verdict in judge_check(CHECK, [measurement], {}, "t") if verdict.metric == metric.name
+    )
+
+
+@pytest.mark.parametrize(("ranks", "size"), [(16, 2**30), (64, 2**30), (512, 2**33), (4096, 2**34)])
+def test_many_ranks_need_larger_buffers(ranks: int, size: int) -> None:
+    assert gpu_size(ranks) == size
+
+
+def test_judged_are_data_and_the_two_efficiencies() -> None:
+    good = {"link_efficiency": 1.2, "ring_efficiency": 0.97, "wrong_elements": 0}
+    bad = {"link_efficiency": 0.2, "ring_efficiency": 0.5, "wrong_elements": 2}
+    facts = {"backend": "nccl", "beyond_two_nodes": "yes", "no_sockets": "yes"}
+    assert outcomes(CHECK, good, **facts) == dict.fromkeys(good, Outcome.PASS)
+    assert outcomes(CHECK, bad, **facts) == dict.fromkeys(bad, Outcome.FAIL)
+
+
+def test_efficiencies_that_do_not_exist_are_skipped() -> None:
+    two_nodes = {"backend": "nccl", "beyond_two_nodes": "no: 2 nodes", "no_sockets": "yes"}
+    assert outcomes(CHECK, {"link_efficiency": 1, "wrong_elements": 0}, **two_nodes) == {
+        "link_efficiency": Outcome.PASS,
+        "ring_efficiency": Outcome.SKIP,
+        "wrong_elements": Outcome.PASS,
+    }
+    gloo = outcomes(CHECK, {"link_efficiency": 0.1, "wrong_elements": 0}, backend="gloo", beyond_two_nodes="yes")
+    assert (gloo["link_efficiency"], gloo["ring_efficiency"]) == (Outcome.SKIP, Outcome.SKIP)
+
+
+@pytest.mark.parametrize(
+    ("transports", "outcome"),
+    [
+        ({}, Outcome.FAIL),
+        ({"P2P/CUMEM": 8, "NET/IB/GDRDMA": 8}, Outcome.FAIL),
+        ({"P2P/CUMEM": 8, "NET/Socket": 8}, Outcome.SKIP),
+    ],
+)
+def test_sockets_are_not_compared_with_the_nics(transports: dict[str, int], outcome: Outcome) -> None:
+    facts = {"backend": "nccl", "beyond_two_nodes": "no: 2 nodes", "no_sockets": _no_sockets(transports)}
+    assert outcomes(CHECK, {"link_efficiency": 0.5, "wrong_elements": 0}, **facts)["link_efficiency"] is outcome
+
+
+def test_rings_are_measured_with_child_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def run(module: str, task: dict[str, Any], env: dict[str, str], **_: Any) -> list[ChildResult]:
+        calls.append({"module": module, **task, "algorithm": env["NCCL_ALGO"]})
+        busbw = {name: [[300.0, 301.0]] for name in task["groups"]}
+        return [ChildResult(value={"busbw": busbw, "wrong_elements": wrong}) for wrong in wrong_elements]
+
+    monkeypatch.setattr("seatrial.bench.child_ranks.run_child_ranks", run)
+    members, wrong_elements = [[0, 3], [1, 4], [2, 5]], [0, 0]
+    assert _measure_rings(members, 2**30, make_context(tmp_path), 1.0)["all_nodes"] == [300.0, 301.0]
+    assert calls[0]["groups"] == {"2nodes": [[0, 2, 3, 5]], "all_nodes": [[0, 1, 2, 3, 4, 5]]}
+    assert (calls[0]["module"], calls[0]["algorithm"]) == ("seatrial.bench.nccl_settings", "Ring")
+    wrong_elements = [0, 3]
+    with pytest.raises(SeatrialError, match="3 wrong elements"):
+        _measure_rings(members, 2**30, make_context(tmp_path), 1.0)

@@ -8,7 +8,8 @@ import pytest
 
 from seatrial.checks.training import throughput
 from seatrial.checks.training._workload import TrainingResult
-from seatrial.model import Metric
+from seatrial.model import Metric, Outcome
+from tests.checks.fabric.verdicts import outcomes
 
 
 def test_identical_stages_run_once() -> None:
@@ -40,6 +41,67 @@ def test_efficiency_relative_to_each_baseline() -> None:
             "efficiency.cluster_vs_node": 100 * 88 / 99,
         }
     )
+
+
+GOOD = {"exit_code": 0, "steps_missing": 0, "nonfinite_losses": 0, "loss_drop": 1, "memory_excess": 0.5}
+GOOD |= {"tokens_per_second_per_gpu.gpu": 30_000}
+EFFICIENCIES = ("efficiency.node_vs_gpu", "efficiency.cluster_vs_node", "efficiency.cluster_vs_gpu")
+
+
+def judged(values: dict[str, float], ranks: int = 16, nodes: int = 2, device: str = "cuda") -> dict[str, Outcome]:
+    """Metric → outcome of the rule on each efficiency."""
+    facts = {"device": device, "trained": "yes", "parallelism": "fsdp2", "cpu_offload": "no"}
+    facts |= throughput.stage_facts(ranks, nodes)
+    by_metric = outcomes(throughput.CHECK, GOOD | values, **facts)
+    return {metric: by_metric[metric] for metric in EFFICIENCIES}
+
+
+def test_every_efficiency_must_exceed_90_percent() -> None:
+    node, cluster_of_node, cluster_of_gpu = EFFICIENCIES
+    healthy = {node: 99.7, cluster_of_node: 97.3, cluster_of_gpu: 97.0}
+    assert judged(healthy) == dict.fromkeys(EFFICIENCIES, Outcome.PASS)
+    assert judged({**healthy, node: 10.0})[node] is Outcome.FAIL
+    assert judged({**healthy, cluster_of_node: 90.0, cluster_of_gpu: 89.0}) == {
+        node: Outcome.PASS,
+        cluster_of_node: Outcome.FAIL,
+        cluster_of_gpu: Outcome.FAIL,
+    }
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "device", "existing"),
+    [
+        (1, 1, "cuda", set()),
+        (8, 1, "cuda", {"efficiency.node_vs_gpu"}),
+        (4, 4, "cuda", {"efficiency.cluster_vs_gpu"}),  # one GPU per node
+        (2, 1, "cpu", set()),
+    ],
+)
+def test_efficiency_of_a_stage_that_does_not_exist_is_skipped(
+    ranks: int, nodes: int, device: str, existing: set[str]
+) -> None:
+    by_metric = judged(dict.fromkeys(existing, 95.0), ranks, nodes, device)
+    assert by_metric == {name: Outcome.PASS if name in existing else Outcome.SKIP for name in EFFICIENCIES}
+
+
+def test_missing_efficiency_of_an_existing_stage_is_an_error() -> None:
+    assert (
+        judged({"efficiency.cluster_vs_gpu": 95.0, "efficiency.cluster_vs_node": 95.0})[EFFICIENCIES[0]]
+        is Outcome.ERROR
+    )
+
+
+def test_samples_of_an_efficiency_are_ratios_of_windows() -> None:
+    def trained(seconds: list[float], ranks: int = 1) -> TrainingResult:
+        steps = tuple({"step": step, "tokens": 100 * ranks, "seconds": value} for step, value in enumerate(seconds, 1))
+        speed = 100 * len(seconds) / sum(seconds)
+        metrics = {"tokens_per_second_per_gpu": speed, "steps_measured": len(steps), "world_size": ranks}
+        return TrainingResult(metrics, Path(), "", steps=steps, ranks=tuple(range(ranks)))
+
+    runs = {"gpu": [trained([1.0, 1.0]), trained([1.0, 1.0])], "node": [trained([1.25, 1.0], 2)]}
+    (metric,) = (item for item in throughput._scaling(runs) if isinstance(item, Metric))
+    assert metric.value == pytest.approx(100 * 2 / 2.25)
+    assert metric.samples == pytest.approx((80.0, 100.0))
 
 
 def test_layers_override_only_for_the_shipped_model() -> None:

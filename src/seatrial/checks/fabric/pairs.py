@@ -7,11 +7,16 @@ A single slow pair does not locate the fault. A node that is slow with every par
 slow with each other, their path is at fault. If each node has r partners, up to r−1 bad nodes are located exactly,
 provided that more than half of all nodes are good. With two nodes only the data is judged. A slow path may share an
 uplink with other pairs; it is therefore retried without concurrent pairs.
+
+If the switches of the nodes are known (``cluster.topology``, Slurm) and not all pairs are measured, rounds of pairs
+inside a leaf switch and rounds of pairs across leaf switches alternate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -35,9 +40,12 @@ from seatrial.model import (
     Phase,
     Rule,
     Scope,
+    SeatrialError,
+    Topology,
     format_bytes,
     parse_bytes,
 )
+from seatrial.model.topology import switch_path
 
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairResults, PairTiming
@@ -76,7 +84,12 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
     subjects, group = rank.gather(context.subject), collectives.describe_group()
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     max_rounds = options.rounds or (len(nodes) if len(nodes) <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
-    rounds, members = pairs.round_robin(len(nodes), max_rounds), list(nodes.values())
+    switches, members = _switches(context, list(nodes)), list(nodes.values())
+    leaves = [path[:1] for path in switches.values()]
+    if max_rounds < len(nodes) - 1 and 1 < len(set(leaves)) < len(leaves):
+        rounds = pairs.rounds_by_group(leaves, max_rounds)
+    else:
+        rounds = pairs.round_robin(len(nodes), max_rounds)
     timings: list[PairTiming] = []
     retries: list[PairTiming] = []
     for number, paired in enumerate(rounds, 1):
@@ -92,13 +105,46 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
     if context.rank == 0:
         yield from facts({**group, "nodes": len(nodes), "size": size, "rounds": len(rounds)})
         results = pairs.PairResults(tuple(timings), size, nodes, tuple(subjects), tuple(retries))
+        yield from _switch_facts(results, switches, context.topology)
         yield from _observations(results, len(rounds), transport_text(group))
+
+
+def _switches(context: Context, nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Node → its switches from the leaf to the top; empty without a topology. All ranks call this together.
+
+    Slurm's name of a node may differ from its host name. Raises SeatrialError for a node that a file lacks.
+    """
+    from seatrial.bench import rank
+
+    if (topology := context.topology) is None:
+        return {}
+    names = (context.node, os.environ.get("SLURMD_NODENAME", ""))
+    own = next((topology.switches_of(name) for name in names if topology.knows(name)), ())
+    by_node = dict(rank.gather((context.node, own)))
+    if (missing := [node for node in nodes if not by_node[node]]) and topology.is_file:
+        raise SeatrialError(f"topology {topology.source} has no node {', '.join(missing)}: add them to the file")
+    return {node: by_node[node] for node in nodes}
+
+
+def _switch_facts(
+    results: PairResults, switches: Mapping[str, tuple[str, ...]], topology: Topology | None
+) -> Iterator[Fact]:
+    """Yield the number of pairs inside and across leaf switches, and the switches between the nodes of slow pairs."""
+    if not topology:
+        return
+    inside = sum(switches[a][:1] == switches[b][:1] for a, b in results.by_pair)
+    counts = {"source": topology.source, "inside a leaf switch": inside, "across": len(results.by_pair) - inside}
+    yield Fact(name="pairs_by_switch", value=counts)
+    slow = {f"{a}->{b}": switch_path(switches[a], switches[b]) for a, b in results.pairs_below_best(MIN_SHARE)}
+    if slow:
+        yield Fact(name="slow_paths", value={pair: " – ".join(path) or "unknown" for pair, path in slow.items()})
 
 
 def _observations(results: PairResults, rounds: int, transport: str) -> Iterator[Observation]:
     """Yield rates in GB/s of pairs and of ranks with their fastest partner, their shares, wrong data and method."""
     count = len(results.members)
-    located = _max_locatable(count, rounds)
+    partners = Counter(node for pair in results.by_pair for node in pair)
+    located = _max_locatable(count, min(partners[node] for node in results.members))
     guarantee = f"up to {located} bad {'node is' if located == 1 else 'nodes are'} located exactly"
     if count == 2:
         guarantee = "with two nodes a slow node cannot be distinguished from the other or from the path"
@@ -129,13 +175,11 @@ def _observations(results: PairResults, rounds: int, transport: str) -> Iterator
     )
 
 
-def _max_locatable(nodes: int, rounds: int) -> int:
-    """Maximum number of bad nodes that can all be located.
+def _max_locatable(nodes: int, partners: int) -> int:
+    """Maximum number of bad nodes that can all be located, if each node has at least ``partners`` partners.
 
-    Up to this number every good node has a good partner, and a majority of nodes is good. With an odd number of nodes,
-    a node may be idle in one round.
+    Up to this number every good node has a good partner, and a majority of nodes is good.
     """
-    partners = rounds - (nodes % 2)
     return max(0, min(partners - 1, (nodes - 1) // 2))
 
 
@@ -169,7 +213,7 @@ CHECK = Check(
             metric="path_share",
             expect=f">= {MIN_SHARE} of the best",
             applies_if=_APPLIES_IF,
-            evidence_facts=("single_pair",),
+            evidence_facts=("slow_paths", "single_pair"),
             meaning="Both nodes are faster with other nodes: the path between them is slow.",
             fix="Run ibtracert or traceroute between the two nodes. Check the switch ports on the path for errors "
             "(ibqueryerrors, or the switch's counters) and the uplinks for links that are down.",
@@ -179,7 +223,7 @@ CHECK = Check(
             expect="== 0 pairs",
             applies_if=_APPLIES_IF,
             outcome_if_violated=Outcome.WARN,
-            evidence_facts=("single_pair",),
+            evidence_facts=("slow_paths", "single_pair"),
             meaning="These paths are slow when other pairs run concurrently and fast otherwise: they share an "
             "oversubscribed uplink.",
             fix="Compare the uplinks of the nodes' leaf switches with their ports to nodes: uplinks may be down, or "

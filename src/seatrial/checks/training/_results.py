@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from seatrial.checks.base import Context, RuleFact
+from seatrial.checks.base import Context, RuleFact, ratios
 from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, SeatrialError, Series
@@ -195,13 +195,27 @@ def train_on_one_gpu(
 
 
 def efficiency(name: str, runs: Sequence[TrainingResult], baseline: Sequence[TrainingResult]) -> Iterator[Metric]:
-    """Metric efficiency.NAME: median tokens/s/GPU of ``runs`` in percent of ``baseline``'s; none if one is unknown."""
-    speeds, baseline_speeds = (
-        [speed for result in results if (speed := result.value(TOKENS_PER_GPU))] for results in (runs, baseline)
+    """Metric efficiency.NAME: median tokens/s/GPU of ``runs`` in percent of ``baseline``'s; none if one is unknown.
+
+    Its samples are the ratios of the windows in order: their interval has the noise of both.
+    """
+    (speed, windows), (baseline_speed, baseline_windows) = _median_speeds(runs), _median_speeds(baseline)
+    if speed and baseline_speed:
+        samples = ratios(windows, baseline_windows, 100)
+        yield Metric(
+            name=f"efficiency.{name}", value=100 * speed / baseline_speed, unit="%", subject=CLUSTER, samples=samples
+        )
+
+
+def _median_speeds(results: Sequence[TrainingResult]) -> tuple[float | None, list[float]]:
+    """The median tokens/s/GPU of concurrent trainings, and that of each window; None and no window if unknown."""
+    known = [(speed, _relative_speeds(result)) for result in results if (speed := result.value(TOKENS_PER_GPU))]
+    if not known:
+        return None, []
+    windows = zip(
+        *([speed * relative for relative in relative_speeds] for speed, relative_speeds in known), strict=False
     )
-    if speeds and baseline_speeds:
-        percent = 100 * median(speeds) / median(baseline_speeds)
-        yield Metric(name=f"efficiency.{name}", value=percent, unit="%", subject=CLUSTER)
+    return median(speed for speed, _ in known), [median(concurrent) for concurrent in windows]
 
 
 def training_observations(

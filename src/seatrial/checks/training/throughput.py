@@ -1,7 +1,7 @@
 """Training speed of one GPU, one node and the whole cluster with the same batch per GPU.
 
 The native stack trains a 7B model with as many layers as one GPU can hold. The loss of speed from stage to stage is the
-cost of communication and of the slowest GPU.
+cost of communication and of the slowest GPU. Each efficiency must exceed ``MIN_EFFICIENCY``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from statistics import median
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, RuleFact
+from seatrial.checks.base import Check, Context, RuleFact, ScalingMetrics
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
-from seatrial.model import CLUSTER, Fact, Observation, Phase, Scope, Series
+from seatrial.model import CLUSTER, Fact, Observation, Phase, Rule, Scope, Series
 
 NAME = "throughput"
 GPU, NODE, ALL = "gpu", "node", "cluster"
@@ -23,6 +23,11 @@ STAGES = (GPU, NODE, ALL)
 GPU_OVERRIDES = ("max_steps=20", "untimed_steps=8")
 MIN_SAMPLES = 256  # and at least two batches per rank; generated in seconds, without effect on the speed
 _STRATEGY = "(ddp|fsdp2|zero3|single)"  # of one training, in metrics.json
+# Percent. 2 and 4 H200 of a node have 99 to 101 % of the speed of one (docs/results). With 400 Gb/s per GPU, an 8B
+# model under FSDP2 keeps 97 % from 1 to 16 nodes of 8 H100 (5,762 and 5,605 tokens/s/GPU) and 98 % from 4 to 8 nodes
+# of 8 H200 (pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md and
+# benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md)
+MIN_EFFICIENCY = 90
 LAYERS = 8  # of 32: 2.0 of 7.2 billion parameters, 32 GB of weights, gradients and Adam state on one GPU
 
 
@@ -50,6 +55,8 @@ def measure(context: Context, options: ThroughputOptions) -> Iterator[Observatio
         yield Fact(name="method", value=_method(config, overrides))
         offload = train_config.load(config, overrides).parallel.cpu_offload
         yield Fact(name="cpu_offload", value="yes" if offload else "no")
+        for name, value in stage_facts(context.world_size, len(ranks_by_node)).items():
+            yield Fact(name=name, value=value)
     stages = []
     for stage, groups in groups_by_stage(ranks_by_node).items():
         first_subjects = [subjects[ranks[0]] for ranks in groups]
@@ -84,11 +91,22 @@ def groups_by_stage(ranks_by_node: Mapping[str, Sequence[int]]) -> dict[str, lis
     return groups
 
 
+def stage_facts(ranks: int, nodes: int) -> dict[str, str]:
+    """The facts by which rules know which stages exist, with the reasons for those that do not."""
+    return {
+        "node_stage": "yes" if ranks > nodes else "no: one GPU per node, so a node is no stage of its own",
+        "cluster_stage": "yes" if nodes > 1 else "no: one node",
+    }
+
+
 def _scaling(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observation]:
     """Efficiency of node and cluster relative to single GPUs, and of the cluster relative to single nodes."""
     for stage, baseline in ((NODE, GPU), (ALL, GPU), (ALL, NODE)):
         yield from _results.efficiency(f"{stage}_vs_{baseline}", results.get(stage, ()), results.get(baseline, ()))
-    definition = "STAGE_vs_BASELINE: median tokens/s/GPU of a stage over that of the baseline, same batch per GPU"
+    definition = (
+        "STAGE_vs_BASELINE: median tokens/s/GPU of a stage over that of the baseline, same batch per GPU; samples: the "
+        "ratio of each window, so that their interval has the noise of both"
+    )
     yield Fact(name="efficiency_baseline", value=definition)
     speeds = {
         stage: [speed for result in stage_results if (speed := result.value(TOKENS_PER_GPU))]
@@ -108,6 +126,29 @@ def _method(config: str, overrides: Sequence[str]) -> str:
     )
 
 
+def _efficiency_rule(stage: str, baseline: str, fix: str) -> Rule:
+    """The rule on the efficiency of ``stage`` relative to ``baseline``; both must exist."""
+    stages = {f"{name}_stage": "yes" for name in (stage, baseline) if name != GPU}
+    return Rule(
+        metric=f"efficiency.{stage}_vs_{baseline}",
+        expect=f"> {MIN_EFFICIENCY} %",
+        applies_if={"device": "cuda", "trained": "yes", **stages},
+        meaning=f"Training speed per GPU drops from one {'GPU' if baseline == GPU else baseline} to the {stage}, with "
+        "the same batch per GPU: communication or the slowest GPU costs the difference.",
+        fix=fix,
+    )
+
+
+_NODE_FIX = (
+    "Compare tokens_per_second_per_gpu.gpu of the GPUs (a slow GPU slows all), then collectives.all_reduce and "
+    "collectives.all_gather within the node; nvidia-smi topo -m; top on the node shows other load on the CPUs"
+)
+_CLUSTER_FIX = (
+    "Compare tokens_per_second_per_gpu.node of the nodes (a slow node slows all), then collectives.pairs, "
+    "collectives.scaling and collectives.transport. If all are good, the network is too slow for this model: a trial "
+    "may set another threshold in expect, with override: true"
+)
+
 CHECK = Check(
     name="train.throughput",
     title="Training speed per GPU, node and cluster",
@@ -124,12 +165,28 @@ CHECK = Check(
         *_results.RULES,
         _results.memory_rule(parallelism="fsdp2", cpu_offload="no"),
         _results.peak_rule(f"{TOKENS_PER_GPU}.{GPU}", "config", "overrides", "layers"),
+        _efficiency_rule(NODE, GPU, _NODE_FIX),
+        _efficiency_rule(ALL, NODE, _CLUSTER_FIX),
+        _efficiency_rule(ALL, GPU, _CLUSTER_FIX),
     ),
-    rule_facts={**_results.RULE_FACTS, "parallelism": RuleFact(rf"{_STRATEGY}( and {_STRATEGY})*")},
+    rule_facts={
+        **_results.RULE_FACTS,
+        "parallelism": RuleFact(rf"{_STRATEGY}( and {_STRATEGY})*"),
+        "node_stage": RuleFact(),
+        "cluster_stage": RuleFact(),
+    },
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(
         options, NAME, *STAGES, check_overrides=layers_override(options)
     ),
+    scaling={
+        "training speed": ScalingMetrics(
+            gpu=f"{TOKENS_PER_GPU}.{GPU}",
+            node=f"{TOKENS_PER_GPU}.{NODE}",
+            cluster=f"{TOKENS_PER_GPU}.{ALL}",
+            efficiencies=("efficiency.node_vs_gpu", "efficiency.cluster_vs_node", "efficiency.cluster_vs_gpu"),
+        )
+    },
     limit_s=900.0,
     options=ThroughputOptions,
     may_exceed_100=("efficiency.*", "memory_excess"),

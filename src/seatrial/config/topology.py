@@ -1,0 +1,171 @@
+"""Reads a topology: a YAML file of racks, switches and rails, or Slurm's topology.conf, topology.yaml and scontrol.
+
+Slurm's formats are those of topology.conf(5) and topology.yaml(5) with the plugins topology/tree and topology/block. A
+block is a leaf switch, an aggregated block a switch above its blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from seatrial.config.strict_yaml import parse_yaml
+from seatrial.model import Frozen, Topology, UsageError, first_validation_error
+from seatrial.util import hostlist
+from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
+from seatrial.util.text import and_more
+
+_MAX_NAMED = 8
+# Keys of topology.conf and of `scontrol show topology`, in lower case
+_NAMES = ("switchname", "blockname", "aggregatedblock")
+_IGNORED = {"level", "linkspeed", "blockindex", "blocksize", "blocksizes"}
+
+
+@dataclass(frozen=True)
+class _Switch:
+    """A switch with the nodes and the switches below it; with both, ``nodes`` may repeat those of the switches."""
+
+    name: str
+    nodes: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()
+
+
+class _SwitchEntry(Frozen):
+    nodes: str = ""
+    switches: str = ""
+    rails: str = Field(default="", description="one switch per rail, in the order of the GPUs, for a leaf switch")
+
+
+class _File(Frozen):
+    """A YAML file of racks and switches; values are Slurm's hostlists."""
+
+    switches: dict[str, _SwitchEntry] = {}
+    racks: dict[str, str] = {}
+
+
+def read_file(path: str) -> Topology:
+    """The topology in a file, by its content. Raises UsageError with the file and the line or key."""
+    try:
+        text = read_text(Path(path), MAX_CONFIG_BYTES)
+        return _parse_yaml(text, path) if path.endswith((".yaml", ".yml")) else parse_conf(text, path)
+    except OSError as error:
+        raise UsageError(f"cannot read the topology {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UsageError(f"topology {path}: {error}") from error
+
+
+def parse_conf(text: str, source: str) -> Topology:
+    """The topology in ``topology.conf`` or in the output of ``scontrol show topology``. Raises ValueError."""
+    switches = []
+    lines = text.replace("\\\n", " ").splitlines()
+    for number, line in enumerate(lines, 1):
+        words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
+        pairs = {key.lower(): value for key, _, value in (word.partition("=") for word in words)}
+        name = next((key for key in pairs if key in _NAMES), "")
+        unknown = [key for key in pairs if key not in {*_IGNORED, "nodes", "switches", name}]
+        if unknown or (pairs and not name and not pairs.keys() <= _IGNORED):
+            expected = "SwitchName= with Nodes= or Switches=, or BlockName= with Nodes="
+            raise ValueError(f"line {number}: {line.strip()[:80]!r}: expected {expected}")
+        if name:
+            children = pairs[name] if name == "aggregatedblock" else pairs.get("switches", "")
+            switches.append(_Switch(pairs[name], _expand(pairs.get("nodes", "")), _expand(children)))
+    return _topology(switches, source)
+
+
+def _parse_yaml(text: str, source: str) -> Topology:
+    document = parse_yaml(text, source)
+    if isinstance(document, list):
+        return _topology(_slurm_switches(document), source)
+    try:
+        file = _File.model_validate(document)
+    except ValidationError as error:
+        raise ValueError(first_validation_error(error)) from error
+    switches = [_Switch(name, _expand(entry.nodes), _expand(entry.switches)) for name, entry in file.switches.items()]
+    racks = {rack: _expand(nodes) for rack, nodes in file.racks.items()}
+    rails = {name: _expand(entry.rails) for name, entry in file.switches.items() if entry.rails}
+    return _topology(switches, source, racks, rails)
+
+
+def _slurm_switches(topologies: list[Any]) -> Iterable[_Switch]:
+    """The switches of the default topology in topology.yaml, else of its first topology with a tree or blocks."""
+    known = [each for each in topologies if isinstance(each, Mapping) and ("tree" in each or "block" in each)]
+    selected = next((each for each in known if each.get("cluster_default") is True), known[0] if known else None)
+    if selected is None:
+        raise ValueError("no topology with the key tree or block")
+    kind, key, children = ("tree", "switch", "children") if "tree" in selected else ("block", "block", "")
+    entries = (
+        selected[kind].get("switches" if kind == "tree" else "blocks") if isinstance(selected[kind], dict) else None
+    )
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get(key) for entry in entries):
+        raise ValueError(f"topology {selected.get('topology')}: expected a list of entries with the key {key}")
+    return [
+        _Switch(str(entry[key]), _expand(str(entry.get("nodes") or "")), _expand(str(entry.get(children) or "")))
+        for entry in entries
+    ]
+
+
+def _expand(text: str) -> tuple[str, ...]:
+    return tuple(hostlist.expand(text)) if text else ()
+
+
+def _topology(
+    switches: Iterable[_Switch],
+    source: str,
+    racks: Mapping[str, Iterable[str]] | None = None,
+    rails: Mapping[str, tuple[str, ...]] | None = None,
+) -> Topology:
+    """The topology of ``switches``. Raises ValueError for names that occur twice or not at all, and for cycles."""
+    switches = list(switches)
+    ancestors = _ancestors(switches)
+    leaf_of: dict[str, str] = {}
+    for switch in switches:
+        below = {node for other in switches if switch.name in ancestors[other.name] for node in other.nodes}
+        for node in switch.nodes:
+            if node in below:  # scontrol lists all nodes below a switch
+                continue
+            if node in leaf_of:
+                hint = "expected one; the key rails of a switch lists one switch per rail"
+                raise ValueError(f"node {node} is on two leaf switches, {leaf_of[node]} and {switch.name}: {hint}")
+            leaf_of[node] = switch.name
+    rack_of: dict[str, str] = {}
+    for rack, nodes in (racks or {}).items():
+        for node in nodes:
+            if node in rack_of:
+                raise ValueError(f"node {node} is in two racks, {rack_of[node]} and {rack}")
+            rack_of[node] = rack
+    if without := [node for node in rack_of if leaf_of and node not in leaf_of]:
+        raise ValueError(f"no switch for {and_more(without, _MAX_NAMED)}, which a rack contains")
+    if not leaf_of and not rack_of:
+        raise ValueError("no node: expected switches with nodes, or racks")
+    paths = {node: (leaf, *ancestors[leaf]) for node, leaf in leaf_of.items()}
+    return Topology(source=source, switches=paths, racks=rack_of, rails=dict(rails or {}))
+
+
+def _ancestors(switches: Sequence[_Switch]) -> dict[str, tuple[str, ...]]:
+    """Switch → the switches above it, nearest first. Raises ValueError for duplicates, unknown names and cycles."""
+    parents: dict[str, list[str]] = {}
+    for switch in switches:
+        if switch.name in parents:
+            raise ValueError(f"two switches are named {switch.name}")
+        parents[switch.name] = []
+    for switch in switches:
+        for child in switch.children:
+            if child not in parents:
+                raise ValueError(f"switch {switch.name} is above {child}, which is no switch of this topology")
+            parents[child].append(switch.name)
+    return {switch.name: _above(switch.name, parents) for switch in switches}
+
+
+def _above(name: str, parents: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    above: dict[str, None] = {}
+    level = [name]
+    while level := [parent for child in level for parent in parents[child] if parent not in above]:
+        if name in level:
+            raise ValueError(f"the switches form a cycle: {' → '.join([name, *above, name])}")
+        above |= dict.fromkeys(level)
+    return tuple(above)

@@ -1,0 +1,65 @@
+"""The switches and racks that the nodes of a cluster are connected to."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from seatrial.model.base import Frozen
+
+
+class Topology(Frozen):
+    """Switches and racks by node; a node that is not listed is unknown."""
+
+    source: str = Field(description="the file, or Slurm's command")
+    is_file: bool = Field(default=True, description="whether a user wrote it for this trial: it must have all nodes")
+    switches: dict[str, tuple[str, ...]] = Field(description="node → its switches, from the leaf switch to the top")
+    racks: dict[str, str] = Field(default={}, description="node → its rack")
+    rails: dict[str, tuple[str, ...]] = Field(
+        default={}, description="leaf switch → the switch of each rail that it stands for: of each GPU of a node"
+    )
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        return frozenset((*self.switches, *self.racks))
+
+    def knows(self, node: str) -> bool:
+        return bool(self._names(node))
+
+    def switches_of(self, node: str) -> tuple[str, ...]:
+        """The switches of a node, from the leaf switch to the top; without switches its rack; empty if unknown."""
+        for name in self._names(node):
+            return self.switches.get(name) or (self.racks[name],)
+        return ()
+
+    def leaf(self, node: str) -> str:
+        """The leaf switch of a node, else its rack; empty if unknown."""
+        return next(iter(self.switches_of(node)), "")
+
+    def rack(self, node: str) -> str:
+        """The rack of a node; empty if unknown."""
+        return next((self.racks[name] for name in self._names(node) if name in self.racks), "")
+
+    def rail_switch(self, node: str, gpu: int) -> str:
+        """The switch of a GPU's rail; empty if unknown."""
+        rails = self.rails.get(self.leaf(node), ())
+        return rails[gpu] if gpu < len(rails) else ""
+
+    def path(self, a: str, b: str) -> tuple[str, ...]:
+        """The switches between two nodes; empty if unknown."""
+        return switch_path(self.switches_of(a), self.switches_of(b))
+
+    def _names(self, node: str) -> list[str]:
+        """The name of a node here: as it is, or without its domain, which host names of nodes may have."""
+        names = dict.fromkeys((node, node.partition(".")[0]))
+        return [name for name in names if name in self.switches or name in self.racks][:1]
+
+
+def switch_path(up: tuple[str, ...], down: tuple[str, ...]) -> tuple[str, ...]:
+    """The switches between two nodes with these switches: up to the lowest one that both have, and down.
+
+    Empty if they have none in common.
+    """
+    common = next((switch for switch in up if switch in down), None)
+    if common is None:
+        return ()
+    return (*up[: up.index(common)], common, *reversed(down[: down.index(common)]))

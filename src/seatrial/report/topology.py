@@ -1,0 +1,80 @@
+"""Nodes by switch and rack, and the switches of slow paths, for trials whose topology is known."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from seatrial.checks import catalog
+from seatrial.model import Outcome, Topology, Trial, Verdict
+from seatrial.report.sections import MappedNode, node_map
+from seatrial.report.view import NOT_PASSED
+
+_GPU = re.compile(r"(?P<node>[^/>]+)/(?:gpu|rank)(?P<number>\d+)")
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """The nodes of one leaf switch or rack; ``name`` is empty without a topology."""
+
+    name: str
+    nodes: tuple[MappedNode, ...]
+
+
+@dataclass(frozen=True)
+class SlowPath:
+    """A pair of nodes, or a GPU, that did not pass a check of the network; ``switches`` as text, "" if unknown."""
+
+    subject: str
+    metric: str
+    outcome: Outcome
+    summary: str
+    switches: str
+
+
+def topology_of(trial: Trial) -> Topology | None:
+    return next((job.topology for job in trial.jobs if job.topology), None)
+
+
+def node_groups(trial: Trial) -> list[NodeGroup]:
+    """The nodes of the node map, by leaf switch and rack."""
+    topology = topology_of(trial)
+    groups: dict[str, list[MappedNode]] = {}
+    for node in node_map(trial):
+        groups.setdefault(_place(topology, node.name) if topology else "", []).append(node)
+    return [NodeGroup(name, tuple(nodes)) for name, nodes in groups.items()]
+
+
+def slow_paths(trial: Trial) -> list[SlowPath]:
+    """The pairs of nodes and the GPUs that did not pass a comparison of paths between nodes."""
+    topology, checks = topology_of(trial), catalog()
+    if topology is None:
+        return []
+    return [
+        SlowPath(verdict.subject, verdict.metric, verdict.outcome, verdict.summary, _switches(verdict, topology))
+        for verdict in trial.verdicts
+        if verdict.outcome in NOT_PASSED
+        and verdict.check in checks
+        and (comparison := checks[verdict.check].comparisons.get(verdict.metric))
+        and comparison.inter_node
+    ]
+
+
+def _place(topology: Topology, node: str) -> str:
+    """The switch and the rack of a node as text."""
+    leaf, rack = topology.leaf(node), topology.rack(node)
+    names = [f"switch {leaf}" if leaf and leaf != rack else "", f"rack {rack}" if rack else ""]
+    return ", ".join(filter(None, names)) or "not in the topology"
+
+
+def _switches(verdict: Verdict, topology: Topology) -> str:
+    """The switches of a pair from end to end; of a GPU its rail's switch, else those of its node."""
+    a, arrow, b = verdict.subject.partition("->")
+    if arrow:
+        path = topology.path(a, b)
+        crossing = f" (crosses {path[len(path) // 2]})" if len(path) > 1 else ""
+        return " – ".join(path) + crossing
+    if match := _GPU.fullmatch(verdict.subject):
+        rail = topology.rail_switch(match["node"], int(match["number"]))
+        return f"rail {match['number']}: {rail}" if rail else " – ".join(topology.switches_of(match["node"])[:1])
+    return ""

@@ -1,0 +1,42 @@
+"""Nodes by switch and rack, and the switches of slow paths."""
+
+from __future__ import annotations
+
+from seatrial.report import html_page
+from seatrial.report.topology import node_groups, slow_paths
+from tests.report import samples
+
+
+def test_nodes_are_grouped_by_switch_and_rack() -> None:
+    groups = node_groups(samples.four_nodes())
+    assert {group.name: [node.name for node in group.nodes] for group in groups} == {
+        "switch leaf1, rack A": ["n1", "n2"],
+        "switch leaf2, rack B": ["n3", "n4"],
+    }
+    assert [group.name for group in node_groups(samples.rejected())] == [""]
+
+
+def test_slow_paths_have_their_switches() -> None:
+    assert {(path.subject, path.metric): path.switches for path in slow_paths(samples.four_nodes())} == {
+        ("n1->n3", "path_share"): "leaf1 – spine – leaf2 (crosses spine)",
+        ("n2/gpu5", "gpu_share"): "rail 5: leaf1-rail5",
+    }
+    assert slow_paths(samples.rejected()) == []
+
+
+def test_a_node_outside_the_topology_is_shown_as_such() -> None:
+    trial = samples.four_nodes()
+    jobs = tuple(
+        job.model_copy(update={"topology": job.topology.model_copy(update={"switches": {}, "racks": {"n1": "A"}})})
+        for job in trial.jobs
+        if job.topology
+    )
+    names = [group.name for group in node_groups(trial.model_copy(update={"jobs": jobs}))]
+    assert names == ["rack A", "not in the topology"]
+
+
+def test_html_has_both() -> None:
+    page = html_page.render(samples.four_nodes())
+    assert "<h4>switch leaf1, rack A</h4>" in page
+    assert "crosses spine" in page
+    assert "Switches of slow paths" not in html_page.render(samples.rejected())
