@@ -45,6 +45,7 @@ def test_nothing_measured_is_lost(path: Path) -> None:
         for first, second in zip(before, after, strict=True):
             assert [metric["value"] for metric in first["metrics"]] == [metric.value for metric in second.metrics]
             added = "retried" in second.facts and "tried_again" not in first["facts"]
+            added += "p99_ratio_measured" in second.facts
             assert len(first["facts"]) == len(second.facts) - added
             assert len(first["series"]) == len(second.series)
     assert [list(job.checks) for job in trial.jobs] == [list(job.options) for job in trial.jobs]
@@ -58,6 +59,17 @@ def test_gpu_pairs_with_shared_links_have_the_fact_retried(option: dict[str, boo
         job["options"] |= {check: option} if check in job["checks"] else {}
     facts = [m["facts"] for m in upgrade(document)["measurements"] if m["check"] == check]  # type: ignore[index]
     assert [values.get("retried") for values in facts] == [retried, None, None, None]
+
+
+def test_the_fact_on_the_tail_is_added_only_without_its_metric() -> None:
+    document = json.loads((ROOT / "docs/results/2026-11-23-2xh200/acceptance.trial.json").read_text())
+    (measurement,) = (m for m in document["measurements"] if "percentiles" in m["facts"])
+    assert measurement["check"] == "collectives.all_reduce"
+    measurement["metrics"].append({"name": "p99_ratio.1GiB", "value": 1.01, "unit": "x", "subject": "cluster"})
+    upgrade(document)
+    values = {m["check"]: m["facts"].get("p99_ratio_measured", "") for m in document["measurements"] if m["rank"] == 0}
+    assert values["collectives.all_reduce"] == values["collectives.gpu_pairs"] == ""
+    assert values["collectives.all_gather"].startswith("no: ")
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"schema_version": "2", "repeats": []}, {"schema_version": "3"}])

@@ -28,6 +28,8 @@ _TELEMETRY = {
 }
 _LOAD = {"throttled": "throttled_share"}
 _SHARED = "filesystem.shared"
+_OPERATIONS = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter", "send_receive")
+_COLLECTIVES = tuple(f"collectives.{operation}" for operation in _OPERATIONS)
 _ROLES = {"least": "min", "greatest": "max"}
 _COUNTERS = {"denied": "permission_denied", "lacks": "not_supported", "unread": "unreadable", "grew": "increased"}
 
@@ -46,11 +48,12 @@ def upgrade(document: object) -> object:
 
 
 def _with_present_facts(document: Record) -> Record:
-    """The record of version 2 with the present names of the facts that rules of filesystem.shared require."""
+    """The record of version 2 with the present names of facts that rules require, and with such facts added since."""
     for measurement in (*document.get("measurements", ()), *document.get("retries", ())):
         if measurement["check"] == _SHARED:
             facts = measurement.get("facts", {})
             measurement["facts"] = {renames.new_fact(_SHARED, name): value for name, value in facts.items()}
+    _add_p99_ratio_measured(document)
     return document
 
 
@@ -62,6 +65,7 @@ def _upgraded(document: Record) -> Record:
     for key, change in (("jobs", _job), ("measurements", _measurement), ("retries", _measurement)):
         _change_each(trial, key, change)
     _add_retried(trial)
+    _add_p99_ratio_measured(trial)
     _change_each(trial, "verdicts", _verdict)
     _change_each(trial, "findings", lambda finding: _without_field(_rename_fields(finding, _FINDING), "judged_by"))
     trial["insights"] = [
@@ -122,6 +126,14 @@ def _add_retried(trial: Record) -> None:
     for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
         if measurement["check"] == check and any(item["name"] == "shared_links" for item in measurement["metrics"]):
             measurement["facts"].setdefault("retried", retried)
+
+
+def _add_p99_ratio_measured(trial: Record) -> None:
+    """Adds the fact ``p99_ratio_measured`` to collectives of earlier versions, which have no metric p99_ratio."""
+    for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
+        is_of_rank_0 = measurement["check"] in _COLLECTIVES and "backend" in measurement.get("facts", {})
+        if is_of_rank_0 and not any(item["name"].startswith("p99_ratio.") for item in measurement["metrics"]):
+            measurement["facts"].setdefault("p99_ratio_measured", "no: recorded by a version without this metric")
 
 
 def _verdict(verdict: Record) -> Record:
