@@ -18,6 +18,8 @@ from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Baseline, BasisKind, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import gc_paused
 
+_Parts = tuple[list[Verdict], list[Verdict]]  # by the rules of the check, and by the thresholds of the trial
+
 
 @gc_paused()
 def judge(
@@ -123,9 +125,15 @@ def _judges(check: Check, setting: CheckSettings, trial: str, references: Refere
     )
     if not setting.expect:
         return [judge_measurements]
+    parts: dict[int, tuple[Sequence[Measurement], _Parts]] = {}  # both functions judge the same measurements
 
     def of_kind(is_of_trial: bool, measurements: Sequence[Measurement]) -> list[Verdict]:
-        return [verdict for verdict in judge_measurements(measurements) if _is_of_trial(verdict) is is_of_trial]
+        if id(measurements) not in parts:
+            judged: _Parts = ([], [])
+            for verdict in judge_measurements(measurements):
+                judged[_is_of_trial(verdict)].append(verdict)
+            parts[id(measurements)] = measurements, judged  # keeps the measurements, and with them their identity
+        return parts[id(measurements)][1][is_of_trial]
 
     return [partial(of_kind, False), partial(of_kind, True)]
 

@@ -41,6 +41,7 @@ from seatrial.pipeline.resume import load_earlier_sessions, remaining_plan, star
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.pipeline.this_host import ThisHost, discover
 from seatrial.util import processes, secrets, signals
+from seatrial.util.gc_pause import gc_paused
 
 INTERRUPTED = "interrupted"
 
@@ -106,7 +107,7 @@ class _Assessment:
 def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _Assessment:
     settings, measurements, retries = results.settings, results.measurements, results.retries
     started = results.run_dir.request.started
-    with results.timed("judge"):
+    with results.timed("judge"), gc_paused():
         verdicts = judge(
             settings,
             plan.jobs,
