@@ -35,6 +35,7 @@ from seatrial.model import (
 )
 from seatrial.model.telemetry import Telemetry
 from seatrial.pipeline.plan import Plan, retry_jobs
+from seatrial.pipeline.preview import unjudged_note
 from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
 from seatrial.pipeline.results import Display, TrialResults
 from seatrial.pipeline.resume import load_earlier_sessions, remaining_plan, startable_plan
@@ -64,6 +65,8 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     with _record_stop_reason(results):
         load_earlier_sessions(results, this_host.machine(results.settings))
         remaining = remaining_plan(plan, results, this_host)
+        for line in unjudged_note(results.settings, plan, gpu_models, baseline):
+            display.show_note(line)
         for measurement in remaining.not_run:
             results.add_measurement(measurement)
         for job in remaining.jobs:
