@@ -21,7 +21,7 @@ NO_REFERENCE = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
 
 def unjudged(*checks: str, gpu: str = "NVIDIA B200", gpus: int = 8, nodes: int = 1, **more: Any) -> dict[str, Any]:
     """Metric → networks with a value."""
-    settings = {name: CheckSettings(expect=more.get("expect", {})) for name in checks}
+    settings = {name: CheckSettings(expect=more.get("expect", {}), options=more.get("options", {})) for name in checks}
     config = Config(name="t", cluster=Cluster(nodes=nodes, gpus_per_node=gpus), checks=settings)
     found = unjudged_metrics(config, catalog(), checks, [gpu] * gpus, more.get("site"))
     return {f"{each.check} {each.metric}": each.fabrics for each in found}
@@ -55,10 +55,16 @@ def test_optional_metrics_are_unjudged_on_unknown_models_only() -> None:
 def test_a_threshold_or_a_baseline_judges_a_metric() -> None:
     assert "device.gemm tflops.bf16" in unjudged("device.gemm")
     expect = {"tflops.bf16": Threshold.parse("> 1200 TFLOP/s")}
-    assert unjudged("device.gemm", expect=expect) == {}, "a threshold at another type counts as well"
+    assert set(unjudged("device.gemm")) - set(unjudged("device.gemm", expect=expect)) == {"device.gemm tflops.bf16"}
     value = ReferenceValue(gpus=1, nodes=1, value=1500, unit="TFLOP/s", source="a run", gpu="NVIDIA B200")
     site = Baseline(name="lab", learned_from=("a",), expected={"gemm.bf16": (value,)})
     assert "device.gemm tflops.bf16" not in unjudged("device.gemm", site=site)
+
+
+def test_a_threshold_on_another_size_needs_other_sizes() -> None:
+    expect = {"busbw.16GiB": Threshold.parse("> 600 GB/s")}
+    assert unjudged("collectives.all_gather", expect=expect) == {"collectives.all_gather busbw.1GiB": ()}
+    assert unjudged("collectives.all_gather", expect=expect, options={"sizes": ["16GiB"]}) == {}
 
 
 def test_between_nodes_the_networks_with_a_value_are_named() -> None:

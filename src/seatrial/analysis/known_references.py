@@ -18,8 +18,8 @@ from seatrial.model import Baseline, ReferenceValue, Scope
 class Figure:
     """A metric that a rule compares with a reference value, by its key in the SKU data.
 
-    ``is_optional``: without a value, the metric of a known GPU model is SKIP and not UNJUDGED. ``is_per_node``: measured
-    on each node by itself.
+    ``is_optional``: without a value, the metric of a known GPU model is SKIP and not UNJUDGED. ``is_per_node``: each
+    node is measured by itself.
     """
 
     check: str
@@ -66,8 +66,8 @@ def unjudged_metrics(
 ) -> tuple[Unjudged, ...]:
     """The metrics of the ``planned`` checks that have neither a reference value nor a threshold of the trial.
 
-    ``gpus`` are the NVML names of the GPUs of a node. The network is not known before the run: a metric between nodes is
-    listed even if it has a value over some networks.
+    ``gpus`` are the NVML names of the GPUs of a node. The network is not known before the run: a metric between nodes
+    is listed even if it has a value over some networks.
     """
     if not gpus:
         return ()
@@ -81,9 +81,11 @@ def unjudged_metrics(
 
 
 def _has_threshold(figure: Figure, config: Config) -> bool:
-    """Whether the trial has a threshold on the metric, possibly at another size."""
-    family = figure.metric.partition(".")[0]
-    return any(metric.partition(".")[0] == family for metric in config.checks[figure.check].expect)
+    """Whether the trial has a threshold on the metric, or sets ``sizes`` and has one on another size."""
+    setting, family = config.checks[figure.check], figure.metric.rpartition(".")[0]
+    if setting.options.get("sizes") and family:
+        return any(metric.rpartition(".")[0] == family for metric in setting.expect)
+    return figure.metric in setting.expect
 
 
 def _facts(figure: Figure, check: Check, config: Config, gpus: Sequence[str]) -> dict[str, JsonValue]:
