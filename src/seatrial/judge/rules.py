@@ -106,7 +106,8 @@ def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iter
         elif measurement.skipped:
             reasons = (Reason.NOT_APPLICABLE,)
             yield Verdict(check, subject, Outcome.SKIP, reasons=reasons, detail=measurement.skipped)
-        yield from (_invalid_fact_error(check, subject, "", text) for text in invalid_common_facts(measurement.facts))
+        for text in invalid_common_facts(measurement.facts):
+            yield _invalid_fact_error(check, subject, "", text)
 
 
 def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: str) -> Iterator[Rule]:
