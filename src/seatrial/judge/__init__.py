@@ -18,8 +18,6 @@ from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Baseline, BasisKind, Job, Measurement, Outcome, Reason, Verdict
 from seatrial.util.gc_pause import gc_paused
 
-_Parts = tuple[list[Verdict], list[Verdict]]  # by the rules of the check, and by the thresholds of the trial
-
 
 @gc_paused()
 def judge(
@@ -125,15 +123,15 @@ def _judges(check: Check, setting: CheckSettings, trial: str, references: Refere
     )
     if not setting.expect:
         return [judge_measurements]
-    parts: dict[int, tuple[Sequence[Measurement], _Parts]] = {}  # both functions judge the same measurements
+    first: list[tuple[Sequence[Measurement], list[Verdict]]] = []  # both functions judge the first measurements
 
     def of_kind(is_of_trial: bool, measurements: Sequence[Measurement]) -> list[Verdict]:
-        if id(measurements) not in parts:
-            judged: _Parts = ([], [])
-            for verdict in judge_measurements(measurements):
-                judged[_is_of_trial(verdict)].append(verdict)
-            parts[id(measurements)] = measurements, judged  # keeps the measurements, and with them their identity
-        return parts[id(measurements)][1][is_of_trial]
+        if first and first[0][0] is measurements:
+            verdicts = first[0][1]
+        else:
+            verdicts = judge_measurements(measurements)
+            first.extend([] if first else [(measurements, verdicts)])
+        return [verdict for verdict in verdicts if _is_of_trial(verdict) is is_of_trial]
 
     return [partial(of_kind, False), partial(of_kind, True)]
 
