@@ -30,6 +30,7 @@ from seatrial.judge import judge
 from seatrial.judge.decision import decide, metrics_without_threshold
 from seatrial.model import CLUSTER, Job, Measurement, Metric, Scope, Trial
 from seatrial.pipeline.run_directory import load_trial
+from seatrial.util.gc_pause import gc_paused
 
 RECORD = Path(__file__).parent.parent / "docs/results/2026-11-22-4xh200/acceptance.trial.json"
 MAX_CPU_S, MAX_GIB = 5.0, 1.0  # thresholds for 1,024 nodes of 8 GPUs
@@ -152,11 +153,12 @@ def main() -> int:
     config, jobs, measurements = scale_trial(trial, options.nodes, options.gpus)
     metrics = sum(len(measurement.metrics) for measurement in measurements)
     start, cpu_start = time.perf_counter(), time.process_time()
-    verdicts = judge(config, jobs, measurements, catalog(), trial.excluded_checks)
-    insights = trial_insights(config, measurements, catalog())
-    required = {name: check.required for name, check in config.checks.items()}
-    unjudged = metrics_without_threshold(catalog(), measurements, verdicts)
-    decision = decide(required, verdicts, trial.excluded_checks, "a benchmark", metrics_without_threshold=unjudged)
+    with gc_paused():  # as in pipeline/rejudge.py
+        verdicts = judge(config, jobs, measurements, catalog(), trial.excluded_checks)
+        insights = trial_insights(config, measurements, catalog())
+        required = {name: check.required for name, check in config.checks.items()}
+        unjudged = metrics_without_threshold(catalog(), measurements, verdicts)
+        decision = decide(required, verdicts, trial.excluded_checks, "a benchmark", metrics_without_threshold=unjudged)
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
     print(f"{options.nodes} nodes × {options.gpus} GPUs: {len(measurements):,} measurements, {metrics:,} metrics")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools import metrics_page
+from tools import metrics_page, references_page
 
 from seatrial.checks import catalog
 from seatrial.checks.fabric._collective import CollectiveOptions
@@ -105,3 +105,7 @@ def test_the_list_of_metrics_is_generated_and_every_meaning_is_used() -> None:
     metrics = [(check.name, metric) for check in catalog().values() for metric in check.metrics]
     used = {metrics_page.meaning(check, metric) for check, metric in metrics}
     assert set(metrics_page._MEANINGS.values()) - used == set()
+
+
+def test_the_list_of_reference_values_is_generated() -> None:
+    assert references_page.PAGE.read_text() == references_page.page(), "run: python tools/references_page.py"

@@ -5,10 +5,14 @@ from __future__ import annotations
 import runpy
 import sys
 import time
+from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import seatrial.judge
+from seatrial.judge import rules
 from seatrial.model import Outcome
 from tests.paths import BENCHMARKS
 
@@ -32,6 +36,27 @@ def test_judging_many_gpus_is_fast() -> None:
         if (verdict.check, verdict.metric) == ("collectives.gpu_pairs", "wrong_elements")
     ]
     assert subjects == [f"node{number:04}" for number in range(32)]
+
+
+def test_work_that_is_the_same_for_all_subjects_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[str] = Counter()
+
+    def counted(module: Any, name: str) -> None:
+        function = getattr(module, name)
+
+        def count(*args: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return function(*args, **options)
+
+        monkeypatch.setattr(module, name, count)
+
+    script = runpy.run_path(str(SCRIPT))
+    config, jobs, measurements = script["scale_trial"](script["load_trial"](script["RECORD"]), 16, 8)
+    counted(seatrial.judge, "judge_check")
+    counted(rules._RuleEvaluation, "_not_evaluated")
+    script["judge"](config, jobs, measurements, script["catalog"](), {})
+    assert calls["judge_check"] == len(config.checks), "a trial's thresholds are judged together with the rules"
+    assert calls["_not_evaluated"] < 2 * sum(len(check.rules) for check in script["catalog"]().values())
 
 
 def test_time_and_memory_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ COMMANDS = [
     "run",
     "discover",
     "checks",
+    "skus",
     "render",
     "train",
     "evaluate",

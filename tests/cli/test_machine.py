@@ -1,10 +1,11 @@
-"""The commands discover and checks."""
+"""The commands discover, checks and skus."""
 
 from __future__ import annotations
 
 import json
 
 from seatrial.checks import catalog
+from seatrial.hardware.references import skus
 from tests.processes import call
 
 
@@ -15,6 +16,19 @@ def test_checks_lists_every_check_with_its_rules() -> None:
     code, out, _ = call("checks", "--json")
     assert code == 0
     assert {entry["name"] for entry in json.loads(out)} == set(catalog())
+
+
+def test_skus_lists_models_and_the_values_of_one() -> None:
+    code, out, _ = call("skus", "--json")
+    assert (code, len(json.loads(out))) == (0, len(skus()))
+    for sku in skus():
+        assert sku.name in call("skus")[1]
+    code, out, _ = call("skus", "gb200")
+    assert code == 0
+    assert "679.6 GB/s" in out
+    assert "NVIDIA B200" not in out
+    code, _, err = call("skus", "nosuch")
+    assert (code, "no GPU model matches 'nosuch'" in err) == (2, True)
 
 
 def test_discover_prints_json_or_text() -> None:

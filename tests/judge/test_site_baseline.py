@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from seatrial.model import (
     UsageError,
 )
 from seatrial.pipeline import rejudge as pipeline
+from seatrial.pipeline.upgrade import upgrade
 from tests.baselines import learned_runs
 from tests.paths import RESULTS
 from tests.processes import call as command
@@ -182,7 +184,7 @@ def test_damaged_file_raises(tmp_path: Path, content: str, text: str) -> None:
 def renamed() -> Trial:
     """An accepted run on H200, as a run on B200: most of its metrics have no published value."""
     record = RESULTS / "2026-11-22-2xh200-restructured/final-acceptance.trial.json"
-    return Trial.model_validate_json(record.read_text().replace("NVIDIA H200", "NVIDIA B200"))
+    return Trial.model_validate(upgrade(json.loads(record.read_text().replace("NVIDIA H200", "NVIDIA B200"))))
 
 
 def site_file(folder: Path, *runs: Trial) -> Path:

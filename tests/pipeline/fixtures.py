@@ -25,9 +25,10 @@ HERE = Machine(host="h", gpus=("GPU-1", "GPU-2"))
 
 
 class SilentDisplay:
-    """Shows nothing; records warnings and retry reasons."""
+    """Shows nothing; records notes, warnings and retry reasons."""
 
     def __init__(self) -> None:
+        self.notes: list[str] = []
         self.warnings: list[str] = []
         self.retry_reasons: dict[str, str] = {}
 
@@ -36,6 +37,9 @@ class SilentDisplay:
     def show_status(self, text: str) -> None: ...
 
     def show_plan(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
+
+    def show_note(self, text: str) -> None:
+        self.notes.append(text)
 
     def retry_started(self, job: Job, reasons: Mapping[str, str]) -> None:
         self.retry_reasons = {job.name: reasons[job.checks[0]]}

@@ -33,3 +33,20 @@ def test_threshold_above_the_hardware_is_refused_before_the_start(
     with pytest.raises(UsageError, match=r"device\.gemm\.expect\.tflops\.bf16: > 1,979 TFLOP/s is above .* 989\.5"):
         calls[start]()
     assert not list((tmp_path / "run").glob("jobs/*"))
+
+
+@pytest.mark.parametrize(("gpu", "is_noted"), [("NVIDIA B200", True), ("NVIDIA H200", False)])
+def test_metrics_without_a_reference_value_are_named_before_the_start(
+    gpu: str, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("run", "preview"):
+        monkeypatch.setattr(f"seatrial.pipeline.{module}.discover", lambda: this_host(gpu))
+    monkeypatch.setattr("seatrial.pipeline.run._run_job", lambda _job, _results: None)
+    config = Config(
+        name="t", launcher="local", cluster=Cluster(gpus_per_node=1), checks={"device.gemm": CheckSettings()}
+    )
+    request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    unjudged, display = preview(request).unjudged, SilentDisplay()
+    assert any("device.gemm: tflops.bf16" in line for line in unjudged) is is_noted
+    run(RunDir.create(tmp_path / "run", request), display)
+    assert tuple(display.notes) == unjudged

@@ -45,7 +45,7 @@ def test_nothing_measured_is_lost(path: Path) -> None:
         for first, second in zip(before, after, strict=True):
             assert [metric["value"] for metric in first["metrics"]] == [metric.value for metric in second.metrics]
             added = {"retried"} if "tried_again" not in first["facts"] else set()
-            added |= {"node_stage", "cluster_stage"}
+            added |= {"node_stage", "cluster_stage", "p99_ratio_measured"}
             assert len(first["facts"]) == len(second.facts.keys() - added)
             assert len(first["series"]) == len(second.series)
     assert [list(job.checks) for job in trial.jobs] == [list(job.options) for job in trial.jobs]
@@ -71,6 +71,17 @@ def test_throughput_has_the_facts_about_its_stages() -> None:
     assert facts[0] == {"world_size": 16, "nodes": 2, "node_stage": "yes", "cluster_stage": "yes"}
     assert facts[1] == {}
     assert facts[2]["node_stage"] == "x"
+
+
+def test_the_fact_on_the_tail_is_added_only_without_its_metric() -> None:
+    document = json.loads((ROOT / "docs/results/2026-11-23-2xh200/acceptance.trial.json").read_text())
+    (measurement,) = (m for m in document["measurements"] if "percentiles" in m["facts"])
+    assert measurement["check"] == "collectives.all_reduce"
+    measurement["metrics"].append({"name": "p99_ratio.1GiB", "value": 1.01, "unit": "x", "subject": "cluster"})
+    upgrade(document)
+    values = {m["check"]: m["facts"].get("p99_ratio_measured", "") for m in document["measurements"] if m["rank"] == 0}
+    assert values["collectives.all_reduce"] == values["collectives.gpu_pairs"] == ""
+    assert values["collectives.all_gather"].startswith("no: ")
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"schema_version": "2", "repeats": []}, {"schema_version": "3"}])

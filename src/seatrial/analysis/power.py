@@ -7,20 +7,23 @@ three measurements are below it (judge/retry.py). benchmarks/decision_power.py c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, pi, sqrt
 from statistics import NormalDist, median
 
+from pydantic import JsonValue
+
 from seatrial.checks.base import Check
 from seatrial.hardware.references import Reference, References
-from seatrial.model import Insight, Measurement, Rule
+from seatrial.model import Insight, Measurement, Metric, Rule
 from seatrial.util.quantiles import deviation, expected_half_width, independent_samples
 
 CERTAINTY = 0.99  # share of trials in which a detectable slowdown is rejected
 MAX_RATIO = 1.5  # of the detectable slowdown to the one that the limit states; above it, more samples are needed
 _STEPS = 400  # of the numerical integration
 _NORMAL = NormalDist()
+_WithFacts = tuple[Metric, Mapping[str, JsonValue]]  # a metric, and the facts of its measurement
 
 
 def rejected_share(slowdown: float, limit: float, noise: float, samples: float) -> float:
@@ -103,29 +106,46 @@ def sensitivity_insights(
     measurements: Sequence[Measurement], checks: Mapping[str, Check], references: References
 ) -> Iterator[Insight]:
     """Yield for each check the slowdown that its limits reject in 99 % of trials, by the noise of its samples."""
-    by_check: dict[str, list[Measurement]] = {}
+    sampled_by_check: dict[str, _SampledMetrics] = {}
     for measurement in measurements:
         if measurement.check in checks and measurement.metrics:
-            by_check.setdefault(measurement.check, []).append(measurement)
-    for name, check_measurements in by_check.items():
-        rules = [rule for rule in checks[name].rules if rule.reference and not rule.compare_with_peers]
-        found = filter(None, (_sensitivity(rule, check_measurements, references) for rule in rules))
-        if sensitivities := list(found):
+            if (sampled := sampled_by_check.get(measurement.check)) is None:
+                sampled = sampled_by_check[measurement.check] = _SampledMetrics(checks[measurement.check].rules)
+            sampled.add(measurement)
+    for name, sampled in sampled_by_check.items():
+        found = (_sensitivity(rule, metrics, references) for rule, metrics in sampled.by_rule)
+        if sensitivities := list(filter(None, found)):
             text = f"slowdown rejected in {CERTAINTY:.0%} of trials: {'; '.join(map(str, sensitivities))}"
             values = {each.metric: each.detectable for each in sensitivities}
             yield Insight(check=name, title="sensitivity", text=text, values={**values})
 
 
-def _sensitivity(rule: Rule, measurements: Sequence[Measurement], references: References) -> _Sensitivity | None:
+class _SampledMetrics:
+    """The metrics with several samples of one check, by the rule with a reference value that applies to them.
+
+    They are collected in one pass, since a thousand nodes report a million metrics.
+    """
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.by_rule: list[tuple[Rule, list[_WithFacts]]] = []
+        self._by_metric: dict[str, list[tuple[dict[str, str], list[_WithFacts]]]] = {}
+        for rule in rules:
+            if rule.reference and not rule.compare_with_peers:
+                metrics: list[_WithFacts] = []
+                self.by_rule.append((rule, metrics))
+                self._by_metric.setdefault(rule.metric, []).append(({**rule.applies_if, **rule.reference_if}, metrics))
+
+    def add(self, measurement: Measurement) -> None:
+        facts = measurement.facts
+        for metric in measurement.metrics:
+            if (rules := self._by_metric.get(metric.name)) and len(metric.samples) > 1:
+                for required_facts, metrics in rules:
+                    if required_facts.items() <= facts.items():
+                        metrics.append((metric, facts))
+
+
+def _sensitivity(rule: Rule, metrics: Sequence[_WithFacts], references: References) -> _Sensitivity | None:
     """The sensitivity of a rule with a reference value, on the subject with the widest range; None without samples."""
-    required_facts = {**rule.applies_if, **rule.reference_if}
-    metrics = [
-        (metric, measurement.facts)
-        for measurement in measurements
-        if required_facts.items() <= measurement.facts.items()
-        for metric in measurement.metrics
-        if metric.name == rule.metric and len(metric.samples) > 1
-    ]
     healthy = median(metric.value for metric, _ in metrics) if metrics else 0.0
     if healthy <= 0:
         return None

@@ -55,6 +55,7 @@ for command in (
     trial.run,
     machine.discover,
     machine.checks,
+    machine.skus,
     trial.render,
     training.train,
     training.evaluate,

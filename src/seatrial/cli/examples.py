@@ -19,6 +19,7 @@ EXAMPLES = {
     ),
     "discover": _examples("discover", "discover --json"),
     "checks": _examples("checks", "checks device.gemm", "checks device.gemm --power", "checks --json"),
+    "skus": _examples("skus", "skus H200", "skus --json"),
     "render": _examples(
         "render slurm acceptance --nodes 4 --gpus-per-node 8",
         "render slurm acceptance --nodes 4 --gpus-per-node 8 --only 'collectives.*'",

@@ -1,4 +1,4 @@
-"""Commands about this machine and the checks: discover, checks."""
+"""Commands about this machine, the checks and GPU models: discover, checks, skus."""
 
 from __future__ import annotations
 
@@ -50,6 +50,29 @@ def checks(
             print_power(check, stdout())
     else:
         print_checks(selected, stdout())
+
+
+def skus(
+    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Name of a GPU model, or part of it.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the metrics with a reference value by GPU model, with the source of each value."""
+    from seatrial.analysis.known_references import figures
+    from seatrial.checks import catalog
+    from seatrial.hardware import references
+    from seatrial.report import known_references
+
+    known, models = figures(catalog()), references.skus()
+    selected = [sku for sku in models if any(model.lower() in name.lower() for name in (sku.name, *sku.nvml_names))]
+    if not selected:
+        raise UsageError(f"no GPU model matches {model!r}; known: {', '.join(sku.name for sku in models)}")
+    if as_json:
+        print_json(known_references.as_json(selected, known))
+    elif not model:
+        known_references.print_models(selected, known, stdout())
+    else:
+        for sku in selected:
+            known_references.print_model(sku, known, stdout())
 
 
 def _matches(name: str, patterns: list[str]) -> bool:

@@ -142,6 +142,8 @@ def _print_plan(preview: Preview, as_json: bool) -> None:
         print(f"# not run: {measurement.check}: {measurement.skipped or measurement.error}")
     for name, flag in preview.plan.excluded_checks.items():
         print(f"# excluded by {flag}: {name}")
+    for line in preview.unjudged:
+        print(f"# {line}")
     for job, text in preview.rendered:
         print(f"# job {job.name}, at most {job.limit_s:.0f} s: {', '.join(job.checks)}\n{text}")
 

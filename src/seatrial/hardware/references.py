@@ -203,8 +203,11 @@ class References:
         """The SKU with this NVML name, or the reason why there is none."""
         if _MIG_INSTANCE in gpu or gpu in self.mig_models:
             return f"MIG enabled on {gpu}: reference values of the whole GPU do not apply to MIG instances"
-        sku = next((sku for sku in self.skus if gpu in sku.nvml_names), None)
-        return sku or f"no SKU data for {gpu or 'an unnamed device'}"
+        return self._sku_by_name.get(gpu) or f"no SKU data for {gpu or 'an unnamed device'}"
+
+    @cached_property
+    def _sku_by_name(self) -> dict[str, Sku]:
+        return {name: sku for sku in reversed(self.skus) for name in sku.nvml_names}
 
     def _sku_reference(self, key: str, facts: Mapping[str, JsonValue], gpu: str) -> Reference | str:
         sku = self.sku(gpu)

@@ -123,9 +123,15 @@ def _judges(check: Check, setting: CheckSettings, trial: str, references: Refere
     )
     if not setting.expect:
         return [judge_measurements]
+    first: list[tuple[Sequence[Measurement], list[Verdict]]] = []  # both functions judge the first measurements
 
     def of_kind(is_of_trial: bool, measurements: Sequence[Measurement]) -> list[Verdict]:
-        return [verdict for verdict in judge_measurements(measurements) if _is_of_trial(verdict) is is_of_trial]
+        if first and first[0][0] is measurements:
+            verdicts = first[0][1]
+        else:
+            verdicts = judge_measurements(measurements)
+            first.extend([] if first else [(measurements, verdicts)])
+        return [verdict for verdict in verdicts if _is_of_trial(verdict) is is_of_trial]
 
     return [partial(of_kind, False), partial(of_kind, True)]
 

@@ -160,7 +160,8 @@ def _place_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement])
     if job.placement == "control":
         return
     subjects = subjects_of(measured)
-    if (nodes := nodes_of(subjects)) != plan.nodes:
+    nodes = plan.nodes_of_ranks if subjects == plan.ranks else nodes_of(subjects)
+    if nodes != plan.nodes:
         first = ", ".join(sorted(plan.nodes))
         yield f"measured on {', '.join(sorted(nodes))}, but {plan.nodes_check} on other nodes: {first}"
     elif job.placement == "ranks" and (others := subjects ^ plan.ranks):

@@ -103,7 +103,11 @@ class MeasurementGroup:
     @cached_property
     def shape(self) -> tuple[object, ...]:
         """The values of the facts that select a reference value, as a hashable key."""
-        values = map(self.facts.get, self._shape_facts)
+        return self.fact_values(self._shape_facts)
+
+    def fact_values(self, names: Iterable[str]) -> tuple[object, ...]:
+        """The values of these facts as a hashable key, which tells values of different types apart."""
+        values = map(self.facts.get, names)
         return tuple([value if type(value) in _HASHABLE else (repr(value),) for value in values])
 
     def rank_disagreement(self, names: Iterable[str]) -> str:
@@ -223,6 +227,8 @@ def common_fact(facts: Mapping[str, JsonValue], name: str) -> Any:
 
 def invalid_common_facts(facts: Mapping[str, JsonValue]) -> Iterator[str]:
     """The facts of another type among those that ``common_fact`` reads, as text."""
+    if _COMMON_FACTS.keys().isdisjoint(facts):  # the facts of most ranks
+        return
     for name, (_, expected) in _COMMON_FACTS.items():
         if name in facts and common_fact(facts, name) is None:
             yield fact_text(name, facts, expected)

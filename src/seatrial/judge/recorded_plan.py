@@ -25,6 +25,7 @@ class RecordedPlan:
         self.nodes_check, subjects = self._first_measured(measurements, "nodes", "ranks")
         self.nodes = nodes_of(subjects)
         self.ranks_check, self.ranks = self._first_measured(measurements, "ranks")
+        self.nodes_of_ranks = nodes_of(self.ranks)
         self._places = {CLUSTER} | self.nodes | self.ranks
         self._problems = {job.name: [*self._job_problems(job, measurements)] for job in jobs}
 

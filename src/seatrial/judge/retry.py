@@ -74,7 +74,7 @@ def combined_verdicts(
     is_performance, first_verdicts = PerformanceMetrics(check), judge(first)
     if not retries:
         for verdict in first_verdicts:
-            yield _not_retried(verdict, "") if is_performance[verdict.metric] else verdict
+            yield _not_retried(verdict, "") if is_bad(verdict) and is_performance[verdict.metric] else verdict
         return
     second = _Round(first, [measurement for measurement in retries if measurement.retry == 1], judge)
     third = _Round(first, [measurement for measurement in retries if measurement.retry > 1], judge)

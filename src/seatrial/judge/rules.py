@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pydantic import JsonValue
@@ -85,9 +85,11 @@ def judge_check(
         other_size = _threshold_on_other_size(rule, expect, trial)
         changed = _changed_options(rule, check, options or {})
         evaluations.append(_RuleEvaluation(check, rule, applicability, evaluators, other_size, changed))
+    fact_names, kinds = tuple(dict.fromkeys((*SHAPE_FACTS, *check.rule_facts))), dict[Hashable, int]()
     for group in groups:  # the outer loop, to access the data of each of thousands of groups once
+        kind = kinds.setdefault((group.failed, group.ranks_and_nodes, group.fact_values(fact_names)), len(kinds))
         for evaluation in evaluations:
-            evaluation.add(group)
+            evaluation.add(group, kind)
     verdicts += (verdict for evaluation in evaluations for verdict in evaluation.verdicts)
     if expect:  # a rule and a threshold on its metric have the same verdict where the metric is missing
         verdicts = [verdict for verdict in dict.fromkeys(verdicts) if not _adds_nothing(verdict, expect)]
@@ -104,7 +106,8 @@ def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iter
         elif measurement.skipped:
             reasons = (Reason.NOT_APPLICABLE,)
             yield Verdict(check, subject, Outcome.SKIP, reasons=reasons, detail=measurement.skipped)
-        yield from (_invalid_fact_error(check, subject, "", text) for text in invalid_common_facts(measurement.facts))
+        for text in invalid_common_facts(measurement.facts):
+            yield _invalid_fact_error(check, subject, "", text)
 
 
 def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: str) -> Iterator[Rule]:
@@ -185,16 +188,19 @@ class _RuleEvaluation:
         self._needs_shape = bool(rule.reference) or rule.compare_with_peers
         self._shared_facts = (*self._conditions, *(SHAPE_FACTS if self._needs_shape else ()))
         self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
+        self._evaluated_kinds: set[int] = set()  # kinds of groups whose facts do not exclude the evaluation
         self.verdicts: list[Verdict] = []
 
-    def add(self, group: MeasurementGroup) -> None:
-        """Evaluate the rule for one group."""
+    def add(self, group: MeasurementGroup, kind: int) -> None:
+        """Evaluate the rule for one group; groups of one ``kind`` have the same facts that rules depend on."""
         rule, name = self._rule, self._rule.metric
         if self._changed_options:
             self._add_verdict(group.subject, Outcome.SKIP, Reason.NOT_APPLICABLE, self._changed_options)
             return
-        if self._not_evaluated(group):
-            return
+        if kind not in self._evaluated_kinds or group.has_several_ranks:
+            if self._not_evaluated(group):
+                return
+            self._evaluated_kinds.add(kind)
         metrics = group.metrics.get(name, ())
         if not metrics and not group.failed:  # an error has its own verdict
             self._add_missing_metric(group)

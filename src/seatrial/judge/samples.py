@@ -59,7 +59,7 @@ def slow_windows(check: str, metric: Metric) -> Verdict | None:
     if len(samples) < 2 or middle <= 0 or not (is_time or "/s" in unit):
         return None
     worst_sample = max(samples) if is_time else min(samples)
-    if not min(samples) <= middle <= max(samples) or _speed(worst_sample, middle, is_time) >= SLOW_WINDOW:
+    if _speed(worst_sample, middle, is_time) >= SLOW_WINDOW or not min(samples) <= middle <= max(samples):
         return None
     slow = sum(_speed(sample, middle, is_time) < SLOW_WINDOW for sample in samples)
     probability = binomial_tail(slow, len(samples), MAX_SLOW_SHARE)

@@ -198,9 +198,7 @@ class RuleEvaluator:
 
         Noise that all GPUs of a node share, such as the temperature of the room, does not affect the comparison.
         """
-        assert self.rule.peer_fail_below
-        for peers in (self.node_peers, self.peers):
-            limit = self.rule.peer_fail_below * peers.median if peers.gives_reference else -math.inf
+        for peers, limit in self._peer_limits:
             if metric.value < limit:
                 name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
                 share = self.rule.peer_fail_below
@@ -209,6 +207,12 @@ class RuleEvaluator:
                 ratio = metric.value / peers.median
                 return self.make(metric, outcome, *reasons, basis=basis, ratio=ratio, interval=interval)
         return None
+
+    @cached_property
+    def _peer_limits(self) -> list[tuple[PeerGroup, float]]:
+        """The peers on the node and on all nodes, each with the value below which the rule fails."""
+        share = self.rule.peer_fail_below or 0.0
+        return [(peers, share * peers.median) for peers in (self.node_peers, self.peers) if peers.gives_reference]
 
     @cached_property
     def _peers_basis(self) -> Basis:

@@ -8,36 +8,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seatrial.analysis.known_references import unjudged_metrics
 from seatrial.checks import catalog
 from seatrial.config import layers
 from seatrial.config.layers import CheckSchema, ResolvedTrial
 from seatrial.config.schema import Config
 from seatrial.judge import plausibility
 from seatrial.launch import launcher_for
-from seatrial.model import Job
+from seatrial.model import Baseline, Job
 from seatrial.pipeline.plan import Plan, make_plan
 from seatrial.pipeline.rejudge import load_baseline
 from seatrial.pipeline.run_directory import Request, RunDir
 from seatrial.pipeline.this_host import discover
+from seatrial.report import known_references
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE, redacted
 
 
 @dataclass(frozen=True)
 class Preview:
-    """The plan of a run. ``rendered``: each job with its command as text, both without secrets."""
+    """The plan of a run. ``rendered``: each job with its command as text, both without secrets.
+
+    ``unjudged``: the metrics without a reference value on the GPUs of this host, as text.
+    """
 
     plan: Plan
     rendered: tuple[tuple[Job, str], ...]
+    unjudged: tuple[str, ...] = ()
 
 
 def preview(request: Request) -> Preview:
     """Return the plan and the commands of a run without starting it. Raises UsageError."""
     settings, this_host = request.config, discover()
-    plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
+    gpus, baseline = this_host.gpu_models(settings), load_baseline(settings)
+    plausibility.validate_thresholds(settings, catalog(), gpus, baseline)
     node_gpus, topology = this_host.node_gpus(settings), this_host.topology(settings)
     plan = make_plan(settings, catalog(), node_gpus, only=request.only, skip=request.skip, topology=topology)
-    return Preview(plan, tuple(_shown(settings, job, Path("RUN")) for job in plan.jobs))
+    rendered = tuple(_shown(settings, job, Path("RUN")) for job in plan.jobs)
+    return Preview(plan, rendered, unjudged_note(settings, plan, gpus, baseline))
 
 
 def prepare(request: Request, path: Path) -> Preview:
@@ -61,6 +69,13 @@ def prepare(request: Request, path: Path) -> Preview:
             atomic_write(folder / "torchrun.sh", text.encode(), mode=PRIVATE)
             rendered.append(_shown(request.config, job, run_dir.path))
     return Preview(plan, tuple(rendered))
+
+
+def unjudged_note(settings: Config, plan: Plan, gpus: Sequence[str], baseline: Baseline | None) -> tuple[str, ...]:
+    """Return the lines on planned metrics that will be UNJUDGED; none if the GPU model is not known before the run."""
+    planned = [check for job in plan.jobs for check in job.checks]
+    unjudged = unjudged_metrics(settings, catalog(), planned, gpus, baseline)
+    return tuple(known_references.unjudged_note(unjudged, gpus, settings.cluster.nodes))
 
 
 def _shown(settings: Config, job: Job, run_dir: Path) -> tuple[Job, str]:

@@ -18,8 +18,10 @@ from seatrial.launch import node_prefix
 from seatrial.model import Baseline, Decision, Job, Measurement, Trial, UsageError, Verdict, first_validation_error
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.pipeline.tested_hardware import cpu_only, device_conflict, tested_hardware
+from seatrial.util.gc_pause import gc_paused
 
 
+@gc_paused()
 def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
     """Return the trial judged by the rules of this version. ``baseline_file`` replaces the site baseline of the trial.
 

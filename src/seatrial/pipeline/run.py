@@ -35,12 +35,14 @@ from seatrial.model import (
 )
 from seatrial.model.telemetry import Telemetry
 from seatrial.pipeline.plan import Plan, retry_jobs
+from seatrial.pipeline.preview import unjudged_note
 from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
 from seatrial.pipeline.results import Display, TrialResults
 from seatrial.pipeline.resume import load_earlier_sessions, remaining_plan, startable_plan
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.pipeline.this_host import ThisHost, discover
 from seatrial.util import processes, secrets, signals
+from seatrial.util.gc_pause import gc_paused
 
 INTERRUPTED = "interrupted"
 
@@ -63,6 +65,8 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     with _record_stop_reason(results):
         load_earlier_sessions(results, this_host.machine(results.settings))
         remaining = remaining_plan(plan, results, this_host)
+        for line in unjudged_note(results.settings, plan, gpu_models, baseline):
+            display.show_note(line)
         for measurement in remaining.not_run:
             results.add_measurement(measurement)
         for job in remaining.jobs:
@@ -106,7 +110,7 @@ class _Assessment:
 def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _Assessment:
     settings, measurements, retries = results.settings, results.measurements, results.retries
     started = results.run_dir.request.started
-    with results.timed("judge"):
+    with results.timed("judge"), gc_paused():
         verdicts = judge(
             settings,
             plan.jobs,

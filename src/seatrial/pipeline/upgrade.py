@@ -29,6 +29,8 @@ _TELEMETRY = {
 }
 _LOAD = {"throttled": "throttled_share"}
 _SHARED = "filesystem.shared"
+_OPERATIONS = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter", "send_receive")
+_COLLECTIVES = tuple(f"collectives.{operation}" for operation in _OPERATIONS)
 _ROLES = {"least": "min", "greatest": "max"}
 _COUNTERS = {"denied": "permission_denied", "lacks": "not_supported", "unread": "unreadable", "grew": "increased"}
 
@@ -47,12 +49,13 @@ def upgrade(document: object) -> object:
 
 
 def _with_present_facts(document: Record) -> Record:
-    """The record of version 2 with the present names of the facts that rules of filesystem.shared require."""
+    """The record of version 2 with the present names of facts that rules require, and with such facts added since."""
     for measurement in (*document.get("measurements", ()), *document.get("retries", ())):
         if measurement["check"] == _SHARED:
             facts = measurement.get("facts", {})
             measurement["facts"] = {renames.new_fact(_SHARED, name): value for name, value in facts.items()}
     _add_stages(document)
+    _add_p99_ratio_measured(document)
     return document
 
 
@@ -65,6 +68,7 @@ def _upgraded(document: Record) -> Record:
         _change_each(trial, key, change)
     _add_retried(trial)
     _add_stages(trial)
+    _add_p99_ratio_measured(trial)
     _change_each(trial, "verdicts", _verdict)
     _change_each(trial, "findings", lambda finding: _without_field(_rename_fields(finding, _FINDING), "judged_by"))
     trial["insights"] = [
@@ -134,6 +138,14 @@ def _add_stages(trial: Record) -> None:
         ranks, nodes = facts.get("world_size"), facts.get("nodes")
         if measurement["check"] == throughput.CHECK.name and isinstance(ranks, int) and isinstance(nodes, int):
             measurement["facts"] = {**throughput.stage_facts(ranks, nodes), **facts}
+
+
+def _add_p99_ratio_measured(trial: Record) -> None:
+    """Adds the fact ``p99_ratio_measured`` to collectives of earlier versions, which have no metric p99_ratio."""
+    for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
+        is_of_rank_0 = measurement["check"] in _COLLECTIVES and "backend" in measurement.get("facts", {})
+        if is_of_rank_0 and not any(item["name"].startswith("p99_ratio.") for item in measurement["metrics"]):
+            measurement["facts"].setdefault("p99_ratio_measured", "no: recorded by a version without this metric")
 
 
 def _verdict(verdict: Record) -> Record:

@@ -63,6 +63,10 @@ class Live:
             self._line(f"plan    job {job.name} ({processes}, {job.device}, at most {_clock(job.limit_s)}): {names}")
         self._line(f"plan    {plural(self._remaining.total, 'check')}{self._remaining.estimate()}")
 
+    def show_note(self, text: str) -> None:
+        """Show a line about the plan."""
+        self._line(f"note    {text}")
+
     def job_started(self, job: Job, attempt: int) -> None:
         self._heading = f"job {job.name}{f', attempt {attempt}' if attempt > 1 else ''}"
         self._current = ""

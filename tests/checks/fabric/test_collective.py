@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.operations import OPERATIONS
 from seatrial.checks.base import Context
+from seatrial.checks.fabric import _results
 from seatrial.checks.fabric._collective import (
     CPU_SIZES,
     CUDA_GRAPH_SIZES,
@@ -19,8 +21,11 @@ from seatrial.checks.fabric._collective import (
     default_sizes,
     expand_size_sweep,
 )
-from seatrial.model import NOT_REQUESTED, Fact, Outcome
+from seatrial.model import NOT_REQUESTED, DecisionValue, Fact, Outcome, Trial
+from seatrial.pipeline.rejudge import rejudge
+from seatrial.pipeline.run_directory import load_trial
 from tests.checks.fabric.verdicts import outcomes
+from tests.paths import RESULTS
 
 
 def modes(device: str, **options: object) -> _Modes:
@@ -79,10 +84,61 @@ def test_omitted_default_sizes_are_recorded(options: dict[str, object], omitted:
 def test_collective_check_judges_data_memory_and_given_rules() -> None:
     check = collective_check("all_gather", "t", rules=(busbw_rule("all_gather", "1GiB"),))
     values = {"busbw.1GiB": 1.0, "wrong_elements": 0, "sizes_not_allocated": 0}
-    no_reference = {"backend": "nccl", "gpu": "none", "world_size": 8, "nodes": 1}
+    no_reference = {"backend": "nccl", "gpu": "none", "world_size": 8, "nodes": 1, "p99_ratio_measured": "no"}
     assert outcomes(check, values, **no_reference) == {
         "busbw.1GiB": Outcome.UNJUDGED,
         "wrong_elements": Outcome.PASS,
         "sizes_not_allocated": Outcome.PASS,
+        "p99_ratio.1GiB": Outcome.SKIP,
     }
     assert outcomes(check, values, backend="gloo")["busbw.1GiB"] is Outcome.SKIP
+
+
+def with_operations(trial: Trial, times_us: list[float]) -> Trial:
+    """The trial with these times of single all-reduce operations, as this version records them."""
+    windows = tuple((time / 1e6,) for time in times_us)
+    result = CollectiveResult(size=2**30, timings=Timings(windows, per_window=1, warmup=4), mismatches={})
+    measurements = []
+    for measurement in trial.measurements:
+        if "percentiles" in measurement.facts:
+            recomputed = {metric.name: metric for metric in _results.percentile_metrics(2**30, result)}
+            others = [metric for metric in measurement.metrics if metric.name not in recomputed]
+            fact = _results.p99_ratio_fact({2**30: result})
+            changed = {
+                "metrics": (*others, *recomputed.values()),
+                "facts": measurement.facts | {fact.name: fact.value},
+            }
+            measurements.append(measurement.model_copy(update=changed))
+        else:
+            measurements.append(measurement)
+    return rejudge(trial.model_copy(update={"measurements": tuple(measurements)}))
+
+
+def single_operations(trial: Trial) -> list[float]:
+    return next(
+        list(metric.samples)
+        for measurement in trial.measurements
+        for metric in measurement.metrics
+        if (measurement.check, metric.name) == ("collectives.all_reduce", "p50.1GiB")
+    )
+
+
+def test_one_in_fifty_slow_operations_is_rejected() -> None:
+    trial = load_trial(RESULTS / "2026-11-23-2xh200/acceptance.trial.json")
+    times = single_operations(trial)
+    slow = [time * (10 if index % 50 == 7 else 1) for index, time in enumerate(times)]
+    assert with_operations(trial, times).decision.value is DecisionValue.ACCEPTED
+    rejected = with_operations(trial, slow)
+    assert rejected.decision.value is DecisionValue.REJECTED
+    assert [verdict.metric for verdict in rejected.verdicts if verdict.outcome is Outcome.FAIL] == ["p99_ratio.1GiB"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["2026-11-21-2xh200/acceptance", "2026-11-22-2xh200-restructured/after-acceptance", "2026-11-22-4xh200/acceptance"],
+)
+def test_healthy_nodes_pass_the_limit_on_p99(path: str) -> None:
+    trial = load_trial(RESULTS / f"{path}.trial.json")
+    judged = with_operations(trial, single_operations(trial))
+    (verdict,) = [verdict for verdict in judged.verdicts if verdict.metric == "p99_ratio.1GiB" and verdict.value]
+    assert verdict.outcome is Outcome.PASS

@@ -45,6 +45,21 @@ def test_percentiles_need_enough_samples() -> None:
     assert values["p95.8B"] == pytest.approx(95_000)
 
 
+@pytest.mark.parametrize(
+    ("size", "count", "value"),
+    [
+        (2**30, 299, "yes"),
+        (2**30, 298, "no: p99 needs 299 operations of 1GiB, 298 were timed"),
+        (2**20, 299, "no: p99 needs 299 operations of 1GiB, 0 were timed"),
+    ],
+)
+def test_p99_ratio_is_judged_at_1gib_with_enough_operations(size: int, count: int, value: str) -> None:
+    result = CollectiveResult(size=size, timings=timings(*[0.003] * count), mismatches={})
+    assert _results.p99_ratio_fact({size: result}).value == value
+    names = {metric.name for metric in _results.percentile_metrics(size, result)}
+    assert ("p99_ratio.1GiB" in names) is (value == "yes")
+
+
 def test_rank_time_is_in_microseconds_with_samples() -> None:
     metric = _results.rank_time_metric("node0/gpu1", 2**20, (0.002, 0.004))
     assert (metric.name, metric.subject, metric.unit) == ("rank_time.1MiB", "node0/gpu1", "us")

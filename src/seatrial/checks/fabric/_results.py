@@ -26,6 +26,8 @@ Results = Mapping[int, "CollectiveResult"]  # by requested size in bytes
 
 UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us", "latency_max": "us"}
 BACKEND = {"backend": RuleFact("nccl|gloo")}  # Check.rule_facts
+P99_RATIO = {"p99_ratio_measured": RuleFact()}  # Check.rule_facts; see p99_ratio_fact
+P99_RATIO_SIZE = "1GiB"
 BANDWIDTH_BOUNDS = {"*busbw*": COLLECTIVE, "algbw*": COLLECTIVE}  # Check.bounds
 VARIANT_SUFFIXES = {True: "_in_place", False: "_out_of_place"}  # of metric names, by ``in_place`` of the variant
 
@@ -89,13 +91,18 @@ def _value(quantity: str, result: CollectiveResult, seconds: float, operation: O
 
 
 def percentile_metrics(size: int, result: CollectiveResult) -> Iterator[Metric]:
-    """Yield percentiles (us) and coefficient of variation (%) of single operations, timed on their slowest rank."""
+    """Yield percentiles (us), p99 ÷ p50 and the coefficient of variation (%) of single operations.
+
+    The time of an operation is that of its slowest rank.
+    """
     times_us = [seconds * 1e6 for seconds in result.timings.window_maxima]
     yield metric(f"p50.{size_label(size)}", times_us, "us")
     for percent, min_samples in MIN_SAMPLES.items():
         if percent != 50 and len(times_us) >= min_samples:
             index = ceil(len(times_us) * percent / 100) - 1  # at least ``percent`` % of the times are this or shorter
             yield metric(f"p{percent}.{size_label(size)}", sorted(times_us)[index], "us")
+            if percent == 99:
+                yield metric(f"p99_ratio.{size_label(size)}", sorted(times_us)[index] / median(times_us), "x")
     yield metric(f"cv.{size_label(size)}", 100 * pstdev(times_us) / fmean(times_us), "%")
 
 
@@ -175,6 +182,14 @@ def percentiles_fact(results: Results, subjects: Sequence[str]) -> Fact:
             **omitted,
         }
     return Fact(name="percentiles", value=by_size)
+
+
+def p99_ratio_fact(results: Results) -> Fact:
+    """The fact ``p99_ratio_measured``: yes, or why ``p99_ratio.1GiB`` is missing; ``results``: of mode percentiles."""
+    counts = {size_label(size): len(result.timings.windows) for size, result in results.items()}
+    count, needed = counts.get(P99_RATIO_SIZE, 0), MIN_SAMPLES[99]
+    value = "yes" if count >= needed else f"no: p99 needs {needed} operations of {P99_RATIO_SIZE}, {count} were timed"
+    return Fact(name="p99_ratio_measured", value=value)
 
 
 def wrong_data_results(

@@ -1,0 +1,116 @@
+"""The metrics that have a reference value: by GPU model, and for a trial before it starts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from seatrial.checks.base import Check
+from seatrial.config.schema import Config
+from seatrial.hardware.references import MODEL_SEPARATOR, Reference, References, Sku, skus
+from seatrial.judge.plausibility import metric_lookup, metric_shape
+from seatrial.model import Baseline, ReferenceValue, Scope
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric that a rule compares with a reference value, by its key in the SKU data.
+
+    ``is_optional``: without a value, the metric of a known GPU model is SKIP and not UNJUDGED. ``is_per_node``: each
+    node is measured by itself.
+    """
+
+    check: str
+    metric: str
+    key: str
+    is_optional: bool
+    is_per_node: bool
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """A metric that will be UNJUDGED; ``fabrics`` are the networks over which it has a reference value."""
+
+    check: str
+    metric: str
+    fabrics: tuple[str, ...] = ()
+
+
+def figures(checks: Mapping[str, Check]) -> tuple[Figure, ...]:
+    """All metrics that rules compare with reference values, in the order of the checks."""
+    found = (
+        Figure(check.name, rule.metric, rule.reference, rule.reference_optional, check.per_node)
+        for check in checks.values()
+        for rule in check.rules
+        if rule.reference
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def values_by_figure(sku: Sku, known: Sequence[Figure]) -> dict[Figure, tuple[ReferenceValue, ...]]:
+    """Figure → its reference values for a GPU model, empty where there is none."""
+    return {
+        figure: tuple(value for value in sku.expected.get(figure.key, ()) if value.nodes == 1 or not figure.is_per_node)
+        for figure in known
+    }
+
+
+def unjudged_metrics(
+    config: Config,
+    checks: Mapping[str, Check],
+    planned: Iterable[str],
+    gpus: Sequence[str],
+    site: Baseline | None,
+) -> tuple[Unjudged, ...]:
+    """The metrics of the ``planned`` checks that have neither a reference value nor a threshold of the trial.
+
+    ``gpus`` are the NVML names of the GPUs of a node. The network is not known before the run: a metric between nodes
+    is listed even if it has a value over some networks.
+    """
+    if not gpus:
+        return ()
+    planned, references = set(planned), References(site, skus())
+    return tuple(
+        Unjudged(figure.check, figure.metric, _fabrics(figure, facts, references))
+        for figure in figures(checks)
+        if figure.check in planned and not _has_threshold(figure, config)
+        if (facts := _facts(figure, checks[figure.check], config, gpus)) and not _is_judged(figure, facts, references)
+    )
+
+
+def _has_threshold(figure: Figure, config: Config) -> bool:
+    """Whether the trial has a threshold on the metric, or sets ``sizes`` and has one on another size."""
+    setting, family = config.checks[figure.check], figure.metric.rpartition(".")[0]
+    if setting.options.get("sizes") and family:
+        return any(metric.rpartition(".")[0] == family for metric in setting.expect)
+    return figure.metric in setting.expect
+
+
+def _facts(figure: Figure, check: Check, config: Config, gpus: Sequence[str]) -> dict[str, JsonValue]:
+    """The facts of the measurement that select a reference value; empty if the check needs more ranks or nodes."""
+    nodes = 1 if figure.is_per_node else config.cluster.nodes
+    ranks = len(gpus) * nodes
+    if check.needs.min_ranks > ranks or ("one node" in check.skipped_if and config.cluster.nodes == 1):
+        return {}
+    lookup = metric_lookup(check, figure.metric, figure.key)
+    if lookup.bounded_by or check.scope is not Scope.CLUSTER:
+        ranks, nodes = metric_shape(check, lookup, ranks, nodes)
+    return {"gpu": MODEL_SEPARATOR.join(sorted(set(gpus))), "world_size": ranks, "nodes": nodes}
+
+
+def _is_judged(figure: Figure, facts: Mapping[str, JsonValue], references: References) -> bool:
+    """Whether the metric has a value, or is only recorded without one."""
+    if isinstance(references.site_or_sku_reference(figure.key, facts), Reference):
+        return True
+    is_known = all(isinstance(references.sku(name), Sku) for name in str(facts["gpu"]).split(MODEL_SEPARATOR))
+    return figure.is_optional and is_known
+
+
+def _fabrics(figure: Figure, facts: Mapping[str, JsonValue], references: References) -> tuple[str, ...]:
+    """The classes of networks over which a GPU model has a value for this number of GPUs and nodes."""
+    sku = references.sku(str(facts["gpu"]))
+    values = () if isinstance(sku, str) else sku.expected.get(figure.key, ())
+    shape = facts["world_size"], facts["nodes"]
+    return tuple(value.fabric for value in values if (value.gpus, value.nodes) == shape and value.fabric)
