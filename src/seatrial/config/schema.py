@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
 from seatrial.model import Frozen, ParsedThreshold
 
@@ -27,11 +27,31 @@ def _variable_name(name: str) -> str:
     return name
 
 
+def _gigabits(value: object) -> object:
+    """Gbit/s of ``100 Gb/s``; a number is returned unchanged, since records contain one."""
+    if not isinstance(value, str):
+        return value
+    if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*Gb/s\s*", value)):
+        raise ValueError("not a rate of a network interface: expected a number and Gb/s, such as 100 Gb/s")
+    return float(match[1])
+
+
+class Fabric(Frozen):
+    """The network between nodes, where it is not RDMA: collectives are judged by the rate of its interface."""
+
+    kind: Literal["tcp"]
+    rate: Annotated[float, BeforeValidator(_gigabits), Field(gt=0, le=100_000)] | None = Field(
+        default=None,
+        description="rate of a node's interface, such as 100 Gb/s; used where the interface reports none, as in a VM",
+    )
+
+
 class Cluster(Frozen):
     """The expected size of the cluster. A smaller cluster fails; a size that is not set is not judged."""
 
     nodes: int = Field(default=1, ge=1, le=1_000_000)  # larger values, here and below, are typing errors
     gpus_per_node: int | None = Field(default=None, ge=0, le=1_000)
+    fabric: Fabric | None = Field(default=None, description="{kind: tcp} for a cluster without an RDMA network")
 
 
 class Limits(Frozen):

@@ -20,7 +20,6 @@ from seatrial.hardware.references import PeerGroup
 from seatrial.model import CLUSTER, EXEMPT, GPUS_USED, NOT_REPORTED, NOT_REQUESTED, Measurement, Metric, Scope
 from seatrial.util.text import and_more
 
-NO_PEERS = PeerGroup("", ())
 _MAX_NAMED = 4  # subjects listed in one message
 SHAPE_FACTS = ("gpu", "world_size", "nodes")  # facts that select a reference value; all ranks must agree on them
 _HASHABLE = (str, int, type(None))

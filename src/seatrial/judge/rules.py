@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -224,7 +225,7 @@ class _RuleEvaluation:
             self.verdicts.append(_invalid_fact_error(self._check.name, group.subject, self._rule.metric, invalid))
             return True
         if applies_if.items() <= facts.items() or not (mismatched := mismatched_facts(applies_if, facts)):
-            return False
+            return self._outside_node_range(group)
         name = mismatched[0]
         fact, value = self._check.rule_facts[name], str(facts[name])
         outcome, reason = unmet_condition(name, applies_if[name], fact, value)
@@ -234,6 +235,17 @@ class _RuleEvaluation:
         else:
             why = Reason.NOT_APPLICABLE if outcome is Outcome.SKIP else Reason.FACT_UNREADABLE
             self._add_verdict(group.subject, outcome, why, reason)
+        return True
+
+    def _outside_node_range(self, group: MeasurementGroup) -> bool:
+        """Add a SKIP if the rule is for fewer or more nodes than the group has; return whether one was added."""
+        rule, nodes = self._rule, group.facts.get("nodes")
+        highest = math.inf if rule.max_nodes is None else rule.max_nodes
+        if type(nodes) is not int or rule.min_nodes <= nodes <= highest:
+            return False
+        bound = f"at least {rule.min_nodes}" if nodes < rule.min_nodes else f"at most {rule.max_nodes}"
+        detail = f"judged on {bound} nodes, measured on {nodes}"
+        self._add_verdict(group.subject, Outcome.SKIP, Reason.NOT_APPLICABLE, detail)
         return True
 
     def _invalid_fact(self, group: MeasurementGroup) -> str:
