@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -238,15 +237,11 @@ class _RuleEvaluation:
         return True
 
     def _outside_node_range(self, group: MeasurementGroup) -> bool:
-        """Add a SKIP if the rule is for fewer or more nodes than the group has; return whether one was added."""
+        """Whether the rule is for fewer or more nodes than the group has: then it gives no verdict."""
         rule, nodes = self._rule, group.facts.get("nodes")
-        highest = math.inf if rule.max_nodes is None else rule.max_nodes
-        if type(nodes) is not int or rule.min_nodes <= nodes <= highest:
+        if type(nodes) is not int:
             return False
-        bound = f"at least {rule.min_nodes}" if nodes < rule.min_nodes else f"at most {rule.max_nodes}"
-        detail = f"judged on {bound} nodes, measured on {nodes}"
-        self._add_verdict(group.subject, Outcome.SKIP, Reason.NOT_APPLICABLE, detail)
-        return True
+        return nodes < rule.min_nodes or (rule.max_nodes is not None and nodes > rule.max_nodes)
 
     def _invalid_fact(self, group: MeasurementGroup) -> str:
         """The first fact that the rule depends on without a declared value, as text; empty if there is none."""

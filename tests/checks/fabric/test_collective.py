@@ -8,13 +8,13 @@ import pytest
 
 from seatrial.bench.operations import OPERATIONS
 from seatrial.checks.base import Context
+from seatrial.checks.fabric._busbw_rules import busbw_rule
 from seatrial.checks.fabric._collective import (
     CPU_SIZES,
     CUDA_GRAPH_SIZES,
     GPU_SIZES,
     CollectiveOptions,
     _Modes,
-    busbw_rule,
     collective_check,
     default_sizes,
     expand_size_sweep,

@@ -49,7 +49,7 @@ def logged_choices(context: Context) -> dict[str, Any]:
 
 
 def requests(
-    options_by_check: Mapping[str, Mapping[str, Any]], operations: Iterable[str], nodes: int
+    options_by_check: Mapping[str, Mapping[str, Any]], operations: Iterable[str], nodes: int = 1
 ) -> Iterator[dict[str, Any]]:
     """Yield each operation and size that the checks of a job measure on GPUs, in the format of ``bench.algorithms``.
 

@@ -157,7 +157,7 @@ _SIZES_BY_OPERATION = {
 }
 
 
-def default_sizes(name: str, nodes: int) -> DefaultSizes:
+def default_sizes(name: str, nodes: int = 1) -> DefaultSizes:
     """The default sizes of the operation ``name`` on this number of nodes."""
     sizes = _SIZES_BY_OPERATION.get(name, DefaultSizes())
     return sizes if nodes < MANY_NODES else replace(sizes, gpu=tuple({*sizes.gpu, MANY_NODES_SIZE}))

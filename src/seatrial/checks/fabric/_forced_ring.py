@@ -8,10 +8,12 @@ so that a child process beside every rank measures it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seatrial.checks.base import Context, metric
 from seatrial.checks.fabric._nccl_log import logging_environment
+from seatrial.discover import nccl_log
 from seatrial.model import Fact, Observation, Rule, SeatrialError, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -79,4 +81,7 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Observatio
         value = results[0].value
         yield metric(BUSBW, value["busbw"][_ALL_RANKS][0], "GB/s")
         yield metric("wrong_elements_ring", value["wrong_elements"], "count")
-        yield Fact(name="ring", value=f"all-reduce of {format_bytes(SIZE)} in new processes with NCCL_ALGO=Ring")
+        choice = nccl_log.read(Path(value["log"]), value["log_bytes"]).choice_for("AllReduce", SIZE)
+        algorithm = f"NCCL logs {choice.algorithm}" if choice else "NCCL logs no algorithm"
+        text = f"all-reduce of {format_bytes(SIZE)} in new processes with NCCL_ALGO=Ring; {algorithm}"
+        yield Fact(name="ring", value=text)
