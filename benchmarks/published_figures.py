@@ -164,8 +164,8 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = [
         "# Published figures and the model of the network",
         "",
-        "Published bandwidths between nodes that state the rate of the ports, the number of nodes and a size of 1 GiB or",
-        "more, judged by the model of the network ([rules](../collectives.md#reference-values-between-nodes)).",
+        "Published bandwidths between nodes that state the rate of the ports, the number of nodes and a size of 1 GiB",
+        "or more, judged by the model of the network ([rules](../collectives.md#reference-values-between-nodes)).",
         "`benchmarks/published_figures.py` writes this page from `benchmarks/published_figures.yaml`, which has the",
         "sources of all figures; [JSON](published-figures.json).",
         "",
