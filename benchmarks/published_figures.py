@@ -187,7 +187,7 @@ def markdown(rows: Sequence[Row]) -> str:
     ]
     for row in modelled:
         figure = row.figure
-        cells = (
+        values = (
             _figure_text(figure),
             f"{figure['busbw']:g}",
             f"{row.bound:.0f}" if row.bound >= 100 else f"{row.bound:.1f}",
@@ -196,12 +196,11 @@ def markdown(rows: Sequence[Row]) -> str:
             row.outcome,
             f"{row.arithmetic.rpartition('binding link: ')[2]}; {figure['source']}",
         )
-        lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+        lines.append(f"| {' | '.join(values)} |")
     lines += ["", "## Not modelled", "", "| figure | GB/s | source says | reason |", "| --- | --- | --- | --- |"]
     for row in others:
         figure = row.figure
-        cells = (_figure_text(figure), f"{figure['busbw']:g}", figure["verdict"], row.reason)
-        lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+        lines.append(f"| {_figure_text(figure)} | {figure['busbw']:g} | {figure['verdict']} | {row.reason} |")
     return "\n".join(lines) + "\n"
 
 
@@ -209,10 +208,6 @@ def _figure_text(figure: dict[str, Any]) -> str:
     nodes = "? nodes" if figure.get("nodes") is None else f"{figure['nodes']}×{figure['gpus_per_node']}"
     algorithm = f", {figure['algo']}" if figure.get("algo") else ""
     return f"{figure['op']} {figure['size']}, {nodes} {figure['gpu']}, {figure['nics']}{algorithm}"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from seatrial.checks.fabric._busbw_rules import MANY_NODES
 from seatrial.hardware import network_limits
 from seatrial.hardware.network_limits import NetworkLimit, limit_for
 from seatrial.model import parse_bytes
+from seatrial.util import data_files
 
 ENTRY: dict[str, Any] = {
     "operations": ["all_gather"],
@@ -44,7 +45,7 @@ def test_an_entry_is_read_strictly(change: dict[str, Any]) -> None:
 
 def test_two_entries_for_the_same_nodes_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     many = {**ENTRY, "nodes": 8, "max_nodes": 9}
-    monkeypatch.setattr(network_limits.data_files, "read", lambda _name: [ENTRY, many])
+    monkeypatch.setattr(data_files, "read", lambda _name: [ENTRY, many])
     with pytest.raises(ValueError, match="all_gather on 8 nodes"):
         network_limits.network_limits.__wrapped__()
 

@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.bench.operations import OPERATIONS
 from seatrial.checks.base import Context
-from seatrial.checks.fabric._busbw_rules import busbw_rule
+from seatrial.checks.fabric._busbw_rules import MANY_NODES, busbw_rule
 from seatrial.checks.fabric._collective import (
     CPU_SIZES,
     CUDA_GRAPH_SIZES,
@@ -86,3 +86,10 @@ def test_collective_check_judges_data_memory_and_given_rules() -> None:
         "sizes_not_allocated": Outcome.PASS,
     }
     assert outcomes(check, values, backend="gloo")["busbw.1GiB"] is Outcome.SKIP
+
+
+def test_many_nodes_measure_8_gib_too() -> None:
+    assert max(default_sizes("all_gather", MANY_NODES - 1).gpu) == 2**30
+    assert set(default_sizes("all_gather", MANY_NODES).gpu) == {*GPU_SIZES, 2**33}
+    assert default_sizes("all_reduce", MANY_NODES).gpu.count(2**33) == 1
+    assert default_sizes("all_gather", MANY_NODES).cpu == CPU_SIZES
