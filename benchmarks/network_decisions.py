@@ -340,7 +340,10 @@ def count_decisions(machine: Machine, draws: int, faults: Sequence[str] = tuple(
             reasons[reason[:300]] += value is not wanted
         bound = lower_bound(good, draws)
         seconds = (time.process_time() - started) / draws
-        print(f"{machine!s:<34} {name:<34} {dict(decisions)}  wanted in at least {bound:.1%}, {seconds:.2f} s each")
+        print(
+            f"{machine!s:<34} {name:<34} {dict(decisions)}  wanted in at least {bound:.1%}, {seconds:.2f} s each",
+            flush=True,
+        )
         for reason, count in (+reasons).most_common(2):
             print(f"    {count} × {reason}", flush=True)
         row = {"gpu": machine.gpu, "fabric": machine.links.fabric, "ports": f"{machine.ports}x{machine.gbps:g}"}

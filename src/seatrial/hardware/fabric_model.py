@@ -115,7 +115,7 @@ def _network(links: Links, tcp: TcpFabric | None) -> tuple[int, float, str] | st
     if links.network in ("rdma", "efa"):
         if links.ports is None:
             return "the rate of the RDMA ports is not known on all nodes, or the nodes have different ports"
-        return links.ports.count, links.ports.gbps, f"RDMA ports {links.ports.kind}"
+        return links.ports.count, links.ports.gbps, f"RDMA ports ({links.ports.kind})"
     if links.network != "tcp":
         return "NCCL's log does not name the network between nodes"
     if tcp is None:

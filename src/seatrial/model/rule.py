@@ -100,6 +100,13 @@ class Rule(Frozen):
     meaning: str  # what a bad value means
     fix: str
 
+    @property
+    def nodes_text(self) -> str:
+        """The numbers of nodes that the rule is for; empty for any number."""
+        if self.max_nodes is not None:
+            return f"{self.min_nodes} to {self.max_nodes} nodes"
+        return f"at least {self.min_nodes} nodes" if self.min_nodes > 1 else ""
+
 
 class ReferenceValue(Frozen):
     """A value that good hardware reaches on a given number of GPUs and nodes, with its source."""
