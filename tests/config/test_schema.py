@@ -28,6 +28,7 @@ def config(**fields: Any) -> Config:
         ({"cluster": {"fabric": {"rate": "100 Gb/s"}}}, "cluster.fabric.kind"),
         ({"cluster": {"fabric": {"kind": "tcp", "rate": "100 GB/s"}}}, "cluster.fabric.rate"),
         ({"cluster": {"fabric": {"kind": "tcp", "rate": "0 Gb/s"}}}, "cluster.fabric.rate"),
+        ({"cluster": {"fabric": {"kind": "tcp", "rate": 100}}}, "cluster.fabric.rate"),
         ({"cluster": {"fabric": {"kind": "tcp", "speed": 1}}}, "cluster.fabric.speed"),
         ({"telemetry": {"hz": 11}}, "telemetry.hz"),
         ({"slurm": {"cpus_per_task": 0}}, "slurm.cpus_per_task"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainSerializer, model_validator
 
 from seatrial.model import Frozen, ParsedThreshold
 
@@ -27,20 +27,26 @@ def _variable_name(name: str) -> str:
     return name
 
 
-def _gigabits(value: object) -> object:
-    """Gbit/s of ``100 Gb/s``; a number is returned unchanged, since records contain one."""
-    if not isinstance(value, str):
-        return value
-    if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*Gb/s\s*", value)):
+def _gigabits(value: object) -> float:
+    """Gbit/s of ``100 Gb/s``; a number without a unit is refused, since it could be bytes."""
+    if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*Gb/s\s*", str(value))):
         raise ValueError("not a rate of a network interface: expected a number and Gb/s, such as 100 Gb/s")
     return float(match[1])
+
+
+Gigabits = Annotated[
+    float,
+    BeforeValidator(_gigabits),
+    Field(gt=0, le=100_000),
+    PlainSerializer(lambda value: f"{value} Gb/s", return_type=str),
+]
 
 
 class Fabric(Frozen):
     """The network between nodes, where it is not RDMA: collectives are judged by the rate of its interface."""
 
     kind: Literal["tcp"]
-    rate: Annotated[float, BeforeValidator(_gigabits), Field(gt=0, le=100_000)] | None = Field(
+    rate: Gigabits | None = Field(
         default=None,
         description="rate of a node's interface, such as 100 Gb/s; used where the interface reports none, as in a VM",
     )
