@@ -116,7 +116,7 @@ def test_a_low_share_of_the_networks_bound_is_learned() -> None:
     """0.75 of 8 × 400 Gb/s is a WARN: the baseline of a site that reaches no more is a tighter limit."""
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "backend": "nccl", "world_size": 16, "nodes": 2}
     busbw = Metric(name="busbw.1GiB", value=300, unit="GB/s", subject="cluster")
-    port = {"port": "1", "state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}
+    port: JsonValue = {"port": "1", "state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}
     rdma: JsonValue = {"devices": [{"name": f"mlx5_{number}", "ports": [port]} for number in range(8)]}
     trial = trial_with(
         Measurement(check="collectives.all_gather", subject="cluster", metrics=(busbw,), facts=facts),
