@@ -61,13 +61,14 @@ def _rule(rule: Rule) -> str:
     member = f"{rule.metric.partition('.')[2]}: " if "." in rule.metric else ""
     facts = " and ".join(f"{name} = {value}" for name, value in rule.applies_if.items())
     condition = f" (if {facts})" if facts else ""
+    nodes = f" (on {rule.nodes_text})" if rule.nodes_text else ""
     if rule.expect:
         threshold = f"{rule.expect.op} {format_value(rule.expect.value, rule.expect.unit)}"
-        return f"{member}{rule.outcome_if_violated} unless {threshold}{condition}"
+        return f"{member}{rule.outcome_if_violated} unless {threshold}{condition}{nodes}"
     peers = f"; FAIL below {rule.peer_fail_below:.0%} of the peers" if rule.peer_fail_below else ""
     if rule.reference:
         limits = f"FAIL below {rule.fail_below:.0%}, WARN below {rule.warn_below:.0%} of `{rule.reference}`"
-        return f"{member}{limits}{peers}"
+        return f"{member}{limits}{peers}{nodes}"
     if rule.share_of_peak is not None:
         peak = "the speed at the GPU's peak FLOP/s, if known"
         return f"{member}FAIL below {rule.share_of_peak:.0%} of {peak}{condition}"

@@ -359,3 +359,15 @@ def test_error_in_the_file_names_the_file_despite_overrides(tmp_path: Path) -> N
     path = trial_file(tmp_path, "slurm: {time_min: soon}\nchecks: {host.inventory: }\n")
     with pytest.raises(UsageError, match=rf"^{re.escape(str(path))}: slurm.time_min"):
         resolve_trial(path, ("--set", "slurm.mem", "1"))
+
+
+def test_fabric_from_the_command_line() -> None:
+    kind = ("--set", *parse_assignment("cluster.fabric.kind=tcp"))
+    rate = ("--set", *parse_assignment("cluster.fabric.rate=100 Gb/s"))
+    fabric = resolve_trial("quick", kind, rate).config.cluster.fabric
+    assert fabric
+    assert (fabric.kind, fabric.rate) == ("tcp", 100.0)
+    with pytest.raises(UsageError, match=r"cluster\.fabric\.kind"):
+        resolve_trial("quick", rate)
+    with pytest.raises(UsageError, match=r"cluster\.fabric\.speed"):
+        resolve_trial("quick", kind, ("--set", "cluster.fabric.speed", 1))

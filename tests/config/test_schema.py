@@ -24,6 +24,12 @@ def config(**fields: Any) -> Config:
         ({"cluster": {"gpus_per_node": -1}}, "cluster.gpus_per_node"),
         ({"limits": {"heartbeat_timeout_s": 0}}, "limits.heartbeat_timeout_s"),
         ({"limits": {"startup_s": 1e300}}, "limits.startup_s"),
+        ({"cluster": {"fabric": {"kind": "ib"}}}, "cluster.fabric.kind"),
+        ({"cluster": {"fabric": {"rate": "100 Gb/s"}}}, "cluster.fabric.kind"),
+        ({"cluster": {"fabric": {"kind": "tcp", "rate": "100 GB/s"}}}, "cluster.fabric.rate"),
+        ({"cluster": {"fabric": {"kind": "tcp", "rate": "0 Gb/s"}}}, "cluster.fabric.rate"),
+        ({"cluster": {"fabric": {"kind": "tcp", "rate": 100}}}, "cluster.fabric.rate"),
+        ({"cluster": {"fabric": {"kind": "tcp", "speed": 1}}}, "cluster.fabric.speed"),
         ({"telemetry": {"hz": 11}}, "telemetry.hz"),
         ({"slurm": {"cpus_per_task": 0}}, "slurm.cpus_per_task"),
         ({"container": {"runtime": "docker"}}, "container.runtime"),
@@ -54,3 +60,10 @@ def test_defaults_are_the_safe_choices() -> None:
     assert settings.required
     assert not settings.may_skip
     assert not settings.override
+
+
+def test_rate_of_a_tcp_fabric_survives_the_record() -> None:
+    asked = config(cluster={"fabric": {"kind": "tcp", "rate": "2.5 Gb/s"}})
+    assert asked.cluster.fabric
+    assert asked.cluster.fabric.rate == 2.5
+    assert Config.model_validate(asked.model_dump(mode="json")) == asked

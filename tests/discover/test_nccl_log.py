@@ -28,6 +28,14 @@ def test_sockets_between_nodes() -> None:
     assert set(log.transports) == {"NET/Socket"}
     assert log.nodes == 2
     assert log.uses_sockets
+    assert log.socket_interfaces == ("lo",)
+
+
+def test_interfaces_of_the_socket_transport() -> None:
+    """NVIDIA/nccl#278."""
+    line = "NCCL INFO NET/Socket : Using [0]enP1p1s0f0:10.30.0.127<0> [1]enP1p1s0f1:10.30.0.227<0>\n"
+    assert parse(line).socket_interfaces == ("enP1p1s0f0", "enP1p1s0f1")
+    assert parse("NCCL INFO NET/Socket : Using [0]eth0:fe80::1%eth0<0>\n").socket_interfaces == ("eth0",)
 
 
 # Lines of the NCCL documentation and of public issues (NVIDIA/nccl), each with its transport

@@ -7,7 +7,13 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.hardware import links
-from seatrial.hardware.links import Links, network_to_busbw_ratio, nvlink_to_busbw_ratio
+from seatrial.hardware.links import (
+    Links,
+    RdmaPorts,
+    TcpInterfaces,
+    network_to_busbw_ratio,
+    nvlink_to_busbw_ratio,
+)
 from seatrial.model import Measurement
 
 
@@ -45,6 +51,8 @@ def path(*transports: str) -> Measurement:
     return measurement("collectives.transport", transports=dict.fromkeys(transports, 1))
 
 
+HALF = port("200 Gb/sec (2X NDR)")
+DOWN = port("10 Gb/sec (4X SDR)", state="DOWN")
 SLOW = port("100 Gb/sec (4X EDR)", "Ethernet")
 IB = path("P2P/CUMEM", "NET/IB/GDRDMA")
 
@@ -59,12 +67,64 @@ IB = path("P2P/CUMEM", "NET/IB/GDRDMA")
         ([*hosts([]), path("NET/Libfabric/GDRDMA")], "efa"),
         ([*hosts([port()] * 8)], ""),  # NCCL's log names no transport
         ([*hosts([port()] * 8, 1), *hosts([port()] * 4, 1), IB], ""),  # nodes with different numbers of ports
+        ([*hosts([port()] * 8, 1), *hosts([port()] * 7 + [HALF], 1), IB], "ib-8x400"),  # one port at half its rate
+        ([*hosts([port()] * 8, 1), *hosts([port()] * 7 + [DOWN], 1), IB], ""),
+        ([*hosts([port()] * 8 + [HALF] * 2), IB], "ib-8x400"),  # two ports for storage on each node
         ([IB], ""),
         ([*hosts([port("unreadable")] * 8), IB], ""),
     ],
 )
 def test_the_fabric_class_combines_transport_and_ports(measurements: list[Measurement], fabric: str) -> None:
     assert read(measurements).fabric == fabric
+
+
+def efa(rate: str) -> list[Measurement]:
+    return [*hosts([port(rate, "Unspecified")] * 16), path("NET/AWS Libfabric/GDRDMA")]
+
+
+def test_ports_of_efa() -> None:
+    assert read(efa("200 Gb/sec (4X HDR)")).ports == RdmaPorts("efa", 16, 200)
+    assert read(efa("100 Gb/sec (4X EDR)")).ports is None  # drivers report this rate where they know none
+
+
+def sockets(*speeds: int | None, interfaces: Sequence[str] = ("eth0",)) -> list[Measurement]:
+    """One node for each speed of eth0."""
+    names = [f"n{number}" for number in range(len(speeds))]
+    nics = [{"interfaces": [{"name": "eth0", "speed_mbps": speed}, {"name": "eth1"}]} for speed in speeds]
+    hosts_ = [measurement("host.inventory", name, nics=nic) for name, nic in zip(names, nics, strict=True)]
+    used = {name: list(interfaces) for name in names}
+    return [*hosts_, measurement("collectives.transport", transports={"NET/Socket": 2}, socket_interfaces=used)]
+
+
+@pytest.mark.parametrize(
+    ("measurements", "expected"),
+    [
+        (sockets(100_000, 100_000), TcpInterfaces(("eth0",), 100.0)),
+        (sockets(None, None), TcpInterfaces(("eth0",), None)),
+        (sockets(100_000, interfaces=("eth0", "eth1")), TcpInterfaces(("eth0", "eth1"), None)),
+        (sockets(100_000, 25_000), None),  # the nodes differ
+        (sockets(100_000)[1:], TcpInterfaces(("eth0",), None)),
+        ([], None),
+    ],
+)
+def test_interfaces_of_sockets(measurements: list[Measurement], expected: TcpInterfaces | None) -> None:
+    assert read(measurements).tcp == expected
+
+
+def test_logged_algorithms() -> None:
+    by_size = {"1GiB": {"algorithm": "RING"}, "8GiB": {"algorithm": "NVLS_TREE"}, "1MiB": {"algorithm": "not logged"}}
+    choices = {"all_reduce": {"by_size": by_size}, "all_to_all": {"by_size": 5}, "unavailable": "no memory"}
+    algorithms = read([measurement("collectives.transport", nccl_choices=choices)]).algorithms
+    assert algorithms == {("all_reduce", "1GiB"): "Ring", ("all_reduce", "8GiB"): "NVLSTree"}
+
+
+@pytest.mark.parametrize(("nodes", "sent"), [(2, 1.0), (3, 1.5), (4, 2.0), (8, 2.0)])
+def test_a_tree_sends_more_with_more_nodes(nodes: int, sent: float) -> None:
+    """S, 1.5 S and 2 S leave the node with the most links of NCCL's two trees; SHARP sends S."""
+    ranks = 8 * nodes
+    factor = 2 * (ranks - 1) / ranks
+    assert network_to_busbw_ratio("all_reduce", "NVLSTree", ranks, nodes) == pytest.approx(sent / factor)
+    assert network_to_busbw_ratio("all_reduce", "CollNetDirect", ranks, nodes) == pytest.approx(1 / factor)
 
 
 def test_the_gpu_with_the_fewest_links_counts() -> None:
@@ -100,7 +160,8 @@ def test_tree_between_two_nodes_matches_the_published_formula() -> None:
     assert ratio is not None
     assert 435 * ratio / 8 == pytest.approx(435 * (2 - 1) / (16 - 1))
     assert network_to_busbw_ratio("all_reduce", "Ring", 16, 2) == 1.0
-    assert network_to_busbw_ratio("broadcast", "Ring", 16, 2) is None
+    assert network_to_busbw_ratio("broadcast", "Ring", 16, 2) == 1.0
+    assert network_to_busbw_ratio("send_receive", "Ring", 16, 2) is None  # it loads the ports of one GPU only
 
 
 def test_all_to_all_sends_most_of_its_data_to_other_nodes() -> None:

@@ -305,6 +305,7 @@ def test_performance_metrics_of_shipped_checks_are_rates_times_or_ratios() -> No
         assert names, f"{check_.name} measures no {pattern}"
         assert {check_.metrics[name] for name in names} <= {
             "GB/s",
+            "Gb/s",
             "TFLOP/s",
             "files/s",
             "images/s",

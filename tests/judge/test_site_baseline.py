@@ -114,6 +114,23 @@ def test_value_across_nodes_has_the_network_class() -> None:
     assert [reference.fabric for reference in learned.expected["gemm.bf16"]] == [""]
 
 
+def test_a_low_share_of_the_networks_bound_is_learned() -> None:
+    """0.75 of 8 × 400 Gb/s is a WARN: the baseline of a site that reaches no more is a tighter limit."""
+    facts: dict[str, JsonValue] = {"gpu": "NVIDIA H200", "backend": "nccl", "world_size": 16, "nodes": 2}
+    busbw = Metric(name="busbw.1GiB", value=300, unit="GB/s", subject="cluster")
+    port: JsonValue = {"port": "1", "state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}
+    rdma: JsonValue = {"devices": [{"name": f"mlx5_{number}", "ports": [port]} for number in range(8)]}
+    trial = trial_with(
+        Measurement(check="collectives.all_gather", subject="cluster", metrics=(busbw,), facts=facts),
+        *(Measurement(check="host.inventory", subject=node, facts={"rdma": rdma}) for node in ("n0", "n1")),
+        Measurement(check="collectives.transport", subject="n0", facts={"transports": {"NET/IB/GDRDMA": 2}}),
+    )
+    (verdict,) = (verdict for verdict in trial.verdicts if verdict.metric == "busbw.1GiB")
+    assert verdict.outcome is Outcome.WARN
+    (learned,) = site_baseline.learn("lab", {"a": trial}, catalog()).expected["all_gather.busbw.1GiB"]
+    assert (learned.value, learned.nodes, learned.fabric) == (300, 2, "ib-8x400")
+
+
 def test_value_per_node_is_learned_for_one_node() -> None:
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA Unknown", "backend": "nccl", "world_size": 8, "nodes": 1}
     each = [

@@ -375,7 +375,7 @@ def test_threshold_that_rejects_good_hardware_is_an_error(value: float, threshol
     facts: dict[str, JsonValue] = {"gpu": "NVIDIA A100-SXM4-80GB", "world_size": 8, "nodes": 1, "backend": "nccl"}
     busbw = Metric(name="busbw.8GiB", value=value, unit="GB/s", subject="cluster")
     measurement = Measurement(check="c", subject="n0/gpu0", metrics=(busbw,), facts=facts)
-    rule = catalog()["collectives.all_reduce"].rules[-1]
+    (rule,) = (rule for rule in catalog()["collectives.all_reduce"].rules if rule.metric == "busbw.8GiB")
     expect = {"busbw.8GiB": Threshold.parse(threshold)}
     verdict = one_verdict(check(rule), measurement, expect, References(None, skus()))
     assert verdict.outcome is outcome

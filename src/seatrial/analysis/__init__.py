@@ -10,6 +10,7 @@ from seatrial.config.schema import Config
 from seatrial.hardware import links
 from seatrial.hardware.references import references_for
 from seatrial.judge import error_counters
+from seatrial.judge.asked_fabric import tcp_fabric
 from seatrial.model import Baseline, Insight, Measurement
 
 
@@ -21,5 +22,6 @@ def trial_insights(
 ) -> tuple[Insight, ...]:
     """All insights of a trial: those of performance_insights and of error counters."""
     trial_links = links.read(measurements, checks)
-    performance = performance_insights(config, measurements, checks, references_for(trial_links, site), trial_links)
+    references = references_for(trial_links, site, tcp=tcp_fabric(config))
+    performance = performance_insights(config, measurements, checks, references, trial_links)
     return (*performance, *error_counters.insights(measurements))

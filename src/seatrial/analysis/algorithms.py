@@ -10,21 +10,13 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
-from seatrial.hardware.links import FactRole, HasFactRoles, measurements_with_roles, role_facts
+from seatrial.hardware.links import NCCL_ALGO_NAMES, FactRole, HasFactRoles, measurements_with_roles, role_facts
 from seatrial.model import Measurement, format_bytes, parse_bytes
 
 AlgorithmProtocol = tuple[str, str]  # algorithm and protocol; empty where not logged
 OperationKey = tuple[str, str, str]  # operation, dtype, buffers
 Choices = Mapping[OperationKey, Mapping[str, AlgorithmProtocol]]  # … → size label → algorithm and protocol
 
-# Name in NCCL's log → value of NCCL_ALGO
-_NCCL_ALGO_NAMES = {
-    "RING": "Ring",
-    "TREE": "Tree",
-    "NVLS_TREE": "NVLSTree",
-    "COLLNET_CHAIN": "CollNetChain",
-    "COLLNET_DIRECT": "CollNetDirect",
-}
 # Values of the facts where there is no algorithm; "not told" is in records of schema version 1
 _NO_ALGORITHM = ("not logged", "not told", "not measured", "point to point")
 # The only operation that collectives.nccl_settings measures
@@ -75,7 +67,7 @@ def _choices_by_size(by_size: Mapping[str, Any]) -> Iterator[tuple[str, Algorith
         if algorithm.startswith(_NO_ALGORITHM):
             continue
         protocol = str(choice.get("protocol") or "")
-        pair = _NCCL_ALGO_NAMES.get(algorithm, algorithm), "" if protocol in _NO_ALGORITHM else protocol
+        pair = NCCL_ALGO_NAMES.get(algorithm, algorithm), "" if protocol in _NO_ALGORITHM else protocol
         yield name, pair
         if isinstance(size := choice.get("bytes"), int):
             yield size_label(size), pair

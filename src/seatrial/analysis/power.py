@@ -161,5 +161,5 @@ def _sensitivity(rule: Rule, metrics: Sequence[_WithFacts], references: Referenc
 def _limit(rule: Rule, applied: Sequence[Reference], healthy: float) -> float:
     """The value below which a metric fails, in its unit; infinite without any limit."""
     limits = [rule.peer_fail_below * healthy] if rule.peer_fail_below else []
-    limits += (reference.required or rule.fail_below * reference.value for reference in applied)
+    limits += (reference.required_value(rule.fail_below) for reference in applied)
     return max(limits, default=inf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainSerializer, model_validator
 
 from seatrial.model import Frozen, ParsedThreshold
 
@@ -27,6 +27,31 @@ def _variable_name(name: str) -> str:
     return name
 
 
+def _gigabits(value: object) -> float:
+    """Gbit/s of ``100 Gb/s``; a number without a unit is refused, since it could be bytes."""
+    if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*Gb/s\s*", str(value))):
+        raise ValueError("not a rate of a network interface: expected a number and Gb/s, such as 100 Gb/s")
+    return float(match[1])
+
+
+Gigabits = Annotated[
+    float,
+    BeforeValidator(_gigabits),
+    Field(gt=0, le=100_000),
+    PlainSerializer(lambda value: f"{value} Gb/s", return_type=str),
+]
+
+
+class Fabric(Frozen):
+    """The network between nodes, where it is not RDMA: collectives are judged by the rate of its interface."""
+
+    kind: Literal["tcp"]
+    rate: Gigabits | None = Field(
+        default=None,
+        description="rate of a node's interface, such as 100 Gb/s; used where the interface reports none, as in a VM",
+    )
+
+
 class Cluster(Frozen):
     """The expected size of the cluster. A smaller cluster fails; a size that is not set is not judged."""
 
@@ -37,6 +62,7 @@ class Cluster(Frozen):
         description="a file with racks and switches of the nodes, or Slurm's topology.conf or topology.yaml; by "
         "default Slurm's topology, if it has one",
     )
+    fabric: Fabric | None = Field(default=None, description="{kind: tcp} for a cluster without an RDMA network")
 
 
 class Limits(Frozen):

@@ -26,6 +26,9 @@ _PLUGIN_VERSION = re.compile(
 )
 # NCCL src/transport/net_ib: [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:…; merged ports: [0]={[0] mlx5_0:1/RoCE, …}
 _HCAS = re.compile(r"NET/IB : Using (.*?); OOB")
+# NCCL src/transport/net_socket.cc: [0]eth0:10.0.0.1<0> [1]eth1:fe80::1%eth1<0>
+_SOCKET_INTERFACES = re.compile(r"NET/Socket : Using (.+)")
+_SOCKET_INTERFACE = re.compile(r"\[\d+\]([^\s:]+):\S+")
 _HCA = re.compile(r"([\w.-]+):(\d+)/(?:IB|RoCE)")
 _CHANNELS = re.compile(r"(\d+) coll channels, .*?(\d+) nvls channels")
 _NODES = re.compile(r"nRanks \d+ nNodes (\d+)")
@@ -56,7 +59,8 @@ class NcclLog(Frozen):
 
     ``transports``: number of this rank's connections by transport (``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA``).
     ``network`` is the network
-    between nodes, ``nodes`` the number of nodes. ``hcas`` are the RDMA ports (``mlx5_0/1``) of NCCL's IB transport.
+    between nodes, ``nodes`` the number of nodes. ``hcas`` are the RDMA ports (``mlx5_0/1``) of NCCL's IB transport,
+    ``socket_interfaces`` the interfaces of its socket transport.
     """
 
     version: str | None = None
@@ -64,6 +68,7 @@ class NcclLog(Frozen):
     plugin: str | None = None
     plugin_version: str | None = None
     hcas: tuple[str, ...] | None = None
+    socket_interfaces: tuple[str, ...] = ()
     nodes: int | None = None
     channels: int | None = None
     nvls_channels: int | None = None
@@ -102,12 +107,14 @@ def read(path: Path, size: int = _MAX_BYTES, start: int = 0) -> NcclLog:
 def parse(text: str) -> NcclLog:
     """The content of one rank's log."""
     channels, hcas = _CHANNELS.search(text), _first_match(_HCAS, text)
+    interfaces = _SOCKET_INTERFACE.findall(_first_match(_SOCKET_INTERFACES, text) or "")
     return NcclLog(
         version=_first_match(_VERSION, text),
         network=_first_match(_NETWORK, text),
         plugin=_first_match(_PLUGIN, text),
         plugin_version=_first_match(_PLUGIN_VERSION, text),
         hcas=None if hcas is None else tuple("/".join(hca.groups()) for hca in _HCA.finditer(hcas)),
+        socket_interfaces=tuple(interfaces),
         nodes=int(nodes) if (nodes := _first_match(_NODES, text)) else None,
         channels=int(channels[1]) if channels else None,
         nvls_channels=int(channels[2]) if channels else None,

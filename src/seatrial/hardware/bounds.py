@@ -138,7 +138,7 @@ def _inter_node_bound(operation: str, ranks: int, nodes: int, fabric: str) -> Bo
     ports = _FABRIC.fullmatch(fabric)
     if not 1 < nodes <= ranks or not ports:
         return None
-    ratio = min(network_to_busbw_ratio(operation, algorithm, ranks, nodes) or 1.0 for algorithm in ("Ring", "Tree"))
+    ratio = min(network_to_busbw_ratio(operation, algorithm, ranks, nodes) or 1.0 for algorithm in ("Ring", "NVLS"))
     rate = int(ports[1]) * float(ports[2]) / 8
     node_rate, limit = (format_value(value, "GB/s") for value in (rate, rate / ratio))
     text = f"{fabric} carries {node_rate} out of a node, and {operation} sends {ratio:.3g} × its busbw: {limit}"

@@ -7,26 +7,41 @@ inside one node; for other algorithms and for several nodes the ratios below con
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from seatrial.model import GPUS_USED, Measurement
 
+# Algorithms whose sums are made by the network's switches (SHARP), so that a node sends its data once; between nodes
+# NVLS needs them too
+IN_NETWORK_ALGORITHMS = ("NVLS", "CollNetChain", "CollNetDirect")
 # Algorithms that reduce inside a node before they send between nodes; NVLSTree is Tree between nodes
-HIERARCHICAL_ALGORITHMS = ("Tree", "NVLSTree", "NVLS", "CollNetChain", "CollNetDirect")
+HIERARCHICAL_ALGORITHMS = ("Tree", "NVLSTree", *IN_NETWORK_ALGORITHMS)
+# Name in NCCL's log → value of NCCL_ALGO
+NCCL_ALGO_NAMES = {
+    "RING": "Ring",
+    "TREE": "Tree",
+    "NVLS_TREE": "NVLSTree",
+    "COLLNET_CHAIN": "CollNetChain",
+    "COLLNET_DIRECT": "CollNetDirect",
+}
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
-_KINDS = {"InfiniBand": "ib", "Ethernet": "roce"}
+_KINDS = {"InfiniBand": "ib", "Ethernet": "roce", "Unspecified": "efa"}
+# The rate that the driver of EFA reports where it does not know the rate (efa_query_port of Linux before 6.13)
+_EFA_UNKNOWN_GBPS = 100.0
 
-# Content of a fact about links or NCCL: GPUs of a node, its RDMA devices, transports that NCCL uses, RDMA ports that
-# NCCL uses, algorithms by operation, algorithms of the all-reduce under several NCCL settings, environment variables
-# (name → value), network settings and variables of all nodes, and the settings and versions of nodes that differ from
-# the majority (these three: node → name → value)
+# Content of a fact about links or NCCL: GPUs of a node, its RDMA devices, its network interfaces, transports that NCCL
+# uses, RDMA ports and TCP interfaces that NCCL uses, algorithms by operation, algorithms of the all-reduce under
+# several NCCL settings, environment variables (name → value), network settings and variables of all nodes, and the
+# settings and versions of nodes that differ from the majority (these three: node → name → value)
 FactRole = Literal[
     "gpus",
     "rdma_devices",
+    "nics",
     "transports",
     "hcas",
+    "socket_interfaces",
     "algorithms",
     "algorithms_by_setting",
     "variables",
@@ -45,7 +60,7 @@ class HasFactRoles(Protocol):
 
 @dataclass(frozen=True)
 class RdmaPorts:
-    """The fastest RDMA ports of a node among those that NCCL uses: ``kind`` is ib or roce, ``gbps`` is Gbit/s per port.
+    """The fastest RDMA ports of a node among those that NCCL uses; ``kind`` is ib, roce or efa, ``gbps`` is per port.
 
     If NCCL's log does not list its ports, all active ports count, including ports used for storage.
     """
@@ -56,12 +71,21 @@ class RdmaPorts:
 
 
 @dataclass(frozen=True)
+class TcpInterfaces:
+    """The interfaces of a node that NCCL's sockets use; ``gbps`` is their total rate in Gbit/s, None if unknown."""
+
+    names: tuple[str, ...]
+    gbps: float | None
+
+
+@dataclass(frozen=True)
 class Links:
     """Links between the GPUs of a trial; unknown values are None, 0 or empty.
 
     ``nvlinks`` (number of active links) and ``nvlink_gbps`` (their total unidirectional GB/s) are those of the GPU with
     the lowest rate.
     ``network`` is what NCCL uses between nodes: rdma, efa or tcp. ``mig_models``: GPU models in MIG mode.
+    ``algorithms``: NCCL's algorithm by operation and size label, as logged.
     """
 
     nvlinks: int = 0
@@ -70,6 +94,8 @@ class Links:
     network: str = ""
     intra_node_transports: tuple[str, ...] = ()
     mig_models: frozenset[str] = field(default=frozenset())
+    tcp: TcpInterfaces | None = None  # None: unknown, or other rates on other nodes
+    algorithms: Mapping[tuple[str, str], str] = field(default_factory=dict, hash=False)
 
     @property
     def fabric(self) -> str:
@@ -91,15 +117,21 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     used_ports = {node: ports for _, value in hcas for node, ports in _ports_by_node(value).items()}
     rdma = role_facts("rdma_devices", measurements, checks)
     ports_of_nodes = {_fastest_ports(value, used_ports.get(measurement.subject)) for measurement, value in rdma}
+    nics = {measurement.subject: value for measurement, value in role_facts("nics", measurements, checks)}
+    sockets = role_facts("socket_interfaces", measurements, checks)
+    interfaces = {node: names for _, value in sockets for node, names in _ports_by_node(value).items()}
+    tcp_of_nodes = {_tcp_interfaces(nics.get(node), names) for node, names in interfaces.items()}
     transports = role_facts("transports", measurements, checks)
     names = sorted({name for _, value in transports if isinstance(value, Mapping) for name in value})
     return Links(
         nvlinks=lowest[0],
         nvlink_gbps=lowest[1],
-        ports=ports_of_nodes.pop() if len(ports_of_nodes) == 1 else None,
+        ports=_common_ports(ports_of_nodes),
         network=_network([name for name in names if name.startswith("NET/")]),
         intra_node_transports=tuple(name for name in names if not name.startswith("NET/")),
         mig_models=frozenset(str(gpu.get("name")) for gpu in gpus if gpu.get("mig_mode")),
+        tcp=tcp_of_nodes.pop() if len(tcp_of_nodes) == 1 else None,
+        algorithms=_algorithms(value for _, value in role_facts("algorithms", measurements, checks)),
     )
 
 
@@ -147,18 +179,21 @@ def network_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: in
 
     For n ranks on N nodes and buffers of S bytes:
 
-    - Ring: each byte leaves the node once, from its last GPU: 1.
-    - Tree and other hierarchical algorithms reduce inside the node first: 2(N−1)/N · S leave it, for a bus bandwidth of
-      2(n−1)/n · S (the same formula per rail: stas00/ml-engineering, network/README.md).
+    - Ring, and operations along a chain: each byte leaves the node once, from its last GPU: 1.
+    - Tree and NVLSTree reduce inside the node first. With S/2 on each of NCCL's two trees, the node with the most links
+      sends S on two nodes, 1.5 S on three and 2 S on more (NVIDIA/nccl src/graph/trees.cc, ncclGetDtree).
+    - In the network's switches (SHARP): S leaves a node.
     - All-to-all: each of the n/N GPUs of a node sends S/n to each GPU of other nodes.
     """
     if operation == "all_to_all":
         gpus_per_node = ranks / nodes
         return gpus_per_node * (ranks - gpus_per_node) / (ranks - 1)
-    if operation not in ("all_reduce", "all_gather", "reduce_scatter"):
-        return None
-    hierarchical = operation == "all_reduce" and algorithm in HIERARCHICAL_ALGORITHMS
-    return (nodes - 1) / nodes * ranks / (ranks - 1) if hierarchical else 1.0
+    if operation != "all_reduce":
+        return 1.0 if operation in ("all_gather", "reduce_scatter", "broadcast", "reduce") else None
+    if algorithm not in HIERARCHICAL_ALGORITHMS:
+        return 1.0
+    sent = 1.0 if algorithm in IN_NETWORK_ALGORITHMS else min(nodes, 4) / 2
+    return sent * ranks / (2 * (ranks - 1))
 
 
 def _used_gpus(gpus: Any, used: Any) -> list[Mapping[str, Any]]:
@@ -178,8 +213,32 @@ def _ports_by_node(hcas: Any) -> dict[str, frozenset[str]]:
     return {node: frozenset(map(str, ports)) for node, ports in lists if isinstance(ports, list) and ports}
 
 
-def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> RdmaPorts | None:
-    """The fastest active ports of a node, only those in ``used`` if given; None if a used port was not discovered."""
+@dataclass(frozen=True)
+class _NodePorts:
+    """The fastest active ports of a node, and the number of active ports of the same kind at any rate."""
+
+    fastest: RdmaPorts
+    active: int
+
+
+def _common_ports(ports_of_nodes: Collection[_NodePorts | None]) -> RdmaPorts | None:
+    """The ports of all nodes; None if they are unknown on a node, or differ.
+
+    Nodes with equally many ports, some of them slower on some nodes, have the ports of the best node: a slow port is
+    a fault, and the bandwidth that the nodes were built for is expected.
+    """
+    known = [ports for ports in ports_of_nodes if ports]
+    kinds = {(ports.fastest.kind, ports.fastest.gbps) for ports in known}
+    counts = {ports.fastest.count for ports in known}
+    if len(known) < len(ports_of_nodes) or len(kinds) != 1:
+        return None
+    if len(counts) > 1 and len({ports.active for ports in known}) > 1:
+        return None
+    return max((ports.fastest for ports in known), key=lambda ports: ports.count)
+
+
+def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
+    """The active ports of a node, only those in ``used`` if given; None if a used port was not discovered."""
     devices = _mappings(rdma.get("devices")) if isinstance(rdma, Mapping) else []
     ports = [
         (f"{device.get('name')}/{port.get('port')}", port)
@@ -193,12 +252,34 @@ def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> RdmaPorts | None:
     active: dict[tuple[float, str], int] = {}
     for _, port in ports:
         rate, kind = _RATE.match(str(port.get("rate") or "")), _KINDS.get(str(port.get("link_layer")))
-        if port.get("state") == "ACTIVE" and rate and kind:
+        if port.get("state") == "ACTIVE" and rate and kind and (kind, float(rate[1])) != ("efa", _EFA_UNKNOWN_GBPS):
             active[float(rate[1]), kind] = active.get((float(rate[1]), kind), 0) + 1
     if not active:
         return None
     (gbps, kind), count = max(active.items())
-    return RdmaPorts(kind, count, gbps)
+    return _NodePorts(RdmaPorts(kind, count, gbps), sum(n for (_, other), n in active.items() if other == kind))
+
+
+def _tcp_interfaces(nics: Any, names: frozenset[str]) -> TcpInterfaces:
+    """The interfaces ``names`` of a node; without a rate unless each of them has one."""
+    listed = _mappings(nics.get("interfaces")) if isinstance(nics, Mapping) else []
+    speeds = [nic.get("speed_mbps") for nic in listed if nic.get("name") in names]
+    readable = [speed for speed in speeds if isinstance(speed, int) and speed > 0]
+    gbps = sum(readable) / 1e3 if len(readable) == len(names) else None
+    return TcpInterfaces(tuple(sorted(names)), gbps)
+
+
+def _algorithms(facts: Iterable[Any]) -> dict[tuple[str, str], str]:
+    """NCCL's algorithm by operation and size label, from facts of the role ``algorithms``."""
+    algorithms: dict[tuple[str, str], str] = {}
+    for fact in facts:
+        for operation, choice in fact.items() if isinstance(fact, Mapping) else ():
+            by_size = choice.get("by_size") if isinstance(choice, Mapping) else None
+            for label, chosen in by_size.items() if isinstance(by_size, Mapping) else ():
+                name = chosen.get("algorithm") if isinstance(chosen, Mapping) else None
+                if isinstance(name, str) and name.isupper():  # others say why there is no algorithm
+                    algorithms.setdefault((operation, label), NCCL_ALGO_NAMES.get(name, name))
+    return algorithms
 
 
 def _mappings(value: Any) -> list[Mapping[str, Any]]:

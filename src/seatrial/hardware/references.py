@@ -1,4 +1,4 @@
-"""Reference values: the site's baseline and the SKU data, else the median of the peer group.
+"""Reference values: the site's baseline and the SKU data, else the model of the network or the median of the peers.
 
 SKU data are data/skus/*.yaml; each number has a source. Values that are not listed there are unknown.
 """
@@ -12,6 +12,7 @@ from statistics import NormalDist, median
 
 from pydantic import Field, FiniteFloat, JsonValue
 
+from seatrial.hardware.fabric_model import TcpFabric, model_value
 from seatrial.hardware.links import Links
 from seatrial.model import Baseline, BasisKind, Frozen, ReferenceValue
 from seatrial.util import data_files
@@ -61,7 +62,8 @@ class Sku(Frozen):
 class Reference:
     """A reference value and its origin. ``required``: fixed minimum, which replaces the rule's ``fail_below``.
 
-    ``peer_spread``: the spread of the peer group if the value is its median.
+    ``peer_spread``: the spread of the peer group if the value is its median. ``fail_below``, ``warn_below`` and
+    ``arithmetic``: shares of a bound of the network, which replace the rule's, and how the bound was computed.
     """
 
     value: float
@@ -72,11 +74,21 @@ class Reference:
     peer_spread: float | None = None
     required: float | None = None
     runs: int = 0  # from which a value of the site's baseline was learned
+    fail_below: float | None = None
+    warn_below: float | None = None
+    arithmetic: str = ""
 
     @property
     def label(self) -> str:
         """The origin as text, such as ``SKU NVIDIA H200 SXM`` or ``median of 8 subjects on NVIDIA H200``."""
-        return f"{'median of' if self.kind is BasisKind.PEERS else self.kind} {self.name}"
+        kinds = {BasisKind.PEERS: "median of", BasisKind.FABRIC_MODEL: "bound of"}
+        return f"{kinds.get(self.kind, self.kind)} {self.name}"
+
+    def required_value(self, fail_below: float) -> float:
+        """The value below which a metric fails; ``fail_below`` is the share that its rule requires."""
+        if self.required is not None:
+            return self.required
+        return self.value * (fail_below if self.fail_below is None else self.fail_below)
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,9 @@ class PeerGroup:
         return self.is_comparable and self.median - value > self.outlier_distance
 
 
+NO_PEERS = PeerGroup("", ())
+
+
 @cache
 def skus() -> tuple[Sku, ...]:
     """All SKUs that ship with seatrial. Raises ValueError if two of them have the same NVML name."""
@@ -134,7 +149,8 @@ class References:
 
     ``fabric`` is the class of the network between nodes, empty if unknown; ``mig_models`` are GPU models in MIG mode.
     ``site_includes_run``: the site's baseline was learned from the run that is judged. ``cpu_only``: the trial asks for
-    no GPU, so that limits known from healthy GPU nodes do not apply.
+    no GPU, so that limits known from healthy GPU nodes do not apply. ``links``: those that the model of the network
+    uses; ``tcp``: the trial's TCP fabric.
     """
 
     site: Baseline | None = None
@@ -143,6 +159,8 @@ class References:
     mig_models: frozenset[str] = frozenset()
     site_includes_run: bool = False
     cpu_only: bool = False
+    links: Links = field(default_factory=Links)
+    tcp: TcpFabric | None = None
     _cache: dict[tuple[object, ...], Reference | str] = field(default_factory=dict, compare=False, repr=False)
 
     def find(self, key: str, facts: Mapping[str, JsonValue], peers: PeerGroup, unit: str) -> Reference | str:
@@ -151,6 +169,8 @@ class References:
         Reads the facts ``gpu`` (NVML name), ``world_size`` and ``nodes``, as the check recorded them.
         """
         reference = self.site_or_sku_reference(key, facts)
+        if isinstance(reference, str) and _nodes(facts) > 1:
+            reference = self._model_reference(key, facts, reference)
         if isinstance(reference, Reference) or not peers.gives_reference:
             return reference
         name = f"{len(peers.values)} subjects on {peers.model}" + (f" in {peers.node}" if peers.node else "")
@@ -170,19 +190,42 @@ class References:
         return reference
 
     def applied(self, key: str, facts: Mapping[str, JsonValue]) -> tuple[Reference, ...]:
-        """The values that a metric must meet: the site's and the SKU's; only the site's if its baseline overrides."""
-        first = self.site_or_sku_reference(key, facts)
+        """The values that a metric must meet: the site's and the SKU's; only the site's if its baseline overrides.
+
+        Between nodes, the bound of the network takes the place of a SKU's value that is missing.
+        """
+        first = self.find(key, facts, NO_PEERS, "")
         if isinstance(first, str):
             return ()
         if first.kind is not BasisKind.SITE or (self.site and self.site.override):
             return (first,)
-        published = self.without_site.site_or_sku_reference(key, facts)
+        published = self.without_site.find(key, facts, NO_PEERS, "")
         return (first, published) if isinstance(published, Reference) and published.unit == first.unit else (first,)
 
     @cached_property
     def without_site(self) -> References:
         """The same references without the site's baseline."""
         return replace(self, site=None, _cache={})
+
+    def _model_reference(self, key: str, facts: Mapping[str, JsonValue], without: str) -> Reference | str:
+        """The bound of the network as a reference, or ``without``, the reason for no other value, with this reason."""
+        models = [self.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
+        known = [sku for sku in models if isinstance(sku, Sku)]
+        if len(known) < len(models):
+            return without
+        model = model_value(key, facts, known, self.links, self.tcp)
+        if isinstance(model, str):
+            return f"{without}; {model}"
+        return Reference(
+            model.bound.value,
+            "GB/s",
+            BasisKind.FABRIC_MODEL,
+            model.name,
+            model.source,
+            fail_below=model.limit.fail_below,
+            warn_below=model.limit.warn_below,
+            arithmetic=model.bound.arithmetic,
+        )
 
     def _site_or_sku_reference(self, key: str, facts: Mapping[str, JsonValue]) -> Reference | str:
         gpu = str(facts.get("gpu") or "")
@@ -224,10 +267,20 @@ NO_REFERENCES = References()
 
 
 def references_for(
-    links: Links, site: Baseline | None, *, site_includes_run: bool = False, cpu_only: bool = False
+    links: Links,
+    site: Baseline | None,
+    *,
+    site_includes_run: bool = False,
+    cpu_only: bool = False,
+    tcp: TcpFabric | None = None,
 ) -> References:
-    """The site's baseline and the SKU data, for a cluster with these links."""
-    return References(site, skus(), links.fabric, links.mig_models, site_includes_run, cpu_only)
+    """The site's baseline, the SKU data and the model of the network, for a cluster with these links."""
+    return References(site, skus(), links.fabric, links.mig_models, site_includes_run, cpu_only, links, tcp)
+
+
+def _nodes(facts: Mapping[str, JsonValue]) -> int:
+    nodes = facts.get("nodes")
+    return nodes if type(nodes) is int else 0
 
 
 def _site_value(

@@ -10,6 +10,7 @@ from seatrial.config.schema import CheckSettings, Config
 from seatrial.hardware import links
 from seatrial.hardware.references import References, references_for
 from seatrial.judge import error_counters, retry
+from seatrial.judge.asked_fabric import tcp_fabric, unexpected_rdma
 from seatrial.judge.coverage import coverage_errors, retry_errors, unevaluated_thresholds, unplanned_checks
 from seatrial.judge.peaks import values_above_peak
 from seatrial.judge.recorded_plan import RecordedPlan
@@ -37,8 +38,13 @@ def judge(
     run among others if ``site_includes_run``. ``retries`` are second measurements of checks that failed; they confirm
     or lift a FAIL. None: the retries are not made yet.
     """
+    trial_links = links.read(measurements, checks)
     references = references_for(
-        links.read(measurements, checks), site, site_includes_run=site_includes_run, cpu_only=_is_cpu_only(config)
+        trial_links,
+        site,
+        site_includes_run=site_includes_run,
+        cpu_only=_is_cpu_only(config),
+        tcp=tcp_fabric(config),
     )
     by_check: dict[str, list[Measurement]] = {}
     for measurement in measurements:
@@ -58,6 +64,7 @@ def judge(
             verdicts += unevaluated_thresholds(name, setting, first, config.name)
             verdicts += error_counters.verdicts(check, first)
             verdicts += values_above_peak(check, first, references)
+            verdicts += unexpected_rdma(check, config, trial_links)
             if retries is None:
                 verdicts += (verdict for judge_measurements in judges for verdict in judge_measurements(first))
                 continue
@@ -84,7 +91,9 @@ def checks_to_retry(
 
     Checks with an error in an earlier measurement are not retried.
     """
-    references = references_for(links.read(measurements, checks), site, cpu_only=_is_cpu_only(config))
+    references = references_for(
+        links.read(measurements, checks), site, cpu_only=_is_cpu_only(config), tcp=tcp_fabric(config)
+    )
     failures_by_check: dict[str, str] = {}
     for name, setting in config.checks.items():
         first = [measurement for measurement in measurements if measurement.check == name]

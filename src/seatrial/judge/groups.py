@@ -30,7 +30,6 @@ from seatrial.model import (
 )
 from seatrial.util.text import and_more
 
-NO_PEERS = PeerGroup("", ())
 _MAX_NAMED = 4  # subjects listed in one message
 _GPU = "gpu"
 SHAPE_FACTS = (_GPU, "world_size", "nodes")  # facts that select a reference value; all ranks must agree on them

@@ -10,8 +10,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from seatrial.checks.base import Check
-from seatrial.hardware.references import PeerGroup, References
-from seatrial.judge.groups import NO_PEERS, MeasurementGroup, PeerGroups
+from seatrial.hardware.references import NO_PEERS, PeerGroup, References
+from seatrial.judge.groups import MeasurementGroup, PeerGroups
 from seatrial.judge.plausibility import metric_lookup
 from seatrial.judge.samples import violation
 from seatrial.judge.thresholds import PASS_OR_SKIP, RuleEvaluator, evidence_facts, measured_evidence

@@ -230,7 +230,7 @@ class _RuleEvaluation:
             self.verdicts.append(_invalid_fact_error(self._check.name, group.subject, self._rule.metric, invalid))
             return True
         if applies_if.items() <= facts.items() or not (mismatched := mismatched_facts(applies_if, facts)):
-            return False
+            return self._outside_node_range(group)
         name = mismatched[0]
         fact, value = self._check.rule_facts[name], str(facts[name])
         outcome, reason = unmet_condition(name, applies_if[name], fact, value)
@@ -241,6 +241,13 @@ class _RuleEvaluation:
             why = Reason.NOT_APPLICABLE if outcome is Outcome.SKIP else Reason.FACT_UNREADABLE
             self._add_verdict(group.subject, outcome, why, reason)
         return True
+
+    def _outside_node_range(self, group: MeasurementGroup) -> bool:
+        """Whether the rule is for fewer or more nodes than the group has: then it gives no verdict."""
+        rule, nodes = self._rule, group.facts.get("nodes")
+        if type(nodes) is not int:
+            return False
+        return nodes < rule.min_nodes or (rule.max_nodes is not None and nodes > rule.max_nodes)
 
     def _invalid_fact(self, group: MeasurementGroup) -> str:
         """The first fact that the rule depends on without a declared value, as text; empty if there is none."""

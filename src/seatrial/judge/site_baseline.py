@@ -159,14 +159,17 @@ def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
     """(check, metric, subject) → why its value cannot be learned, or empty.
 
     Values with PASS are learned, and values without a reference value (UNJUDGED, or SKIP with NO_THRESHOLD). A baseline
-    that cannot PASS them on its own does not prevent learning them again.
+    that cannot PASS them on its own does not prevent learning them again. A WARN by the bound of the network is learned
+    too: good clusters differ in the share that they reach, and the baseline of a site is a tighter limit.
     """
     problems: dict[tuple[str, str, str], str] = {}
     for verdict in verdicts:
         has_basis = verdict.basis is not None and verdict.basis.kind is not BasisKind.PEERS
         without_reference = verdict.outcome is Outcome.UNJUDGED and not has_basis
         without_reference |= verdict.reasons in _LEARNABLE
-        usable = without_reference or verdict.outcome is Outcome.PASS
+        is_bound = verdict.basis is not None and verdict.basis.kind is BasisKind.FABRIC_MODEL
+        low_share = is_bound and verdict.reasons == (Reason.BELOW_WARNING_THRESHOLD,)
+        usable = without_reference or low_share or verdict.outcome is Outcome.PASS
         key = (verdict.check, verdict.metric, verdict.subject)
         problem = "" if usable else f"{verdict.subject}: {verdict.outcome}, {verdict.message}"
         problems[key] = problems.get(key) or problem

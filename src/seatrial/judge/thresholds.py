@@ -11,8 +11,7 @@ from functools import cached_property
 from pydantic import JsonValue
 
 from seatrial.hardware.bounds import Bound, MetricLookup, hardware_bound
-from seatrial.hardware.references import MODEL_SEPARATOR, PeerGroup, Reference, References
-from seatrial.judge.groups import NO_PEERS
+from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, PeerGroup, Reference, References
 from seatrial.judge.plausibility import (
     LAX_RATIO,
     TIME_UNITS,
@@ -42,6 +41,9 @@ from seatrial.model import (
 # Values above this multiple of the reference value are measured wrongly, or the reference value is wrong. The largest
 # known gain by software is NVLink SHARP's: from 370 to 480 GB/s busbw of all-reduce on eight H100 (NVIDIA/nccl#1455).
 MAX_PLAUSIBLE_RATIO = 1.5
+# The same for a bound of the network. Above it, a port rate was misread, or NCCL used an algorithm that is not in its
+# log; SHARP reaches 480 GB/s where rings are bounded by 400.
+MAX_RATIO_OF_BOUND = 1.25
 # Runs from which a baseline must be learned to PASS a metric without a published value. Of three runs the median is not
 # that of the one bad run.
 MIN_BASELINE_RUNS = 3
@@ -227,8 +229,11 @@ class _ReferenceEvaluator:
         rule = evaluator.rule
         self._check, self._make, self._peers = evaluator.check, evaluator.make, evaluator.peers
         self._reference = reference
-        self._fail_below = rule.fail_below if reference.required is None else reference.required / reference.value
-        self._warn_below = max(rule.warn_below, self._fail_below)
+        self._fail_below = reference.required_value(rule.fail_below) / reference.value
+        warn_below = rule.warn_below if reference.warn_below is None else reference.warn_below
+        self._warn_below = max(warn_below, self._fail_below)
+        is_bound = reference.kind is BasisKind.FABRIC_MODEL
+        self._max_ratio = MAX_RATIO_OF_BOUND if is_bound else MAX_PLAUSIBLE_RATIO
         self._basis = Basis(
             reference.kind,
             reference.name,
@@ -236,7 +241,8 @@ class _ReferenceEvaluator:
             reference.unit,
             source=reference.source,
             fail_below=self._fail_below,
-            warn_below=rule.warn_below,
+            warn_below=warn_below,
+            arithmetic=reference.arithmetic,
             lax_reason=lax_reference(reference, evaluator.lookup, evaluator.facts, evaluator.references),
         )
 
@@ -248,7 +254,7 @@ class _ReferenceEvaluator:
         if reference.kind is BasisKind.PEERS and (ratio >= fail_below or not below_peers):
             reasons = (*below_peers, Reason.NO_ABSOLUTE_REFERENCE)
             return self._make(metric, Outcome.UNJUDGED, *reasons, basis=basis, ratio=ratio, detail=reference.source)
-        if ratio > MAX_PLAUSIBLE_RATIO:
+        if ratio > self._max_ratio:
             return self._make(metric, Outcome.UNJUDGED, Reason.IMPLAUSIBLY_HIGH, basis=basis, ratio=ratio)
         if ratio >= self._warn_below:
             if below_peers:

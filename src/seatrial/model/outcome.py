@@ -33,6 +33,7 @@ class BasisKind(StrEnum):
     SITE = "site"  # baseline learned from good runs at this site
     SKU = "SKU"  # published value of the hardware
     PHYSICAL_LIMIT = "physical_limit"  # upper bound computed from link bandwidth and peak FLOP/s
+    FABRIC_MODEL = "fabric_model"  # bound of the network between nodes, computed from port rates and traffic
     PEERS = "peers"  # median of the devices of the same model in this trial
     OWN_MEDIAN = "own_median"  # median of the samples of the same metric
     RULE = "rule"  # rule of the check
@@ -81,6 +82,7 @@ class Reason(StrEnum):
     SLOW_WINDOWS = "slow_windows"  # far below the median of the run
     BELOW_PEERS = "below_peers"
     ASYMMETRIC = "asymmetric"  # far below the opposite direction
+    FABRIC_MISMATCH = "fabric_mismatch"  # NCCL uses another network than the trial asks for
     ERROR_COUNTERS_INCREASED = "error_counters_increased"
     COUNTERS_NOT_READ = "counters_not_read"
     COUNTERS_UNAVAILABLE = "counters_unavailable"

@@ -92,11 +92,20 @@ class Rule(Frozen):
     single_fail_below: float = 0.0
     asymmetry_limit: float = 0.0  # WARN if one direction of a pair is below this share of the other
     applies_if: dict[str, str] = {}  # fact → value required for the rule to apply, else SKIP
+    min_nodes: int = 1  # on fewer or more nodes (fact ``nodes``) the rule gives no verdict: another size is judged
+    max_nodes: int | None = None
     default_options: tuple[str, ...] = ()  # the rule applies if the trial leaves these options of the check unchanged
     may_be_negative: bool = False  # if not, a negative value is a measurement error
     evidence_facts: tuple[str, ...] = ()  # facts shown with a violation, such as a rank, a pid or a driver message
     meaning: str  # what a bad value means
     fix: str
+
+    @property
+    def nodes_text(self) -> str:
+        """The numbers of nodes that the rule is for; empty for any number."""
+        if self.max_nodes is not None:
+            return f"{self.min_nodes} to {self.max_nodes} nodes"
+        return f"at least {self.min_nodes} nodes" if self.min_nodes > 1 else ""
 
 
 class ReferenceValue(Frozen):

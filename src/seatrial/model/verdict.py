@@ -26,7 +26,7 @@ class Basis:
     ``name``: name of the trial, site, SKU or peer group. With ``op``, the value must meet ``op expected``. Without it,
     the value fails below the share ``fail_below`` of ``expected`` and warns below ``warn_below``. ``asymmetry_limit``:
     warn below this share of the opposite direction. ``lax_reason``: why the threshold is lax, or empty. ``exceeds``:
-    the reference value that the threshold exceeds, or empty.
+    the reference value that the threshold exceeds, or empty. ``arithmetic``: how the bound of the network was computed.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -42,6 +42,7 @@ class Basis:
     asymmetry_limit: float | None = None
     lax_reason: str = ""
     exceeds: str = ""
+    arithmetic: str = ""
 
     def __str__(self) -> str:
         return verdict_text.basis_text(self)

@@ -15,6 +15,7 @@ LAX_THRESHOLD, STRICT_THRESHOLD = "LAX THRESHOLD", "STRICT THRESHOLD"
 _BASIS_LABELS = {
     BasisKind.PEERS: "median of",
     BasisKind.PHYSICAL_LIMIT: "limit of",
+    BasisKind.FABRIC_MODEL: "bound of",
     BasisKind.OWN_MEDIAN: "median of its own windows",
 }
 # Text for each reason: appended to the value of the verdict, if it has one
@@ -56,6 +57,7 @@ _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.SLOW_WINDOWS: "; slow windows: {detail}",
     Reason.BELOW_PEERS: "; low outlier among its peers in this trial",
     Reason.ASYMMETRIC: "; {opposite} in the opposite direction",
+    Reason.FABRIC_MISMATCH: "{detail}",
     Reason.ERROR_COUNTERS_INCREASED: "{detail} during this check, expected {expected_rate}",
     Reason.COUNTERS_NOT_READ: "{detail}",
     Reason.COUNTERS_UNAVAILABLE: "error counters not available: {detail}",
@@ -100,6 +102,7 @@ def basis_text(basis: Basis) -> str:
     limits += [f"WARN below {basis.warn_below:.0%}"] if basis.warn_below is not None else []
     if basis.asymmetry_limit is not None:
         limits.append(f"WARN below {basis.asymmetry_limit:.0%} of the opposite direction")
+    text += f"; {basis.arithmetic}" if basis.arithmetic else ""
     text += f"; {', '.join(limits)}" if limits else ""
     text += f"; {LAX_THRESHOLD}: {basis.lax_reason}" if basis.lax_reason else ""
     return text + (f"; {STRICT_THRESHOLD}: above {basis.exceeds}" if basis.exceeds else "")

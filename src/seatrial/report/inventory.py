@@ -145,6 +145,7 @@ def _rule(rule: Rule) -> str:
     condition = (
         f" if {', '.join(f'{name} = {value}' for name, value in rule.applies_if.items())}" if rule.applies_if else ""
     )
+    condition += f" on {rule.nodes_text}" if rule.nodes_text else ""
     peers = f"FAIL unless >= {rule.peer_fail_below:.0%} of the median of its peer group" if rule.peer_fail_below else ""
     if rule.compare_with_peers:
         limits = [f"WARN unless >= {rule.warn_below:.0%} of the median of its peer group", *filter(None, [peers])]

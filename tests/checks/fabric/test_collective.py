@@ -10,13 +10,13 @@ from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.operations import OPERATIONS
 from seatrial.checks.base import Context
 from seatrial.checks.fabric import _results
+from seatrial.checks.fabric._busbw_rules import MANY_NODES, busbw_rule
 from seatrial.checks.fabric._collective import (
     CPU_SIZES,
     CUDA_GRAPH_SIZES,
     GPU_SIZES,
     CollectiveOptions,
     _Modes,
-    busbw_rule,
     collective_check,
     default_sizes,
     expand_size_sweep,
@@ -142,3 +142,10 @@ def test_healthy_nodes_pass_the_limit_on_p99(path: str) -> None:
     judged = with_operations(trial, single_operations(trial))
     (verdict,) = [verdict for verdict in judged.verdicts if verdict.metric == "p99_ratio.1GiB" and verdict.value]
     assert verdict.outcome is Outcome.PASS
+
+
+def test_many_nodes_measure_8_gib_too() -> None:
+    assert max(default_sizes("all_gather", MANY_NODES - 1).gpu) == 2**30
+    assert set(default_sizes("all_gather", MANY_NODES).gpu) == {*GPU_SIZES, 2**33}
+    assert default_sizes("all_reduce", MANY_NODES).gpu.count(2**33) == 1
+    assert default_sizes("all_gather", MANY_NODES).cpu == CPU_SIZES

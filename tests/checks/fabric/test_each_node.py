@@ -9,7 +9,7 @@ from seatrial.checks.fabric.each_node import CHECK, REFERENCE_METRIC, EachNodeOp
 from seatrial.model import Outcome
 from tests.checks.fabric.verdicts import outcomes
 
-FACTS = {"gpu": "unknown GPU", "world_size": 8, "nodes": 1}
+FACTS = {"gpu": "unknown GPU", "world_size": 8, "nodes": 1, "comparable": "no: no other node has the same GPUs"}
 
 
 def test_unknown_gpu_is_unjudged_and_cpu_is_skipped() -> None:
@@ -28,3 +28,11 @@ def test_wrong_data_fails_and_size_not_allocated_is_an_error() -> None:
 def test_size_must_be_a_whole_number_of_elements(size: str) -> None:
     with pytest.raises(ValidationError, match="size"):
         EachNodeOptions.model_validate({"size": size})
+
+
+@pytest.mark.parametrize(("share", "outcome"), [(0.85, Outcome.FAIL), (0.98, Outcome.PASS)])
+def test_a_node_slower_than_another_of_its_kind_fails(share: float, outcome: Outcome) -> None:
+    figures = {f"{REFERENCE_METRIC} node0": 402.0, "node_share node0": share}
+    judged = outcomes(CHECK, figures, backend="nccl", **{**FACTS, "comparable": "yes"})
+    assert judged["node_share"] is outcome
+    assert outcomes(CHECK, figures, backend="nccl", **FACTS)["node_share"] is Outcome.SKIP

@@ -216,14 +216,15 @@ def test_node_counts_of_scaling(nodes: int, counts: list[int]) -> None:
 def test_each_node_reports_its_metrics_and_shape(runs: Runs) -> None:
     measured = runs["each_node"]
     assert [[metric.subject for metric in measurement.metrics] for measurement in measured] == [
-        ["node0"] * 3,
+        ["node0"] * 4,
         [],
-        ["node1"] * 3,
+        ["node1"] * 4,
         [],
     ]
     for first_rank in (measured[0], measured[2]):
         assert {metric.name for metric in first_rank.metrics} == {
             "busbw.64KiB",
+            "node_share",
             "wrong_elements",
             "sizes_not_allocated",
         }
@@ -242,6 +243,7 @@ def test_size_without_reference_is_an_error(runs: Runs) -> None:
     assert "size 64KiB" in missing[0].message
     assert outcomes(runs["each_node"]) == {
         "busbw.8GiB": {Outcome.SKIP},
+        "node_share": {Outcome.SKIP},
         "wrong_elements": {Outcome.PASS},
         "sizes_not_allocated": {Outcome.PASS},
     }
@@ -264,6 +266,7 @@ def test_node_with_a_single_rank_is_an_error(runs: Runs) -> None:
         verdict.metric for verdict in judged if verdict.subject == "node1" and verdict.outcome is Outcome.ERROR
     } == {
         "busbw.8GiB",
+        "node_share",
         "wrong_elements",
         "sizes_not_allocated",
     }
@@ -289,7 +292,7 @@ def test_size_is_halved_on_all_ranks_until_it_fits(runs: Runs) -> None:
     assert [measurement.error for measurement in measured] == [None] * 4
     for first_rank in measured[0], measured[2]:
         by_name = {metric.name: metric.value for metric in first_rank.metrics}
-        assert by_name.keys() == {"busbw.16KiB", "wrong_elements", "sizes_not_allocated"}
+        assert by_name.keys() == {"busbw.16KiB", "node_share", "wrong_elements", "sizes_not_allocated"}
         assert by_name["sizes_not_allocated"] == 2
         assert first_rank.facts["not_allocated"] == {"64KiB": REASON, "32KiB": REASON}
         assert "all-reduce of 16KiB (64KiB did not fit on all ranks)" in str(first_rank.facts["method"])

@@ -256,3 +256,10 @@ def test_rdma_ports_are_recorded_by_node(context: Context, monkeypatch: pytest.M
     measurement = run_check(context, monkeypatch, log)
     assert measurement.facts["rdma_ports"] == {"n0": ["mlx5_0/1", "mlx5_1/1"]}
     assert measurement.facts["net_plugin_version"] == "aws-ofi-nccl 1.17.1"
+
+
+def test_interfaces_of_sockets_are_recorded(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_check(context, monkeypatch, LOGS / "h200-sockets-2.28.9.log").facts["socket_interfaces"] == {
+        "n0": ["lo"]
+    }
+    assert not run_check(context, monkeypatch, LOGS / "h200-nvlink-2.28.9.log").facts["socket_interfaces"]

@@ -25,10 +25,11 @@ def logged_choices(context: Context) -> dict[str, Any]:
 
     All ranks call this together; rank 0 returns the result, from the log of its child process.
     """
-    from seatrial.bench import child_ranks
+    from seatrial.bench import child_ranks, rank
     from seatrial.bench.operations import OPERATIONS
 
-    ordered = sorted(requests(context.options_by_check, OPERATIONS), key=lambda request: -request["size"])
+    nodes = len(set(rank.gather(context.node)))
+    ordered = sorted(requests(context.options_by_check, OPERATIONS, nodes), key=lambda request: -request["size"])
     if not ordered:
         return {}
     answers = child_ranks.run_child_ranks(
@@ -47,7 +48,9 @@ def logged_choices(context: Context) -> dict[str, Any]:
     return parse_answer(ordered, answers[0].value) if context.rank == 0 else {}
 
 
-def requests(options_by_check: Mapping[str, Mapping[str, Any]], operations: Iterable[str]) -> Iterator[dict[str, Any]]:
+def requests(
+    options_by_check: Mapping[str, Mapping[str, Any]], operations: Iterable[str], nodes: int = 1
+) -> Iterator[dict[str, Any]]:
     """Yield each operation and size that the checks of a job measure on GPUs, in the format of ``bench.algorithms``.
 
     The largest size comes first: the allocator then serves smaller buffers from its memory.
@@ -55,7 +58,9 @@ def requests(options_by_check: Mapping[str, Mapping[str, Any]], operations: Iter
     for name in operations:
         if (values := options_by_check.get(f"collectives.{name}")) is not None:
             options = CollectiveOptions.model_validate(values)
-            sizes = {size for mode in options.modes for size in default_sizes(name).for_mode(mode, options, gpu=True)}
+            sizes = {
+                size for mode in options.modes for size in default_sizes(name, nodes).for_mode(mode, options, gpu=True)
+            }
             shape = {"operation": name, "dtype": options.dtype, "buffers": options.buffers}
             yield from ({**shape, "size": size} for size in sorted(sizes, reverse=True))
 

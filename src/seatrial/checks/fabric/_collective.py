@@ -5,8 +5,9 @@ Sizes, bandwidths and timing follow nccl-tests, so that its published figures ca
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -14,6 +15,12 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from seatrial.checks.base import Check, Context, Needs, Options, facts, metric
 from seatrial.checks.fabric import _nccl_log, _results
+from seatrial.checks.fabric._busbw_rules import (
+    CHANNELS_PER_PEER,
+    MANY_NODES,
+    NET_PEER_CHANNELS,
+    POINT_TO_POINT_OPERATIONS,
+)
 from seatrial.model import (
     NOT_REQUESTED,
     ByteSize,
@@ -52,6 +59,8 @@ CPU_PERCENTILE_SIZES = (parse_bytes("1MiB"),)
 # By default NCCL uses protocol LL at the first size and Simple at the second.
 GPU_DATA_CHECK_SIZES = tuple(map(parse_bytes, ("64KiB", "64MiB")))
 CPU_DATA_CHECK_SIZES = (parse_bytes("64KiB"),)
+
+MANY_NODES_SIZE = parse_bytes("8GiB")  # on MANY_NODES nodes and more
 
 ELEMENT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -148,15 +157,25 @@ _SIZES_BY_OPERATION = {
 }
 
 
-def default_sizes(name: str) -> DefaultSizes:
-    """The default sizes of the operation ``name``."""
-    return _SIZES_BY_OPERATION.get(name, DefaultSizes())
+def default_sizes(name: str, nodes: int = 1) -> DefaultSizes:
+    """The default sizes of the operation ``name`` on this number of nodes."""
+    sizes = _SIZES_BY_OPERATION.get(name, DefaultSizes())
+    return sizes if nodes < MANY_NODES else replace(sizes, gpu=tuple({*sizes.gpu, MANY_NODES_SIZE}))
 
 
-def collective_check(name: str, title: str, *, rules: tuple[Rule, ...] = (), limit_s: float = 600.0) -> Check:
+def collective_check(
+    name: str,
+    title: str,
+    *,
+    rules: tuple[Rule, ...] = (),
+    limit_s: float = 600.0,
+    measure_more: Callable[[Context, CollectiveOptions], Iterator[Observation]] | None = None,
+    more_metrics: Mapping[str, str] | None = None,
+) -> Check:
     """The check of the operation ``name``; it always has rules on the data and on sizes that did not fit.
 
-    ``limit_s`` is high because gigabytes over a slow network take minutes.
+    ``limit_s`` is high because gigabytes over a slow network take minutes. ``measure_more`` runs after the modes and
+    yields ``more_metrics``.
     """
     return Check(
         name=f"collectives.{name}",
@@ -178,10 +197,11 @@ def collective_check(name: str, title: str, *, rules: tuple[Rule, ...] = (), lim
             "cv.*": "%",
             "wrong_elements": "count",
             "sizes_not_allocated": "sizes",
+            **(more_metrics or {}),
         },
         rules=(_results.allocation_rule(name, "sizes=[1MiB, 1GiB]"), _WRONG_DATA_RULE, _P99_RULE, *rules),
         rule_facts=_results.BACKEND | _results.P99_RATIO,
-        measure=partial(measure, name),
+        measure=partial(_measure_all, name, measure_more),
         limit_s=limit_s,
         needs=Needs(min_ranks=2),
         options=CollectiveOptions,
@@ -193,24 +213,15 @@ def collective_check(name: str, title: str, *, rules: tuple[Rule, ...] = (), lim
     )
 
 
-def busbw_rule(name: str, size: str, *, reference_optional: bool = False) -> Rule:
-    """The rule on the bus bandwidth at a size that saturates the links, against its reference value.
-
-    ``reference_optional``: for operations without published figures that training uses less.
-    """
-    return Rule(
-        metric=f"busbw.{size}",
-        reference=f"{name}.busbw.{size}",
-        fail_below=0.90,
-        warn_below=0.95,
-        applies_if={"backend": "nccl"},
-        reference_optional=reference_optional,
-        meaning="This size saturates the links; communication of gradients, parameters or tokens is slower by the "
-        "same factor.",
-        fix="Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: all links of every GPU must be up at full speed. "
-        "Run `nvidia-smi -q -d PERFORMANCE,CLOCK` to find throttled GPUs. Across nodes, run again with "
-        "NCCL_DEBUG=INFO: `NET/Socket` instead of `NET/IB` means that NCCL does not use RDMA; see `ibstat`.",
-    )
+def _measure_all(
+    name: str,
+    measure_more: Callable[[Context, CollectiveOptions], Iterator[Observation]] | None,
+    context: Context,
+    options: CollectiveOptions,
+) -> Iterator[Observation]:
+    yield from measure(name, context, options)
+    if measure_more:
+        yield from measure_more(context, options)
 
 
 def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator[Observation]:
@@ -226,13 +237,17 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
     from seatrial.bench.operations import OPERATIONS
 
     is_rank_0, operation, buffers = context.rank == 0, OPERATIONS[name], ALLOCATORS[options.buffers]
-    modes = _Modes(operation, default_sizes(name), options, context, rank.gather(context.subject))
-    group = collectives.describe_group()
-    nodes = len({subject.partition("/")[0] for subject in modes.subjects})
+    subjects, group = rank.gather(context.subject), collectives.describe_group()
+    nodes = len({subject.partition("/")[0] for subject in subjects})
+    modes = _Modes(operation, default_sizes(name, nodes), options, context, subjects)
     shape = {"nodes": nodes, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
     shape["api"] = collectives.describe_api(context.device)
     if is_rank_0:
         yield from facts({**group, **shape, "modes": list(options.modes)})
+        if name in POINT_TO_POINT_OPERATIONS and nodes > 1:
+            channels = os.environ.get(CHANNELS_PER_PEER)
+            value = f"{CHANNELS_PER_PEER}={channels}" if channels else f"{CHANNELS_PER_PEER} is not set: NCCL's default"
+            yield Fact(name=NET_PEER_CHANNELS, value=value)
     for observation in modes.run():
         if is_rank_0:
             yield observation

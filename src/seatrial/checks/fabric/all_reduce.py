@@ -1,11 +1,15 @@
-"""All-reduce: bandwidth, latency and bit-exact sums."""
+"""All-reduce: bandwidth, latency and bit-exact sums; on several nodes also with the algorithm Ring."""
 
 from __future__ import annotations
 
-from seatrial.checks.fabric._collective import busbw_rule, collective_check
+from seatrial.checks.fabric import _forced_ring
+from seatrial.checks.fabric._busbw_rules import busbw_rule
+from seatrial.checks.fabric._collective import collective_check
 
 CHECK = collective_check(
     "all_reduce",
     "All-reduce bandwidth, latency and correctness",
-    rules=(busbw_rule("all_reduce", "8GiB"),),
+    rules=(busbw_rule("all_reduce", "8GiB"), *_forced_ring.RULES),
+    more_metrics=_forced_ring.METRICS,
+    measure_more=_forced_ring.measure,
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from seatrial.checks.fabric._collective import busbw_rule, collective_check
+from seatrial.checks.fabric._busbw_rules import busbw_rules
+from seatrial.checks.fabric._collective import collective_check
 
 CHECK = collective_check(
     "all_to_all",
     "All-to-all bandwidth and correctness",
-    rules=(busbw_rule("all_to_all", "1GiB"),),
+    rules=busbw_rules("all_to_all"),
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from seatrial.checks.fabric._collective import busbw_rule, collective_check
+from seatrial.checks.fabric._busbw_rules import busbw_rules
+from seatrial.checks.fabric._collective import collective_check
 
 CHECK = collective_check(
     "broadcast",
     "Broadcast bandwidth and correctness",
-    rules=(busbw_rule("broadcast", "1GiB", reference_optional=True),),
+    rules=busbw_rules("broadcast", reference_optional=True),
 )

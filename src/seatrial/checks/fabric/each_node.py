@@ -1,17 +1,19 @@
 """All-reduce within every node, on all nodes at the same time.
 
 A node with slow NVLinks or switches slows the all-reduce of the whole cluster, which does not name the node. Here no
-data leaves a node. Each node is compared with the reference value of one node and with the other nodes.
+data leaves a node. Each node is compared with the reference value of one node, and with the fastest node of its kind:
+of two nodes, the slower one is at fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Needs, facts, metric
+from seatrial.checks.base import Check, Comparison, Context, Needs, RuleFact, facts, metric
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
     BACKEND,
@@ -69,6 +71,7 @@ def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]
     if not groups:
         raise NotApplicable("one rank per node: no all-reduce within a node")
     group, models = collectives.describe_group(), subgroups.gpu_models(nodes[context.node], context.device)
+    models_by_rank = rank.gather(models)
     rank.release_memory(context.device)
     log_offset = _nccl_log.log_size(context.device)
     size, results, not_allocated = _measure_largest_size(context, options, list(groups.values()))
@@ -85,6 +88,15 @@ def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]
         "busbw = algbw · 2(n−1)/n",
     )
     yield metric(f"busbw.{size_label(size)}", result.busbw(size), "GB/s", context.node)
+    similar = [
+        median(other.busbw(size))
+        for other in results
+        if (models_by_rank[other.ranks[0]], len(other.ranks)) == (models, len(result.ranks))
+    ]
+    yield Fact(name="comparable", value="yes" if len(similar) > 1 else "no: no other node has the same GPUs")
+    if len(similar) > 1:
+        shares = [busbw / max(similar) for busbw in result.busbw(size)]
+        yield metric("node_share", shares, "of the best", context.node)
     yield from group_wrong_data_results({context.node: result}, context.node)
     yield metric("sizes_not_allocated", len(not_allocated), "sizes", context.node)
     if not_allocated:
@@ -115,12 +127,22 @@ def _measure_largest_size(
     raise SeatrialError(f"no buffer could be allocated: {not_allocated}")
 
 
+_FIX = (
+    "On that node run nvidia-smi nvlink -s (all links must be up at full speed), nvidia-smi topo -m, "
+    "nvidia-smi -q -d PERFORMANCE,CLOCK and journalctl -u nvidia-fabricmanager. Compare with a good node."
+)
+
 CHECK = Check(
     name="collectives.each_node",
     title="All-reduce within each node",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={"busbw.*": "GB/s", "wrong_elements": "count", "sizes_not_allocated": "sizes"},
+    metrics={
+        "busbw.*": "GB/s",
+        "node_share": "of the best",
+        "wrong_elements": "count",
+        "sizes_not_allocated": "sizes",
+    },
     rules=(
         allocation_rule("each_node", "size=1GiB"),
         Rule(
@@ -129,14 +151,22 @@ CHECK = Check(
             applies_if={"backend": "nccl"},
             meaning="No data leaves the node in this check, so the cause is inside the node. The slowest node limits "
             "every collective of the cluster.",
-            fix="On that node run nvidia-smi nvlink -s (all links must be up at full speed), nvidia-smi topo -m, "
-            "nvidia-smi -q -d PERFORMANCE,CLOCK and journalctl -u nvidia-fabricmanager. Compare with a good node.",
+            fix=_FIX,
+        ),
+        Rule(
+            metric="node_share",
+            expect=">= 0.90 of the best",
+            applies_if={"backend": "nccl", "comparable": "yes"},
+            meaning="The node is slower than another node with the same GPUs, and no data leaves a node in this check: "
+            "the cause is inside the node.",
+            fix=_FIX,
         ),
         wrong_data_rule("The subject names the node, the fact wrong_data names rank, offset and flipped bits."),
     ),
-    rule_facts=BACKEND,
+    rule_facts={**BACKEND, "comparable": RuleFact(reason="no other node has the same GPUs")},
     measure=measure,
-    performance_metrics=("busbw.*",),
+    performance_metrics=("busbw.*", "node_share"),
+    comparisons={"node_share": Comparison(part="one node")},
     per_node=True,
     operation="all_reduce",
     bounds=BANDWIDTH_BOUNDS,

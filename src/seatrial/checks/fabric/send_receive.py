@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from seatrial.checks.fabric._collective import busbw_rule, collective_check
+from seatrial.checks.fabric._busbw_rules import busbw_rules
+from seatrial.checks.fabric._collective import collective_check
 
 CHECK = collective_check(
     "send_receive",
     "Send and receive bandwidth around a ring",
-    rules=(busbw_rule("send_receive", "1GiB", reference_optional=True),),
+    rules=busbw_rules("send_receive", reference_optional=True),
 )

@@ -106,13 +106,17 @@ def _transport_facts(ranks: Mapping[str, RankTransport], options: TransportOptio
     logs = {subject: transport.log for subject, transport in ranks.items()}
     first = next(iter(logs.values()))
     total = sum((Counter(log.transports) for log in logs.values()), Counter[str]())
-    rdma_ports: dict[str, list[str]] = {}  # node → the ports that NCCL's IB transport uses, where logged
+    # Node → the ports that NCCL's IB transport uses, and the interfaces of its socket transport, where logged
+    rdma_ports: dict[str, list[str]] = {}
+    socket_interfaces: dict[str, list[str]] = {}
     deviations: dict[str, dict[str, object]] = {}
     first_values = {"network": first.network, "net_plugin": first.plugin, "settings": first.settings}
     for subject, log in logs.items():
+        node = subject.partition("/")[0]
         if log.hcas:
-            node = subject.partition("/")[0]
             rdma_ports[node] = sorted({*rdma_ports.get(node, ()), *log.hcas})
+        if log.uses_sockets and log.socket_interfaces:
+            socket_interfaces[node] = sorted({*socket_interfaces.get(node, ()), *log.socket_interfaces})
         values: dict[str, object] = {"network": log.network, "net_plugin": log.plugin, "settings": log.settings}
         if deviation := {name: value for name, value in values.items() if value != first_values[name]}:
             deviations[subject] = deviation
@@ -129,6 +133,7 @@ def _transport_facts(ranks: Mapping[str, RankTransport], options: TransportOptio
         "net_plugin": first.plugin or "none loaded",
         "net_plugin_version": first.plugin_version or NOT_LOGGED,
         "rdma_ports": rdma_ports,
+        "socket_interfaces": socket_interfaces,
         "channels": first.channels,
         "nvls_channels": first.nvls_channels,
         "settings": settings,
@@ -178,6 +183,7 @@ CHECK = Check(
     fact_roles={
         "transports": "transports",
         "hcas": "rdma_ports",
+        "socket_interfaces": "socket_interfaces",
         "algorithms": "nccl_choices",
         "variables": "settings",
     },

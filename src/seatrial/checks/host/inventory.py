@@ -213,6 +213,6 @@ CHECK = Check(
         "rdma_present": RuleFact(reason="no RDMA device"),
     },
     measure=measure,
-    fact_roles={"rdma_devices": "rdma"},
+    fact_roles={"rdma_devices": "rdma", "nics": "nics"},
     limit_s=120,
 )

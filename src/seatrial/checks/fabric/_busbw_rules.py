@@ -1,0 +1,49 @@
+"""The rules on the bus bandwidth of collectives, at sizes that saturate the links."""
+
+from __future__ import annotations
+
+from seatrial.model import Rule
+
+# From this number of nodes on, 1 GiB measures the latency of many steps (data/network_limits.yaml)
+MANY_NODES = 16
+# Between nodes these operations use the channels per peer that this variable sets; with one or two, fast ports are not
+# saturated (NVIDIA/nccl-tests#321)
+POINT_TO_POINT_OPERATIONS = ("all_to_all", "send_receive")
+CHANNELS_PER_PEER, NET_PEER_CHANNELS = "NCCL_NCHANNELS_PER_NET_PEER", "net_peer_channels"
+
+
+def busbw_rules(name: str, *, reference_optional: bool = False) -> tuple[Rule, Rule]:
+    """The rules on the bus bandwidth at 1 GiB, and on many nodes at 8 GiB."""
+    rule = busbw_rule(name, "1GiB", reference_optional=reference_optional)
+    many = busbw_rule(name, "8GiB", reference_optional=reference_optional)
+    return (
+        rule.model_copy(update={"max_nodes": MANY_NODES - 1}),
+        many.model_copy(update={"min_nodes": MANY_NODES}),
+    )
+
+
+def busbw_rule(name: str, size: str, *, reference_optional: bool = False) -> Rule:
+    """The rule on the bus bandwidth at a size that saturates the links, against its reference value.
+
+    ``reference_optional``: for operations without published figures that training uses less.
+    """
+    depends = name in POINT_TO_POINT_OPERATIONS
+    setting = (
+        f"Between nodes, first measure again with --set env.{CHANNELS_PER_PEER}=4: if that is faster, the setting was "
+        f"too low and nothing is broken (fact {NET_PEER_CHANNELS}). "
+    )
+    return Rule(
+        metric=f"busbw.{size}",
+        reference=f"{name}.busbw.{size}",
+        fail_below=0.90,
+        warn_below=0.95,
+        applies_if={"backend": "nccl"},
+        reference_optional=reference_optional,
+        evidence_facts=(NET_PEER_CHANNELS,) if depends else (),
+        meaning="This size saturates the links; communication of gradients, parameters or tokens is slower by the "
+        "same factor.",
+        fix=f"{setting if depends else ''}"
+        "Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: all links of every GPU must be up at full speed. "
+        "Run `nvidia-smi -q -d PERFORMANCE,CLOCK` to find throttled GPUs. Across nodes, run again with "
+        "NCCL_DEBUG=INFO: `NET/Socket` instead of `NET/IB` means that NCCL does not use RDMA; see `ibstat`.",
+    )

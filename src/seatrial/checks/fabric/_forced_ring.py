@@ -1,0 +1,87 @@
+"""All-reduce over several nodes with NCCL_ALGO=Ring, which loads the network ports fully.
+
+On two nodes NCCL's trees send half as much over the network as a ring does, so that the default all-reduce of nodes
+with NVLink switches hardly tests the network (NVIDIA/nccl-tests#196, #309). NCCL reads its variables once per process,
+so that a child process beside every rank measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seatrial.checks.base import Context, metric
+from seatrial.checks.fabric._nccl_log import logging_environment
+from seatrial.discover import nccl_log
+from seatrial.model import Fact, Observation, Rule, SeatrialError, format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from seatrial.checks.fabric._collective import CollectiveOptions
+
+SIZE = parse_bytes("8GiB")  # as the largest default size of the all-reduce
+ENVIRONMENT = {"NCCL_ALGO": "Ring"}
+LIMIT_S = 300.0  # of the child processes; over 10 Gb/s one operation takes 14 s
+_ALL_RANKS = "all_ranks"
+
+BUSBW = f"busbw_ring.{format_bytes(SIZE)}"
+RULES = (
+    Rule(
+        metric=BUSBW,
+        reference=f"all_reduce.{BUSBW}",
+        applies_if={"backend": "nccl"},
+        min_nodes=2,
+        meaning="A ring sends its whole bus bandwidth over the network ports: some port, path or PCIe link between "
+        "GPU and NIC is slow, which the default algorithm may hide on two nodes.",
+        fix="collectives.pairs and collectives.rails name the node and the rail. On that node: ibstat (rate of each "
+        "port), lspci -vv | grep LnkSta (slot of the NIC), nvidia-smi topo -m. In the NCCL log look for GDRDMA in "
+        "NET/IB lines: without it, each byte passes through host memory. In virtual machines check ACS and the IOMMU.",
+    ),
+    Rule(
+        metric="wrong_elements_ring",
+        expect="== 0",
+        applies_if={"backend": "nccl"},
+        min_nodes=2,
+        meaning="Data was corrupted in transfer with NCCL_ALGO=Ring; gradients take the same path in training.",
+        fix="Do not train on these nodes. collectives.pairs names sender and receiver.",
+    ),
+)
+METRICS = {"busbw_ring.*": "GB/s", "wrong_elements_ring": "count"}
+
+
+def measure(context: Context, options: CollectiveOptions) -> Iterator[Observation]:
+    """Yield on rank 0 the bus bandwidth with Ring; nothing on one node and on CPUs.
+
+    Raises SeatrialError where it could not be measured.
+    """
+    from seatrial.bench import child_ranks, rank
+
+    nodes = len(set(rank.gather(context.node)))
+    if nodes < 2 or not context.on_gpu:
+        return
+    context.progress("NCCL_ALGO=Ring")
+    results = child_ranks.run_child_ranks(
+        "seatrial.bench.nccl_settings",
+        {
+            "groups": {_ALL_RANKS: [list(range(context.world_size))]},
+            "size": SIZE,
+            "seconds": options.seconds_per_size,
+            "path_sizes": [],
+        },
+        {**logging_environment(context.artifacts_dir, "ring"), **ENVIRONMENT},
+        device=context.device,
+        local_rank=context.local_rank,
+        file_prefix=context.artifacts_dir / "ring",
+        limit_s=LIMIT_S,
+    )
+    if failed := {number: result for number, result in enumerate(results) if result.error}:
+        first = child_ranks.first_failed_rank(failed)
+        raise SeatrialError(f"all-reduce with NCCL_ALGO=Ring: {child_ranks.failure_text(first, failed[first])}")
+    if context.rank == 0:
+        value = results[0].value
+        yield metric(BUSBW, value["busbw"][_ALL_RANKS][0], "GB/s")
+        yield metric("wrong_elements_ring", value["wrong_elements"], "count")
+        choice = nccl_log.read(Path(value["log"]), value["log_bytes"]).choice_for("AllReduce", SIZE)
+        algorithm = f"NCCL logs {choice.algorithm}" if choice else "NCCL logs no algorithm"
+        text = f"all-reduce of {format_bytes(SIZE)} in new processes with NCCL_ALGO=Ring; {algorithm}"
+        yield Fact(name="ring", value=text)

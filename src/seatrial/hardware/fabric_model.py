@@ -1,0 +1,128 @@
+"""The expected bus bandwidth of a collective between nodes, from the discovered links and the GPU's data. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from seatrial.hardware.links import Links
+from seatrial.hardware.network_bounds import Link, NetworkBound, NodeLinks, default_algorithm, network_bound
+from seatrial.hardware.network_limits import NetworkLimit, limit_for
+from seatrial.model import format_bytes, format_value, parse_bytes
+
+if TYPE_CHECKING:
+    from seatrial.hardware.references import Sku
+
+# Metric → the forced algorithm; "": NCCL's own choice
+_ALGORITHM_BY_METRIC = {"busbw": "", "busbw_ring": "Ring"}
+# Buffers of at least 1 GiB reach the bandwidth of one node (data/skus)
+_SATURATING_SIZES = ("1GiB", "4GiB", "8GiB", "16GiB")
+
+
+@dataclass(frozen=True)
+class TcpFabric:
+    """The trial's ``cluster.fabric`` of kind tcp: ``gbps`` is its ``rate`` in Gbit/s per node, None if it has none."""
+
+    gbps: float | None = None
+
+
+@dataclass(frozen=True)
+class ModelValue:
+    """The bound of a metric and its limits; ``name``: network and algorithm."""
+
+    name: str
+    bound: NetworkBound
+    limit: NetworkLimit
+
+    @property
+    def source(self) -> str:
+        """The reason and the source of the limits, and the NCCL setting that the value depends on."""
+        setting = f"; depends on {self.limit.setting}" if self.limit.setting else ""
+        return f"{self.limit.reason}: {self.limit.source}{setting}"
+
+
+def model_value(
+    key: str, facts: Mapping[str, JsonValue], skus: Sequence[Sku], links: Links, tcp: TcpFabric | None
+) -> ModelValue | str:
+    """The value for ``key`` (such as all_gather.busbw.1GiB) on several nodes, or why there is none.
+
+    Reads the facts ``world_size``, ``nodes`` and ``backend_environment``. For mixed GPU models it is the lowest value.
+    """
+    operation, _, metric = key.partition(".")
+    quantity, _, size = metric.partition(".")
+    ranks, nodes = facts.get("world_size"), facts.get("nodes")
+    if quantity not in _ALGORITHM_BY_METRIC or type(ranks) is not int or type(nodes) is not int or nodes < 2:
+        return "no model of this metric"
+    if ranks % nodes:
+        return f"{ranks} GPUs on {nodes} nodes: the nodes have different numbers of GPUs"
+    if (limit := limit_for(operation, "tcp" if links.network == "tcp" else "rdma", nodes)) is None:
+        return f"no published share of the network's bound for {operation} on {nodes} nodes"
+    if parse_bytes(size) < limit.min_size:
+        return f"{operation} on {nodes} nodes has limits from {format_bytes(limit.min_size)} on, not at {size}"
+    network = _network(links, tcp)
+    if isinstance(network, str):
+        return network
+    environment = facts.get("backend_environment")
+    environment = environment if isinstance(environment, dict) else {}
+    if any(sku.across_nodes for sku in skus) and environment.get("NCCL_MNNVL_ENABLE") != "0":
+        return "NVLink can connect the nodes of this GPU model: the share of the traffic between nodes is unknown"
+    nvls = all(sku.nvls for sku in skus) and environment.get("NCCL_NVLS_ENABLE") != "0"
+    logged = _ALGORITHM_BY_METRIC[quantity] or links.algorithms.get((operation, size), "")
+    algorithm = logged or default_algorithm(operation, nodes, nvls=nvls)
+    count, gbps, text = network
+    bounds = [
+        network_bound(operation, algorithm, nodes, node_links(sku, ranks // nodes, count, gbps, text)) for sku in skus
+    ]
+    known = [bound for bound in bounds if bound]
+    if not known or len(known) < len(bounds):
+        return f"no formula for {operation} between nodes"
+    lowest = min(known, key=lambda bound: bound.value)
+    if lowest.link is Link.PCIE:
+        value = format_value(lowest.value, "GB/s")
+        return f"PCIe limits {operation} to {value}, and no share of it that good clusters reach is published"
+    assumed = "" if logged or algorithm == "point to point" else " (assumed, not in the log)"
+    return ModelValue(f"{links.fabric}, {algorithm}{assumed} on {nodes} nodes", lowest, limit)
+
+
+def node_links(sku: Sku, gpus: int, ports: int, port_gbps: float, ports_text: str) -> NodeLinks:
+    """The links of a node with ``gpus`` GPUs of this model and these network ports."""
+    nvlink = sku.spec.get("nvlink_nccl") or sku.spec.get("nvlink")
+    pcie = sku.spec.get("pcie")
+    figures = [
+        reference.value
+        for size in _SATURATING_SIZES
+        for reference in sku.expected.get(f"all_reduce.busbw.{size}", ())
+        if (reference.gpus, reference.nodes) == (gpus, 1)
+    ]
+    inside = max(figures, default=None)
+    return NodeLinks(
+        gpus=gpus,
+        ports=ports,
+        port_gbps=port_gbps,
+        ports_text=ports_text,
+        nvlink=nvlink.value if nvlink else None,
+        pcie=pcie.value if pcie else None,
+        nvls_busbw=inside if sku.nvls else None,
+        busbw=None if sku.nvls else inside,
+    )
+
+
+def _network(links: Links, tcp: TcpFabric | None) -> tuple[int, float, str] | str:
+    """The number of ports of a node, Gbit/s of each, and their description; or why they are unknown."""
+    if links.network in ("rdma", "efa"):
+        if links.ports is None:
+            return "the rate of the RDMA ports is not known on all nodes, or the nodes have different ports"
+        return links.ports.count, links.ports.gbps, f"RDMA ports ({links.ports.kind})"
+    if links.network != "tcp":
+        return "NCCL's log does not name the network between nodes"
+    if tcp is None:
+        return "sockets between nodes have no reference value; without an RDMA network set cluster.fabric: {kind: tcp}"
+    interfaces = ", ".join(links.tcp.names) if links.tcp else "TCP"
+    if links.tcp and links.tcp.gbps:
+        return 1, links.tcp.gbps, f"{interfaces}, rate read from the interface"
+    if tcp.gbps:
+        return 1, tcp.gbps, f"{interfaces}, rate from cluster.fabric.rate"
+    return f"the rate of {interfaces} cannot be read, or differs between nodes: set cluster.fabric.rate, e.g. 100 Gb/s"

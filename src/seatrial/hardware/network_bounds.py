@@ -1,0 +1,151 @@
+"""The bus bandwidth that the links of several nodes allow: by operation, algorithm and number of nodes. Pure.
+
+Each bound is the lowest of the links that the operation loads: the network ports of a node, the PCIe links between its
+GPUs and its ports, and its NVLinks. The shares of a bound that good clusters reach are in ``network_limits``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_ratio
+from seatrial.model import format_value
+
+# Of the PCIe links between GPUs without NVLink, the share that any node reaches through its root complexes: a choice.
+# If the network needs more, PCIe binds, and no share of it that good clusters reach is known.
+PCIE_SHARE = 1 / 3
+
+
+class Link(StrEnum):
+    """The link that binds an operation."""
+
+    PORTS = "network ports"
+    PCIE = "PCIe of the GPUs"
+    NVLINK = "NVLink"
+
+
+@dataclass(frozen=True)
+class NodeLinks:
+    """The links of one node. Rates are unidirectional; None is unknown, or no such link.
+
+    ``ports`` network ports of ``port_gbps`` Gbit/s each; ``ports_text`` names them. Per GPU, in GB/s: ``nvlink``, as
+    NCCL plans with it, and ``pcie``. ``nvls_busbw``: bus bandwidth of an all-reduce inside one node, in its switches.
+    ``busbw``: the same without NVLS, where the GPU has none.
+    """
+
+    gpus: int
+    ports: int
+    port_gbps: float
+    ports_text: str
+    nvlink: float | None = None
+    pcie: float | None = None
+    nvls_busbw: float | None = None
+    busbw: float | None = None
+
+    @property
+    def port_rate(self) -> float:
+        """GB/s of all ports."""
+        return self.ports * self.port_gbps / 8
+
+
+@dataclass(frozen=True)
+class NetworkBound:
+    """The bound of a bus bandwidth in GB/s, its binding link, and the arithmetic as text."""
+
+    value: float
+    link: Link
+    algorithm: str
+    arithmetic: str
+
+
+def default_algorithm(operation: str, nodes: int, *, nvls: bool) -> str:
+    """NCCL's usual algorithm at large sizes: Tree on two and three nodes, in NVLink switches if they can, then Ring.
+
+    Source: NVIDIA/nccl-tests#196 and #160, answers of the maintainers.
+    """
+    if operation in ("all_to_all", "send_receive"):
+        return "point to point"
+    if operation != "all_reduce" or nodes > 3:
+        return "Ring"
+    return "NVLSTree" if nvls else "Tree"
+
+
+def network_bound(operation: str, algorithm: str, nodes: int, node: NodeLinks) -> NetworkBound | None:
+    """The bound of ``operation`` over several nodes; None for an operation without a formula."""
+    ranks = nodes * node.gpus
+    if operation == "send_receive":
+        network = _point_to_point_bound(node)
+    elif (ratio := network_to_busbw_ratio(operation, algorithm, ranks, nodes)) is None:
+        return None
+    else:
+        network = _ports_bound(operation, algorithm, ratio, node)
+    bounds = [network, *_inside_bounds(operation, algorithm, ranks, nodes, node)]
+    value, link, text = min(bounds, key=lambda bound: bound[0])
+    return NetworkBound(value, link, algorithm, f"{text}; binding link: {link}")
+
+
+_Bound = tuple[float, Link, str]
+
+
+def _ports_bound(operation: str, algorithm: str, ratio: float, node: NodeLinks) -> _Bound:
+    if operation == "all_to_all" and not node.nvlink:
+        # Without NVLink, blocks for GPUs of the same node may take the ports too (NVIDIA/nccl, transport selection)
+        ratio = float(node.gpus)
+    value = node.port_rate / ratio
+    sent = f"{operation} ({algorithm}) sends {ratio:.4g} × its busbw out of a node"
+    text = f"{_rate_text(node)}; {sent}: {_gbs(node.port_rate)} ÷ {ratio:.4g} = {_gbs(value)}"
+    return value, Link.PORTS, text
+
+
+def _point_to_point_bound(node: NodeLinks) -> _Bound:
+    """The shift from rank to rank leaves a node over the ports of one GPU: its share of them, and at least one."""
+    value = max(node.port_rate / node.gpus, node.port_gbps / 8)
+    text = f"{_rate_text(node)}; one of {node.gpus} GPUs sends to the next node: {_gbs(value)} over its ports"
+    return value, Link.PORTS, text
+
+
+def _inside_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_Bound]:
+    """The bounds of the PCIe links between GPUs and ports, and of the links between the GPUs of a node."""
+    bounds = [_pcie_bound(operation, algorithm, ranks, nodes, node)] if node.pcie else []
+    if node.gpus == 1 or not node.nvlink or operation in ("all_to_all", "send_receive"):
+        return bounds
+    if operation == "all_reduce" and algorithm != "Ring":
+        return bounds + _hierarchical_bounds(algorithm, ranks, nodes, node)
+    # One of the g hops of a node is over the network, so that its NVLinks carry g−1 of g parts
+    value = node.nvlink * node.gpus / (node.gpus - 1)
+    text = f"{_gbs(node.nvlink)} of NVLink × {node.gpus} ÷ {node.gpus - 1} = {_gbs(value)}"
+    return [*bounds, (value, Link.NVLINK, text)]
+
+
+def _pcie_bound(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> _Bound:
+    assert node.pcie
+    if operation == "send_receive" or (operation == "all_to_all" and not node.nvlink):
+        return node.pcie, Link.PCIE, f"a GPU sends over PCIe: {_gbs(node.pcie)}"
+    if not node.nvlink and node.gpus > 1:
+        value = node.pcie * PCIE_SHARE
+        return value, Link.PCIE, f"between GPUs, {PCIE_SHARE:.0%} of the {_gbs(node.pcie)} of PCIe: {_gbs(value)}"
+    ratio = network_to_busbw_ratio(operation, algorithm, ranks, nodes) or 1.0
+    value = node.gpus * node.pcie / ratio
+    return value, Link.PCIE, f"{node.gpus} × {_gbs(node.pcie)} of PCIe ÷ {ratio:.4g} = {_gbs(value)}"
+
+
+def _hierarchical_bounds(algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_Bound]:
+    """The bound of the reduction inside a node, which is that of one node, or of NVLink for a tree without NVLS."""
+    inside = node.busbw if algorithm == "Tree" else node.nvls_busbw or node.busbw
+    if inside:
+        return [(inside, Link.NVLINK, f"an all-reduce inside one node reaches {_gbs(inside)}")]
+    if not node.nvlink or algorithm != "Tree":
+        return []
+    ratio = nvlink_to_busbw_ratio("all_reduce", "Tree", ranks, nodes)
+    value = node.nvlink / ratio
+    text = f"{_gbs(node.nvlink)} of NVLink; a tree sends {ratio:.4g} × the busbw: {_gbs(value)}"
+    return [(value, Link.NVLINK, text)]
+
+
+def _rate_text(node: NodeLinks) -> str:
+    return f"{node.ports_text}: {node.ports} × {node.port_gbps:g} Gb/s ÷ 8 = {_gbs(node.port_rate)} out of a node"
+
+
+def _gbs(value: float) -> str:
+    return format_value(value, "GB/s")

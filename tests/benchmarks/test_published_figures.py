@@ -1,0 +1,74 @@
+"""benchmarks/published_figures.py: the committed table, and figures in which the fault is known."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from typing import Any
+
+import pytest
+
+from tests.paths import BENCHMARKS, ROOT
+
+SCRIPT = BENCHMARKS / "published_figures.py"
+MODULE = runpy.run_path(str(SCRIPT))
+FIGURE = {
+    "op": "all_gather",
+    "size": "1GiB",
+    "busbw": 364.0,
+    "gpu": "H100 SXM",
+    "gpus_per_node": 8,
+    "nodes": 2,
+    "fabric": "IB",
+    "nics": "8x400",
+    "verdict": "healthy",
+    "source": "here",
+}
+
+
+def rows() -> list[Any]:
+    figures = MODULE["data_files"].parse(MODULE["FIGURES"].read_text(encoding="utf-8"))
+    return [MODULE["judged"](figure) for figure in figures]
+
+
+def test_published_figures_meet_the_requirements() -> None:
+    found = rows()
+    assert MODULE["meets_requirements"](found)
+    modelled = [row for row in found if row.outcome]
+    assert len(modelled) >= 75
+    assert all(row.explanation for row in modelled if row.is_miss)
+    assert all(row.outcome or row.reason for row in found)
+
+
+def test_the_committed_table_is_that_of_the_script() -> None:
+    found = rows()
+    page = (ROOT / "docs/results/published-figures.md").read_text(encoding="utf-8")
+    assert page == MODULE["markdown"](found), (
+        "run: python benchmarks/published_figures.py --json docs/results/published-figures.json "
+        "--markdown docs/results/published-figures.md"
+    )
+    committed = json.loads((ROOT / "docs/results/published-figures.json").read_text(encoding="utf-8"))
+    assert [row["outcome"] for row in committed] == [row.outcome for row in found]
+
+
+@pytest.mark.parametrize(("busbw", "outcome"), [(364, "PASS"), (310, "WARN"), (200, "FAIL"), (101, "FAIL")])
+def test_outcome_by_share(busbw: float, outcome: str) -> None:
+    assert MODULE["judged"]({**FIGURE, "busbw": busbw}).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"nics": "not said"}, "rate of the ports"),
+        ({"nodes": None}, "number of nodes"),
+        ({"size": "512MiB"}, "below 1 GiB"),
+        ({"size": "large"}, "size: large"),
+        ({"verdict": "threshold"}, "threshold"),
+        ({"gpu": "Unheard of"}, "no links"),
+        ({"gpu": "GB200", "gpus_per_node": 4}, "NVLink can connect"),
+    ],
+)
+def test_reason_of_a_figure_that_is_not_modelled(change: dict[str, Any], reason: str) -> None:
+    row = MODULE["judged"]({**FIGURE, **change})
+    assert not row.outcome
+    assert reason in row.reason
