@@ -45,11 +45,18 @@ class RecordingListener:
 
     measurements: list[Measurement] = field(default_factory=list)
     statuses: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
     def show_status(self, text: str) -> None:
         self.statuses.append(text)
+
+    def show_waiting(self, state: str, seconds: float) -> None:
+        self.statuses.append(f"waiting: {state}")
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
     def add_measurement(self, measurement: Measurement) -> None:
         self.measurements.append(measurement)

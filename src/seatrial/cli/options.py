@@ -22,6 +22,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 RunPath = Annotated[Path, typer.Argument(help="A run directory or a trial.json.")]
 TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, training or a YAML file.")]
 NodesOption = Annotated[int | None, typer.Option(help="Expected number of nodes.")]
+MinNodesOption = Annotated[
+    int | None, typer.Option(help="With Slurm: run on the nodes that are there, at least this many. Never ACCEPTED.")
+]
 GpusOption = Annotated[int | None, typer.Option(help="Expected GPUs per node; 0: CPU only.")]
 LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm or torchrun.")]
 SetOption = Annotated[
@@ -30,7 +33,11 @@ SetOption = Annotated[
 
 
 def overrides_of(
-    launcher: str | None, nodes: int | None, gpus_per_node: int | None, assignments: list[str] | None
+    launcher: str | None,
+    nodes: int | None,
+    gpus_per_node: int | None,
+    assignments: list[str] | None,
+    min_nodes: int | None = None,
 ) -> list[tuple[str, str, Any]]:
     """(option, key of the trial, value) of each setting; later entries take precedence: other options over --set."""
     from seatrial.config.layers import parse_assignment
@@ -38,6 +45,7 @@ def overrides_of(
     flags = [
         ("--launcher", "launcher", launcher),
         ("--nodes", "cluster.nodes", nodes),
+        ("--min-nodes", "cluster.min_nodes", min_nodes),
         ("--gpus-per-node", "cluster.gpus_per_node", gpus_per_node),
     ]
     set_flags = [(flag, key, value) for flag, key, value in flags if value is not None]

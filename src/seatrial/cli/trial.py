@@ -17,6 +17,7 @@ from seatrial.cli.options import (
     AsJson,
     GpusOption,
     LauncherOption,
+    MinNodesOption,
     Names,
     NodesOption,
     RunPath,
@@ -38,6 +39,7 @@ def run(
     trial: TrialName = "quick",
     launcher: LauncherOption = None,
     nodes: NodesOption = None,
+    min_nodes: MinNodesOption = None,
     gpus_per_node: GpusOption = None,
     only: Names = None,
     skip: Names = None,
@@ -53,7 +55,7 @@ def run(
     from seatrial.pipeline.run_directory import RunDir
     from seatrial.report.progress import Live
 
-    overrides = overrides_of(launcher, nodes, gpus_per_node, set_)
+    overrides = overrides_of(launcher, nodes, gpus_per_node, set_, min_nodes)
     if resume:
         _require_no_options_with_resume(trial != "quick", overrides, only, skip, out, dry_run)
         run_dir = RunDir.reopen(resume)

@@ -158,7 +158,10 @@ def _place_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement])
     if job.placement == "control":
         return
     subjects = subjects_of(measured)
-    if (nodes := nodes_of(subjects)) != plan.nodes:
+    if plan.on_fewer_nodes(measured[0].check):
+        if others := nodes_of(subjects) - plan.nodes:
+            yield f"measured on {', '.join(sorted(others))}, but {plan.nodes_check} on other nodes"
+    elif (nodes := nodes_of(subjects)) != plan.nodes:
         first = ", ".join(sorted(plan.nodes))
         yield f"measured on {', '.join(sorted(nodes))}, but {plan.nodes_check} on other nodes: {first}"
     elif job.placement == "ranks" and (others := subjects ^ plan.ranks):

@@ -92,7 +92,7 @@ def _sbatch_options(job: Job, config: Slurm) -> list[str]:
         ("reservation", config.reservation),
         ("constraint", config.constraint),
         ("nodelist", config.nodelist or job.nodelist or None),
-        ("exclude", config.exclude),
+        ("exclude", ",".join(filter(None, [config.exclude, job.exclude])) or None),
         ("nodes", job.nodes),
         ("ntasks-per-node", 1),
         ("cpus-per-task", config.cpus_per_task),

@@ -27,6 +27,7 @@ class Job(Frozen):
     expected_gpus: int | None  # per node
     expected_nodes: int = 1
     nodelist: str = Field(default="", description="nodes of the previous jobs, in the scheduler's notation")
+    exclude: str = Field(default="", description="nodes that earlier jobs lost, separated by commas")
     limits: dict[str, float] = Field(default={}, description="time limit of each check in seconds")
     limit_s: float
     env: dict[str, str] = {}
@@ -47,6 +48,16 @@ class Job(Frozen):
         """The job for display: values that look like secrets are replaced."""
         document = self.model_dump()
         return Job.model_validate(redacted(document, secret_values(document)))
+
+
+class MissingNode(Frozen):
+    """A node that the trial promises and that did not run its jobs; ``state``: the scheduler's state, or its loss."""
+
+    name: str
+    state: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.state})"
 
 
 class JobState(StrEnum):
@@ -73,6 +84,7 @@ class JobResult(Frozen):
     cause: str = ""
     scheduler_id: str = Field(default="", description="job id of the scheduler")
     nodelist: str = Field(default="", description="nodes it ran on, in the scheduler's notation: n[1-4]")
+    missing_nodes: tuple[MissingNode, ...] = Field(default=(), description="nodes that it could not get, or lost")
 
 
 class Machine(Frozen):
