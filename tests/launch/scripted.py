@@ -18,6 +18,7 @@ GPU_CHECK, CLUSTER_CHECK = "train.cnn", "nodes.reachable"  # a check of GPU scop
 HEAD = """
 import json, os, signal, sys, time
 folder = sys.argv[1]
+NODES = {}  # rank → node
 def raw(rank, line):
     with open(f"{folder}/rank{rank}.jsonl", "ab") as journal: journal.write(line + b"\\n")
 def write(rank, **record): raw(rank, json.dumps(record).encode())
@@ -27,7 +28,7 @@ def measured(rank, check, error=None, at=None):
     write(rank, measurement=fields)
 def done(rank): write(rank, done=time.time())
 def heartbeat(rank, status, progress=""):
-    record = {"pid": os.getpid(), "node": "n0", "status": status, "progress": progress, "time": time.time()}
+    record = {"pid": os.getpid(), "node": NODES.get(rank, "n0"), "status": status, "progress": progress, "time": time.time()}
     open(f"{folder}/rank{rank}.tmp", "w").write(json.dumps(record))
     os.replace(f"{folder}/rank{rank}.tmp", f"{folder}/rank{rank}.heartbeat.json")
 def beat(seconds, *ranks, status="train.cnn"):
@@ -129,9 +130,13 @@ def job(
 
 
 def run_scripted(
-    launcher: Scripted | TorchrunScript, job: Job, run_dir: Path, heartbeat_timeout_s: float = 30
+    launcher: Scripted | TorchrunScript,
+    job: Job,
+    run_dir: Path,
+    heartbeat_timeout_s: float = 30,
+    min_nodes: int | None = None,
 ) -> tuple[list[JobResult], RecordingListener]:
     """Run the job; return the result of each attempt and the recorded events."""
     listener = RecordingListener()
     limits = Limits(heartbeat_timeout_s=heartbeat_timeout_s, startup_s=30)
-    return list(run_job(launcher, job, run_dir, limits, catalog(), listener)), listener
+    return list(run_job(launcher, job, run_dir, limits, catalog(), listener, min_nodes)), listener

@@ -15,7 +15,7 @@ from seatrial.launch.slurm import SlurmLauncher
 from seatrial.launch.slurm_job import SlurmJob, cancel_remaining_jobs, job_collector, unavailable_nodes
 from seatrial.model import SeatrialError
 from seatrial.util.processes import CommandResult
-from tests.fakes.slurm import FakeSlurm, Reply, cluster, failure, success
+from tests.fakes.slurm import NODES, FakeSlurm, Reply, cluster, failure, recorded, success
 
 SETTINGS = Config(name="t", checks={}, cluster=Cluster(nodes=4))
 DOWN = failure("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
@@ -127,6 +127,59 @@ def test_controller_outage_is_tolerated_up_to_its_limit(queued: QueuedJob) -> No
     waiting = queued.job.wait_state()
     assert waiting
     assert waiting.permanent
+
+
+PENDING = success(
+    "JobId=7 JobName=x\n   JobState=PENDING Reason=Resources\n   Partition=gpu AllocNode:Sid=x:1\n"
+    "   ReqNodeList=(null) ExcNodeList=(null)\n   NodeList=\n   NumNodes=4-4 NumCPUs=4\n"
+)
+
+
+def test_job_that_waits_for_drained_nodes_ends_and_names_them(queued: QueuedJob) -> None:
+    waiting = queued.with_state(PENDING).job.wait_state()
+    assert waiting
+    assert (waiting.permanent, waiting.shortage) == (False, None), "the first reason may be provisional"
+    queued.job.submitted -= 4
+    waiting = queued.job.wait_state()
+    assert waiting
+    assert waiting.permanent
+    assert waiting.shortage
+    assert waiting.shortage.usable == 2
+    assert [str(node) for node in waiting.shortage.missing] == [
+        "node1 (DOWN+NOT_RESPONDING: Not responding)",
+        "node2 (IDLE+DRAIN: fan broken)",
+    ]
+    assert "node2 is IDLE+DRAIN: fan broken" in waiting.reason
+
+
+def test_job_that_waits_for_busy_nodes_waits_on(queued: QueuedJob) -> None:
+    queued.fake.replies.update(cluster("busy"))  # two nodes are allocated to other jobs, a fourth is drained
+    queued.with_state(success(PENDING.out.replace("4-4", "3-3"))).job.submitted -= 130
+    waiting = queued.job.wait_state()
+    assert waiting
+    assert (waiting.permanent, waiting.shortage) == (False, None)
+    assert waiting.reason == "Slurm job 7 is PENDING (Resources)"
+    assert 130 <= waiting.seconds < 140
+    queued.job.wait_state()
+    assert queued.fake.commands.count(NODES) == 1, "the states of the nodes are queried every 20 s"
+
+
+def test_node_that_does_not_respond_is_named_while_the_job_waits(queued: QueuedJob) -> None:
+    nodes = recorded("scontrol-show-nodes-healthy.txt").out.replace("State=IDLE", "State=IDLE+NOT_RESPONDING", 1)
+    queued.fake.replies[NODES] = success(nodes)
+    queued.with_state(PENDING).job.submitted -= 4
+    waiting = queued.job.wait_state()
+    assert waiting
+    assert not waiting.permanent
+    assert "node0 is IDLE+NOT_RESPONDING" in waiting.reason
+
+
+def test_cancel_does_not_wait_for_a_lost_node(queued: QueuedJob) -> None:
+    states = iter(["RUNNING", *["COMPLETING"] * 5])
+    queued.with_state(lambda _: scontrol_output(next(states), nodes="node2"))
+    queued.fake.replies["scancel 7"] = success("")
+    assert queued.job.cancel(node_lost=True) == ""
+    assert next(states) == "COMPLETING"
 
 
 def test_requeued_job_is_ended(queued: QueuedJob) -> None:

@@ -32,7 +32,7 @@ _OUTAGE_MESSAGE_S, _OUTAGE_LIMIT_S = 10.0, 600.0
 # (slurm.conf(5)): KillWait 30 s, UnkillableStepTimeout 60 s; an Epilog adds to these.
 _COMPLETING_MESSAGE_S, _COMPLETING_LIMIT_S = 5.0, 180.0
 _CANCEL_LIMIT_S = 60.0  # from scancel to the end of the job; includes KillWait
-_LOST_NODE_LIMIT_S = 10.0  # the same for a job with a lost node, which Slurm ends only after SlurmdTimeout (300 s)
+_LOST_NODE_LIMIT_S = 15.0  # to state COMPLETING, for a job with a lost node: Slurm ends it after SlurmdTimeout (300 s)
 # Seconds until the states of the nodes are queried for a pending job, and between two queries
 _NODES_AFTER_S, _NODES_POLL_S = 3.0, 20.0
 _CLEANUP_LIMIT_S = 15.0  # from the fetch of all files until the script has removed them and ended
@@ -166,7 +166,7 @@ class SlurmJob:
                     self.collector.remove_remote_files()
         self.collector.close()
         limit_s = _LOST_NODE_LIMIT_S if node_lost else _CANCEL_LIMIT_S
-        job = self._wait_until_over(limit_s, cancel=True)
+        job = self._wait_until_over(limit_s, cancel=True, or_completing=node_lost)
         if job is not None and (_is_over(job) or (node_lost and _is_completing(job))):
             return ""
         state = job.state if job else "in an unknown state"
@@ -174,14 +174,18 @@ class SlurmJob:
         remaining = f"Slurm job {self.id} is still {state} {limit_s:g} s after scancel{error}"
         return f"{remaining}. Run first: scontrol show job {self.id}; sinfo -R"
 
-    def _wait_until_over(self, seconds: float, *, cancel: bool) -> Job | None:
-        """Wait until the job is over, at most ``seconds``, and return its state; retry a scancel that fails."""
+    def _wait_until_over(self, seconds: float, *, cancel: bool, or_completing: bool = False) -> Job | None:
+        """Wait until the job is over, at most ``seconds``, and return its state; retry a scancel that fails.
+
+        ``or_completing``: until Slurm has signalled its processes; it waits for a lost node for minutes.
+        """
         deadline = time.monotonic() + seconds
         while True:
             if cancel and processes.run_command(["scancel", self.id], timeout_s=30).code == 0:
                 cancel = False
             job = self._query(now=True)
-            if (job is not None and _is_over(job)) or time.monotonic() > deadline:
+            ended = job is not None and (_is_over(job) or (or_completing and not cancel and _is_completing(job)))
+            if ended or time.monotonic() > deadline:
                 return job
             time.sleep(0.2)
 
@@ -201,13 +205,16 @@ class SlurmJob:
 
 
 def cancel_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
-    """Cancel the jobs that a killed run in this directory left, and wait for their end; yield a message before each.
+    """Cancel the jobs that a killed run left, and wait for their end; yield a message before each.
+
+    ``run_dir``: the run directory, or the folder of one attempt.
 
     A job belongs to the run if its script or its token is in ``run_dir``. Raises SeatrialError
     if Slurm cannot be queried or a job cannot be cancelled, since files that the job writes later would count as
     results of this run.
     """
-    folders = {token.read_text(encoding="utf-8"): token.parent for token in run_dir.rglob(f"attempt*/{TOKEN}")}
+    tokens = [*run_dir.glob(TOKEN), *run_dir.rglob(f"attempt*/{TOKEN}")]
+    folders = {token.read_text(encoding="utf-8"): token.parent for token in tokens}
     if not folders:
         return
     for job_id, command in slurm.queued_job_scripts().items():

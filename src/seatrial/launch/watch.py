@@ -119,10 +119,11 @@ class _Attempt:
         try:
             running = launcher.start(rendered, self.folder)
         except SeatrialError as refusal:
-            end = AttemptEnd(JobState.FAILED, RootCause(f"launcher {launcher.name}", str(refusal), None), 0.0)
+            lost = f"; submitted without {job.exclude}, lost in an earlier job" if job.exclude else ""
+            cause = RootCause(f"launcher {launcher.name}", f"{refusal}{lost}", None)
+            end = AttemptEnd(JobState.FAILED, cause, 0.0)
         else:
             end = self._watch_and_stop(running)
-        cause = end.root_cause
         result = JobResult(
             job=job.name,
             attempt=number,
@@ -131,11 +132,11 @@ class _Attempt:
             started=started,
             seconds=time.monotonic() - clock,
             startup_s=end.startup_s,
-            failed_subject=cause.subject if cause else "",
-            cause=cause.cause if cause else "",
+            failed_subject=end.root_cause.subject if end.root_cause else "",
+            cause=end.root_cause.cause if end.root_cause else "",
             scheduler_id=end.allocation.id,
             nodelist=end.allocation.nodes,
-            missing_nodes=cause.shortage.missing if cause and cause.shortage else (),
+            missing_nodes=end.root_cause.shortage.missing if end.root_cause and end.root_cause.shortage else (),
         )
         return end, result
 
@@ -174,7 +175,7 @@ class _Attempt:
         """Return the end of an interrupted attempt, with the root cause that was known before the interrupt."""
         self._read_all()
         code = running.completing_code()
-        if code or self._silent_nodes(root_cause.SILENT_AT_END_S) or any(rank.failed for rank in self.ranks):
+        if code or self._silent_nodes(root_cause.SILENT_AT_END_S) or any(rank.may_exit for rank in self.ranks):
             return AttemptEnd(JobState.FAILED, self._cause_of_end(running, code or 1), 0.0, interrupted=True)
         return AttemptEnd(JobState.CANCELLED, None, 0.0, interrupted=True)
 
