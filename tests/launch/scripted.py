@@ -28,7 +28,8 @@ def measured(rank, check, error=None, at=None):
     write(rank, measurement=fields)
 def done(rank): write(rank, done=time.time())
 def heartbeat(rank, status, progress=""):
-    record = {"pid": os.getpid(), "node": NODES.get(rank, "n0"), "status": status, "progress": progress, "time": time.time()}
+    node = NODES.get(rank, "n0")
+    record = {"pid": os.getpid(), "node": node, "status": status, "progress": progress, "time": time.time()}
     open(f"{folder}/rank{rank}.tmp", "w").write(json.dumps(record))
     os.replace(f"{folder}/rank{rank}.tmp", f"{folder}/rank{rank}.heartbeat.json")
 def beat(seconds, *ranks, status="train.cnn"):

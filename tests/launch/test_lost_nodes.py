@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,13 @@ def test_a_silent_node_is_named_while_the_scheduler_waits_for_it(tmp_path: Path)
     assert set(listener.statuses) == {"waiting: COMPLETING on n1"}, "no other status alternates with it"
 
 
+def test_a_node_that_ends_the_cancelled_job_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalJob, "node_is_free", lambda _self, name: name == "n1")
+    (result,), _ = run_scripted(Scripted(SILENT), ONE_CHECK, tmp_path, heartbeat_timeout_s=1)
+    assert (result.state, result.missing_nodes) == (JobState.HUNG, ())
+    assert result.failed_subject.startswith("rank 1 (n0/rank1")
+
+
 def test_a_requeued_job_names_the_node_that_it_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(root_cause, "SILENT_AT_END_S", 0.5)
     queue = Queue({"ranks": SILENT}, *[None] * 20, WaitState(reason="job 7 was requeued", permanent=True))
@@ -118,12 +125,13 @@ class Interrupted(RecordingListener):
             raise KeyboardInterrupt
 
 
-def interrupted(queue: Queue, run_dir: Path, listener: RecordingListener) -> Iterator[JobResult]:
-    """Yield the results of a job that ends with KeyboardInterrupt."""
+def interrupted(queue: Queue, run_dir: Path, listener: RecordingListener) -> JobResult:
+    """Return the result of a job whose first attempt ends with KeyboardInterrupt."""
     results = run_job(queue, ONE_CHECK, run_dir, Limits(), catalog(), listener)
+    result = next(results)
     with pytest.raises(KeyboardInterrupt):
-        while True:
-            yield next(results)
+        next(results)
+    return result
 
 
 def test_ctrl_c_keeps_the_measurements_and_the_cause_that_were_known(
@@ -132,7 +140,7 @@ def test_ctrl_c_keeps_the_measurements_and_the_cause_that_were_known(
     monkeypatch.setattr(root_cause, "SILENT_AT_END_S", 1.0)
     queue = Queue({"ranks": SILENT}, WaitState(reason="COMPLETING on n1", permanent=False))
     listener = Interrupted()
-    (result,) = interrupted(queue, tmp_path, listener)
+    result = interrupted(queue, tmp_path, listener)
     assert (result.failed_subject, [node.name for node in result.missing_nodes]) == ("n1", ["n1"])
     assert [error[0] for error in listener.errors] == [CLUSTER_CHECK]
 
@@ -141,7 +149,7 @@ def test_ctrl_c_in_a_sound_job_gives_no_cause(tmp_path: Path) -> None:
     script = "start(0, CLUSTER_CHECK); start(1, CLUSTER_CHECK); beat(60, 0, 1, status=CLUSTER_CHECK)"
     listener = Interrupted()
     queue = Queue({"ranks": script}, WaitState(reason="unknown", permanent=False))
-    (result,) = interrupted(queue, tmp_path, listener)
+    result = interrupted(queue, tmp_path, listener)
     assert (result.state, result.cause, listener.measurements) == (JobState.CANCELLED, "", [])
 
 

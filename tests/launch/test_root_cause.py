@@ -323,7 +323,8 @@ def test_a_silent_node_is_the_cause_and_not_the_peer_that_lost_its_connection(tm
     (tmp_path / "launcher.err").write_text(labelled(0, FAILURE.format(index=0, rank=0, code=1, pid=100)))
     ranks = two_nodes(tmp_path, 1, 12)
     assert list(root_cause.silent_nodes(ranks, TWO_NODES, tmp_path, 10)) == ["n1"]
-    cause = root_cause.job_ended(TWO_NODES, ranks, 1, tmp_path, "", lambda host: (f"gpu-{host}", "DOWN: Not responding"))
+    states = {"n1": ("gpu-n1", "DOWN: Not responding")}
+    cause = root_cause.job_ended(TWO_NODES, ranks, 1, tmp_path, "", states.__getitem__)
     assert (cause.subject, cause.rank) == ("gpu-n1", None)
     assert "DOWN: Not responding" in cause.cause
     assert cause.shortage

@@ -174,12 +174,23 @@ def test_node_that_does_not_respond_is_named_while_the_job_waits(queued: QueuedJ
     assert "node0 is IDLE+NOT_RESPONDING" in waiting.reason
 
 
-def test_cancel_does_not_wait_for_a_lost_node(queued: QueuedJob) -> None:
-    states = iter(["RUNNING", *["COMPLETING"] * 5])
-    queued.with_state(lambda _: scontrol_output(next(states), nodes="node2"))
-    queued.fake.replies["scancel 7"] = success("")
+def test_cancel_does_not_wait_long_for_a_lost_node(queued: QueuedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_job, "_LOST_NODE_LIMIT_S", 0.1)
+    queued.with_state(scontrol_output("RUNNING")).job.poll()
+    queued.with_state(scontrol_output("COMPLETING", nodes="node1"))
+    queued.fake.replies.update({"scancel --signal=KILL 7": success(""), "scancel 7": success("")})
     assert queued.job.cancel(node_lost=True) == ""
-    assert next(states) == "COMPLETING"
+    assert queued.job.allocation().nodes == "node[0-1]", "and not only the node that is not free yet"
+
+
+@pytest.mark.parametrize(
+    ("state", "is_free"),
+    [("IDLE", True), ("IDLE+COMPLETING+NOT_RESPONDING", False), ("ALLOCATED+COMPLETING", False), ("DOWN", False)],
+)
+def test_a_node_that_is_up_and_has_ended_the_job_is_not_lost(state: str, is_free: bool, queued: QueuedJob) -> None:
+    nodes = recorded("scontrol-show-nodes-healthy.txt").out.replace("State=IDLE", f"State={state}", 1)
+    queued.fake.replies["scontrol show node node0"] = success(nodes)
+    assert queued.job.node_is_free("node0") is is_free
 
 
 def test_requeued_job_is_ended(queued: QueuedJob) -> None:

@@ -77,8 +77,8 @@ def test_control_checks_run_once_on_this_host() -> None:
 
 
 def test_plan_for_the_nodes_that_are_there() -> None:
-    settings = config(nodes=4, gpus=2)
-    assert {(job.nodes, job.expected_nodes) for job in make_plan(settings, CHECKS, NodeGpus(2), nodes=3).jobs} == {(3, 3)}
+    jobs = make_plan(config(nodes=4, gpus=2), CHECKS, NodeGpus(2), nodes=3).jobs
+    assert {(job.nodes, job.expected_nodes) for job in jobs} == {(3, 3)}
 
 
 def test_checks_that_ran_on_fewer_nodes_are_in_a_job_of_their_own() -> None:

@@ -63,10 +63,13 @@ class StartedJob(Protocol):
     def node_state(self, host: str) -> tuple[str, str]:
         """Return the scheduler's name of the node with this host name, and its state, which is empty if unknown."""
 
+    def node_is_free(self, name: str) -> bool:
+        """Return whether this node is up and has ended the processes of a cancelled job, so that it is not lost."""
+
     def cancel(self, *, node_lost: bool = False) -> str:
         """End all processes of the job, also after its end; return which ones still run, empty if none does.
 
-        ``node_lost``: a node of the job does not respond, so that nothing is fetched from it or awaited of it.
+        ``node_lost``: a node seems not to respond, so that nothing is fetched and the end is awaited for seconds only.
         """
 
 

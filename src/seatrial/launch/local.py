@@ -44,6 +44,10 @@ class LocalJob:
     def node_state(self, host: str) -> tuple[str, str]:
         return host, ""
 
+    def node_is_free(self, name: str) -> bool:
+        del name
+        return False
+
     def cancel(self, *, node_lost: bool = False) -> str:
         del node_lost
         return processes.stop(self.child)

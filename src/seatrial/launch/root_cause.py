@@ -99,7 +99,7 @@ def silent_nodes(ranks: Sequence[Rank], job: Job, folder: Path, silent_s: float)
     now, silent = time.monotonic(), dict[int, float]()
     size = job.ranks_per_node
     for node in range(job.nodes):
-        seen = [rank for rank in ranks[node * size : (node + 1) * size] if rank.heartbeat and rank.last_seen is not None]
+        seen = [rank for rank in ranks[node * size : (node + 1) * size] if rank.heartbeat]
         silence_s = min((now - (rank.last_seen or now) for rank in seen), default=0.0)
         if silence_s > silent_s and all(rank.heartbeat_expected and not rank.may_exit for rank in seen):
             silent[node] = silence_s
@@ -296,7 +296,9 @@ def _unresponsive_nodes(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCa
     nodes = sorted({rank.heartbeat.node if rank.heartbeat else rank.name for rank in first_ranks})
     cause = "the task on this node does not respond to srun (node reset or hung?)"
     first = "Run first, on the node: uptime; dmesg; journalctl -u slurmd -n 50"
-    return RootCause(and_more(nodes, _MAX_NAMED), f"{cause}. {first}", None, _lost(job, nodes, cause)) if nodes else None
+    if not nodes:
+        return None
+    return RootCause(and_more(nodes, _MAX_NAMED), f"{cause}. {first}", None, _lost(job, nodes, cause))
 
 
 def _lost(job: Job, nodes: Sequence[str], state: str) -> NodeShortage:

@@ -32,7 +32,7 @@ _OUTAGE_MESSAGE_S, _OUTAGE_LIMIT_S = 10.0, 600.0
 # (slurm.conf(5)): KillWait 30 s, UnkillableStepTimeout 60 s; an Epilog adds to these.
 _COMPLETING_MESSAGE_S, _COMPLETING_LIMIT_S = 5.0, 180.0
 _CANCEL_LIMIT_S = 60.0  # from scancel to the end of the job; includes KillWait
-_LOST_NODE_LIMIT_S = 15.0  # to state COMPLETING, for a job with a lost node: Slurm ends it after SlurmdTimeout (300 s)
+_LOST_NODE_LIMIT_S = 12.0  # the same if a node seems lost: Slurm ends such a job after SlurmdTimeout (300 s)
 # Seconds until the states of the nodes are queried for a pending job, and between two queries
 _NODES_AFTER_S, _NODES_POLL_S = 3.0, 20.0
 _CLEANUP_LIMIT_S = 15.0  # from the fetch of all files until the script has removed them and ended
@@ -51,6 +51,7 @@ class SlurmJob:
     _query_error: str = ""  # of the last query
     _job: Job | None = None  # Slurm's last response
     _has_started: bool = False
+    _allocated: str = ""
     _completing_since: float = 0.0
     _completing_nodes: str = ""  # when the message about it was first shown
     _nodes: CandidateNodes | None = None  # Slurm's last answer while the job is pending
@@ -130,7 +131,7 @@ class SlurmJob:
         return self._nodes
 
     def allocation(self) -> Allocation:
-        return Allocation(id=self.id, nodes=(self._job.nodes if self._job else None) or "")
+        return Allocation(id=self.id, nodes=self._allocated)
 
     def exit_reason(self) -> str:
         job = self._job
@@ -153,6 +154,13 @@ class SlurmJob:
     def node_state(self, host: str) -> tuple[str, str]:
         return node_state(host)
 
+    def node_is_free(self, name: str) -> bool:
+        try:
+            node = slurm.node(name)
+        except (SeatrialError, ValueError):
+            return False
+        return node is not None and node.up and "COMPLETING" not in node.states
+
     def cancel(self, *, node_lost: bool = False) -> str:
         job = self._query(now=True)
         if job is not None and _is_over(job):
@@ -165,8 +173,10 @@ class SlurmJob:
                 if job is not None and job.state == "RUNNING":
                     self.collector.remove_remote_files()
         self.collector.close()
+        if node_lost:  # SIGKILL, so that all other nodes end their processes at once
+            processes.run_command(["scancel", "--signal=KILL", self.id], timeout_s=30)
         limit_s = _LOST_NODE_LIMIT_S if node_lost else _CANCEL_LIMIT_S
-        job = self._wait_until_over(limit_s, cancel=True, or_completing=node_lost)
+        job = self._wait_until_over(limit_s, cancel=True)
         if job is not None and (_is_over(job) or (node_lost and _is_completing(job))):
             return ""
         state = job.state if job else "in an unknown state"
@@ -174,18 +184,14 @@ class SlurmJob:
         remaining = f"Slurm job {self.id} is still {state} {limit_s:g} s after scancel{error}"
         return f"{remaining}. Run first: scontrol show job {self.id}; sinfo -R"
 
-    def _wait_until_over(self, seconds: float, *, cancel: bool, or_completing: bool = False) -> Job | None:
-        """Wait until the job is over, at most ``seconds``, and return its state; retry a scancel that fails.
-
-        ``or_completing``: until Slurm has signalled its processes; it waits for a lost node for minutes.
-        """
+    def _wait_until_over(self, seconds: float, *, cancel: bool) -> Job | None:
+        """Wait until the job is over, at most ``seconds``, and return its state; retry a scancel that fails."""
         deadline = time.monotonic() + seconds
         while True:
             if cancel and processes.run_command(["scancel", self.id], timeout_s=30).code == 0:
                 cancel = False
             job = self._query(now=True)
-            ended = job is not None and (_is_over(job) or (or_completing and not cancel and _is_completing(job)))
-            if ended or time.monotonic() > deadline:
+            if (job is not None and _is_over(job)) or time.monotonic() > deadline:
                 return job
             time.sleep(0.2)
 
@@ -199,6 +205,7 @@ class SlurmJob:
             self._last_query = time.monotonic()  # after the response, which may take long
             if self._job is not None:
                 self._has_started = self._has_started or not self._job.pending
+                self._allocated = self._allocated or self._job.nodes  # a COMPLETING job has only the nodes not yet free
                 if _is_completing(self._job):
                     self._completing_since = self._completing_since or time.monotonic()
         return self._job

@@ -27,6 +27,7 @@ _POLL_S = 0.1
 _SUSPENDED_S = 1.0  # a sleep longer by more than this: this process was stopped (Ctrl-Z)
 # After a failure torchrun gives the other ranks 30 s to end, and Slurm gives processes another 30 s (KillWait)
 _TEARDOWN_S = 60.0
+_MAX_NAMED = 8  # nodes listed in a message
 
 
 class Listener(Protocol):
@@ -149,7 +150,7 @@ class _Attempt:
         except BaseException:
             running.cancel()
             raise
-        node_lost = bool(end.root_cause and end.root_cause.shortage and self.ranks[0].heartbeat)
+        node_lost = self._has_lost_nodes(end.root_cause)
         if node_lost and end.root_cause:  # named now, since the cancellation may take long
             self.listener.warn(f"{end.root_cause.subject}: {end.root_cause.cause}")
         try:
@@ -163,6 +164,8 @@ class _Attempt:
                 if not measurement.error:
                     self.listener.add_measurement(measurement)
         end = replace(end, allocation=running.allocation())
+        if end.state is JobState.HUNG and node_lost and end.root_cause:
+            end = replace(end, root_cause=self._hung_rank(running, end.root_cause) or end.root_cause)
         if not remaining:
             return end
         self.listener.warn(remaining)
@@ -179,6 +182,19 @@ class _Attempt:
             return AttemptEnd(JobState.FAILED, self._cause_of_end(running, code or 1), 0.0, interrupted=True)
         return AttemptEnd(JobState.CANCELLED, None, 0.0, interrupted=True)
 
+    def _has_lost_nodes(self, cause: RootCause | None) -> bool:
+        """Return whether the job had the nodes of ``cause.shortage`` and lost them."""
+        return bool(cause and cause.shortage) and any(rank.heartbeat for rank in self.ranks)
+
+    def _hung_rank(self, running: StartedJob, lost: RootCause) -> RootCause | None:
+        """Return the cause for the first silent rank if its node has ended the job, so that only its ranks hung."""
+        missing = lost.shortage.missing if lost.shortage else ()
+        if not all(running.node_is_free(node.name) for node in missing):
+            return None
+        silent = [rank for rank in self.ranks if rank.heartbeat_expected and rank.last_seen is not None]
+        first = min(silent, key=lambda rank: rank.last_seen or 0)
+        return root_cause.no_heartbeat(first, self.limits.heartbeat_timeout_s)
+
     def _cause_of_end(self, running: StartedJob, code: int) -> RootCause:
         reason = running.exit_reason()
         return root_cause.job_ended(self.job, self.ranks, code, self.folder, reason, running.node_state)
@@ -187,37 +203,44 @@ class _Attempt:
         return root_cause.silent_nodes(self.ranks, self.job, self.folder, silent_s)
 
     def _watch(self, running: StartedJob) -> AttemptEnd:
-        ranks = self.ranks
         running_since = time.monotonic()
         startup_s = 0.0
         while True:
             code = running.poll()  # before reading: records written before the end are then complete
             self._read_all()
-            if not startup_s and all(rank.started for rank in ranks):
+            if not startup_s and all(rank.started for rank in self.ranks):
                 startup_s = time.monotonic() - running_since
             startup_or_run_s = startup_s or time.monotonic() - running_since
-            if damaged := next((rank for rank in ranks if rank.damage), None):
-                return AttemptEnd(JobState.FAILED, root_cause.damaged_journal(damaged), startup_or_run_s)
-            if code == 0:
-                return AttemptEnd(JobState.COMPLETED, None, startup_or_run_s)
-            if code is not None:
-                return AttemptEnd(JobState.FAILED, self._cause_of_end(running, code), startup_or_run_s)
-            # whatever the scheduler still waits for
-            if silent := self._silent_nodes(self.limits.heartbeat_timeout_s):
-                _check_writable(self.folder)
-                cause = root_cause.lost_nodes(self.job, silent, running.node_state)
-                return AttemptEnd(JobState.HUNG, cause, startup_or_run_s)
-            if waiting := running.wait_state():
-                if waiting.permanent:
-                    return AttemptEnd(JobState.TIMEOUT, self._cause_of_wait(running, waiting), startup_or_run_s)
-                if waiting.reason:
-                    self.listener.show_waiting(waiting.reason, waiting.seconds)
+            end = self._ended(running, code)
+            if not end and (waiting := running.wait_state()):
+                end = self._wait(running, waiting)
                 running_since = time.monotonic()  # pending time does not count
-            elif timeout := self._timeout(running_since):
-                return AttemptEnd(timeout[0], timeout[1], startup_or_run_s)
-            elif ranks[0].heartbeat:
-                self.listener.show_status(ranks[0].last_status)
-            _sleep(ranks)
+            elif not end:
+                end = self._timeout(running_since)
+                self.listener.show_status(self.ranks[0].last_status if self.ranks[0].heartbeat else "starting")
+            if end:
+                return AttemptEnd(*end, startup_or_run_s)
+            _sleep(self.ranks)
+
+    def _ended(self, running: StartedJob, code: int | None) -> tuple[JobState, RootCause | None] | None:
+        """Return the state and cause if the job has ended, or lost a node; else None."""
+        if damaged := next((rank for rank in self.ranks if rank.damage), None):
+            return JobState.FAILED, root_cause.damaged_journal(damaged)
+        if code is not None:
+            return (JobState.FAILED, self._cause_of_end(running, code)) if code else (JobState.COMPLETED, None)
+        # whatever the scheduler still waits for
+        if silent := self._silent_nodes(self.limits.heartbeat_timeout_s):
+            _check_writable(self.folder)
+            return JobState.HUNG, root_cause.lost_nodes(self.job, silent, running.node_state)
+        return None
+
+    def _wait(self, running: StartedJob, waiting: WaitState) -> tuple[JobState, RootCause] | None:
+        """Show what the job waits for; return the state and cause if it waits in vain."""
+        if waiting.permanent:
+            return JobState.TIMEOUT, self._cause_of_wait(running, waiting)
+        if waiting.reason:
+            self.listener.show_waiting(waiting.reason, waiting.seconds)
+        return None
 
     def _cause_of_wait(self, running: StartedJob, waiting: WaitState) -> RootCause:
         """Return why the job waits in vain: for nodes that are missing, or that it lost before it was requeued."""
@@ -225,7 +248,7 @@ class _Attempt:
             lost = root_cause.lost_nodes(self.job, silent, running.node_state)
             return replace(lost, cause=f"{waiting.reason}; {lost.cause}")
         names = [node.name for node in waiting.shortage.missing] if waiting.shortage else []
-        return RootCause(and_more(names, 8) or "the queue", waiting.reason, None, waiting.shortage)
+        return RootCause(and_more(names, _MAX_NAMED) or "the queue", waiting.reason, None, waiting.shortage)
 
     def _read_all(self) -> None:
         for measurement in (measured for rank in self.ranks for measured in rank.read()):
@@ -296,7 +319,8 @@ class _Attempt:
         for measurement in missing:
             self.listener.add_measurement(measurement)
         # without a node list: one of the present nodes may be at fault
-        lost = [node.name for node in cause.shortage.missing] if cause and cause.shortage and started else []
+        lost = [node.name for node in cause.shortage.missing] if cause and cause.shortage else []
+        lost = lost if self._has_lost_nodes(cause) else []
         exclude = ",".join(filter(None, [job.exclude, *lost]))
         return job.model_copy(update={"checks": tuple(remaining), "nodelist": "", "exclude": exclude})
 
