@@ -95,9 +95,7 @@ def _on_fewer_nodes(job: Job, cause: RootCause | None, min_nodes: int | None) ->
     shortage = cause.shortage if cause else None
     if shortage is None or min_nodes is None or shortage.usable < min_nodes or job.retry:
         return None
-    nodes = min(shortage.usable, job.nodes)
-    changes = {"name": f"{job.name}-on{nodes}", "nodes": nodes, "expected_nodes": nodes, "nodelist": ""}
-    return job.model_copy(update=changes)
+    return job.on_fewer_nodes(shortage.usable)
 
 
 @dataclass

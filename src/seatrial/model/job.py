@@ -44,6 +44,11 @@ class Job(Frozen):
         """The number of processes on all nodes; each returns one measurement per check."""
         return self.nodes * self.ranks_per_node
 
+    def on_fewer_nodes(self, nodes: int) -> Job:
+        """The job for this number of nodes, any that the scheduler chooses; its name tells it from the planned job."""
+        changes = {"name": f"{self.name}-on{nodes}", "nodes": nodes, "expected_nodes": nodes, "nodelist": ""}
+        return self.model_copy(update=changes)
+
     def without_secrets(self) -> Job:
         """The job for display: values that look like secrets are replaced."""
         document = self.model_dump()

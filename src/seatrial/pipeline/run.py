@@ -67,11 +67,11 @@ def run(run_dir: RunDir, display: Display) -> Trial:
         for measurement in remaining.not_run:
             results.add_measurement(measurement)
         for job in remaining.jobs:
-            _run_job(_on_same_nodes(job, results), results)
+            _run_job(_on_same_nodes(job, results, nodes), results)
         _discard_incomplete_retries(results)
         for number in range(1, MAX_RETRIES + 1) if results.settings.retry else ():
             for job in _retry_jobs(plan, results, baseline, number):
-                _run_job(_on_same_nodes(job, results), results)
+                _run_job(_on_same_nodes(job, results, nodes), results)
     plan = replace(plan, jobs=jobs_as_run(plan.jobs, results.jobs))
     # a Ctrl-C between two report files would leave them contradicting each other
     with signals.stop_signals_ignored():
@@ -174,12 +174,15 @@ def _nodes_to_test(results: TrialResults) -> int:
     return shortage.usable if shortage.usable >= settings.cluster.min_nodes else settings.cluster.nodes
 
 
-def _on_same_nodes(job: Job, results: TrialResults) -> Job:
+def _on_same_nodes(job: Job, results: TrialResults, nodes: int) -> Job:
     """Return ``job`` with the node list of the last completed job, so that all jobs test the same nodes.
 
-    After the loss of a node: on any nodes but those lost.
+    After the loss of some of the ``nodes`` of the plan: without them, and with cluster.min_nodes on the others.
     """
     if results.lost_nodes and job.placement != "control":
+        min_nodes, left = results.settings.cluster.min_nodes, nodes - len(results.lost_nodes)
+        if min_nodes and min_nodes <= left < job.nodes and not job.retry:
+            job = job.on_fewer_nodes(left)
         return job.model_copy(update={"exclude": ",".join(results.lost_nodes)})
     completed = [result for result in results.job_results if result.nodelist and result.state is JobState.COMPLETED]
     if job.placement == "control" or not completed or not results.measurements:
