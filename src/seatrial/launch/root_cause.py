@@ -298,10 +298,13 @@ def _unresponsive_nodes(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCa
     first = "Run first, on the node: uptime; dmesg; journalctl -u slurmd -n 50"
     if not nodes:
         return None
-    return RootCause(and_more(nodes, _MAX_NAMED), f"{cause}. {first}", None, _lost(job, nodes, cause))
+    hosts = sorted({rank.heartbeat.node for rank in first_ranks if rank.heartbeat})
+    return RootCause(and_more(nodes, _MAX_NAMED), f"{cause}. {first}", None, _lost(job, hosts, cause))
 
 
-def _lost(job: Job, nodes: Sequence[str], state: str) -> NodeShortage:
+def _lost(job: Job, nodes: Sequence[str], state: str) -> NodeShortage | None:
+    if not nodes:
+        return None
     missing = tuple(MissingNode(name=name, state=state) for name in nodes)
     return NodeShortage(usable=job.nodes - len(nodes), missing=missing)
 

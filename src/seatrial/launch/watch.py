@@ -142,9 +142,10 @@ class _Attempt:
     def _watch_and_stop(self, running: StartedJob) -> AttemptEnd:
         """Watch the job, then end its remaining processes."""
         try:
-            end = self._watch(running)
-        except KeyboardInterrupt:
-            end = self._interrupted_end(running)  # before cancel(), which makes ranks fail
+            try:
+                end = self._watch(running)
+            except KeyboardInterrupt:
+                end = self._interrupted_end(running)  # before cancel(), which makes ranks fail
         except BaseException:
             running.cancel()
             raise
@@ -162,8 +163,8 @@ class _Attempt:
                 if not measurement.error:
                     self.listener.add_measurement(measurement)
         end = replace(end, allocation=running.allocation())
-        if end.state is JobState.HUNG and node_lost and end.root_cause:
-            end = replace(end, root_cause=self._hung_rank(running, end.root_cause) or end.root_cause)
+        if node_lost and end.root_cause:
+            end = replace(end, root_cause=self._cause_after_cancel(running, end.root_cause, end.state))
         if not remaining:
             return end
         self.listener.warn(remaining)
@@ -184,12 +185,14 @@ class _Attempt:
         """Return whether the job had the nodes of ``cause.shortage`` and lost them."""
         return bool(cause and cause.shortage) and any(rank.heartbeat for rank in self.ranks)
 
-    def _hung_rank(self, running: StartedJob, lost: RootCause) -> RootCause | None:
-        """Return the cause for the first silent rank if its node has ended the job, so that only its ranks hung."""
-        missing = lost.shortage.missing if lost.shortage else ()
+    def _cause_after_cancel(self, running: StartedJob, cause: RootCause, state: JobState) -> RootCause:
+        """Return ``cause`` if its nodes are lost. A node that is free after the cancellation is not: its ranks hung."""
+        missing = cause.shortage.missing if cause.shortage else ()
         if not all(running.node_is_free(node.name) for node in missing):
-            return None
+            return cause
         silent = [rank for rank in self.ranks if rank.heartbeat_expected and rank.last_seen is not None]
+        if state is not JobState.HUNG or not silent:
+            return replace(cause, shortage=None)
         first = min(silent, key=lambda rank: rank.last_seen or 0)
         return root_cause.no_heartbeat(first, self.limits.heartbeat_timeout_s)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -266,10 +266,7 @@ def _trial(
         measurements=tuple(results.measurements),
         retries=tuple(results.retries),
         verdicts=assessment.verdicts,
-        findings=tuple(
-            Finding.model_validate(secrets.redacted(finding.model_dump(), secret_values))
-            for finding in assessment.findings
-        ),
+        findings=_without_secrets(assessment.findings, secret_values),
         insights=assessment.insights,
         telemetry=assessment.telemetry,
         timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),
@@ -286,6 +283,11 @@ def _trial(
             baseline=assessment.baseline,
         ),
     )
+
+
+def _without_secrets(findings: Iterable[Finding], secret_values: set[str]) -> tuple[Finding, ...]:
+    documents = (secrets.redacted(finding.model_dump(), secret_values) for finding in findings)
+    return tuple(map(Finding.model_validate, documents))
 
 
 def _write_reports(trial: Trial, results: TrialResults) -> Trial:
