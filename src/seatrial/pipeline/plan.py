@@ -76,8 +76,9 @@ def make_plan(
 
 def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ...]:
     """Return the planned jobs; the checks that ran on fewer nodes, after the loss of one, are in jobs of their own."""
-    names = {job.name for job in planned}
-    smaller = {job.name: job for job in reversed(started) if job.name not in names and not job.retry}
+    nodes = {check: job.nodes for job in planned for check in job.checks}
+    on_fewer = [job for job in started if not job.retry and any(job.nodes < nodes.get(name, 0) for name in job.checks)]
+    smaller = {job.name: job for job in reversed(on_fewer)}  # the first attempt of each, which has all of its checks
     job_names = {check: job.name for job in (*planned, *reversed(smaller.values())) for check in job.checks}
     jobs = [
         job.model_copy(update={"checks": tuple(check for check in job.checks if job_names[check] == job.name)})
