@@ -149,7 +149,7 @@ def test_job_that_waits_for_drained_nodes_ends_and_names_them(queued: QueuedJob)
         "node1 (DOWN+NOT_RESPONDING: Not responding)",
         "node2 (IDLE+DRAIN: fan broken)",
     ]
-    assert "node2 is IDLE+DRAIN: fan broken" in waiting.reason
+    assert "node2 is IDLE+DRAIN: fan broken. To test the others: --min-nodes 2" in waiting.reason
 
 
 def test_job_that_waits_for_busy_nodes_waits_on(queued: QueuedJob) -> None:

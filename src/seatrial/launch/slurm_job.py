@@ -114,6 +114,7 @@ class SlurmJob:
             f"Slurm job {self.id} is {job.state}: {job.reason or 'no reason yet'}; {limit}",
             nodes.message(needed) if nodes else unavailable_nodes(self.settings),
             over_time_limit(job, self.settings),
+            f"To test the others: --min-nodes {shortage.usable}" if shortage and shortage.usable else "",
             f"Run first: {first_commands(self.id, job.reason)}",
         ]
         reason = ". ".join(filter(None, sentences))
