@@ -80,8 +80,10 @@ class SlurmJob:
         job = self._query()
         outage_s = time.monotonic() - self._last_response
         if self._query_error and outage_s > _OUTAGE_MESSAGE_S:
-            reason = f"the state of Slurm job {self.id} is unknown: {self._query_error}"
-            return WaitState(reason=reason, permanent=outage_s > _OUTAGE_LIMIT_S, seconds=outage_s)
+            permanent = outage_s > _OUTAGE_LIMIT_S
+            duration = f" for {outage_s:.0f} s" if permanent else ""
+            reason = f"the state of Slurm job {self.id} is unknown{duration}: {self._query_error}"
+            return WaitState(reason=reason, permanent=permanent, seconds=outage_s)
         if job is None or _is_over(job):
             return None
         if job.pending:
