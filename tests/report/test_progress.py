@@ -63,6 +63,12 @@ def test_a_log_gets_each_state_of_the_scheduler_once_then_once_a_minute(live: Li
     assert lines(out)[-1] == "waiting: PENDING (Resources), 1 h 5 min"
 
 
+def test_the_same_error_of_several_ranks_is_one_line(live: Live, out: io.StringIO) -> None:
+    for reason in ("node1 is drained", "node1 is drained", "another"):
+        live.show_outcome("a.one", Outcome.ERROR, reason, 0)
+    assert [line.partition(": ")[2] for line in lines(out)] == ["node1 is drained", "another"]
+
+
 def test_a_plan_lists_each_job_with_its_processes_and_limit(live: Live, out: io.StringIO) -> None:
     nodes = JOB.model_copy(update={"name": "hosts", "placement": "nodes"})
     live.show_plan((JOB, nodes), Path("runs/x"))

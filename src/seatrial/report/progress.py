@@ -41,6 +41,7 @@ class Live:
         self._heading = ""
         self._current = ""
         self._printed_waits: dict[str, float] = {}  # state → seconds waited when its line was printed
+        self._last_outcome: tuple[str, Outcome, str] | None = None
         self._remaining = Remaining()
 
     def __enter__(self) -> Live:
@@ -95,6 +96,9 @@ class Live:
 
     def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
         self._remaining.finish(check, seconds)
+        if (check, outcome, reason) == self._last_outcome:  # the same error of another rank
+            return
+        self._last_outcome = (check, outcome, reason)
         detail = "" if outcome is Outcome.PASS else f": {reason}"
         progress = escape(f"[{self._remaining.position(check)}] ") if self._remaining.total else ""
         name = f"[{STYLES[outcome]}]{outcome:<8}[/] {escape(check)}"
