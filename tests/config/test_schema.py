@@ -22,6 +22,10 @@ def config(**fields: Any) -> Config:
         ({"name": "é" * 101}, "name"),  # 202 bytes
         ({"cluster": {"nodes": 0}}, "cluster.nodes"),
         ({"cluster": {"gpus_per_node": -1}}, "cluster.gpus_per_node"),
+        ({"launcher": "slurm", "cluster": {"nodes": 2, "min_nodes": 0}}, "cluster.min_nodes"),
+        ({"launcher": "slurm", "cluster": {"nodes": 2, "min_nodes": 3}}, "cluster"),
+        ({"launcher": "local", "cluster": {"min_nodes": 1}}, ""),
+        ({"launcher": "torchrun", "cluster": {"nodes": 2, "min_nodes": 1}}, ""),
         ({"limits": {"heartbeat_timeout_s": 0}}, "limits.heartbeat_timeout_s"),
         ({"limits": {"startup_s": 1e300}}, "limits.startup_s"),
         ({"cluster": {"fabric": {"kind": "ib"}}}, "cluster.fabric.kind"),

@@ -212,3 +212,12 @@ def test_every_reason_ends_with_the_notes(outcome: Outcome) -> None:
     decision = decide({"a": True}, [verdict("a", outcome)], {}, "", notes=("baseline lab", "override"))
     assert decision.reason.endswith("; baseline lab; override")
     assert decision.reason.partition("; ")[0]
+
+
+def test_untested_nodes_prevent_acceptance_and_are_named() -> None:
+    missing = "2 of 3 nodes tested, missing nodes: node1 (IDLE+DRAIN: fan broken)"
+    decision = decide({"a": True}, [verdict("a", Outcome.PASS)], {}, "", untested_nodes=missing)
+    assert (decision.value, decision.reason) == (DecisionValue.INCOMPLETE, missing)
+    decision = decide({"a": True}, [verdict("a", Outcome.FAIL)], {}, "", untested_nodes=missing)
+    assert decision.value is DecisionValue.REJECTED
+    assert missing in decision.reason

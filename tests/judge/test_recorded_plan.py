@@ -73,3 +73,24 @@ def test_skip_that_the_plan_contradicts_is_an_error() -> None:
     assert errors(*skipped, judged=check(skipped_if=("no Slurm",))) == []
     assert errors(*skipped, judged=check(skipped_if=("no command",))) == []
     assert errors(*skipped, judged=check(skipped_if=("not in the record",))) == []
+
+
+def test_a_plan_for_fewer_nodes_needs_min_nodes() -> None:
+    three = job("ranks", 3, 2)
+    (error,) = RecordedPlan(config(launcher="slurm", nodes=4), (three,), {}).problems(three)
+    assert "planned for 3 nodes, but cluster.nodes is 4" in error
+    assert RecordedPlan(config(launcher="slurm", nodes=4, min_nodes=3), (three,), {}).problems(three) == []
+    (error,) = RecordedPlan(config(launcher="slurm", nodes=5, min_nodes=4), (three,), {}).problems(three)
+    assert "cluster.min_nodes 4" in error
+
+
+def test_after_the_loss_of_a_node_checks_may_run_on_the_others() -> None:
+    settings = config(launcher="slurm", nodes=3, min_nodes=2)
+    jobs = (job("ranks", 3, 2, "b"), job("ranks-on2", 2, 2, "a"))
+    on_three = [on(rank, "b") for rank in range(6)]
+    # node n1 was lost: the ranks of n2 have the numbers 2 and 3 now
+    on_two = [on(rank, node="n0" if rank < 2 else "n2") for rank in range(4)]
+    assert errors(*on_three, *on_two, settings=settings, jobs=jobs) == []
+    elsewhere = [on(rank, node="n0" if rank < 2 else "n9") for rank in range(4)]
+    (error,) = errors(*on_three, *elsewhere, settings=settings, jobs=jobs)
+    assert "n9" in error

@@ -18,6 +18,7 @@ GPU_CHECK, CLUSTER_CHECK = "train.cnn", "nodes.reachable"  # a check of GPU scop
 HEAD = """
 import json, os, signal, sys, time
 folder = sys.argv[1]
+NODES = {}  # rank → node
 def raw(rank, line):
     with open(f"{folder}/rank{rank}.jsonl", "ab") as journal: journal.write(line + b"\\n")
 def write(rank, **record): raw(rank, json.dumps(record).encode())
@@ -27,7 +28,8 @@ def measured(rank, check, error=None, at=None):
     write(rank, measurement=fields)
 def done(rank): write(rank, done=time.time())
 def heartbeat(rank, status, progress=""):
-    record = {"pid": os.getpid(), "node": "n0", "status": status, "progress": progress, "time": time.time()}
+    node = NODES.get(rank, "n0")
+    record = {"pid": os.getpid(), "node": node, "status": status, "progress": progress, "time": time.time()}
     open(f"{folder}/rank{rank}.tmp", "w").write(json.dumps(record))
     os.replace(f"{folder}/rank{rank}.tmp", f"{folder}/rank{rank}.heartbeat.json")
 def beat(seconds, *ranks, status="train.cnn"):
@@ -45,11 +47,18 @@ class RecordingListener:
 
     measurements: list[Measurement] = field(default_factory=list)
     statuses: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def job_started(self, job: Job, attempt: int) -> None: ...
 
     def show_status(self, text: str) -> None:
         self.statuses.append(text)
+
+    def show_waiting(self, state: str, seconds: float) -> None:
+        self.statuses.append(f"waiting: {state}")
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
     def add_measurement(self, measurement: Measurement) -> None:
         self.measurements.append(measurement)
@@ -122,9 +131,13 @@ def job(
 
 
 def run_scripted(
-    launcher: Scripted | TorchrunScript, job: Job, run_dir: Path, heartbeat_timeout_s: float = 30
+    launcher: Scripted | TorchrunScript,
+    job: Job,
+    run_dir: Path,
+    heartbeat_timeout_s: float = 30,
+    min_nodes: int | None = None,
 ) -> tuple[list[JobResult], RecordingListener]:
     """Run the job; return the result of each attempt and the recorded events."""
     listener = RecordingListener()
     limits = Limits(heartbeat_timeout_s=heartbeat_timeout_s, startup_s=30)
-    return list(run_job(launcher, job, run_dir, limits, catalog(), listener)), listener
+    return list(run_job(launcher, job, run_dir, limits, catalog(), listener, min_nodes)), listener

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,8 @@ def test_reset_node_is_the_cause_not_its_peers(tmp_path: Path) -> None:
     ranks[1].heartbeat = ranks[1].heartbeat.model_copy(update={"node": "n1"})
     cause = root_cause.job_ended(two, ranks, 1, tmp_path)
     assert (cause.subject, "does not respond to srun" in cause.cause) == ("n1", True)
+    assert cause.shortage
+    assert [node.name for node in cause.shortage.missing] == ["n1"]
 
 
 def test_node_failure_reported_by_srun_is_the_cause(tmp_path: Path) -> None:
@@ -249,6 +252,8 @@ def test_node_failure_reported_by_srun_is_the_cause(tmp_path: Path) -> None:
     (tmp_path / "launcher.err").write_text("srun: error: Node failure on node1\n")
     cause = root_cause.job_ended(job(CLUSTER_CHECK), read(tmp_path), 1, tmp_path)
     assert (cause.subject, "scontrol show node node1" in cause.cause) == ("node1", True)
+    assert cause.shortage
+    assert [node.name for node in cause.shortage.missing] == ["node1"]
 
 
 LATE = f"measured(0, {CLUSTER_CHECK!r}, 'RuntimeError: Connection closed by peer'); sys.exit(1)"
@@ -297,3 +302,60 @@ def test_rank_killed_in_teardown_under_torchrun(tmp_path: Path) -> None:
     assert result.cause.startswith("killed by SIGKILL; last status: closing")
     assert [where[0] for where in listener.errors] == [GPU_CHECK]
     assert "after this check, rank 1 (n0/rank1" in listener.errors[0][2]
+
+
+TWO_NODES = job(CLUSTER_CHECK).model_copy(update={"nodes": 2, "ranks_per_node": 1})
+
+
+def two_nodes(folder: Path, silent: int, seconds: float) -> list[Rank]:
+    """Return the ranks of two nodes, of which one has sent no heartbeat for this long."""
+    ranks = read(folder)
+    for rank in ranks:
+        assert rank.heartbeat
+        rank.heartbeat = rank.heartbeat.model_copy(update={"node": f"n{rank.number}"})
+    ranks[silent].last_seen = time.monotonic() - seconds
+    return ranks
+
+
+def test_a_silent_node_is_the_cause_and_not_the_peer_that_lost_its_connection(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0, error(0, "Connection closed by peer", at=50.0))
+    write_rank(tmp_path, 1)
+    (tmp_path / "launcher.err").write_text(labelled(0, FAILURE.format(index=0, rank=0, code=1, pid=100)))
+    ranks = two_nodes(tmp_path, 1, 12)
+    assert list(root_cause.silent_nodes(ranks, TWO_NODES, tmp_path, 10)) == ["n1"]
+    states = {"n1": ("gpu-n1", "DOWN: Not responding")}
+    cause = root_cause.job_ended(TWO_NODES, ranks, 1, tmp_path, "", states.__getitem__)
+    assert (cause.subject, cause.rank) == ("gpu-n1", None)
+    assert "DOWN: Not responding" in cause.cause
+    assert cause.shortage
+    assert (cause.shortage.usable, [node.name for node in cause.shortage.missing]) == (1, ["gpu-n1"])
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        labelled(1, FAILURE.format(index=0, rank=1, code=-9, pid=101)),
+        "srun: error: n1: task 1: Killed\n",
+    ],
+)
+def test_a_node_that_reports_the_end_of_its_ranks_is_not_silent(end: str, tmp_path: Path) -> None:
+    for rank in 0, 1:
+        write_rank(tmp_path, rank)
+    (tmp_path / "launcher.err").write_text(end)
+    assert root_cause.silent_nodes(two_nodes(tmp_path, 1, 99), TWO_NODES, tmp_path, 10) == {}
+
+
+def test_a_node_whose_ranks_ended_in_order_is_not_silent(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0)
+    write_rank(tmp_path, 1, error(1, "CUDA error", at=50.0))
+    assert root_cause.silent_nodes(two_nodes(tmp_path, 1, 99), TWO_NODES, tmp_path, 10) == {}
+    write_rank(tmp_path, 1, status="terminating on SIGTERM")
+    assert root_cause.silent_nodes(two_nodes(tmp_path, 1, 99), TWO_NODES, tmp_path, 10) == {}
+
+
+def test_silence_of_all_nodes_blames_none(tmp_path: Path) -> None:
+    for rank in 0, 1:
+        write_rank(tmp_path, rank)
+    ranks = two_nodes(tmp_path, 1, 99)
+    ranks[0].last_seen = ranks[1].last_seen
+    assert root_cause.silent_nodes(ranks, TWO_NODES, tmp_path, 10) == {}

@@ -15,7 +15,7 @@ from seatrial.launch.slurm import SlurmLauncher
 from seatrial.launch.slurm_job import SlurmJob, cancel_remaining_jobs, job_collector, unavailable_nodes
 from seatrial.model import SeatrialError
 from seatrial.util.processes import CommandResult
-from tests.fakes.slurm import FakeSlurm, Reply, cluster, failure, success
+from tests.fakes.slurm import NODES, FakeSlurm, Reply, cluster, failure, recorded, success
 
 SETTINGS = Config(name="t", checks={}, cluster=Cluster(nodes=4))
 DOWN = failure("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
@@ -127,6 +127,70 @@ def test_controller_outage_is_tolerated_up_to_its_limit(queued: QueuedJob) -> No
     waiting = queued.job.wait_state()
     assert waiting
     assert waiting.permanent
+
+
+PENDING = success(
+    "JobId=7 JobName=x\n   JobState=PENDING Reason=Resources\n   Partition=gpu AllocNode:Sid=x:1\n"
+    "   ReqNodeList=(null) ExcNodeList=(null)\n   NodeList=\n   NumNodes=4-4 NumCPUs=4\n"
+)
+
+
+def test_job_that_waits_for_drained_nodes_ends_and_names_them(queued: QueuedJob) -> None:
+    waiting = queued.with_state(PENDING).job.wait_state()
+    assert waiting
+    assert (waiting.permanent, waiting.shortage) == (False, None), "the first reason may be provisional"
+    queued.job.submitted -= 4
+    waiting = queued.job.wait_state()
+    assert waiting
+    assert waiting.permanent
+    assert waiting.shortage
+    assert waiting.shortage.usable == 2
+    assert [str(node) for node in waiting.shortage.missing] == [
+        "node1 (DOWN+NOT_RESPONDING: Not responding)",
+        "node2 (IDLE+DRAIN: fan broken)",
+    ]
+    assert "node2 is IDLE+DRAIN: fan broken. To test the others: --min-nodes 2" in waiting.reason
+
+
+def test_job_that_waits_for_busy_nodes_waits_on(queued: QueuedJob) -> None:
+    queued.fake.replies.update(cluster("busy"))  # two nodes are allocated to other jobs, a fourth is drained
+    queued.with_state(success(PENDING.out.replace("4-4", "3-3"))).job.submitted -= 130
+    waiting = queued.job.wait_state()
+    assert waiting
+    assert (waiting.permanent, waiting.shortage) == (False, None)
+    assert waiting.reason == "Slurm job 7 is PENDING (Resources)"
+    assert 130 <= waiting.seconds < 140
+    queued.job.wait_state()
+    assert queued.fake.commands.count(NODES) == 1, "the states of the nodes are queried every 20 s"
+
+
+def test_node_that_does_not_respond_is_named_while_the_job_waits(queued: QueuedJob) -> None:
+    nodes = recorded("scontrol-show-nodes-healthy.txt").out.replace("State=IDLE", "State=IDLE+NOT_RESPONDING", 1)
+    queued.fake.replies[NODES] = success(nodes)
+    queued.with_state(PENDING).job.submitted -= 4
+    waiting = queued.job.wait_state()
+    assert waiting
+    assert not waiting.permanent
+    assert "node0 is IDLE+NOT_RESPONDING" in waiting.reason
+
+
+def test_cancel_does_not_wait_long_for_a_lost_node(queued: QueuedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_job, "_LOST_NODE_LIMIT_S", 0.1)
+    queued.with_state(scontrol_output("RUNNING")).job.poll()
+    queued.with_state(scontrol_output("COMPLETING", nodes="node1"))
+    queued.fake.replies.update({"scancel --signal=KILL 7": success(""), "scancel 7": success("")})
+    assert queued.job.cancel(node_lost=True) == ""
+    assert queued.job.allocation().nodes == "node[0-1]", "and not only the node that is not free yet"
+
+
+@pytest.mark.parametrize(
+    ("state", "is_free"),
+    [("IDLE", True), ("IDLE+COMPLETING+NOT_RESPONDING", False), ("ALLOCATED+COMPLETING", False), ("DOWN", False)],
+)
+def test_a_node_that_is_up_and_has_ended_the_job_is_not_lost(state: str, is_free: bool, queued: QueuedJob) -> None:
+    nodes = recorded("scontrol-show-nodes-healthy.txt").out.replace("State=IDLE", f"State={state}", 1)
+    queued.fake.replies["scontrol show node node0"] = success(nodes)
+    assert queued.job.node_is_free("node0") is is_free
 
 
 def test_requeued_job_is_ended(queued: QueuedJob) -> None:

@@ -270,7 +270,7 @@ def test_process_in_uninterruptible_sleep_does_not_block(
     measured: bool, freezer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_SIGKILL_WAIT_S", 0.5)
-    monkeypatch.setattr(LocalJob, "cancel", lambda self: processes.stop(self.child, grace_s=0.5))
+    monkeypatch.setattr(LocalJob, "cancel", lambda self, node_lost: processes.stop(self.child, grace_s=0.5))
     rest = "measured(0, GPU_CHECK); done(0); os._exit(0)" if measured else "time.sleep(60)"
     script = (
         "start(0, GPU_CHECK); pid = os.fork()\n"
@@ -283,5 +283,5 @@ def test_process_in_uninterruptible_sleep_does_not_block(
     pid = (freezer / "cgroup.procs").read_text().strip()
     assert result.state is JobState.HUNG
     assert f"still running after SIGKILL: pid {pid} (state disk-sleep)" in result.cause
-    assert any("still running after SIGKILL" in text for text in listener.statuses)
+    assert any("still running after SIGKILL" in text for text in listener.warnings)
     assert listener.errors, "also if all checks were measured"

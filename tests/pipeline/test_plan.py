@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from seatrial.checks.base import Check, Context, Needs, Options
 from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
 from seatrial.model import Observation, Phase, Scope, UsageError
-from seatrial.pipeline.plan import NodeGpus, make_plan, retry_jobs
+from seatrial.pipeline.plan import NodeGpus, jobs_as_run, make_plan, retry_jobs
 
 
 def never(context: Context, options: Options) -> Iterator[Observation]:
@@ -74,6 +74,30 @@ def test_control_checks_run_once_on_this_host() -> None:
     settings = config(nodes=4).model_copy(update={"checks": {"slurm.x": CheckSettings()}})
     (job,) = make_plan(settings, checks, NodeGpus(0)).jobs
     assert (job.name, job.nodes, job.ranks_per_node, job.expected_nodes) == ("control", 1, 1, 4)
+
+
+def test_plan_for_the_nodes_that_are_there() -> None:
+    jobs = make_plan(config(nodes=4, gpus=2), CHECKS, NodeGpus(2), nodes=3).jobs
+    assert {(job.nodes, job.expected_nodes) for job in jobs} == {(3, 3)}
+
+
+def test_checks_that_ran_on_fewer_nodes_are_in_a_job_of_their_own() -> None:
+    planned = make_plan(config(nodes=4), CHECKS, NodeGpus(2)).jobs
+    smaller = planned[1].model_copy(update={"name": "ranks-on3", "nodes": 3, "checks": ("all.c", "all.d")})
+    second_attempt = smaller.model_copy(update={"checks": ("all.d",)})
+    retry = planned[1].model_copy(update={"name": "ranks-retry", "retry": 1})
+    jobs = jobs_as_run(planned, [*planned, smaller, second_attempt, retry])
+    assert [(job.name, job.nodes, job.checks) for job in jobs] == [
+        ("nodes", 4, ("host.a",)),
+        ("ranks", 4, ("gpu.b",)),
+        ("ranks-on3", 3, ("all.c", "all.d")),
+    ]
+    assert jobs_as_run(jobs, [*planned, smaller]) == jobs
+    smallest = smaller.model_copy(update={"name": "ranks-on3-on2", "nodes": 2, "checks": ("all.d",)})
+    assert [(job.nodes, job.checks) for job in jobs_as_run(planned, [*planned, smaller, smallest])[2:]] == [
+        (3, ("all.c",)),
+        (2, ("all.d",)),
+    ]
 
 
 def test_trial_overrides_limit_s() -> None:

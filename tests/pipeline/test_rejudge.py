@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from seatrial.config.schema import Config
-from seatrial.model import DecisionValue, Outcome, UsageError
+from seatrial.model import DecisionValue, MissingNode, Outcome, UsageError
 from seatrial.pipeline.rejudge import learn, load_baseline, rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import RESULTS
 from tests.report import samples
 
+ACCEPTED = RESULTS / "2026-11-23-2xh200" / "quick-1.trial.json"
 RECORD = RESULTS / "2026-11-22-4xh200" / "fabric-1.trial.json"
 
 
@@ -27,6 +28,24 @@ def test_missing_measurement_is_an_error() -> None:
     judged = rejudge(trial.model_copy(update={"measurements": other_measurements}))
     assert judged.decision.value is DecisionValue.INCOMPLETE
     assert Outcome.ERROR in {verdict.outcome for verdict in judged.verdicts if verdict.check == "device.gemm"}
+
+
+def test_a_record_with_missing_nodes_is_never_accepted() -> None:
+    trial = load_trial(ACCEPTED)
+    assert rejudge(trial).decision.value is DecisionValue.ACCEPTED
+    missing = MissingNode(name="node1", state="IDLE+DRAIN: fan broken")
+    decision = rejudge(trial.model_copy(update={"missing_nodes": (missing,)})).decision
+    assert decision.value is DecisionValue.INCOMPLETE
+    assert decision.reason == "missing nodes: node1 (IDLE+DRAIN: fan broken)"
+
+
+def test_jobs_on_fewer_nodes_than_promised_are_never_accepted() -> None:
+    trial = load_trial(ACCEPTED)
+    cluster = {**trial.config["cluster"], "nodes": 2, "min_nodes": 1}
+    judged = rejudge(trial.model_copy(update={"config": {**trial.config, "launcher": "slurm", "cluster": cluster}}))
+    assert Outcome.ERROR not in {verdict.outcome for verdict in judged.verdicts}
+    assert judged.decision.value is DecisionValue.INCOMPLETE
+    assert judged.decision.reason == "1 of 2 nodes tested"
 
 
 def test_config_of_another_version_is_refused_with_its_key() -> None:

@@ -42,9 +42,31 @@ def lines(out: io.StringIO) -> list[str]:
 
 
 def test_a_log_gets_a_line_only_for_a_new_text(live: Live, out: io.StringIO) -> None:
-    for text in ("starting", "waiting: Resources", "waiting: Resources", "a.one", "a.one", "a.one: 3 of 4", "closing"):
+    for text in ("starting", "a.one", "a.one", "a.one: 3 of 4", "closing"):
         live.show_status(text)
-    assert lines(out) == ["waiting: Resources", "running a.one", "running a.one: 3 of 4"]
+    assert lines(out) == ["running a.one", "running a.one: 3 of 4"]
+
+
+def test_a_log_gets_each_state_of_the_scheduler_once_then_once_a_minute(live: Live, out: io.StringIO) -> None:
+    for second in range(130):
+        live.show_waiting("PENDING (Priority)" if second % 2 else "PENDING (Resources)", second)
+    assert lines(out) == [
+        "waiting: PENDING (Resources), 0 s",
+        "waiting: PENDING (Priority), 1 s",
+        "waiting: PENDING (Resources), 1 min 0 s",
+        "waiting: PENDING (Priority), 1 min 1 s",
+        "waiting: PENDING (Resources), 2 min 0 s",
+        "waiting: PENDING (Priority), 2 min 1 s",
+    ]
+    live.job_started(JOB, 1)
+    live.show_waiting("PENDING (Resources)", 3900)
+    assert lines(out)[-1] == "waiting: PENDING (Resources), 1 h 5 min"
+
+
+def test_the_same_error_of_several_ranks_is_one_line(live: Live, out: io.StringIO) -> None:
+    for reason in ("node1 is drained", "node1 is drained", "another"):
+        live.show_outcome("a.one", Outcome.ERROR, reason, 0)
+    assert [line.partition(": ")[2] for line in lines(out)] == ["node1 is drained", "another"]
 
 
 def test_a_plan_lists_each_job_with_its_processes_and_limit(live: Live, out: io.StringIO) -> None:

@@ -60,6 +60,10 @@ class Faults(abc.ABC):
         """Kills slurmd with SIGKILL; jobs on the node continue, and the controller detects it after SlurmdTimeout."""
         require_success(self.run_on(node, ["sh", "-c", f"kill -KILL $(cat {self.folder}/run/slurmd-{node}.pid)"]))
 
+    def kill_node(self, node: str) -> None:
+        """Kills slurmd and all other processes of a node with SIGKILL, except its init, which keeps its network."""
+        self.run_on(node, ["sh", "-c", "kill -KILL -1"])
+
     def wrong_munge_key(self, node: str) -> None:
         """Gives the node another munge key, so that credentials between it and other nodes are rejected."""
         run = self.folder / "run"

@@ -33,6 +33,9 @@ TopologyOption = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Racks and switches of the nodes; by default from Slurm, if it has them."),
 ]
+MinNodesOption = Annotated[
+    int | None, typer.Option(help="With Slurm: run on the nodes that are there, at least this many. Never ACCEPTED.")
+]
 GpusOption = Annotated[int | None, typer.Option(help="Expected GPUs per node; 0: CPU only.")]
 LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm or torchrun.")]
 SetOption = Annotated[
@@ -49,6 +52,7 @@ def overrides_of(
     nodelist: str | None = None,
     exclude: str | None = None,
     topology: str | None = None,
+    min_nodes: int | None = None,
 ) -> list[tuple[str, str, Any]]:
     """(option, key of the trial, value) of each setting; later entries take precedence: other options over --set."""
     from seatrial.config.layers import parse_assignment
@@ -56,6 +60,7 @@ def overrides_of(
     flags = [
         ("--launcher", "launcher", launcher),
         ("--nodes", "cluster.nodes", nodes),
+        ("--min-nodes", "cluster.min_nodes", min_nodes),
         ("--gpus-per-node", "cluster.gpus_per_node", gpus_per_node),
         ("--nodelist", "slurm.nodelist", nodelist),
         ("--exclude", "slurm.exclude", exclude),

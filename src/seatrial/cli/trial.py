@@ -18,6 +18,7 @@ from seatrial.cli.options import (
     ExcludeOption,
     GpusOption,
     LauncherOption,
+    MinNodesOption,
     Names,
     NodelistOption,
     NodesOption,
@@ -41,6 +42,7 @@ def run(
     trial: TrialName = "quick",
     launcher: LauncherOption = None,
     nodes: NodesOption = None,
+    min_nodes: MinNodesOption = None,
     gpus_per_node: GpusOption = None,
     nodelist: NodelistOption = None,
     exclude: ExcludeOption = None,
@@ -60,7 +62,14 @@ def run(
     from seatrial.report.progress import Live
 
     overrides = overrides_of(
-        launcher, nodes, gpus_per_node, set_, nodelist=nodelist, exclude=exclude, topology=topology
+        launcher,
+        nodes,
+        gpus_per_node,
+        set_,
+        min_nodes=min_nodes,
+        nodelist=nodelist,
+        exclude=exclude,
+        topology=topology,
     )
     if resume:
         _require_no_options_with_resume(trial != "quick", overrides, only, skip, out, dry_run)

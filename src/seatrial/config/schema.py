@@ -56,6 +56,11 @@ class Cluster(Frozen):
     """The expected size of the cluster. A smaller cluster fails; a size that is not set is not judged."""
 
     nodes: int = Field(default=1, ge=1, le=1_000_000)  # larger values, here and below, are typing errors
+    min_nodes: int | None = Field(
+        default=None,
+        ge=1,
+        description="with Slurm: run on the nodes that are there, at least this many; the decision is then INCOMPLETE",
+    )
     gpus_per_node: int | None = Field(default=None, ge=0, le=1_000)
     topology: str | None = Field(
         default=None,
@@ -63,6 +68,12 @@ class Cluster(Frozen):
         "default Slurm's topology, if it has one",
     )
     fabric: Fabric | None = Field(default=None, description="{kind: tcp} for a cluster without an RDMA network")
+
+    @model_validator(mode="after")
+    def _min_nodes_at_most_nodes(self) -> Self:
+        if self.min_nodes is not None and self.min_nodes > self.nodes:
+            raise ValueError(f"min_nodes is {self.min_nodes}, expected at most nodes, which is {self.nodes}")
+        return self
 
 
 class Limits(Frozen):
@@ -178,6 +189,15 @@ class Config(Frozen):
         default={}, description="variables for the workers, such as NCCL_DEBUG"
     )
     checks: dict[str, CheckSettings]
+
+    @model_validator(mode="after")
+    def _min_nodes_needs_slurm(self) -> Self:
+        if self.cluster.min_nodes is not None and not self.uses_slurm:
+            raise ValueError(
+                "cluster.min_nodes (--min-nodes) needs --launcher slurm: without a scheduler nothing tells which nodes "
+                "are missing; set --nodes to the nodes that are there"
+            )
+        return self
 
     @property
     def uses_slurm(self) -> bool:

@@ -18,6 +18,9 @@ _CONSUMABLE_CPUS = {"CR_CORE", "CR_CPU", "CR_SOCKET"}
 _NOT_UP = {"DOWN", "ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "NOT_RESPONDING", UNKNOWN}
 _NOT_IN_SERVICE = {"DRAIN", "DRAINED", "DRAINING", "POWER_DRAIN", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
 _RESERVED = {"MAINT", "MAINTENANCE", "RESERVED"}
+# These stay until an administrator acts, unless the node reboots or powers up at the request of Slurm
+_NEEDS_ADMINISTRATOR = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG"}
+_RETURNS = {"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
 
 _ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED"}
@@ -147,6 +150,11 @@ class Node(Frozen):
         return bool(self.states & _NOT_IN_SERVICE)
 
     @property
+    def needs_administrator(self) -> bool:
+        """Whether the node is down, drained or failed, and does not return to service by itself."""
+        return bool(self.states & _NEEDS_ADMINISTRATOR) and not self.states & _RETURNS
+
+    @property
     def reserved(self) -> bool:
         """Whether the node is in a reservation and accepts only its jobs."""
         return bool(self.states & _RESERVED)
@@ -212,6 +220,10 @@ class Job(Frozen):
     signal: int | None = None
     time_limit_s: Duration = None
     start: float | None = None
+    node_count: int | None = None
+    partition: str = ""  # several for a pending job that may run in any of them: gpu,short
+    requested_nodes: str = ""  # Slurm's hostlist, as are excluded_nodes
+    excluded_nodes: str = ""
 
     @property
     def has_state(self) -> bool:

@@ -223,6 +223,10 @@ def _job(record: Record) -> Job:
         signal=signal,
         time_limit_s=parse_duration(record.get("TimeLimit", "")),
         start=_time(record.get("StartTime", "")),
+        node_count=int(count) if (count := record.get("NumNodes", "").partition("-")[0]).isdigit() else None,
+        partition=_value(record, "Partition") or "",
+        requested_nodes=_value(record, "ReqNodeList") or "",
+        excluded_nodes=_value(record, "ExcNodeList") or "",
     )
 
 

@@ -161,7 +161,10 @@ def _place_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement])
         return
     subjects = subjects_of(measured)
     nodes = plan.nodes_of_ranks if subjects == plan.ranks else nodes_of(subjects)
-    if nodes != plan.nodes:
+    if plan.on_fewer_nodes(measured[0].check):
+        if others := nodes - plan.nodes:
+            yield f"measured on {', '.join(sorted(others))}, but {plan.nodes_check} on other nodes"
+    elif nodes != plan.nodes:
         first = ", ".join(sorted(plan.nodes))
         yield f"measured on {', '.join(sorted(nodes))}, but {plan.nodes_check} on other nodes: {first}"
     elif job.placement == "ranks" and (others := subjects ^ plan.ranks):

@@ -37,10 +37,12 @@ def decide(
     notes: Sequence[str] = (),
     cpu_only_requested: bool = False,
     unknown_gpus: tuple[str, ...] = (),
+    untested_nodes: str = "",
 ) -> Decision:
     """The decision on a trial; ``required`` maps each check to whether the decision needs it.
 
-    ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early. The reason of
+    ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early. So do
+    ``untested_nodes``, which the reason of REJECTED names too. The reason of
     ACCEPTED lists the thresholds that were not evaluated and counts the checks in ``metrics_without_threshold``.
     A trial that used no GPU (``cpu_only``) is accepted only with ``cpu_only_requested``.
     Every reason ends with the ``notes``: what the verdicts rest on, such as a baseline.
@@ -48,14 +50,13 @@ def decide(
     outcomes = _outcomes_by_check(verdicts)
     reason_code = None
     if failed := sorted(name for name, of_check in outcomes.items() if Outcome.FAIL in of_check):
-        value, reason = (
-            DecisionValue.REJECTED,
-            f"{_count(failed)} failed: {', '.join(_failed_checks(failed, verdicts))}",
-        )
+        names = ", ".join(_failed_checks(failed, verdicts))
+        value = DecisionValue.REJECTED
+        reason = "; ".join(filter(None, [f"{_count(failed)} failed: {names}", untested_nodes]))
     else:
         skipped, errors = (_threshold_messages(verdicts, outcome) for outcome in (Outcome.SKIP, Outcome.ERROR))
         no_gpu = cpu_only and not cpu_only_requested
-        blockers = [*blockers, _NO_GPU if no_gpu else ""]
+        blockers = [untested_nodes, *blockers, _NO_GPU if no_gpu else ""]
         if missing := [*filter(None, blockers), *_missing_results(required, outcomes, excluded_checks)]:
             reason_code = ReasonCode.NO_GPU if no_gpu else None
             unknown = [f"unknown GPU model {gpu}: no SKU data" for gpu in unknown_gpus]

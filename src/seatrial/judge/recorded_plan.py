@@ -26,12 +26,25 @@ class RecordedPlan:
         self.nodes = nodes_of(subjects)
         self.ranks_check, self.ranks = self._first_measured(measurements, "ranks")
         self.nodes_of_ranks = nodes_of(self.ranks)
-        self._places = {CLUSTER} | self.nodes | self.ranks
+        # without a GPU, ranks are numbered through all nodes: in a job on fewer nodes they have other numbers
+        self._smaller = self._checks_on_fewer_nodes()
+        others = {subject for name in self._smaller for subject in subjects_of(measurements.get(name, ()))}
+        self._all_ranks = self.ranks | {subject for subject in others if "/" in subject}
+        self._places = {CLUSTER} | self.nodes | self._all_ranks
         self._problems = {job.name: [*self._job_problems(job, measurements)] for job in jobs}
 
     def problems(self, job: Job) -> list[str]:
         """Differences between the job and the configuration, the other jobs, and the measured devices."""
         return self._problems[job.name]
+
+    def on_fewer_nodes(self, check: str) -> bool:
+        """Whether ``check`` ran on fewer nodes than the first one, after the loss of a node."""
+        return check in self._smaller
+
+    def _checks_on_fewer_nodes(self) -> set[str]:
+        jobs = {name: job for name, job in self.job_by_check.items() if job.placement != "control"}
+        most = max((job.nodes for job in jobs.values()), default=0)
+        return {name for name, job in jobs.items() if job.nodes < most} if self._config.cluster.min_nodes else set()
 
     def is_place(self, subject: str) -> bool:
         """Whether ``subject`` is the cluster, or a measured node, rank, rail, or pair of nodes or of ranks."""
@@ -44,6 +57,8 @@ class RecordedPlan:
     def allows_skip(self, check: Check) -> bool:
         """Whether ``check`` may be skipped on this plan, by its needs or by what its measurement requires."""
         ranks, nodes = self._ranks_per_node, self._config.cluster.nodes
+        if self._config.cluster.min_nodes:
+            nodes = min((job.expected_nodes for job in self._jobs), default=nodes)
         options = self._config.checks[check.name].options
         no_gpu = all(job.device == "cpu" for job in self._jobs)
         holds: Mapping[SkipCondition, bool] = {
@@ -69,7 +84,7 @@ class RecordedPlan:
         source, arrow, target = subject.partition("->")
         node, slash, _ = source.rpartition("/")
         ends = {source, f"{node}{slash}{target}"}
-        return bool(arrow) and len(ends) == 2 and ends <= (self.ranks if slash else self.nodes)
+        return bool(arrow) and len(ends) == 2 and ends <= (self._all_ranks if slash else self.nodes)
 
     def _is_rail(self, subject: str) -> bool:
         number = subject.removeprefix("rail")
@@ -91,8 +106,9 @@ class RecordedPlan:
 
     def _job_problems(self, job: Job, measurements: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
         cluster, expected_gpus = self._config.cluster, job.expected_gpus
-        if job.expected_nodes != cluster.nodes:
-            yield f"planned for {job.expected_nodes} nodes, but cluster.nodes is {cluster.nodes}"
+        if not (cluster.min_nodes or cluster.nodes) <= job.expected_nodes <= cluster.nodes:
+            at_least = f" and cluster.min_nodes {cluster.min_nodes}" if cluster.min_nodes else ""
+            yield f"planned for {job.expected_nodes} nodes, but cluster.nodes is {cluster.nodes}{at_least}"
         if cluster.gpus_per_node is not None and expected_gpus != cluster.gpus_per_node:
             yield f"planned for {expected_gpus} GPUs per node, but cluster.gpus_per_node is {cluster.gpus_per_node}"
         nodes = 1 if job.placement == "control" else job.expected_nodes

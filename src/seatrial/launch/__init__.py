@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from seatrial.config.schema import Config
-from seatrial.launch.base import Launcher
+from seatrial.launch.base import Launcher, NodeShortage
 from seatrial.launch.local import LocalLauncher
 from seatrial.launch.slurm import SlurmLauncher
 from seatrial.launch.slurm_job import cancel_remaining_jobs
+from seatrial.launch.slurm_nodes import candidate_nodes
 from seatrial.launch.torchrun import TorchrunLauncher
 from seatrial.model import UsageError
 
@@ -42,6 +43,14 @@ def launcher_for(settings: Config, placement: str) -> Launcher:
     if reason:
         raise UsageError(f"launcher {launcher.name} is not available: {reason}")
     return launcher
+
+
+def node_shortage(settings: Config) -> NodeShortage | None:
+    """Return the nodes of the trial that cannot run jobs now and do not return by themselves; None if none is missing.
+
+    Raises SeatrialError if the scheduler cannot be queried, ValueError on unexpected output.
+    """
+    return candidate_nodes(settings).shortage(settings.cluster.nodes) if settings.uses_slurm else None
 
 
 def cancel_earlier_jobs(settings: Config, run_dir: Path) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from seatrial.model import Frozen, Job
+from seatrial.model import Frozen, Job, MissingNode
 
 
 class RenderedJob(Frozen):
@@ -16,14 +16,23 @@ class RenderedJob(Frozen):
     text: str
 
 
+class NodeShortage(Frozen):
+    """Too few nodes for a job: ``missing`` ones do not return by themselves, ``usable`` is the number of the others."""
+
+    usable: int
+    missing: tuple[MissingNode, ...]
+
+
 class WaitState(Frozen):
     """Why the ranks of a job cannot be watched now: it is pending, completing, or its state is unknown.
 
-    ``reason`` is empty if it need not be shown. ``permanent``: waiting longer will not help.
+    ``reason`` is empty if it need not be shown. ``permanent``: waiting longer will not help. ``seconds``: since when.
     """
 
     reason: str
     permanent: bool
+    seconds: float = 0.0
+    shortage: NodeShortage | None = None
 
 
 class Allocation(Frozen):
@@ -48,8 +57,20 @@ class StartedJob(Protocol):
     def exit_reason(self) -> str:
         """Return the scheduler's reason for the end of the job; empty if there is none."""
 
-    def cancel(self) -> str:
-        """End all processes of the job, also after its end; return which ones still run, empty if none does."""
+    def completing_code(self) -> int | None:
+        """Return the exit code of a job that has ended, even if its nodes are not free yet; else None."""
+
+    def node_state(self, host: str) -> tuple[str, str]:
+        """Return the scheduler's name of the node with this host name, and its state, which is empty if unknown."""
+
+    def node_is_free(self, name: str) -> bool:
+        """Return whether this node is up and has ended the processes of a cancelled job, so that it is not lost."""
+
+    def cancel(self, *, node_lost: bool = False) -> str:
+        """End all processes of the job, also after its end; return which ones still run, empty if none does.
+
+        ``node_lost``: a node seems not to respond, so that nothing is fetched and the end is awaited for seconds only.
+        """
 
 
 class Launcher(Protocol):

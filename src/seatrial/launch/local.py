@@ -38,7 +38,18 @@ class LocalJob:
     def poll(self) -> int | None:
         return self.child.poll()
 
-    def cancel(self) -> str:
+    def completing_code(self) -> int | None:
+        return self.poll()
+
+    def node_state(self, host: str) -> tuple[str, str]:
+        return host, ""
+
+    def node_is_free(self, name: str) -> bool:
+        del name
+        return False
+
+    def cancel(self, *, node_lost: bool = False) -> str:
+        del node_lost
         return processes.stop(self.child)
 
 

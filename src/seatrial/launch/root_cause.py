@@ -11,14 +11,16 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from seatrial.discover.file_readers import parse_id_list
+from seatrial.launch.base import NodeShortage
 from seatrial.launch.rank_status import Rank
-from seatrial.model import Job
+from seatrial.model import Job, MissingNode
 from seatrial.util.failures import TERMINATED_CODES, Failure, exit_hint, exit_reason, first_failure, killed
 from seatrial.util.input_files import open_file, read_json
 from seatrial.util.text import and_more
@@ -48,17 +50,23 @@ _LABEL = re.compile(r"^(?:(?P<task>\d+): )?(?P<line>.*)$")  # srun --label
 _SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()} | {"Out Of Memory": signal.SIGKILL}
 _ENDED_BY_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal")
 _MAX_NAMED = 8  # ranks or nodes listed in a message
+SILENT_AT_END_S = 10.0  # without a heartbeat for this long when the job ends: the node ended before the others
+NodeState = Callable[[str], tuple[str, str]]  # see StartedJob
 _LAUNCHER_LOG_BYTES = 1 << 20  # read from its end: torchrun's summary has about 300 bytes per rank
 _RANK_LOG_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class RootCause:
-    """``subject``: the rank, node or launcher at fault. ``rank``: its number; None unless it is exactly one rank."""
+    """``subject``: the rank, node or launcher at fault. ``rank``: its number; None unless it is exactly one rank.
+
+    ``shortage``: the nodes that the job lost or did not get, if these are the cause.
+    """
 
     subject: str
     cause: str
     rank: int | None
+    shortage: NodeShortage | None = None
 
 
 class _ReportedError(NamedTuple):
@@ -81,6 +89,42 @@ def no_heartbeat(rank: Rank, seconds: float) -> RootCause:
     state = _process_state(rank)
     cause = f"no heartbeat for {seconds:.0f} s; last status: {rank.last_status}{state}"
     return RootCause(rank.name, f"{cause}. Run first, on its node: dmesg -T | tail", rank.number)
+
+
+def silent_nodes(ranks: Sequence[Rank], job: Job, folder: Path, silent_s: float) -> dict[str, float]:
+    """Return host name → seconds without a heartbeat from any rank, for nodes that other nodes of the job outlived.
+
+    A node whose ranks reported an error, or of whose processes torchrun or srun reported the end, is not silent.
+    """
+    now, silent = time.monotonic(), dict[int, float]()
+    size = job.ranks_per_node
+    for node in range(job.nodes):
+        seen = [rank for rank in ranks[node * size : (node + 1) * size] if rank.heartbeat]
+        silence_s = min((now - (rank.last_seen or now) for rank in seen), default=0.0)
+        if silence_s > silent_s and all(rank.heartbeat_expected and not rank.may_exit for rank in seen):
+            silent[node] = silence_s
+    if not silent or len(silent) == job.nodes:
+        return {}
+    ended = {task.number for task in _ended_tasks(folder)}
+    if job.placement == "ranks":
+        ended |= {rank // size for rank in _exit_codes(folder, ranks, job)}
+    hosts = {rank.number // size: rank.heartbeat.node for rank in ranks if rank.heartbeat}
+    return {hosts[node]: seconds for node, seconds in silent.items() if node not in ended}
+
+
+def lost_nodes(job: Job, silent: Mapping[str, float], node_state: NodeState) -> RootCause:
+    """Return the cause for nodes that went silent during ``job``; ``node_state``: see StartedJob."""
+    states = {host: node_state(host) for host in silent}
+    missing = []
+    for host, (name, state) in states.items():
+        scheduler = f"; the scheduler's state is {state}" if state else ""
+        lost = f"no heartbeat from any of its ranks for {silent[host]:.0f} s during job {job.name}{scheduler}"
+        missing.append(MissingNode(name=name, state=lost))
+    names = [node.name for node in missing]
+    cause = "; ".join(node.state if len(names) == 1 else str(node) for node in missing[:_MAX_NAMED])
+    first = f"ping {names[0]}; scontrol show node {names[0]}; on its console: dmesg -T | tail"
+    shortage = NodeShortage(usable=job.nodes - len(names), missing=tuple(missing))
+    return RootCause(and_more(names, _MAX_NAMED), f"{cause}. Run first: {first}", None, shortage)
 
 
 def over_limit(late: Sequence[Rank], name: str, limit_s: float) -> RootCause:
@@ -106,10 +150,19 @@ def damaged_journal(rank: Rank) -> RootCause:
     return RootCause(rank.name, f"invalid record in its journal {rank.journal.path}: {rank.damage[:200]}", rank.number)
 
 
-def job_ended(job: Job, ranks: Sequence[Rank], code: int, folder: Path, scheduler_reason: str = "") -> RootCause:
+def job_ended(
+    job: Job,
+    ranks: Sequence[Rank],
+    code: int,
+    folder: Path,
+    scheduler_reason: str = "",
+    node_state: NodeState = lambda host: (host, ""),
+) -> RootCause:
     """Return the cause for a job with a non-zero exit code; if no rank gives one, ``scheduler_reason``."""
-    if node_cause := _node_error(folder) or _unresponsive_nodes(ranks, job, folder):
+    if node_cause := _node_error(job, folder) or _unresponsive_nodes(ranks, job, folder):
         return node_cause
+    if silent := silent_nodes(ranks, job, folder, SILENT_AT_END_S):
+        return lost_nodes(job, silent, node_state)
     tasks = _ended_tasks(folder)
     if job.placement == "ranks":
         exit_codes = _exit_codes(folder, ranks, job)
@@ -212,12 +265,13 @@ def _last_errors(ranks: Sequence[Rank]) -> dict[int, _ReportedError]:
     }
 
 
-def _node_error(folder: Path) -> RootCause | None:
+def _node_error(job: Job, folder: Path) -> RootCause | None:
     """Return the node that failed during the job, or the nodes with an error before its start, grouped by error."""
     log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
-    if failed := _NODE_FAILURE.search(log):
-        first = f"scontrol show node {failed['node']}; ping {failed['node']}"
-        return RootCause(failed["node"], f"Slurm reports a node failure during the job. Run first: {first}", None)
+    if failed := list(dict.fromkeys(_NODE_FAILURE.findall(log))):
+        cause = f"Slurm reports a node failure during job {job.name}"
+        first = f"scontrol show node {failed[0]}; ping {failed[0]}"
+        return RootCause(and_more(failed, _MAX_NAMED), f"{cause}. Run first: {first}", None, _lost(job, failed, cause))
     errors = [(match["node"], _LAUNCH_ERROR.format(**match.groupdict())) for match in _LAUNCH_FAILED.finditer(log)]
     errors = errors or [(match["node"], match["error"]) for match in _PREFLIGHT.finditer(log)]
     nodes_by_error: dict[str, list[str]] = {}
@@ -242,7 +296,17 @@ def _unresponsive_nodes(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCa
     nodes = sorted({rank.heartbeat.node if rank.heartbeat else rank.name for rank in first_ranks})
     cause = "the task on this node does not respond to srun (node reset or hung?)"
     first = "Run first, on the node: uptime; dmesg; journalctl -u slurmd -n 50"
-    return RootCause(and_more(nodes, _MAX_NAMED), f"{cause}. {first}", None) if nodes else None
+    if not nodes:
+        return None
+    hosts = sorted({rank.heartbeat.node for rank in first_ranks if rank.heartbeat})
+    return RootCause(and_more(nodes, _MAX_NAMED), f"{cause}. {first}", None, _lost(job, hosts, cause))
+
+
+def _lost(job: Job, nodes: Sequence[str], state: str) -> NodeShortage | None:
+    if not nodes:
+        return None
+    missing = tuple(MissingNode(name=name, state=state) for name in nodes)
+    return NodeShortage(usable=job.nodes - len(nodes), missing=missing)
 
 
 def _torchrun_errors(ranks: Sequence[Rank], folder: Path) -> dict[int, _ReportedError]:

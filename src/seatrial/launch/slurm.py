@@ -65,7 +65,7 @@ class SlurmLauncher:
             job_id = _job_id(output)
         except BaseException:  # Ctrl-C or timeout: Slurm may have accepted the job
             with contextlib.suppress(SeatrialError):
-                list(cancel_remaining_jobs(folder.parent, self._settings))
+                list(cancel_remaining_jobs(folder, self._settings))
             raise
         atomic_write(folder / JOB_ID, job_id.encode())
         return SlurmJob(job_id, self._settings, job_collector(job_id, self._settings, folder))
@@ -92,7 +92,7 @@ def _sbatch_options(job: Job, config: Slurm) -> list[str]:
         ("reservation", config.reservation),
         ("constraint", config.constraint),
         ("nodelist", config.nodelist or job.nodelist or None),
-        ("exclude", config.exclude),
+        ("exclude", ",".join(filter(None, [config.exclude, job.exclude])) or None),
         ("nodes", job.nodes),
         ("ntasks-per-node", 1),
         ("cpus-per-task", config.cpus_per_task),

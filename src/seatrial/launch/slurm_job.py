@@ -5,6 +5,7 @@ Slurm's controller is queried once a second. While it does not respond, for exam
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,9 +18,9 @@ from seatrial.discover.slurm_messages import first_commands, is_permanent_pendin
 from seatrial.launch.base import Allocation, WaitState
 from seatrial.launch.collect import Collector
 from seatrial.launch.collect_srun import SrunTransport
+from seatrial.launch.slurm_nodes import CandidateNodes, candidate_nodes, node_state
 from seatrial.model import SeatrialError
 from seatrial.util import processes
-from seatrial.util.text import and_more
 
 # Files in an attempt's folder. The token is a random argument of the script, by which its job is found again.
 SCRIPT, TOKEN, JOB_ID = "job.sbatch", "token", "slurm_job_id"
@@ -31,6 +32,9 @@ _OUTAGE_MESSAGE_S, _OUTAGE_LIMIT_S = 10.0, 600.0
 # (slurm.conf(5)): KillWait 30 s, UnkillableStepTimeout 60 s; an Epilog adds to these.
 _COMPLETING_MESSAGE_S, _COMPLETING_LIMIT_S = 5.0, 180.0
 _CANCEL_LIMIT_S = 60.0  # from scancel to the end of the job; includes KillWait
+_LOST_NODE_LIMIT_S = 12.0  # the same if a node seems lost: Slurm ends such a job after SlurmdTimeout (300 s)
+# Seconds until the states of the nodes are queried for a pending job, and between two queries
+_NODES_AFTER_S, _NODES_POLL_S = 3.0, 20.0
 _CLEANUP_LIMIT_S = 15.0  # from the fetch of all files until the script has removed them and ended
 
 
@@ -47,7 +51,11 @@ class SlurmJob:
     _query_error: str = ""  # of the last query
     _job: Job | None = None  # Slurm's last response
     _has_started: bool = False
+    _allocated: str = ""
     _completing_since: float = 0.0
+    _completing_nodes: str = ""  # when the message about it was first shown
+    _nodes: CandidateNodes | None = None  # Slurm's last answer while the job is pending
+    _nodes_queried: float = -math.inf
 
     def poll(self) -> int | None:
         job = self._query()
@@ -58,6 +66,13 @@ class SlurmJob:
         if not (_is_over(job) or stuck):
             return 1 if self.collector.problem() else None
         self.collector.close()
+        return self._exit_code(job)
+
+    def completing_code(self) -> int | None:
+        job = self._job
+        return self._exit_code(job) if job is not None and (_is_over(job) or _is_completing(job)) else None
+
+    def _exit_code(self, job: Job) -> int:
         succeeded = job.state == "COMPLETED" or (_is_completing(job) and not (job.exit_code or job.signal))
         return 0 if succeeded and self.collector.finished else job.exit_code or 1
 
@@ -65,8 +80,10 @@ class SlurmJob:
         job = self._query()
         outage_s = time.monotonic() - self._last_response
         if self._query_error and outage_s > _OUTAGE_MESSAGE_S:
-            reason = f"the state of Slurm job {self.id} has been unknown for {outage_s:.0f} s: {self._query_error}"
-            return WaitState(reason=reason, permanent=outage_s > _OUTAGE_LIMIT_S)
+            permanent = outage_s > _OUTAGE_LIMIT_S
+            duration = f" for {outage_s:.0f} s" if permanent else ""
+            reason = f"the state of Slurm job {self.id} is unknown{duration}: {self._query_error}"
+            return WaitState(reason=reason, permanent=permanent, seconds=outage_s)
         if job is None or _is_over(job):
             return None
         if job.pending:
@@ -76,25 +93,48 @@ class SlurmJob:
             reason = f"Slurm job {self.id} was requeued after its start (reason: {job.reason or 'none'})"
             return WaitState(reason=f"{reason}. Run first: scontrol show job {self.id}; sinfo -R", permanent=True)
         if _is_completing(job):
-            reason = f"Slurm job {self.id} is COMPLETING on {job.nodes or 'unknown nodes'}"
-            late = time.monotonic() - self._completing_since > _COMPLETING_MESSAGE_S
-            return WaitState(reason=reason if late else "", permanent=False)
+            seconds = time.monotonic() - self._completing_since
+            if seconds <= _COMPLETING_MESSAGE_S:
+                return WaitState(reason="", permanent=False)
+            self._completing_nodes = self._completing_nodes or job.nodes or "unknown nodes"
+            reason = f"Slurm job {self.id} is COMPLETING on {self._completing_nodes}"
+            return WaitState(reason=reason, permanent=False, seconds=seconds)
         return None
 
     def _pending(self, job: Job) -> WaitState:
-        waited_s = time.monotonic() - self.submitted
-        reason = f"Slurm job {self.id} is {job.state}: {job.reason or 'no reason yet'}"
-        permanent = is_permanent_pending_reason(job.reason)
-        if not permanent and waited_s <= self.settings.slurm.queue_s:
-            return WaitState(reason=reason, permanent=False)
+        waited_s, needed = time.monotonic() - self.submitted, job.node_count or self.settings.cluster.nodes
+        nodes = self._query_nodes(job, waited_s)
+        shortage = nodes.shortage(needed) if nodes else None
+        permanent = is_permanent_pending_reason(job.reason) or shortage is not None
         queue_s = self.settings.slurm.queue_s
+        if not permanent and waited_s <= queue_s:
+            unusable = nodes.message(needed) if nodes and len(nodes.nodes) - len(nodes.unusable) < needed else ""
+            reason = "; ".join(filter(None, [job.reason or "no reason yet", unusable]))
+            return WaitState(reason=f"Slurm job {self.id} is {job.state} ({reason})", permanent=False, seconds=waited_s)
         limit = "waiting will not help" if permanent else f"pending {waited_s:.0f} s, slurm.queue_s is {queue_s:g} s"
-        details = [unavailable_nodes(self.settings), over_time_limit(job, self.settings)]
-        sentences = [f"{reason}; {limit}", *details, f"Run first: {first_commands(self.id, job.reason)}"]
-        return WaitState(reason=". ".join(filter(None, sentences)), permanent=True)
+        sentences = [
+            f"Slurm job {self.id} is {job.state}: {job.reason or 'no reason yet'}; {limit}",
+            nodes.message(needed) if nodes else unavailable_nodes(self.settings),
+            over_time_limit(job, self.settings),
+            f"To test the others: --min-nodes {shortage.usable}" if shortage and shortage.usable else "",
+            f"Run first: {first_commands(self.id, job.reason)}",
+        ]
+        reason = ". ".join(filter(None, sentences))
+        return WaitState(reason=reason, permanent=True, seconds=waited_s, shortage=shortage)
+
+    def _query_nodes(self, job: Job, waited_s: float) -> CandidateNodes | None:
+        """Return the nodes on which the job may run; None until it has waited ``_NODES_AFTER_S``, or if Slurm fails."""
+        now = time.monotonic()
+        if waited_s > _NODES_AFTER_S and now - self._nodes_queried > _NODES_POLL_S:
+            self._nodes_queried = now
+            try:
+                self._nodes = candidate_nodes(self.settings, job)
+            except (SeatrialError, ValueError):
+                self._nodes = None  # only additional information for a message
+        return self._nodes
 
     def allocation(self) -> Allocation:
-        return Allocation(id=self.id, nodes=(self._job.nodes if self._job else None) or "")
+        return Allocation(id=self.id, nodes=self._allocated)
 
     def exit_reason(self) -> str:
         job = self._job
@@ -114,24 +154,37 @@ class SlurmJob:
             sentences += [unavailable_nodes(self.settings), f"Run first: {first_commands(self.id, job.reason)}"]
         return ". ".join(filter(None, sentences))
 
-    def cancel(self) -> str:
+    def node_state(self, host: str) -> tuple[str, str]:
+        return node_state(host)
+
+    def node_is_free(self, name: str) -> bool:
+        try:
+            node = slurm.node(name)
+        except (SeatrialError, ValueError):
+            return False
+        return node is not None and node.up and "COMPLETING" not in node.states
+
+    def cancel(self, *, node_lost: bool = False) -> str:
         job = self._query(now=True)
         if job is not None and _is_over(job):
             self.collector.close()
             return ""
-        if job is not None and job.state == "RUNNING" and not self.collector.problem():
+        if job is not None and job.state == "RUNNING" and not node_lost and not self.collector.problem():
             self.collector.stop_ranks(job.nodes)
             if self.collector.fetched:
                 job = self._wait_until_over(_CLEANUP_LIMIT_S, cancel=False)
                 if job is not None and job.state == "RUNNING":
                     self.collector.remove_remote_files()
         self.collector.close()
-        job = self._wait_until_over(_CANCEL_LIMIT_S, cancel=True)
-        if job is not None and _is_over(job):
+        if node_lost:  # SIGKILL, so that all other nodes end their processes at once
+            processes.run_command(["scancel", "--signal=KILL", self.id], timeout_s=30)
+        limit_s = _LOST_NODE_LIMIT_S if node_lost else _CANCEL_LIMIT_S
+        job = self._wait_until_over(limit_s, cancel=True)
+        if job is not None and (_is_over(job) or (node_lost and _is_completing(job))):
             return ""
         state = job.state if job else "in an unknown state"
         error = f" ({self._query_error})" if self._query_error else ""
-        remaining = f"Slurm job {self.id} is still {state} {_CANCEL_LIMIT_S:g} s after scancel{error}"
+        remaining = f"Slurm job {self.id} is still {state} {limit_s:g} s after scancel{error}"
         return f"{remaining}. Run first: scontrol show job {self.id}; sinfo -R"
 
     def _wait_until_over(self, seconds: float, *, cancel: bool) -> Job | None:
@@ -155,19 +208,23 @@ class SlurmJob:
             self._last_query = time.monotonic()  # after the response, which may take long
             if self._job is not None:
                 self._has_started = self._has_started or not self._job.pending
+                self._allocated = self._allocated or self._job.nodes  # a COMPLETING job has only the nodes not yet free
                 if _is_completing(self._job):
                     self._completing_since = self._completing_since or time.monotonic()
         return self._job
 
 
 def cancel_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
-    """Cancel the jobs that a killed run in this directory left, and wait for their end; yield a message before each.
+    """Cancel the jobs that a killed run left, and wait for their end; yield a message before each.
+
+    ``run_dir``: the run directory, or the folder of one attempt.
 
     A job belongs to the run if its script or its token is in ``run_dir``. Raises SeatrialError
     if Slurm cannot be queried or a job cannot be cancelled, since files that the job writes later would count as
     results of this run.
     """
-    folders = {token.read_text(encoding="utf-8"): token.parent for token in run_dir.rglob(f"attempt*/{TOKEN}")}
+    tokens = [*run_dir.glob(TOKEN), *run_dir.rglob(f"attempt*/{TOKEN}")]
+    folders = {token.read_text(encoding="utf-8"): token.parent for token in tokens}
     if not folders:
         return
     for job_id, command in slurm.queued_job_scripts().items():
@@ -187,19 +244,9 @@ def job_collector(job_id: str, settings: Config, folder: Path) -> Collector:
 def unavailable_nodes(settings: Config) -> str:
     """Return the number of usable nodes and the states of the others; empty if all are usable and enough."""
     try:
-        nodes = slurm.nodes()
+        return candidate_nodes(settings).message(settings.cluster.nodes)
     except (SeatrialError, ValueError):
         return ""  # only additional information for a message
-    config = settings.slurm
-    nodes = tuple(node for node in nodes if config.partition is None or config.partition in node.partitions)
-    unusable = [node for node in nodes if not node.usable or node.blocked_by_reservation(config.reservation)]
-    usable = len(nodes) - len(unusable)
-    if usable >= settings.cluster.nodes and not unusable:
-        return ""
-    states = and_more([f"{node.name} is {node}" for node in unusable], 8, "; ")
-    partition = f" of partition {config.partition}" if config.partition else ""
-    counts = f"{usable} of {len(nodes)} nodes{partition} are usable, the trial needs {settings.cluster.nodes}"
-    return f"{counts}: {states}" if unusable else counts
 
 
 def over_time_limit(job: Job, settings: Config) -> str:

@@ -15,17 +15,19 @@ from typing import Protocol
 from seatrial.checks.base import Check
 from seatrial.config.schema import Limits
 from seatrial.launch import root_cause
-from seatrial.launch.base import Allocation, Launcher, StartedJob
+from seatrial.launch.base import Allocation, Launcher, StartedJob, WaitState
 from seatrial.launch.rank_status import Rank, ranks_in
 from seatrial.launch.root_cause import RootCause
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE, redacted
+from seatrial.util.text import and_more
 
 _POLL_S = 0.1
 _SUSPENDED_S = 1.0  # a sleep longer by more than this: this process was stopped (Ctrl-Z)
 # After a failure torchrun gives the other ranks 30 s to end, and Slurm gives processes another 30 s (KillWait)
 _TEARDOWN_S = 60.0
+_MAX_NAMED = 8  # nodes listed in a message
 
 
 class Listener(Protocol):
@@ -35,6 +37,10 @@ class Listener(Protocol):
 
     def show_status(self, text: str) -> None: ...
 
+    def show_waiting(self, state: str, seconds: float) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
     def add_measurement(self, measurement: Measurement) -> None: ...
 
 
@@ -42,27 +48,54 @@ class Listener(Protocol):
 class AttemptEnd:
     """The end of one attempt at a job.
 
-    ``startup_s``: until all ranks had started a check, else until the end; without pending time.
+    ``startup_s``: until all ranks had started a check, else until the end; without pending time. ``interrupted``: by
+    Ctrl-C or SIGTERM, also if the end was found before.
     """
 
     state: JobState
     root_cause: RootCause | None
     startup_s: float
     allocation: Allocation = field(default_factory=Allocation)
+    interrupted: bool = False
 
 
 def run_job(
-    launcher: Launcher, job: Job, run_dir: Path, limits: Limits, checks: Mapping[str, Check], listener: Listener
+    launcher: Launcher,
+    job: Job,
+    run_dir: Path,
+    limits: Limits,
+    checks: Mapping[str, Check],
+    listener: Listener,
+    min_nodes: int | None = None,
 ) -> Iterator[JobResult]:
-    """Run ``job``; yield the result of each attempt. Each check gets a measurement or an error."""
+    """Run ``job``; yield the result of each attempt. Each check gets a measurement or an error.
+
+    ``min_nodes``: where nodes are missing, the remaining checks run on the others, if there are this many. After Ctrl-C
+    or SIGTERM the result of the attempt is yielded, then KeyboardInterrupt raised.
+    """
     while job.checks:
         number = 1 + sum(1 for path in (run_dir / "jobs" / job.name).glob("attempt*"))
         folder = run_dir / "jobs" / job.name / f"attempt{number}"
         folder.mkdir(parents=True)
         attempt = _Attempt(job, folder, ranks_in(folder, job), limits, checks, listener)
-        result, cause = attempt.run(launcher, run_dir, number)
-        job = attempt.remaining_job(result.state, cause)
+        end, result = attempt.run(launcher, run_dir, number)
+        smaller = _on_fewer_nodes(job, end.root_cause, min_nodes)
+        if end.root_cause or not end.interrupted:
+            job = attempt.remaining_job(end, smaller)
         yield result
+        if end.interrupted:
+            raise KeyboardInterrupt
+
+
+def _on_fewer_nodes(job: Job, cause: RootCause | None, min_nodes: int | None) -> Job | None:
+    """Return ``job`` for the nodes that are there; None if none is missing, or if they are fewer than ``min_nodes``.
+
+    A retry runs on the nodes of the first measurement, or not at all.
+    """
+    shortage = cause.shortage if cause else None
+    if shortage is None or min_nodes is None or shortage.usable < min_nodes or job.retry:
+        return None
+    return job.on_fewer_nodes(shortage.usable)
 
 
 @dataclass
@@ -74,7 +107,7 @@ class _Attempt:
     checks: Mapping[str, Check]
     listener: Listener
 
-    def run(self, launcher: Launcher, run_dir: Path, number: int) -> tuple[JobResult, RootCause | None]:
+    def run(self, launcher: Launcher, run_dir: Path, number: int) -> tuple[AttemptEnd, JobResult]:
         job = self.job
         atomic_write(self.folder.parent / "job.json", job.model_dump_json(indent=2).encode(), mode=PRIVATE)
         rendered = launcher.render(job, run_dir, number)
@@ -85,10 +118,11 @@ class _Attempt:
         try:
             running = launcher.start(rendered, self.folder)
         except SeatrialError as refusal:
-            end = AttemptEnd(JobState.FAILED, RootCause(f"launcher {launcher.name}", str(refusal), None), 0.0)
+            lost = f"; submitted without {job.exclude}, lost in an earlier job" if job.exclude else ""
+            cause = RootCause(f"launcher {launcher.name}", f"{refusal}{lost}", None)
+            end = AttemptEnd(JobState.FAILED, cause, 0.0)
         else:
             end = self._watch_and_stop(running)
-        cause = end.root_cause
         result = JobResult(
             job=job.name,
             attempt=number,
@@ -97,70 +131,131 @@ class _Attempt:
             started=started,
             seconds=time.monotonic() - clock,
             startup_s=end.startup_s,
-            failed_subject=cause.subject if cause else "",
-            cause=cause.cause if cause else "",
+            failed_subject=end.root_cause.subject if end.root_cause else "",
+            cause=end.root_cause.cause if end.root_cause else "",
             scheduler_id=end.allocation.id,
             nodelist=end.allocation.nodes,
+            missing_nodes=end.root_cause.shortage.missing if end.root_cause and end.root_cause.shortage else (),
         )
-        return result, cause
+        return end, result
 
     def _watch_and_stop(self, running: StartedJob) -> AttemptEnd:
         """Watch the job, then end its remaining processes."""
-        remaining = ""
         try:
             try:
                 end = self._watch(running)
-            finally:
-                if remaining := running.cancel():
-                    self.listener.show_status(remaining)
-        except KeyboardInterrupt:
-            # measurements made before Ctrl-C and fetched by cancel(); errors may be effects of the cancellation
+            except KeyboardInterrupt:
+                end = self._interrupted_end(running)  # before cancel(), which makes ranks fail
+        except BaseException:
+            running.cancel()
+            raise
+        node_lost = self._has_lost_nodes(end.root_cause)
+        if node_lost and end.root_cause:  # named now, since the cancellation may take long
+            self.listener.warn(f"{end.root_cause.subject}: {end.root_cause.cause}")
+        try:
+            remaining = running.cancel(node_lost=node_lost)
+        except KeyboardInterrupt:  # the first one: later ones are ignored
+            end = replace(end, interrupted=True)
+            remaining = running.cancel(node_lost=node_lost)
+        if end.interrupted:
+            # measurements fetched by cancel(); errors may be effects of the cancellation
             for measurement in (measured for rank in self.ranks for measured in rank.read()):
                 if not measurement.error:
                     self.listener.add_measurement(measurement)
-            raise
         end = replace(end, allocation=running.allocation())
+        if node_lost and end.root_cause:
+            end = replace(end, root_cause=self._cause_after_cancel(running, end.root_cause, end.state))
         if not remaining:
             return end
+        self.listener.warn(remaining)
         # a process that survives SIGKILL is a fault of the machine, even if all checks were measured
         cause = end.root_cause or RootCause("launcher", "processes of the job remain after its end", None)
         state = JobState.HUNG if end.state is JobState.COMPLETED else end.state
         return replace(end, state=state, root_cause=replace(cause, cause=f"{cause.cause}; {remaining}"))
 
+    def _interrupted_end(self, running: StartedJob) -> AttemptEnd:
+        """Return the end of an interrupted attempt, with the root cause that was known before the interrupt."""
+        self._read_all()
+        code = running.completing_code()
+        if code or self._silent_nodes(root_cause.SILENT_AT_END_S) or any(rank.may_exit for rank in self.ranks):
+            return AttemptEnd(JobState.FAILED, self._cause_of_end(running, code or 1), 0.0, interrupted=True)
+        return AttemptEnd(JobState.CANCELLED, None, 0.0, interrupted=True)
+
+    def _has_lost_nodes(self, cause: RootCause | None) -> bool:
+        """Return whether the job had the nodes of ``cause.shortage`` and lost them."""
+        return bool(cause and cause.shortage) and any(rank.heartbeat for rank in self.ranks)
+
+    def _cause_after_cancel(self, running: StartedJob, cause: RootCause, state: JobState) -> RootCause:
+        """Return ``cause`` if its nodes are lost. A node that is free after the cancellation is not: its ranks hung."""
+        missing = cause.shortage.missing if cause.shortage else ()
+        if not all(running.node_is_free(node.name) for node in missing):
+            return cause
+        silent = [rank for rank in self.ranks if rank.heartbeat_expected and rank.last_seen is not None]
+        if state is not JobState.HUNG or not silent:
+            return replace(cause, shortage=None)
+        first = min(silent, key=lambda rank: rank.last_seen or 0)
+        return root_cause.no_heartbeat(first, self.limits.heartbeat_timeout_s)
+
+    def _cause_of_end(self, running: StartedJob, code: int) -> RootCause:
+        reason = running.exit_reason()
+        return root_cause.job_ended(self.job, self.ranks, code, self.folder, reason, running.node_state)
+
+    def _silent_nodes(self, silent_s: float) -> Mapping[str, float]:
+        return root_cause.silent_nodes(self.ranks, self.job, self.folder, silent_s)
+
     def _watch(self, running: StartedJob) -> AttemptEnd:
-        ranks = self.ranks
         running_since = time.monotonic()
         startup_s = 0.0
         while True:
             code = running.poll()  # before reading: records written before the end are then complete
             self._read_all()
-            if not startup_s and all(rank.started for rank in ranks):
+            if not startup_s and all(rank.started for rank in self.ranks):
                 startup_s = time.monotonic() - running_since
             startup_or_run_s = startup_s or time.monotonic() - running_since
-            if damaged := next((rank for rank in ranks if rank.damage), None):
-                return AttemptEnd(JobState.FAILED, root_cause.damaged_journal(damaged), startup_or_run_s)
-            if code == 0:
-                return AttemptEnd(JobState.COMPLETED, None, startup_or_run_s)
-            if code is not None:
-                cause = root_cause.job_ended(self.job, ranks, code, self.folder, running.exit_reason())
-                return AttemptEnd(JobState.FAILED, cause, startup_or_run_s)
-            if waiting := running.wait_state():
-                if waiting.reason:
-                    self.listener.show_status(f"waiting: {waiting.reason}")
-                if waiting.permanent:
-                    return AttemptEnd(JobState.TIMEOUT, RootCause("the queue", waiting.reason, None), startup_or_run_s)
+            end = self._ended(running, code)
+            if not end and (waiting := running.wait_state()):
+                end = self._wait(running, waiting)
                 running_since = time.monotonic()  # pending time does not count
-            elif timeout := self._timeout(running_since):
-                return AttemptEnd(timeout[0], timeout[1], startup_or_run_s)
-            _sleep(ranks)
+            elif not end:
+                end = self._timeout(running_since)
+                self.listener.show_status(self.ranks[0].last_status if self.ranks[0].heartbeat else "starting")
+            if end:
+                return AttemptEnd(*end, startup_or_run_s)
+            _sleep(self.ranks)
+
+    def _ended(self, running: StartedJob, code: int | None) -> tuple[JobState, RootCause | None] | None:
+        """Return the state and cause if the job has ended, or lost a node; else None."""
+        if damaged := next((rank for rank in self.ranks if rank.damage), None):
+            return JobState.FAILED, root_cause.damaged_journal(damaged)
+        if code is not None:
+            return (JobState.FAILED, self._cause_of_end(running, code)) if code else (JobState.COMPLETED, None)
+        # whatever the scheduler still waits for
+        if silent := self._silent_nodes(self.limits.heartbeat_timeout_s):
+            _check_writable(self.folder)
+            return JobState.HUNG, root_cause.lost_nodes(self.job, silent, running.node_state)
+        return None
+
+    def _wait(self, running: StartedJob, waiting: WaitState) -> tuple[JobState, RootCause] | None:
+        """Show what the job waits for; return the state and cause if it waits in vain."""
+        if waiting.permanent:
+            return JobState.TIMEOUT, self._cause_of_wait(running, waiting)
+        if waiting.reason:
+            self.listener.show_waiting(waiting.reason, waiting.seconds)
+        return None
+
+    def _cause_of_wait(self, running: StartedJob, waiting: WaitState) -> RootCause:
+        """Return why the job waits in vain: for nodes that are missing, or that it lost before it was requeued."""
+        if silent := self._silent_nodes(root_cause.SILENT_AT_END_S):
+            lost = root_cause.lost_nodes(self.job, silent, running.node_state)
+            return replace(lost, cause=f"{waiting.reason}; {lost.cause}")
+        names = [node.name for node in waiting.shortage.missing] if waiting.shortage else []
+        return RootCause(and_more(names, _MAX_NAMED) or "the queue", waiting.reason, None, waiting.shortage)
 
     def _read_all(self) -> None:
         for measurement in (measured for rank in self.ranks for measured in rank.read()):
             # a failed CLUSTER check is reported once, with its root cause, by remaining_job
             if not (measurement.error is not None and self.checks[measurement.check].scope is Scope.CLUSTER):
                 self.listener.add_measurement(measurement)
-        if self.ranks[0].heartbeat:
-            self.listener.show_status(self.ranks[0].last_status)
 
     def _timeout(self, running_since: float) -> tuple[JobState, RootCause] | None:
         """Return the state and cause if a heartbeat has stopped or a time limit is exceeded, else None."""
@@ -207,12 +302,15 @@ class _Attempt:
                 return root_cause.over_limit(late, name, limit_s)
         return None
 
-    def remaining_job(self, state: JobState, cause: RootCause | None) -> Job:
-        """Record an error for each started check without a measurement; return the job with the checks not started."""
-        job = self.job
+    def remaining_job(self, end: AttemptEnd, smaller: Job | None) -> Job:
+        """Record an error for each started check without a measurement; return the job with the checks not started.
+
+        ``smaller``: the job on the nodes that are there, if it lost or did not get the others.
+        """
+        job, state, cause = smaller or self.job, end.state, end.root_cause
         started = [name for name in job.checks if any(name in rank.started for rank in self.ranks)]
         remaining = [name for name in job.checks if name not in started]
-        if remaining and (state is JobState.COMPLETED or not started):
+        if remaining and (state is JobState.COMPLETED or (not started and not smaller)):
             started, remaining = list(job.checks), []  # no progress: another attempt would end the same way
         error = f"{cause.subject}: {cause.cause}" if cause else "the worker exited with code 0 without measuring it"
         missing = [measurement for name in started for measurement in self._missing(name, error, cause)]
@@ -222,7 +320,10 @@ class _Attempt:
         for measurement in missing:
             self.listener.add_measurement(measurement)
         # without a node list: one of the present nodes may be at fault
-        return job.model_copy(update={"checks": tuple(remaining), "nodelist": ""})
+        lost = [node.name for node in cause.shortage.missing] if cause and cause.shortage else []
+        lost = lost if self._has_lost_nodes(cause) else []
+        exclude = ",".join(filter(None, [job.exclude, *lost]))
+        return job.model_copy(update={"checks": tuple(remaining), "nodelist": "", "exclude": exclude})
 
     def _missing(self, name: str, error: str, cause: RootCause | None) -> list[Measurement]:
         """Return the errors for missing measurements of a check: one for a CLUSTER check, else one per rank."""

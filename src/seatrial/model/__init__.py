@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from seatrial.model.base import Frozen
 from seatrial.model.errors import DiskFullError, NotApplicable, SeatrialError, UsageError, first_validation_error
-from seatrial.model.job import Job, JobResult, JobState, Machine
+from seatrial.model.job import Job, JobResult, JobState, Machine, MissingNode
 from seatrial.model.measurement import (
     CLUSTER,
     ERROR_COUNTERS,
@@ -73,6 +73,7 @@ __all__ = [
     "Machine",
     "Measurement",
     "Metric",
+    "MissingNode",
     "NotApplicable",
     "Observation",
     "Outcome",

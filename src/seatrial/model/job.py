@@ -29,6 +29,7 @@ class Job(Frozen):
     expected_nodes: int = 1
     nodelist: str = Field(default="", description="nodes of the previous jobs, in the scheduler's notation")
     topology: Topology | None = Field(default=None, description="switches and racks of the nodes, for jobs of ranks")
+    exclude: str = Field(default="", description="nodes that earlier jobs lost, separated by commas")
     limits: dict[str, float] = Field(default={}, description="time limit of each check in seconds")
     limit_s: float
     env: dict[str, str] = {}
@@ -45,10 +46,25 @@ class Job(Frozen):
         """The number of processes on all nodes; each returns one measurement per check."""
         return self.nodes * self.ranks_per_node
 
+    def on_fewer_nodes(self, nodes: int) -> Job:
+        """The job for this number of nodes, any that the scheduler chooses; its name tells it from the planned job."""
+        changes = {"name": f"{self.name}-on{nodes}", "nodes": nodes, "expected_nodes": nodes, "nodelist": ""}
+        return self.model_copy(update=changes)
+
     def without_secrets(self) -> Job:
         """The job for display: values that look like secrets are replaced."""
         document = self.model_dump()
         return Job.model_validate(redacted(document, secret_values(document)))
+
+
+class MissingNode(Frozen):
+    """A node that the trial promises and that did not run its jobs; ``state``: the scheduler's state, or its loss."""
+
+    name: str
+    state: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.state})"
 
 
 class JobState(StrEnum):
@@ -75,6 +91,7 @@ class JobResult(Frozen):
     cause: str = ""
     scheduler_id: str = Field(default="", description="job id of the scheduler")
     nodelist: str = Field(default="", description="nodes it ran on, in the scheduler's notation: n[1-4]")
+    missing_nodes: tuple[MissingNode, ...] = Field(default=(), description="nodes that it could not get, or lost")
 
 
 class Machine(Frozen):

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from seatrial.model.base import Frozen
-from seatrial.model.job import Job, JobResult
+from seatrial.model.job import Job, JobResult, MissingNode
 from seatrial.model.measurement import Measurement
 from seatrial.model.rule import Baseline
 from seatrial.model.telemetry import Telemetry
@@ -157,6 +157,7 @@ class Trial(Frozen):
     stop_reason: str = Field(default="", description="why the trial ended early")
     baseline: Baseline | None = Field(default=None, description="the site baseline used for these verdicts")
     gpu_error: str = Field(default="", description="why the expected GPUs were not usable")
+    missing_nodes: tuple[MissingNode, ...] = Field(default=(), description="nodes that jobs could not get, or lost")
     sessions: tuple[Session, ...] = ()
     results: tuple[JobResult, ...]
     measurements: tuple[Measurement, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,17 +58,35 @@ def make_plan(
     skip: Iterable[str] = (),
     done: Iterable[str] = (),
     topology: Topology | None = None,
+    nodes: int | None = None,
 ) -> Plan:
-    """Return the plan of the trial's checks, without those ``done`` (--resume). Raises UsageError."""
+    """Return the plan of the trial's checks, without those ``done`` (--resume). Raises UsageError.
+
+    ``nodes``: the number of nodes that are there, by default all of the trial.
+    """
+    nodes = nodes or config.cluster.nodes
     excluded = _excluded_checks(list(config.checks), list(only), list(skip))
     selected = [checks[name] for name in config.checks if name not in excluded and name not in set(done)]
-    results = {check.name: _skip_or_error(check, config, node_gpus) for check in selected}
+    results = {check.name: _skip_or_error(check, config, node_gpus, nodes) for check in selected}
     not_run = {name: measurement for name, measurement in results.items() if measurement}
     runnable = [check for check in selected if check.name not in not_run]
     placements: tuple[Placement, ...] = ("control", "nodes", "ranks")
-    jobs = [_job(placement, runnable, config, node_gpus) for placement in placements]
+    jobs = [_job(placement, runnable, config, node_gpus, nodes) for placement in placements]
     jobs = [job.model_copy(update={"topology": topology}) if job.placement == "ranks" else job for job in jobs]
     return Plan(tuple(job for job in jobs if job.checks), tuple(not_run.values()), excluded)
+
+
+def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ...]:
+    """Return the planned jobs; the checks that ran on fewer nodes, after the loss of one, are in jobs of their own."""
+    nodes = {check: job.nodes for job in planned for check in job.checks}
+    on_fewer = [job for job in started if not job.retry and any(job.nodes < nodes.get(name, 0) for name in job.checks)]
+    smaller = {job.name: job for job in reversed(on_fewer)}  # the first attempt of each, which has all of its checks
+    job_names = {check: job.name for job in (*planned, *reversed(smaller.values())) for check in job.checks}
+    jobs = [
+        job.model_copy(update={"checks": tuple(check for check in job.checks if job_names[check] == job.name)})
+        for job in (*planned, *reversed(smaller.values()))
+    ]
+    return tuple(job for job in jobs if job.checks)
 
 
 def retry_jobs(jobs: Iterable[Job], checks: Container[str], startup_s: float, number: int) -> Iterator[Job]:
@@ -91,7 +109,7 @@ def _excluded_checks(names: list[str], only: list[str], skip: list[str]) -> dict
     return excluded | {name: "--skip" for name in names if any(fnmatch.fnmatch(name, p) for p in skip)}
 
 
-def _skip_or_error(check: Check, config: Config, node_gpus: NodeGpus) -> Measurement | None:
+def _skip_or_error(check: Check, config: Config, node_gpus: NodeGpus, nodes: int) -> Measurement | None:
     """Return a SKIP measurement if the check does not apply, an ERROR if GPUs cannot be used, else None."""
     if check.scope in (Scope.CONTROL, Scope.NODE):
         return None
@@ -103,7 +121,7 @@ def _skip_or_error(check: Check, config: Config, node_gpus: NodeGpus) -> Measure
             subject=CLUSTER,
             skipped="needs GPUs: none on this host, and cluster.gpus_per_node is 0 or not set",
         )
-    world_size = config.cluster.nodes * _ranks_per_node(config, node_gpus)
+    world_size = nodes * _ranks_per_node(config, node_gpus)
     if world_size < check.needs.min_ranks:
         reason = f"needs {check.needs.min_ranks} ranks, this trial has {world_size}"
         return Measurement(check=check.name, subject=CLUSTER, skipped=reason)
@@ -120,7 +138,7 @@ def _options(check: Check, config: Config) -> dict[str, JsonValue]:
     return {**defaults, **config.checks[check.name].options}
 
 
-def _job(placement: Placement, runnable: list[Check], config: Config, node_gpus: NodeGpus) -> Job:
+def _job(placement: Placement, runnable: list[Check], config: Config, node_gpus: NodeGpus, nodes: int) -> Job:
     checks = [check for check in runnable if _PLACEMENTS[check.scope] == placement]
     expected_gpus = config.cluster.gpus_per_node
     limits = {check.name: config.checks[check.name].limit_s or check.limit_s for check in checks}
@@ -128,12 +146,12 @@ def _job(placement: Placement, runnable: list[Check], config: Config, node_gpus:
         name=placement,
         placement=placement,
         device="cuda" if node_gpus.usable_gpus else "cpu",
-        nodes=1 if placement == "control" else config.cluster.nodes,
+        nodes=1 if placement == "control" else nodes,
         ranks_per_node=_ranks_per_node(config, node_gpus) if placement == "ranks" else 1,
         checks=tuple(check.name for check in checks),
         options={check.name: _options(check, config) for check in checks},
         expected_gpus=node_gpus.expected_gpus if expected_gpus is None else expected_gpus,
-        expected_nodes=config.cluster.nodes,
+        expected_nodes=nodes,
         limits=limits,
         limit_s=config.limits.startup_s + sum(limits.values()),
         env=config.env,

@@ -15,10 +15,23 @@ from seatrial.judge import judge, plausibility, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
 from seatrial.judge.remedies import unknown_gpus
 from seatrial.launch import node_prefix
-from seatrial.model import Baseline, Decision, Job, Measurement, Trial, UsageError, Verdict, first_validation_error
+from seatrial.model import (
+    Baseline,
+    Decision,
+    Job,
+    Measurement,
+    MissingNode,
+    Trial,
+    UsageError,
+    Verdict,
+    first_validation_error,
+)
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.pipeline.tested_hardware import cpu_only, device_conflict, tested_hardware
 from seatrial.util.gc_pause import gc_paused
+from seatrial.util.text import and_more
+
+_MAX_NAMED = 8  # missing nodes listed in the reason of a decision
 
 
 @gc_paused()
@@ -53,6 +66,7 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
         environment=trial.environment,
         stop_reason=trial.stop_reason,
         gpu_error=trial.gpu_error,
+        missing_nodes=trial.missing_nodes,
         baseline=baseline,
     )
     insights = trial_insights(settings, trial.measurements, catalog(), baseline)
@@ -118,6 +132,7 @@ def make_decision(
     environment: Mapping[str, JsonValue],
     stop_reason: str,
     gpu_error: str,
+    missing_nodes: Sequence[MissingNode] = (),
     baseline: Baseline | None = None,
 ) -> Decision:
     """Return the decision on these verdicts, with the tested hardware and the list of metrics without a threshold."""
@@ -139,7 +154,17 @@ def make_decision(
         notes,
         cpu_only_requested=settings.cluster.gpus_per_node == 0,
         unknown_gpus=unknown_gpus(measurements, verdicts),
+        untested_nodes=_untested_nodes(settings, jobs, missing_nodes),
     )
+
+
+def _untested_nodes(settings: Config, jobs: Sequence[Job], missing_nodes: Sequence[MissingNode]) -> str:
+    """Return how many nodes of the trial were tested and which are missing; empty if none is."""
+    tested = min((job.nodes for job in jobs if job.placement != "control"), default=settings.cluster.nodes)
+    parts = [f"{tested} of {settings.cluster.nodes} nodes tested"] if tested < settings.cluster.nodes else []
+    if missing_nodes:
+        parts.append(f"missing nodes: {and_more([str(node) for node in missing_nodes], _MAX_NAMED)}")
+    return ", ".join(parts)
 
 
 def _overridden_rules(settings: Config) -> Iterator[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from seatrial.config.schema import Config
-from seatrial.model import Job, JobResult, Measurement, Outcome, Session, Timing
+from seatrial.model import Job, JobResult, Measurement, MissingNode, Outcome, Session, Timing
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.util.secrets import redacted, secret_values
 
@@ -22,6 +22,8 @@ class Display(Protocol):
     def job_started(self, job: Job, attempt: int) -> None: ...
 
     def show_status(self, text: str) -> None: ...
+
+    def show_waiting(self, state: str, seconds: float) -> None: ...
 
     def show_plan(self, jobs: tuple[Job, ...], run_dir: Path) -> None: ...
 
@@ -51,6 +53,8 @@ class TrialResults:
     sessions: list[Session] = field(default_factory=list)  # earlier sessions
     timings: list[Timing] = field(default_factory=list)
     stop_reason: str = ""
+    missing_nodes: dict[str, MissingNode] = field(default_factory=dict)  # by name
+    lost_nodes: list[str] = field(default_factory=list)  # those of them that a job had and lost
     jobs: list[Job] = field(default_factory=list)  # in the order of their start
     _counts: Counter[tuple[str, int]] = field(default_factory=Counter)  # measurements by check and number of the retry
 
@@ -64,6 +68,12 @@ class TrialResults:
     def show_status(self, text: str) -> None:
         self.display.show_status(text)
 
+    def show_waiting(self, state: str, seconds: float) -> None:
+        self.display.show_waiting(state, seconds)
+
+    def warn(self, text: str) -> None:
+        self.display.warn(text)
+
     def add_measurement(self, measurement: Measurement) -> None:
         if self.jobs and self.jobs[-1].retry:  # error measurements of run_job lack the number
             measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
@@ -72,7 +82,8 @@ class TrialResults:
         self.run_dir.save_measurement(measurement)
         (self.retries if measurement.retry else self.measurements).append(measurement)
         self._counts[measurement.check, measurement.retry] += 1  # counting in the list each time would be quadratic
-        process_count = next((job.process_count for job in self.jobs if measurement.check in job.checks), 1)
+        jobs = reversed(self.jobs)  # after the loss of a node, a check runs in a smaller job
+        process_count = next((job.process_count for job in jobs if measurement.check in job.checks), 1)
         if measurement.error or self._counts[measurement.check, measurement.retry] == process_count:
             self.on_complete(self, measurement.check)
 
@@ -80,6 +91,13 @@ class TrialResults:
         result = result.model_copy(update={"cause": redacted(result.cause, self._secret_values)})
         self.run_dir.save_job_result(result)
         self.job_results.append(result)
+        self.add_missing_nodes(result.missing_nodes)
+        if result.nodelist:
+            self.lost_nodes += [node.name for node in result.missing_nodes if node.name not in self.lost_nodes]
+
+    def add_missing_nodes(self, nodes: Iterable[MissingNode]) -> None:
+        """Add nodes of the trial that its jobs could not get, or lost; the first reason counts."""
+        self.missing_nodes = {node.name: node for node in nodes} | self.missing_nodes
 
     def sort(self) -> None:
         """Sort the measurements of each check by rank, since the order of arrival varies between runs."""

@@ -43,18 +43,24 @@ def _description(machine: Machine, other: Machine) -> str:
     return "; ".join([machine.host or "nodes chosen by Slurm", *differences])
 
 
-def startable_plan(request: Request, this_host: ThisHost, done: Sequence[str] = ()) -> Plan:
-    """Return the plan without the checks ``done``. Raises UsageError if a launcher is not available."""
-    node_gpus, topology = this_host.node_gpus(request.config), this_host.topology(request.config)
+def startable_plan(request: Request, this_host: ThisHost, nodes: int, done: Sequence[str] = ()) -> Plan:
+    """Return the plan for ``nodes`` without the checks ``done``. Raises UsageError if a launcher is not available."""
     plan = make_plan(
-        request.config, catalog(), node_gpus, only=request.only, skip=request.skip, done=done, topology=topology
+        request.config,
+        catalog(),
+        this_host.node_gpus(request.config),
+        only=request.only,
+        skip=request.skip,
+        done=done,
+        topology=this_host.topology(request.config),
+        nodes=nodes,
     )
     for job in plan.jobs:
         launcher_for(request.config, job.placement)  # raises before any job starts
     return plan
 
 
-def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost) -> Plan:
+def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost, nodes: int) -> Plan:
     """Return the plan of the checks that some rank has not measured; discard their measurements; show the plan."""
     done = completed_checks(plan, results.measurements)
     partial = {measurement.check for measurement in results.measurements} - set(done)
@@ -62,7 +68,7 @@ def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost) -> Pl
         results.run_dir.discard_checks(partial)
         results.measurements = [measurement for measurement in results.measurements if measurement.check not in partial]
         results.retries = [measurement for measurement in results.retries if measurement.check not in partial]
-    remaining = startable_plan(results.run_dir.request, this_host, done)
+    remaining = startable_plan(results.run_dir.request, this_host, nodes, done)
     results.display.show_plan(remaining.jobs, results.run_dir.path)
     return remaining
 

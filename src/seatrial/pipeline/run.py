@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seatrial import __version__, report, telemetry
 from seatrial.analysis import trial_insights
@@ -16,7 +16,7 @@ from seatrial.diagnose import diagnose
 from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
-from seatrial.launch import launcher_for, node_prefix
+from seatrial.launch import launcher_for, node_prefix, node_shortage
 from seatrial.launch.watch import run_job
 from seatrial.model import (
     Baseline,
@@ -34,7 +34,7 @@ from seatrial.model import (
     worst,
 )
 from seatrial.model.telemetry import Telemetry
-from seatrial.pipeline.plan import Plan, retry_jobs
+from seatrial.pipeline.plan import Plan, jobs_as_run, retry_jobs
 from seatrial.pipeline.preview import unjudged_note
 from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
 from seatrial.pipeline.results import Display, TrialResults
@@ -58,23 +58,25 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     with results.timed("discover"):
         this_host = discover()
     with results.timed("plan"):
-        plan = startable_plan(run_dir.request, this_host)
+        nodes = _nodes_to_test(results)
+        plan = startable_plan(run_dir.request, this_host, nodes)
         baseline = load_baseline(results.settings)
         gpu_models = this_host.gpu_models(results.settings)
         plausibility.validate_thresholds(results.settings, catalog(), gpu_models, baseline)
     with _record_stop_reason(results):
         load_earlier_sessions(results, this_host.machine(results.settings))
-        remaining = remaining_plan(plan, results, this_host)
+        remaining = remaining_plan(plan, results, this_host, nodes)
         for line in unjudged_note(results.settings, plan, gpu_models, baseline):
             display.show_note(line)
         for measurement in remaining.not_run:
             results.add_measurement(measurement)
         for job in remaining.jobs:
-            _run_job(_on_same_nodes(job, results), results)
+            _run_job(_on_same_nodes(job, results, nodes), results)
         _discard_incomplete_retries(results)
         for number in range(1, MAX_RETRIES + 1) if results.settings.retry else ():
             for job in _retry_jobs(plan, results, baseline, number):
-                _run_job(_on_same_nodes(job, results), results)
+                _run_job(_on_same_nodes(job, results, nodes), results)
+    plan = replace(plan, jobs=jobs_as_run(plan.jobs, results.jobs))
     # a Ctrl-C between two report files would leave them contradicting each other
     with signals.stop_signals_ignored():
         results.sort()
@@ -89,7 +91,8 @@ def show_completed_check(results: TrialResults, check: str) -> None:
     retries = [measurement for measurement in results.retries if measurement.check == check]
     next_retry = max((measurement.retry for measurement in retries), default=0) + 1
     retry_pending = results.settings.retry and checks_to_retry(settings, first, retries, catalog(), next_retry)
-    judged = judge(settings, results.jobs, first, catalog(), {}, retries=None if retry_pending else retries)
+    jobs = results.jobs[::-1]  # the last one first: after the loss of a node, a check runs in a smaller job
+    judged = judge(settings, jobs, first, catalog(), {}, retries=None if retry_pending else retries)
     verdicts = [verdict for verdict in judged if verdict.check == check]  # the jobs contain other checks, too
     outcome = worst(verdict.outcome for verdict in verdicts)
     reason = next((verdict.message for verdict in verdicts if verdict.outcome is outcome), "")
@@ -163,14 +166,36 @@ def _retry_jobs(plan: Plan, results: TrialResults, baseline: Baseline | None, nu
     """Return the jobs that measure checks with bad performance metrics a second (``number`` 1) or third time."""
     settings = results.settings
     reasons = checks_to_retry(settings, results.measurements, results.retries, catalog(), number, baseline)
-    jobs = list(retry_jobs(plan.jobs, reasons, settings.limits.startup_s, number))
+    jobs = list(retry_jobs(jobs_as_run(plan.jobs, results.jobs), reasons, settings.limits.startup_s, number))
     for job in jobs:
         results.display.retry_started(job, reasons)
     return jobs
 
 
-def _on_same_nodes(job: Job, results: TrialResults) -> Job:
-    """Return ``job`` with the node list of the last completed job, so that all jobs test the same nodes."""
+def _nodes_to_test(results: TrialResults) -> int:
+    """Return the number of nodes to test: all of the trial, or with cluster.min_nodes those that are there."""
+    settings = results.settings
+    if settings.cluster.min_nodes is None:
+        return settings.cluster.nodes
+    shortage = node_shortage(settings)
+    if shortage is None:
+        return settings.cluster.nodes
+    results.add_missing_nodes(shortage.missing)
+    for node in shortage.missing:
+        results.display.warn(f"missing node {node}")
+    return shortage.usable if shortage.usable >= settings.cluster.min_nodes else settings.cluster.nodes
+
+
+def _on_same_nodes(job: Job, results: TrialResults, nodes: int) -> Job:
+    """Return ``job`` with the node list of the last completed job, so that all jobs test the same nodes.
+
+    After the loss of some of the ``nodes`` of the plan: without them, and with cluster.min_nodes on the others.
+    """
+    if results.lost_nodes and job.placement != "control":
+        min_nodes, left = results.settings.cluster.min_nodes, nodes - len(results.lost_nodes)
+        if min_nodes and min_nodes <= left < job.nodes and not job.retry:
+            job = job.on_fewer_nodes(left)
+        return job.model_copy(update={"exclude": ",".join(results.lost_nodes)})
     completed = [result for result in results.job_results if result.nodelist and result.state is JobState.COMPLETED]
     if job.placement == "control" or not completed or not results.measurements:
         return job
@@ -179,7 +204,9 @@ def _on_same_nodes(job: Job, results: TrialResults) -> Job:
 
 def _run_job(job: Job, results: TrialResults) -> None:
     launcher = launcher_for(results.settings, job.placement)
-    for result in run_job(launcher, job, results.run_dir.path, results.settings.limits, catalog(), results):
+    settings = results.settings
+    min_nodes, run_dir = settings.cluster.min_nodes, results.run_dir.path
+    for result in run_job(launcher, job, run_dir, settings.limits, catalog(), results, min_nodes):
         results.add_job_result(result)
         measurements = results.retries if job.retry else results.measurements
         check_seconds = sum(_check_seconds(job.checks, measurements).values())
@@ -244,16 +271,14 @@ def _trial(
         excluded_checks=plan.excluded_checks,
         stop_reason=results.stop_reason,
         gpu_error=gpu_error,
+        missing_nodes=tuple(results.missing_nodes.values()),
         baseline=assessment.baseline,
         sessions=sessions,
         results=tuple(results.job_results),
         measurements=tuple(results.measurements),
         retries=tuple(results.retries),
         verdicts=assessment.verdicts,
-        findings=tuple(
-            Finding.model_validate(secrets.redacted(finding.model_dump(), secret_values))
-            for finding in assessment.findings
-        ),
+        findings=_without_secrets(assessment.findings, secret_values),
         insights=assessment.insights,
         telemetry=assessment.telemetry,
         timings=(*overhead, *(Timing(name=k, kind="check", seconds=v) for k, v in seconds.items())),
@@ -266,9 +291,15 @@ def _trial(
             environment=this_host.facts,
             stop_reason=results.stop_reason,
             gpu_error=gpu_error,
+            missing_nodes=tuple(results.missing_nodes.values()),
             baseline=assessment.baseline,
         ),
     )
+
+
+def _without_secrets(findings: Iterable[Finding], secret_values: set[str]) -> tuple[Finding, ...]:
+    documents = (secrets.redacted(finding.model_dump(), secret_values) for finding in findings)
+    return tuple(map(Finding.model_validate, documents))
 
 
 def _write_reports(trial: Trial, results: TrialResults) -> Trial:

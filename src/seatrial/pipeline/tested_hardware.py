@@ -41,7 +41,9 @@ def tested_hardware(
     gpu_error: str,
 ) -> str:
     """Return the tested nodes and GPUs as text, or why GPUs were not tested."""
-    nodes = f"{settings.cluster.nodes} node" + ("s" if settings.cluster.nodes > 1 else "")
+    promised = settings.cluster.nodes
+    tested = max((job.nodes for job in jobs if job.placement != "control"), default=promised)
+    nodes = f"{tested} of {promised} nodes" if tested < promised else f"{promised} node" + "s" * (promised > 1)
     if gpu_error:
         return f"{nodes}; {gpu_error}"
     gpus = _host_gpus(environment) or {}

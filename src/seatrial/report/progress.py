@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -27,6 +28,7 @@ STYLES = {
 }
 # Typical duration of the finished checks from which their measured duration scales the estimate of the remaining time
 MIN_TYPICAL_DONE_S = 10.0
+WAITING_LINE_S = 60.0  # between two lines of a log about the same state of the scheduler
 
 
 class Live:
@@ -38,6 +40,8 @@ class Live:
         self._status = Status("discover", console=console)
         self._heading = ""
         self._current = ""
+        self._printed_waits: dict[str, float] = {}  # state → seconds waited when its line was printed
+        self._last_outcome: tuple[str, Outcome, str] | None = None
         self._remaining = Remaining()
 
     def __enter__(self) -> Live:
@@ -70,6 +74,7 @@ class Live:
     def job_started(self, job: Job, attempt: int) -> None:
         self._heading = f"job {job.name}{f', attempt {attempt}' if attempt > 1 else ''}"
         self._current = ""
+        self._printed_waits.clear()
         self._line(f"start   {self._heading}")
         self._update_status("starting")
 
@@ -82,11 +87,22 @@ class Live:
         if self._console.is_terminal:
             self._update_status(text)
         elif text not in (self._current, "starting", "closing"):
-            self._line(text if text.startswith("waiting") else f"running {text}")
+            self._line(f"running {text}")
             self._current = text
+
+    def show_waiting(self, state: str, seconds: float) -> None:
+        """Show what the job waits for, and for how long. A log gets each state once, then at most once a minute."""
+        if self._console.is_terminal:
+            self._update_status(f"waiting: {state}, {_duration(seconds)}")
+        elif seconds - self._printed_waits.get(state, -math.inf) >= WAITING_LINE_S:
+            self._line(f"waiting: {state}, {_duration(seconds)}")
+            self._printed_waits[state] = seconds
 
     def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
         self._remaining.finish(check, seconds)
+        if (check, outcome, reason) == self._last_outcome:  # the same error of another rank
+            return
+        self._last_outcome = (check, outcome, reason)
         detail = "" if outcome is Outcome.PASS else f": {reason}"
         progress = escape(f"[{self._remaining.position(check)}] ") if self._remaining.total else ""
         name = f"[{STYLES[outcome]}]{outcome:<8}[/] {escape(check)}"
@@ -157,6 +173,14 @@ class Remaining:
 def _errors_ignored() -> AbstractContextManager[None]:
     """Ignore errors when writing to standard error: the record has all that is printed there."""
     return contextlib.suppress(OSError)
+
+
+def _duration(seconds: float) -> str:
+    """``45 s``, ``2 min 10 s`` or ``1 h 5 min``."""
+    minutes, hours = int(seconds) // 60, int(seconds) // 3600
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min {int(seconds) % 60} s" if minutes else f"{int(seconds)} s"
 
 
 def _clock(seconds: float) -> str:

@@ -149,7 +149,7 @@ def _run_fault(runner: TrialRunner, fault: Fault, options: FailureOptions) -> It
     name = f"{fault}-leftovers"
     run = str(runner.folder / fault)
     leftovers_trial = runner.on_nodes(result.nodelist).run(name, leftovers.CHECK, leftovers.CHECK.limit_s, run=run)
-    yield from leftover_observations(fault, leftovers_trial.measurements, runner.config.cluster.nodes)
+    yield from leftover_observations(fault, leftovers_trial.measurements, leftovers_trial.jobs[-1].nodes)
 
 
 def report_observations(injected: FaultRecord, trial: Trial, allowed: dict[str, float]) -> Iterator[Observation]:
