@@ -47,7 +47,8 @@ def write_manifest(folder: Path, **digests: str) -> None:
 
 
 def make_plan(folder: Path, ranks: int = 2) -> CheckpointPlan:
-    return checkpoint_plan(train_config.load("tiny/checkpoint"), folder, ranks)
+    configs = (train_config.load(f"tiny/{name}") for name in ("checkpoint", "checkpoint-rate"))
+    return checkpoint_plan(*configs, folder, ranks)
 
 
 @pytest.fixture
@@ -147,8 +148,19 @@ def test_fewer_ranks_divide_the_global_batch(tmp_path: Path) -> None:
 
 
 def test_config_must_save_at_half_of_its_steps(tmp_path: Path) -> None:
+    config, rate_config = (train_config.load(f"tiny/{name}") for name in ("checkpoint", "checkpoint-rate"))
     with pytest.raises(UsageError, match=r"max_steps 7, checkpoint\.every 3"):
-        checkpoint_plan(train_config.load("tiny/checkpoint", ["max_steps=7"]), tmp_path, 2)
+        checkpoint_plan(train_config.load("tiny/checkpoint", ["max_steps=7"]), rate_config, tmp_path, 2)
+    with pytest.raises(UsageError, match=r"rate_config: .*max_steps 6, checkpoint\.every 3"):
+        checkpoint_plan(config, config, tmp_path, 2)
+
+
+def test_small_state_is_compared_and_a_large_state_is_timed(tmp_path: Path) -> None:
+    config, rate_config = (train_config.load(name) for name in ("checkpoint", "checkpoint-rate"))
+    fp32_with_adam = 12  # bytes per parameter
+    assert config.architecture().parameters * fp32_with_adam < 0.6e9
+    assert rate_config.architecture().parameters * fp32_with_adam > 5e9
+    assert config.architecture().vocab_size % 2 == rate_config.architecture().vocab_size % 2 == 1
 
 
 def test_flip_changes_one_bit_of_the_largest_file(tmp_path: Path) -> None:
@@ -163,9 +175,10 @@ def test_rates_and_blocked_times_from_metrics_json(plan: CheckpointPlan) -> None
     def result(kind: str, rate: float) -> dict[str, object]:
         return {"kind": kind, "step": 3, "bytes": 8, "blocked_s": rate / 1e3, "seconds": 2.0, "mb_per_s": rate}
 
-    saves = {"uninterrupted": [result("save", 1000.0), result("save", 3000.0)]}
-    saves["killed"] = [result("load", 5000.0), result("async save", 400.0), result("async save", 600.0)]
+    saves = {"timed": [result("save", 1000.0), result("save", 3000.0)]}
+    saves["timed-resumed"] = [result("load", 5000.0), result("async save", 400.0), result("async save", 600.0)]
     for name, results in saves.items():
+        plan.run_folder(name).mkdir()
         (plan.run_folder(name) / "metrics.json").write_text(json.dumps({"checkpoints": results}))
     values = {item.name: item.value for item in save_and_load_rates(plan) if isinstance(item, Metric)}
     assert values == {

@@ -1,6 +1,7 @@
 """Compares a training that is killed, resumed and resharded with an uninterrupted one.
 
-Also injects a bit flip into a checkpoint and a NaN gradient: both must stop the training with an error.
+Also injects a bit flip into a checkpoint and a NaN gradient: both must stop the training with an error. All these runs
+train a small model, since a small checkpoint shows the same faults. Bandwidth is measured with a large one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from seatrial.train.variants import Variant
 
 _CHECKPOINTS, STRATEGIES = "checkpoints", ("fsdp2", "ddp")
+TIMED, TIMED_RESUMED = "timed", "timed-resumed"  # the runs of rate_config
 METRICS = {
     "resumed_steps_differing": "count",
     "resumed_files_differing": "count",
@@ -54,6 +56,10 @@ class CheckpointOptions(Options):
 
     config: str = Field(default="checkpoint", description="another config: name of a shipped config, or a .yaml file")
     overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train --set")
+    rate_config: str = Field(
+        default="checkpoint-rate", description="another config of which the saves and loads are timed"
+    )
+    rate_overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE for rate_config")
     limit_s: float = Field(
         default=600.0, gt=0, allow_inf_nan=False, description="time limit for each of three starts, seconds"
     )
@@ -61,9 +67,13 @@ class CheckpointOptions(Options):
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """The reference run takes ``steps`` steps and saves at ``saved_step``, half of them, and at the end."""
+    """The reference run takes ``steps`` steps and saves at ``saved_step``, half of them, and at the end.
+
+    ``rate_config``: the config whose saves and loads are timed; it saves after every step.
+    """
 
     config: TrainConfig
+    rate_config: TrainConfig
     folder: Path
     ranks: int
 
@@ -110,11 +120,14 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Observatio
 
     facts = _results.device_facts(context)
     config = train_config.load(_workload.config_for_device(context, options.config), options.overrides)
-    plan = checkpoint_plan(config, variants.create_folder(context.artifacts_dir, shared=True), context.world_size)
+    rate_config = train_config.load(_workload.config_for_device(context, options.rate_config), options.rate_overrides)
+    folder = variants.create_folder(context.artifacts_dir, shared=True)
+    plan = checkpoint_plan(config, rate_config, folder, context.world_size)
     is_rank0 = context.rank == 0
     if is_rank0:
         yield from facts
         yield Fact(name="training", value=_training_fact(plan))
+        yield Fact(name="timed_model", value=_model_text(plan.rate_config))
         yield Fact(name="filesystem", value=read_volume(context.root, str(plan.folder)).mount)
     try:
         for observation in _observe(context, plan, options.limit_s):
@@ -128,17 +141,33 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Observatio
             yield Artifact(path=str(path.relative_to(context.run_dir)), title=f"metrics of the run {path.parent.name}")
 
 
-def checkpoint_plan(config: TrainConfig, folder: Path, ranks: int) -> CheckpointPlan:
-    """The plan for ``config`` in ``folder``. Raises UsageError if the config does not save at half of its steps."""
+def checkpoint_plan(config: TrainConfig, rate_config: TrainConfig, folder: Path, ranks: int) -> CheckpointPlan:
+    """The plan for two configs in ``folder``.
+
+    Raises UsageError if ``config`` does not save at half of its steps, or ``rate_config`` not at every step.
+    """
     if config.stack != "native" or 2 * config.checkpoint.every != config.max_steps or config.max_steps < 6:
         raise UsageError(
             f"train.checkpoint: stack {config.stack}, max_steps {config.max_steps}, "
             f"checkpoint.every {config.checkpoint.every}; "
             "expected stack native, max_steps >= 6, checkpoint.every = max_steps / 2"
         )
+    if rate_config.stack != "native" or rate_config.checkpoint.every != 1 or rate_config.max_steps % 2:
+        raise UsageError(
+            f"train.checkpoint, rate_config: stack {rate_config.stack}, max_steps {rate_config.max_steps}, "
+            f"checkpoint.every {rate_config.checkpoint.every}; "
+            "expected stack native, an even max_steps, checkpoint.every = 1"
+        )
+    return CheckpointPlan(
+        _with_data(config, ranks, folder / "data"), _with_data(rate_config, ranks, folder / "data-rate"), folder, ranks
+    )
+
+
+def _with_data(config: TrainConfig, ranks: int, cache: Path) -> TrainConfig:
+    """``config`` with its data in ``cache``: generated data is as long as the training."""
     samples = config.data.samples or config.max_steps * config.bsz * config.grad_accum * ranks
-    data = config.data.model_copy(update={"samples": samples, "cache": str(folder / "data")})
-    return CheckpointPlan(config.model_copy(update={"data": data}), folder, ranks)
+    data = config.data.model_copy(update={"samples": samples, "cache": str(cache)})
+    return config.model_copy(update={"data": data})
 
 
 def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator[Observation]:
@@ -146,7 +175,7 @@ def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator
 
     1. An uninterrupted run, and the same run until it is killed.
     2. A run on fewer ranks from the checkpoint of all ranks.
-    3. Resumed runs, and two runs that must fail.
+    3. Resumed runs, two runs that must fail, and the two runs whose saves and loads are timed.
     """
     from seatrial.train import variants
 
@@ -167,10 +196,10 @@ def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator
     flipped_file = (
         _flip_a_bit(plan.run_folder("uninterrupted") / _CHECKPOINTS / _checkpoint_name(plan.steps)) if is_rank0 else ""
     )
-    context.progress("resumed runs; bit flip and NaN")
-    *_, bit_flip_message, nan_message = variants.run_variants(
-        _resumed_and_faulty(plan), placement, plan.run_folder("start3")
-    )
+    context.progress("resumed runs; bit flip and NaN; bandwidth")
+    resumed, (bit_flip, nan) = _resumed(plan), _faulty(plan)
+    messages = variants.run_variants([*resumed, bit_flip, nan, *_timed(plan)], placement, plan.run_folder("start3"))
+    bit_flip_message, nan_message = messages[len(resumed) : len(resumed) + 2]
     if is_rank0:
         yield from compare_runs(plan)
         yield from fault_detection(plan, flipped_file, bit_flip_message, nan_message)
@@ -195,22 +224,45 @@ def _on_fewer_ranks(plan: CheckpointPlan) -> list[Variant]:
     return [Variant(settings=config, out=plan.run_folder("fewer"))]
 
 
-def _resumed_and_faulty(plan: CheckpointPlan) -> list[Variant]:
-    from seatrial.train.variants import InjectedFault, Variant
+def _resumed(plan: CheckpointPlan) -> list[Variant]:
+    from seatrial.train.variants import Variant
 
-    # two asynchronous saves: the first one allocates the host memory
     resumed = plan.run_config(plan.steps, plan.handover_step, resume=True, asynchronous=True)
     resharded = [
         plan.run_config(plan.steps, 0, strategy=strategy, resume=True) for strategy in STRATEGIES if plan.fewer_ranks
     ]
-    from_flipped_file = plan.run_config(plan.steps + 1, 0, resume=True)
-    nan = InjectedFault(kind="nan", rank=plan.ranks - 1, step=plan.saved_step)
     return [
         Variant(settings=resumed, out=plan.run_folder("killed")),
         *(Variant(settings=config, out=plan.run_folder(config.parallel.strategy)) for config in resharded),
+    ]
+
+
+def _faulty(plan: CheckpointPlan) -> tuple[Variant, Variant]:
+    """A run that resumes from the checkpoint with a flipped bit, and a run with a NaN gradient."""
+    from seatrial.train.variants import InjectedFault, Variant
+
+    from_flipped_file = plan.run_config(plan.steps + 1, 0, resume=True)
+    nan = InjectedFault(kind="nan", rank=plan.ranks - 1, step=plan.saved_step)
+    return (
         Variant(settings=from_flipped_file, out=plan.run_folder("uninterrupted"), expect_error=True),
         Variant(settings=plan.run_config(plan.steps, 0), out=plan.run_folder("nan"), fault=nan, expect_error=True),
-    ]
+    )
+
+
+def _timed(plan: CheckpointPlan) -> list[Variant]:
+    """A run that saves after every step, and its continuation, which loads once and saves asynchronously.
+
+    Two asynchronous saves at least: the first one allocates the host memory.
+    """
+    from seatrial.train.variants import Variant
+
+    config = plan.rate_config
+    resumed = config.checkpoint.model_copy(update={"resume": True, "asynchronous": True})
+    configs = {
+        TIMED: config.model_copy(update={"max_steps": config.max_steps // 2}),
+        TIMED_RESUMED: config.model_copy(update={"checkpoint": resumed}),
+    }
+    return [Variant(settings=settings, out=plan.run_folder(name)) for name, settings in configs.items()]
 
 
 def killed_run_state(plan: CheckpointPlan) -> Iterator[Observation]:
@@ -270,8 +322,8 @@ def fault_detection(
 
 
 def save_and_load_rates(plan: CheckpointPlan) -> Iterator[Observation]:
-    """Bandwidth of saves and loads in GB/s and blocked time of saves in seconds, from the runs' metrics.json."""
-    timings = [timing for name in ("uninterrupted", "killed") for timing in _read_timings(plan.run_folder(name))]
+    """Bandwidth of saves and loads in GB/s and blocked time of saves in seconds, from the timed runs' metrics.json."""
+    timings = [timing for name in (TIMED, TIMED_RESUMED) for timing in _read_timings(plan.run_folder(name))]
     yield Fact(name="checkpoint_bytes", value=timings[0]["bytes"])
     yield Fact(name="rate_definition", value=RATE_DEFINITION)
     for kind, name in (("save", "save"), ("async save", "async_save"), ("load", "load")):
@@ -290,9 +342,15 @@ def _read_timings(out: Path) -> list[dict[str, Any]]:
 
 
 def _link_checkpoints(plan: CheckpointPlan) -> None:
-    """Link the checkpoint of all ranks for the fewer ranks, and the checkpoint of the fewer ranks for all ranks."""
+    """Link the checkpoint of all ranks for the fewer ranks, and the checkpoint of the fewer ranks for all ranks.
+
+    Also the checkpoints of the timed run, for its continuation: each run has its own metrics.json.
+    """
     saved = Path(_CHECKPOINTS, _checkpoint_name(plan.saved_step))
-    links = {plan.run_folder("fewer") / saved: plan.run_folder("uninterrupted") / saved}
+    links = {
+        plan.run_folder("fewer") / saved: plan.run_folder("uninterrupted") / saved,
+        plan.run_folder(TIMED_RESUMED) / _CHECKPOINTS: plan.run_folder(TIMED) / _CHECKPOINTS,
+    }
     links |= {
         plan.run_folder(strategy) / _CHECKPOINTS: plan.run_folder("fewer") / _CHECKPOINTS for strategy in STRATEGIES
     }
@@ -329,14 +387,17 @@ def _checkpoint_name(step: int) -> str:
 
 
 def _training_fact(plan: CheckpointPlan) -> dict[str, Any]:
-    architecture = plan.config.architecture()
     return {
-        "model": f"{plan.config.model.name}, {architecture.parameters:,} parameters, "
-        f"vocabulary {architecture.vocab_size}",
+        "model": _model_text(plan.config),
         "steps": f"{plan.steps}, saved after {plan.saved_step}",
         "ranks": f"{plan.ranks}; one step on {plan.fewer_ranks or plan.ranks}",
         "precision": "bf16" if plan.config.bf16 else "fp32 without TF32",
     }
+
+
+def _model_text(config: TrainConfig) -> str:
+    architecture = config.architecture()
+    return f"{config.model.name}, {architecture.parameters:,} parameters, vocabulary {architecture.vocab_size}"
 
 
 def _metric(name: str, value: float, samples: tuple[float, ...] = ()) -> Metric:
@@ -421,7 +482,7 @@ CHECK = Check(
                 metric=metric,
                 expect=_MIN_RATE,
                 applies_if={"device": "cuda"},
-                default_options=("config", "overrides"),
+                default_options=("rate_config", "rate_overrides"),
                 meaning="Saving or loading a model takes so long that GPUs mostly wait for checkpoints.",
                 fix="Compare filesystem.speed. The fact filesystem names the filesystem; on the nodes: nfsstat -m, "
                 "df -h, dmesg",
