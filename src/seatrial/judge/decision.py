@@ -9,6 +9,7 @@ from operator import attrgetter
 from seatrial.checks.base import Check
 from seatrial.model import (
     CLUSTER,
+    TIME_LIMIT,
     Decision,
     DecisionValue,
     Measurement,
@@ -137,7 +138,11 @@ def _missing_results(required: Mapping[str, bool], outcomes: Outcomes, excluded_
     """The reasons against acceptance: excluded, inconclusive and missing checks."""
     needed = [name for name, is_required in required.items() if is_required]
     by_check = {name: outcomes.get(name, set()) for name in needed}
-    reasons = [f"{name} was excluded by {option}" for name, option in excluded_checks.items() if name in needed]
+    reasons = [
+        f"{name} was excluded by {option}"
+        for name, option in excluded_checks.items()
+        if name in needed or option == TIME_LIMIT  # the user did not choose these checks
+    ]
     for name, of_check in by_check.items():
         if name not in excluded_checks and worst(of_check) not in _GOOD:
             reasons.append(f"{name} is {worst(of_check)}")

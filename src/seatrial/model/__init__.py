@@ -28,7 +28,17 @@ from seatrial.model.measurement import (
 )
 from seatrial.model.outcome import WORST_FIRST, BasisKind, Outcome, Reason, worst
 from seatrial.model.rule import Baseline, LearnedRun, ParsedThreshold, ReferenceValue, Rule, Threshold
-from seatrial.model.trial import Decision, DecisionValue, Finding, Insight, ReasonCode, Session, Timing, Trial
+from seatrial.model.trial import (
+    TIME_LIMIT,
+    Decision,
+    DecisionValue,
+    Finding,
+    Insight,
+    ReasonCode,
+    Session,
+    Timing,
+    Trial,
+)
 from seatrial.model.units import ByteSize, PlausibleRange, format_bytes, format_value, parse_bytes, plausible_range
 from seatrial.model.verdict import Basis, Retry, Verdict
 
@@ -39,6 +49,7 @@ __all__ = [
     "GPUS_USED",
     "NOT_REPORTED",
     "NOT_REQUESTED",
+    "TIME_LIMIT",
     "WORST_FIRST",
     "Artifact",
     "Baseline",

@@ -13,6 +13,10 @@ from pydantic import (
 from seatrial.model.base import Frozen
 from seatrial.util.secrets import redacted, secret_values
 
+# A scheduler is asked for this multiple of the typical duration on H200, and for this time at least: hardware may be
+# several times slower, and a job that ends early costs nothing
+REQUEST_FACTOR, MIN_REQUEST_S = 4.0, 600.0
+
 
 class Job(Frozen):
     """A set of processes that run several checks; the complete input of a worker."""
@@ -29,6 +33,8 @@ class Job(Frozen):
     nodelist: str = Field(default="", description="nodes of the previous jobs, in the scheduler's notation")
     limits: dict[str, float] = Field(default={}, description="time limit of each check in seconds")
     limit_s: float
+    typical: dict[str, float] = Field(default={}, description="typical seconds of each check; without unknown ones")
+    start_s: float = Field(default=0, description="typical seconds of the start and end of the job")
     env: dict[str, str] = {}
     retry: int = Field(default=0, description="0: first measurement; 1 and 2: retries of checks with bad values")
     telemetry_hz: float = Field(default=0, description="telemetry samples per second on each node; 0: none")
@@ -42,6 +48,31 @@ class Job(Frozen):
     def process_count(self) -> int:
         """The number of processes on all nodes; each returns one measurement per check."""
         return self.nodes * self.ranks_per_node
+
+    @property
+    def expected_s(self) -> float:
+        """The typical duration in seconds; a check of unknown duration counts with its time limit."""
+        return self.start_s + sum(self.typical.get(name, self.limits.get(name, 0.0)) for name in self.checks)
+
+    @property
+    def requested_s(self) -> float:
+        """The seconds to request from a scheduler; ``limit_s`` is longer, since it is meant for hangs."""
+        startup_s = self.limit_s - sum(self.limits.values())
+        seconds = [
+            min(limit_s, REQUEST_FACTOR * self.typical.get(name, limit_s)) for name, limit_s in self.limits.items()
+        ]
+        return min(self.limit_s, max(MIN_REQUEST_S, startup_s + sum(seconds)))
+
+    def with_checks(self, names: tuple[str, ...]) -> Job:
+        """The job with some of its checks and their time limits."""
+        limits = {name: self.limits[name] for name in names}
+        changes = {
+            "checks": names,
+            "limits": limits,
+            "limit_s": self.limit_s - sum(self.limits.values()) + sum(limits.values()),
+            "typical": {name: self.typical[name] for name in names if name in self.typical},
+        }
+        return self.model_copy(update=changes)
 
     def without_secrets(self) -> Job:
         """The job for display: values that look like secrets are replaced."""

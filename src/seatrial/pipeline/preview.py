@@ -15,8 +15,9 @@ from seatrial.config.schema import Config
 from seatrial.judge import plausibility
 from seatrial.launch import launcher_for
 from seatrial.model import Job
-from seatrial.pipeline.plan import Plan, make_plan
+from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.rejudge import load_baseline
+from seatrial.pipeline.resume import plan_of
 from seatrial.pipeline.run_directory import Request, RunDir
 from seatrial.pipeline.this_host import discover
 from seatrial.util.files import atomic_write
@@ -35,7 +36,7 @@ def preview(request: Request) -> Preview:
     """Return the plan and the commands of a run without starting it. Raises UsageError."""
     settings, this_host = request.config, discover()
     plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
-    plan = make_plan(settings, catalog(), this_host.node_gpus(settings), only=request.only, skip=request.skip)
+    plan = plan_of(request, this_host)
     return Preview(plan, tuple(_shown(settings, job, Path("RUN")) for job in plan.jobs))
 
 
@@ -47,7 +48,7 @@ def prepare(request: Request, path: Path) -> Preview:
     run_dir = RunDir.create(path, request)
     settings, this_host = request.config, discover()
     plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
-    plan = make_plan(settings, catalog(), this_host.node_gpus(settings), only=request.only, skip=request.skip)
+    plan = plan_of(request, this_host)
     run_dir.save_machine(this_host.machine(settings))
     rendered = []
     for job in plan.jobs:

@@ -43,10 +43,23 @@ def _description(machine: Machine, other: Machine) -> str:
     return "; ".join([machine.host or "nodes chosen by Slurm", *differences])
 
 
+def plan_of(request: Request, this_host: ThisHost, done: Sequence[str] = ()) -> Plan:
+    """Return the plan without the checks ``done``. Raises UsageError."""
+    return make_plan(
+        request.config,
+        catalog(),
+        this_host.node_gpus(request.config),
+        only=request.only,
+        skip=request.skip,
+        done=done,
+        time_limit_s=request.time_limit_s,
+        max_job_s=this_host.max_job_s(request.config),
+    )
+
+
 def startable_plan(request: Request, this_host: ThisHost, done: Sequence[str] = ()) -> Plan:
     """Return the plan without the checks ``done``. Raises UsageError if a launcher is not available."""
-    node_gpus = this_host.node_gpus(request.config)
-    plan = make_plan(request.config, catalog(), node_gpus, only=request.only, skip=request.skip, done=done)
+    plan = plan_of(request, this_host, done)
     for job in plan.jobs:
         launcher_for(request.config, job.placement)  # raises before any job starts
     return plan
@@ -61,7 +74,7 @@ def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost) -> Pl
         results.measurements = [measurement for measurement in results.measurements if measurement.check not in partial]
         results.retries = [measurement for measurement in results.retries if measurement.check not in partial]
     remaining = startable_plan(results.run_dir.request, this_host, done)
-    results.display.show_plan(remaining.jobs, results.run_dir.path)
+    results.display.show_plan(remaining.jobs, results.run_dir.path, remaining.excluded_checks)
     return remaining
 
 

@@ -11,7 +11,7 @@ from seatrial import __version__
 from seatrial.config.schema import Config
 from seatrial.discover import gpu, host, slurm
 from seatrial.launch import runs_remotely
-from seatrial.model import Machine, UsageError
+from seatrial.model import Machine, SeatrialError, UsageError
 from seatrial.pipeline.plan import NodeGpus
 
 
@@ -51,6 +51,17 @@ class ThisHost:
         if not usable and self.gpus.detection_error:
             return NodeGpus(0, f"{self.gpus.detection_error}; if this host has no GPU, set --gpus-per-node 0")
         return NodeGpus(usable)
+
+    def max_job_s(self, settings: Config) -> float | None:
+        """Return the time that Slurm's partition allows a job; None without a limit, or if it cannot be read here."""
+        if not (settings.uses_slurm and slurm.installed()):
+            return None
+        try:
+            partition = slurm.partition_of_jobs(settings.slurm.partition)
+        except (SeatrialError, ValueError):
+            return None  # sbatch then reports the same error
+        limit_s = partition.max_time_s if partition else None
+        return limit_s if isinstance(limit_s, int) else None
 
     def machine(self, settings: Config) -> Machine:
         """Return the identity of this machine; empty if jobs run on others, whose names are in the measurements."""
