@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.checks.training._checkpoint_runs import CheckpointPlan, checkpoint_plan
 from seatrial.checks.training.checkpoint import (
     CHECK,
-    CheckpointPlan,
-    checkpoint_plan,
     compare_runs,
     fault_detection,
     killed_run_state,
