@@ -58,11 +58,20 @@ def started_together(out: Path) -> dict[str, Any]:
         child_ranks.started_child_ranks(CHILD, task, {}, file_prefix=out / "second", **common) as second,
         child_ranks.started_child_ranks(CHILD, task, {}, file_prefix=out / "unused", **common) as unused,
     ):
+        for children in (first, second, unused):
+            children.wait_until_ready()
+        ready = time.time()
         opened = [result.value for result in first.results()]
         between = time.time()
         opened_second = [result.value for result in second.results()]
     assert unused.child is not None
-    return {"first": opened, "between": between, "second": opened_second, "unused_ended": unused.child.poll()}
+    return {
+        "ready": ready,
+        "first": opened,
+        "between": between,
+        "second": opened_second,
+        "unused_ended": unused.child.poll(),
+    }
 
 
 def main(out: Path) -> None:

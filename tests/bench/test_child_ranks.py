@@ -71,6 +71,7 @@ def test_failed_child_is_reported_and_ends_the_other(records: Records) -> None:
 def test_children_that_are_started_together_run_in_turn(out: Path) -> None:
     for rank in range(2):
         together = json.loads((out / f"together{rank}.json").read_text())
+        assert together["ready"] < min(together["first"])
         assert max(together["first"]) < together["between"] < min(together["second"])
         assert together["unused_ended"] is not None
 

@@ -29,6 +29,7 @@ from seatrial.util import processes
 from seatrial.util.failures import Failure, exit_hint, exit_reason, first_failure
 
 _POLL_S = 0.05
+_READY_POLL_S = 0.5
 _STORE_POLL_S = 1.0  # between reads of the store, which thousands of ranks may read
 _STDERR_CHARACTERS = 1500  # of a failed child's stderr that its error quotes
 EXIT_TIMEOUT = 124  # as timeout(1)
@@ -61,8 +62,18 @@ class StartedChildRanks:
     start_key: str
     name: str
     child: processes.Child | None
+    process_count: int  # on all ranks
     files: Mapping[str, Path]
     limit_s: float
+
+    def wait_until_ready(self) -> None:
+        """Wait until all children have imported torch, or have failed; called by all ranks before a measurement."""
+        store, deadline = _rendezvous_store(_START_TIMEOUT), time.monotonic() + self.limit_s
+        counted = False
+        while store.add(f"{self.start_key}/ready", 0) < self.process_count and time.monotonic() < deadline:
+            if self.child and self.child.poll() is not None and not counted:  # ``results`` reports it
+                counted = bool(store.add(f"{self.start_key}/ready", 1))
+            time.sleep(_READY_POLL_S)
 
     def results(self, on_poll: Callable[[], None] = lambda: None) -> list[ChildResult]:
         """Let the children go on, wait for their end and return their results, by rank. Called by all ranks together.
@@ -151,7 +162,7 @@ def started_child_ranks(
         argv = [sys.executable, "-m", module, json.dumps({**common, **task})]
         child = processes.start(argv, env=variables, stdout=files["out"], stderr=files["err"], without=omitted)
     try:
-        yield StartedChildRanks(start_key, name, child, files, limit_s)
+        yield StartedChildRanks(start_key, name, child, sum(map(len, all_groups)), files, limit_s)
     finally:
         if child and child.poll() is None:
             processes.stop(child, grace_s=1.0)
@@ -178,6 +189,7 @@ def open_child_group(task: Mapping[str, Any], backend: str = "") -> str:
     device, timeout = torch.device(task["device"]), timedelta(seconds=task["limit_s"])
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rendezvous = _rendezvous_store(timeout)
+    rendezvous.add(f"{task['start_key']}/ready", 1)
     rendezvous.wait([task["start_key"]], _START_TIMEOUT)
     store = dist.PrefixStore(task["group"], rendezvous)  # type: ignore[attr-defined]
     if device.type == "cuda":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.checks.training._checkpoint_runs import CheckpointPlan, checkpoint_plan
+from seatrial.checks.training._checkpoint_runs import CheckpointPlan
 from seatrial.checks.training.checkpoint import (
     CHECK,
     compare_runs,
@@ -17,9 +17,10 @@ from seatrial.checks.training.checkpoint import (
     save_and_load_rates,
 )
 from seatrial.checks.training.checkpoint import _flip_a_bit as flip_a_bit
-from seatrial.model import Metric, SeatrialError, UsageError
+from seatrial.model import Metric, SeatrialError
 from seatrial.train import loop, train_config, variants
 from tests.checks.training.check_helpers import failed_metrics
+from tests.checks.training.test_checkpoint_runs import make_plan
 from tests.train.test_compare import record, write_steps
 
 NAN_MESSAGE = "rank 1 (n0): non-finite gradient"
@@ -43,11 +44,6 @@ def write_manifest(folder: Path, **digests: str) -> None:
     folder.mkdir(parents=True)
     files = {f"{name}.distcp": {"sha256": digest, "bytes": 1} for name, digest in {"a": "1", **digests}.items()}
     (folder / "manifest.json").write_text(json.dumps({"step": 0, "shapes": {}, "files": files}))
-
-
-def make_plan(folder: Path, ranks: int = 2) -> CheckpointPlan:
-    configs = (train_config.load(f"tiny/{name}") for name in ("checkpoint", "checkpoint-rate"))
-    return checkpoint_plan(*configs, folder, ranks)
 
 
 @pytest.fixture
@@ -137,29 +133,6 @@ def test_undetected_faults_fail(
 ) -> None:
     observed = fault_detection(plan, "__1_0.distcp", bit_flip_message, nan_message)
     assert failed_metrics(CHECK, observed, plan.folder) == metrics
-
-
-def test_fewer_ranks_divide_the_global_batch(tmp_path: Path) -> None:
-    assert [make_plan(tmp_path, ranks).fewer_ranks for ranks in (1, 2, 3, 4, 6, 7)] == [0, 1, 1, 2, 3, 1]
-    for ranks in (2, 3, 6):
-        plan = make_plan(tmp_path, ranks)
-        assert plan.run_config(4, 4, ranks=plan.fewer_ranks).grad_accum * plan.fewer_ranks == ranks
-
-
-def test_config_must_save_at_half_of_its_steps(tmp_path: Path) -> None:
-    config, rate_config = (train_config.load(f"tiny/{name}") for name in ("checkpoint", "checkpoint-rate"))
-    with pytest.raises(UsageError, match=r"max_steps 7, checkpoint\.every 3"):
-        checkpoint_plan(train_config.load("tiny/checkpoint", ["max_steps=7"]), rate_config, tmp_path, 2)
-    with pytest.raises(UsageError, match=r"rate_config: .*max_steps 6, checkpoint\.every 3"):
-        checkpoint_plan(config, config, tmp_path, 2)
-
-
-def test_small_state_is_compared_and_a_large_state_is_timed(tmp_path: Path) -> None:
-    config, rate_config = (train_config.load(name) for name in ("checkpoint", "checkpoint-rate"))
-    fp32_with_adam = 12  # bytes per parameter
-    assert config.architecture().parameters * fp32_with_adam < 0.6e9
-    assert rate_config.architecture().parameters * fp32_with_adam > 5e9
-    assert config.architecture().vocab_size % 2 == rate_config.architecture().vocab_size % 2 == 1
 
 
 def test_flip_changes_one_bit_of_the_largest_file(tmp_path: Path) -> None:
