@@ -12,8 +12,8 @@ from seatrial.train import train_config
 
 
 def make_plan(folder: Path, ranks: int = 2) -> CheckpointPlan:
-    configs = (train_config.load(f"tiny/{name}") for name in ("checkpoint", "checkpoint-rate"))
-    return checkpoint_plan(*configs, folder, ranks)
+    config, rate_config = (train_config.load(f"tiny/{name}") for name in ("checkpoint", "checkpoint-rate"))
+    return checkpoint_plan(config, rate_config, folder, ranks)
 
 
 def test_fewer_ranks_divide_the_global_batch(tmp_path: Path) -> None:
