@@ -82,6 +82,15 @@ def test_a_verdict_is_printed_with_its_reason_unless_it_passes(outcome: Outcome,
     assert ("too [slow]" in line) is (outcome is not Outcome.PASS)
 
 
+def test_a_log_has_the_remaining_time_with_each_verdict(live: Live, out: io.StringIO) -> None:
+    live.show_plan((JOB,), Path("runs/x"), {})
+    live.show_outcome("a.one", Outcome.PASS, "", 20)
+    live.show_outcome("a.two", Outcome.PASS, "", 200)
+    first, last = lines(out)[-2:]
+    assert first.startswith("[1/2, about 3 min left] PASS")
+    assert last.startswith("[2/2] PASS")
+
+
 def test_text_of_a_job_does_not_control_the_terminal(live: Live, out: io.StringIO) -> None:
     live.warn("\x1b[2Jgone [bold]")
     assert lines(out) == ["gone [bold]"]

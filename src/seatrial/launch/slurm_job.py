@@ -111,9 +111,7 @@ class SlurmJob:
                 "on the node: journalctl -u slurmd"
             ]
         if job.state == "TIMEOUT":
-            sentences += [
-                "its time limit is 4 times the typical duration on H200. To request more: --set slurm.time_min=MINUTES"
-            ]
+            sentences += ["To request more time: --set slurm.time_min=MINUTES"]
         if job.state == "NODE_FAIL":
             sentences += [unavailable_nodes(self.settings), f"Run first: {first_commands(self.id, job.reason)}"]
         return ". ".join(filter(None, sentences))

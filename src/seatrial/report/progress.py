@@ -86,7 +86,9 @@ class Live:
     def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
         self._remaining.finish(check, seconds)
         detail = "" if outcome is Outcome.PASS else f": {reason}"
-        progress = escape(f"[{self._remaining.position(check)}] ") if self._remaining.total else ""
+        # on a terminal the status line has the remaining time
+        estimate = "" if self._console.is_terminal else self._remaining.estimate()
+        progress = escape(f"[{self._remaining.position(check)}{estimate}] ") if self._remaining.total else ""
         name = f"[{STYLES[outcome]}]{outcome:<8}[/] {escape(check)}"
         self._print(f"{progress}{name} ({seconds:.1f} s){escape(clean(detail))}")
 
@@ -145,7 +147,9 @@ class Remaining:
         return f"{self.done} of {plural(self.total, 'check')}{self.estimate()}"
 
     def estimate(self) -> str:
-        """The expected remaining minutes as text."""
+        """The expected remaining minutes as text; empty after the last check."""
+        if not self._unfinished:
+            return ""
         unknown = sum(check not in self._typical for check in self._unfinished)
         more = f" and {plural(unknown, 'check')} of unknown duration" if unknown else ""
         return f", about {max(1, round(self.seconds() / 60))} min left{more}"

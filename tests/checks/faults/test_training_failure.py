@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.checks.faults import failing_job
 from seatrial.checks.faults.failing_job import ERROR_MESSAGE, Fault, FaultRecord
@@ -264,7 +265,11 @@ class TestRunErrors:
 def test_a_shorter_heartbeat_timeout_of_the_trial_applies() -> None:
     options = FailureOptions(heartbeat_timeout_s=15)
     for of_trial, used in ((60, 15), (12, 12)):
-        config = {"name": "t", "checks": {}, "limits": {"heartbeat_timeout_s": of_trial, "startup_s": 7}}
+        config: dict[str, JsonValue] = {
+            "name": "t",
+            "checks": {},
+            "limits": {"heartbeat_timeout_s": of_trial, "startup_s": 7},
+        }
         limits = _with_short_timeout(config, options).limits
         assert (limits.heartbeat_timeout_s, limits.startup_s) == (used, 7)
 
