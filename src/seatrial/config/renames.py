@@ -35,7 +35,7 @@ def new_metric(check: str, name: str) -> str:
 
 
 def new_series(check: str, name: str) -> str:
-    """Return the present name of a series: its own new name, or that of the metric or family with its name."""
+    """Return the current name of a series: its own entry, else that of the metric or metric family of its name."""
     if name in (names := _names("series", check)):
         return names[name]
     family = new_metric(check, f"{name}.*").removesuffix(".*")
@@ -183,7 +183,11 @@ def _matches(pattern: str, check: str) -> bool:
 
 
 def _renamed(name: str, names: Names) -> str:
-    """Return the new name: of the whole name, or of its family (``busbw`` in ``busbw.1GiB``), then of its run."""
+    """Return ``name`` with its current parts.
+
+    The table has the whole name, or its family (``busbw.*`` for ``busbw.1GiB``). A last part that is the name of a
+    training run is replaced too.
+    """
     if name in names:
         new = names[name]
     else:

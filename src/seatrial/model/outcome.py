@@ -7,13 +7,13 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """The outcome of one verdict; FAIL means measured and bad, ERROR means not measurable."""
+    """The outcome of one verdict."""
 
     PASS = "PASS"
     WARN = "WARN"
-    FAIL = "FAIL"
+    FAIL = "FAIL"  # measured, and bad
     SKIP = "SKIP"  # not applicable, with a reason
-    UNJUDGED = "UNJUDGED"  # measured, but no reference value, or inconclusive
+    UNJUDGED = "UNJUDGED"  # measured, but without a reference value or inconclusive
     ERROR = "ERROR"  # could not be measured
 
 
@@ -48,11 +48,11 @@ class Reason(StrEnum):
     MEASUREMENT_FAILED = "measurement_failed"
     INCOMPLETE_COVERAGE = "incomplete_coverage"  # fewer subjects than planned, or different ones
     PLAN_MISMATCH = "plan_mismatch"  # jobs, measurements and configuration of the record contradict each other
-    METRIC_MISSING = "metric_missing"  # a metric that a rule evaluates
+    METRIC_MISSING = "metric_missing"  # a rule needs it
     METRIC_PARTLY_MISSING = "metric_partly_missing"
     # The rule or threshold was not evaluated
     NOT_APPLICABLE = "not_applicable"
-    APPLIES_TO_PEERS_ONLY = "applies_to_peers_only"  # for no recorded reason
+    APPLIES_TO_PEERS_ONLY = "applies_to_peers_only"  # the rule applies to other subjects of the check, not to this one
     RANKS_DISAGREE = "ranks_disagree"
     FACT_INVALID = "fact_invalid"  # missing, of another type, or a value that the check does not declare
     FACT_UNREADABLE = "fact_unreadable"  # not supported or permission denied, where the rule needs the fact
@@ -74,10 +74,10 @@ class Reason(StrEnum):
     IMPLAUSIBLY_HIGH = "implausibly_high"  # compared with the reference value
     THRESHOLD_VIOLATED = "threshold_violated"
     BELOW_WARNING_THRESHOLD = "below_warning_threshold"
-    WITHIN_CONFIDENCE_INTERVAL = "within_confidence_interval"  # contains the threshold; 95 %
-    WITHIN_SAMPLE_RANGE = "within_sample_range"  # contains the threshold; too few samples for an interval
+    WITHIN_CONFIDENCE_INTERVAL = "within_confidence_interval"  # the 95 % interval contains the threshold
+    WITHIN_SAMPLE_RANGE = "within_sample_range"  # the range contains the threshold; too few samples for an interval
     MANY_SAMPLES_BEYOND = "many_samples_beyond"  # the share of samples clearly beyond the threshold is significant
-    INCONCLUSIVE = "inconclusive"  # beyond the threshold, but the samples do not exclude that the threshold is met
+    INCONCLUSIVE = "inconclusive"  # the value violates the threshold, but the samples are too few or too different
     SLOW_WINDOWS = "slow_windows"  # far below the median of the run
     BELOW_PEERS = "below_peers"
     ASYMMETRIC = "asymmetric"  # far below the opposite direction

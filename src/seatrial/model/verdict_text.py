@@ -17,10 +17,10 @@ _BASIS_LABELS = {
     BasisKind.PHYSICAL_LIMIT: "limit of",
     BasisKind.OWN_MEDIAN: "median of its own windows",
 }
-# Text for each reason, appended to the value if the verdict has one
+# Text for each reason: appended to the value of the verdict, if it has one
 _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.EXCLUDED: "excluded by {detail}",
-    Reason.UNKNOWN_CHECK: "unknown check in this version of seatrial; not evaluated",
+    Reason.UNKNOWN_CHECK: "this version of seatrial does not have this check; not evaluated",
     Reason.NOT_MEASURED: "not measured",
     Reason.MEASUREMENT_FAILED: "{detail}",
     Reason.INCOMPLETE_COVERAGE: "{detail}",
@@ -51,7 +51,7 @@ _REASON_TEXTS: Mapping[Reason, str] = {
     Reason.BELOW_WARNING_THRESHOLD: "",
     Reason.WITHIN_CONFIDENCE_INTERVAL: "; threshold within the 95 % confidence interval ({interval})",
     Reason.WITHIN_SAMPLE_RANGE: "; threshold within the sample range ({interval}; too few for an interval)",
-    Reason.MANY_SAMPLES_BEYOND: "; significantly many samples are clearly beyond the threshold",
+    Reason.MANY_SAMPLES_BEYOND: "; significantly more than 10 % of the samples are over 5 % beyond the threshold",
     Reason.INCONCLUSIVE: "; inconclusive",
     Reason.SLOW_WINDOWS: "; slow windows: {detail}",
     Reason.BELOW_PEERS: "; low outlier among its peers in this trial",
@@ -91,7 +91,12 @@ def basis_text(basis: Basis) -> str:
     else:
         value = f": {basis.expected:g} {basis.unit}" if basis.source and basis.expected is not None else ""
         text = f"{_label(basis)}{value}" + (f" ({basis.source})" if basis.source else "")
-    limits = [f"FAIL below {basis.fail_below:.0%}"] if basis.fail_below is not None else []
+    limits = []
+    if basis.fail_below is not None:
+        slow = basis.kind is BasisKind.OWN_MEDIAN
+        limits = [
+            f"slow windows are those below {basis.fail_below:.0%}" if slow else f"FAIL below {basis.fail_below:.0%}"
+        ]
     limits += [f"WARN below {basis.warn_below:.0%}"] if basis.warn_below is not None else []
     if basis.asymmetry_limit is not None:
         limits.append(f"WARN below {basis.asymmetry_limit:.0%} of the opposite direction")
@@ -112,7 +117,7 @@ def _threshold(basis: Basis) -> str:
 
 
 def _reference(verdict: Verdict) -> str:
-    """The value that ``ratio`` refers to; for a value above a threshold, ``detail`` names it."""
+    """The value that ``ratio`` refers to; ``detail`` names it for verdicts with a threshold."""
     basis = verdict.basis
     if basis is None or basis.op or basis.expected is None:
         return verdict.detail

@@ -2,7 +2,7 @@
 
     {"read": 13,                                                        number of counters read both times
      "increased": {"gpu3": {"ecc_corrected": [0, 2]}, "mlx5_0/1": {"symbol_error": [7, 9]}},
-     "xids": [43],
+     "xids": [43],                                                      Xids reported during the check
      "unreadable": {"gpu3 pcie_replays": "Unknown Error"},              read error
      "permission_denied": {"Insufficient Permissions": ["gpu3 xid"]},
      "not_supported": {"Not Supported": ["gpu3 nvlink_replays"]}}

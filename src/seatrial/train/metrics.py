@@ -1,4 +1,4 @@
-"""metrics.json of both stacks: configuration, speed, loss and memory of a training run."""
+"""metrics.json of a training run, native or Hugging Face: configuration, speed, loss and memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DTYPE_NAMES = {torch.float: "fp32", torch.bfloat16: "bf16", torch.half: "fp16",
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A finished training run. Values unknown to the stack are None (null in metrics.json)."""
+    """A finished training run. A value that the stack does not measure is None (null in metrics.json)."""
 
     steps: Sequence[Step]
     model: nn.Module
@@ -50,7 +50,7 @@ class TrainingRun:
 
 
 def report(settings: TrainConfig, world: World, run: TrainingRun, phases: StartupPhases) -> dict[str, Any]:
-    """The content of metrics.json. All ranks call this right after the last step, since train_runtime_s ends here.
+    """The content of metrics.json. All ranks call this right after the last step: the call ends train_runtime_s.
 
     Speeds are those of the steps after ``untimed_steps``, without checkpoint saves.
     """
@@ -97,8 +97,9 @@ def _script_metrics(
 ) -> dict[str, Any]:
     """The metrics that training scripts print at the end; times include untimed steps and checkpoint saves.
 
-    wall_time_s starts after data preparation and includes building the model, train_runtime_s starts with the first
-    step. approx_tokens counts all positions, including padding: samples × seq_len.
+    train_runtime_s starts with the first step, wall_time_s earlier: after data preparation, before building the model.
+    approx_tokens counts all positions, including padding: samples × seq_len. approx_tokens_per_second divides by
+    train_runtime_s, approx_tokens_per_s_per_rank by wall_time_s.
     """
     runtime, wall = phases.since("build"), phases.since("data")
     tokens = sum(step.tokens for step in steps)
@@ -142,7 +143,8 @@ def _speed(
         "flops_per_token": flops,
         "tflops_per_gpu": tflops,
         "mfu_percent": None if peak is None else 100 * tflops / peak,
-        "mfu_formula": f"({flops_factor}·N + 12·L·h·d·s) · tok/s/GPU / peak; N = {architecture.parameters:,}",
+        "mfu_formula": f"({flops_factor}·N + 12·layers·heads·head_dim·seq_len) · tokens/s/GPU / peak FLOP/s; "
+        f"N = {architecture.parameters:,} parameters",
         "peak_tflops": peak,
         "gemm_percent": None if gemm is None else 100 * tflops / gemm,
         "gemm_tflops": gemm,

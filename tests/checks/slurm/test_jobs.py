@@ -229,6 +229,10 @@ class TestFailures:
         assert runner.not_passed(time_limit=True)["time_limit_enforced"] is Outcome.FAIL
         assert runner.queue.now < 1400
 
+    def test_time_limit_is_not_tested_if_the_job_ends_otherwise(self, runner: JobsRunner) -> None:
+        runner.queue.ends["time"] = "NODE_FAIL 0:0"
+        assert "NODE_FAIL" in runner.error(time_limit=True)
+
 
 @pytest.mark.parametrize(
     ("settings", "fact"),

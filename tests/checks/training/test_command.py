@@ -62,7 +62,7 @@ def test_loss_and_speed_from_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert measured.error is None
     metrics = values(measured)
     assert (metrics["exit_code"], metrics["steps_logged"], metrics["steps_missing"]) == (0, 6, 0)
-    assert (metrics["loss_first"], metrics["loss_last"], metrics["loss_drop"]) == (5.25, 3.25, 2.0)
+    assert (metrics["loss_first_third"], metrics["loss_last_third"], metrics["loss_drop"]) == (5.25, 3.25, 2.0)
     assert metrics["tokens_per_second"] == 1003.5
     assert [series.y for series in measured.series] == [(5.5, 5.0, 4.5, 4.0, 3.5, 3.0)]
     verdicts = outcomes(measured)
@@ -72,13 +72,21 @@ def test_loss_and_speed_from_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert measured.facts["exit_reason"] == {"login": "exit code 0"}
 
 
+def test_steps_that_are_numbered_from_0(tmp_path: Path) -> None:
+    log = "for step in range(4): print('step', step, 'loss', 4 - step)"
+    options: dict[str, Any] = {"log": [r"step (?P<step>\d+) loss (?P<loss>\S+)"], "steps": 4}
+    measured = run_check(CHECK, tmp_path, command=[sys.executable, "-c", log], **options)
+    assert measured.error is None
+    assert (values(measured)["steps_logged"], values(measured)["steps_missing"]) == (4, 0)
+
+
 def test_loss_and_speed_from_trainer_state(tmp_path: Path) -> None:
     measured = trained(tmp_path, trainer_state=STATE, artifacts=["trained", "trained/*.bin"])
     assert measured.error is None
     assert values(measured) == {
         **{"exit_code": 0, "wall_seconds": pytest.approx(1, abs=30), "train_runtime": 2.0, "samples_per_second": 12.5},
         **{"steps_logged": 6, "steps_missing": 0, "nonfinite_steps": 0, "artifacts_missing": 0},
-        **{"loss_first": 5.25, "loss_last": 3.25, "loss_drop": 2.0},
+        **{"loss_first_third": 5.25, "loss_last_third": 3.25, "loss_drop": 2.0},
     }
     assert set(outcomes(measured).values()) == {Outcome.PASS}
 

@@ -25,7 +25,7 @@ METRICS = {
 }
 
 # These track processes by parent or process group, which a daemon changes: slurm.conf(5), ProctrackType
-_PROCTRACK_LOSING_DAEMONS = {"proctrack/linuxproc", "proctrack/pgid"}
+_INCOMPLETE_PROCTRACK = {"proctrack/linuxproc", "proctrack/pgid"}
 
 RULES = (
     Rule(
@@ -40,7 +40,7 @@ RULES = (
         evidence_facts=("controllers",),
         expect="== 0 controllers",
         outcome_if_violated=Outcome.WARN,
-        meaning="a controller is DOWN: no failover",
+        meaning="a controller is DOWN: no other controller takes over if the last one fails",
         fix="systemctl status slurmctld on the host that is DOWN; scontrol ping",
     ),
     Rule(
@@ -65,8 +65,8 @@ RULES = (
         evidence_facts=("task_plugin",),
         expect="== 1 bool",
         outcome_if_violated=Outcome.WARN,
-        meaning="no plugin binds tasks to CPUs: jobs on one node compete for CPUs, and processes run on the remote "
-        "socket of their GPU",
+        meaning="TaskPlugin has no task/affinity: srun binds no task to CPUs, so that processes may run on another "
+        "socket than their GPU",
         fix="TaskPlugin=task/affinity,task/cgroup in slurm.conf, ConstrainCores=yes and ConstrainDevices=yes in "
         "cgroup.conf, then restart every slurmd",
     ),
@@ -106,7 +106,8 @@ RULES = (
         evidence_facts=("propagate_resource_limits", "submit_host_memlock"),
         expect="== 0 bool",
         outcome_if_violated=Outcome.WARN,
-        meaning="jobs inherit the memlock limit of this machine, which is too small for RDMA: ibv_reg_mr fails",
+        meaning="jobs inherit the memlock limit of this machine: RDMA cannot register more memory than "
+        "that (ibv_reg_mr)",
         fix="PropagateResourceLimitsExcept=MEMLOCK in slurm.conf, then: scontrol reconfigure",
     ),
 )
@@ -143,7 +144,7 @@ def _settings_metrics(settings: Settings, expected_gpus: int) -> Iterator[Observ
         }
     )
     values: dict[str, float] = {
-        "task_binding_enabled": bool(set(settings.task_plugin) - {"task/none", "none"}),
+        "task_binding_enabled": settings.task_binding_enabled,
         "gpu_gres_configured": "gpu" in settings.gres_types,
         "health_check_configured": settings.health_check_program is not None,
         "memlock_limit_propagated": limited and _is_propagated(settings, "MEMLOCK"),
@@ -151,7 +152,7 @@ def _settings_metrics(settings: Settings, expected_gpus: int) -> Iterator[Observ
     if compared:
         values["configuration_differs"] = not settings.same_configuration
     if settings.proctrack_type is not None:
-        values["proctrack_loses_processes"] = settings.proctrack_type in _PROCTRACK_LOSING_DAEMONS
+        values["proctrack_loses_processes"] = settings.proctrack_type in _INCOMPLETE_PROCTRACK
     if isinstance(settings.kill_wait_s, int):
         values["kill_wait"] = settings.kill_wait_s
     if settings.slurmd_timeout_s is not None:
@@ -160,7 +161,7 @@ def _settings_metrics(settings: Settings, expected_gpus: int) -> Iterator[Observ
 
 
 def _is_propagated(settings: Settings, limit: str) -> bool:
-    """Return whether jobs inherit ``limit`` from the submit host: slurm.conf(5), PropagateResourceLimits."""
+    """Whether jobs inherit ``limit`` from the submit host: slurm.conf(5), PropagateResourceLimits."""
     if settings.propagate_resource_limits_except:
         return not {limit, "ALL"} & set(settings.propagate_resource_limits_except)
     return bool({limit, "ALL"} & set(settings.propagate_resource_limits))
@@ -175,7 +176,7 @@ CHECK = Check(
     rules=RULES,
     rule_facts={
         "configuration_compared": RuleFact(
-            reason="the configuration of the nodes was not compared with the controller's"
+            reason="scontrol shows no hash of slurm.conf, so that the file of this machine was not compared"
         ),
         "gpus_expected": RuleFact(reason="cluster.gpus_per_node is not set"),
     },

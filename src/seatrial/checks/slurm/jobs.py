@@ -36,7 +36,7 @@ _EXIT_CODE = 7  # of a passed probe job; not used by shells or Slurm
 _SIGNAL_EXIT_CODE = 12  # of the signalled job, after its trap ran
 _REQUESTED_MIB = 128  # --mem of the memory job, well above the needs of slurmstepd
 _ALLOCATED_BYTES = 512 * 2**20  # by the memory job
-_ALLOCATED_S = 20  # for which the memory job holds them; OverMemoryKill checks every second (--acctg-freq=task=1)
+_ALLOCATED_S = 20  # during which the memory job keeps them; OverMemoryKill checks each second (--acctg-freq=task=1)
 
 _ENVIRONMENT_MEANING = (
     "environment variables of the submit host are not set in the job: NCCL_*, HF_HOME and a venv get lost too"
@@ -54,7 +54,7 @@ RULES = (
         metric="sbatch_exit_code",
         evidence_facts=("batch_job",),
         expect=f"== {_EXIT_CODE}",
-        meaning=f"Slurm does not report exit code {_EXIT_CODE} of the batch script: failed jobs look successful",
+        meaning=f"Slurm does not report exit code {_EXIT_CODE} of the batch script: failed jobs look COMPLETED",
         fix="scontrol show job ID; on the node: journalctl -u slurmd -n 50; check Prolog, TaskProlog and Epilog",
     ),
     Rule(
@@ -82,7 +82,7 @@ RULES = (
         metric="srun_exit_code",
         evidence_facts=("srun_output",),
         expect=f"== {_EXIT_CODE}",
-        meaning=f"srun does not return exit code {_EXIT_CODE} of its task: crashed ranks look successful",
+        meaning=f"srun does not return exit code {_EXIT_CODE} of its task: scripts do not notice a failed rank",
         fix="srun -N1 sh -c 'exit 7'; echo $?; check TaskEpilog, SrunEpilog and wrappers of srun (type -a srun)",
     ),
     Rule(
@@ -124,14 +124,14 @@ RULES = (
         evidence_facts=("time_limit_job",),
         expect="== 1 bool",
         applies_if={"time_limit_tested": "yes"},
-        meaning="a job ran longer than --time: hung jobs keep their nodes indefinitely",
+        meaning="a job still runs after --time, OverTimeLimit, KillWait and two minutes: hung jobs keep their nodes",
         fix="scontrol show config | grep -E 'OverTimeLimit|KillWait'; scontrol show partition | grep OverTimeLimit",
     ),
 )
 
 
 class JobsOptions(SubmitOptions):
-    """Submit options, and which limits to test."""
+    """Submit options, and whether the time limit is tested."""
 
     time_limit: bool = Field(default=False, description="also test the time limit: takes two minutes or more")
 
@@ -245,7 +245,9 @@ def _time_limit_metric(jobs: ProbeJobs, settings: Settings, enabled: bool) -> It
     # Slurm checks limits about twice a minute: a job with --time=1 was observed to end after 73 and 85 s.
     job = jobs.wait_until(jobs.submit("sleep 3600", minutes=1), lambda job: job.ended, 60 + grace + 120)
     yield Fact(name="time_limit_job", value=job.model_dump(mode="json"))
-    yield from metrics(METRICS, {"time_limit_enforced": job.state == "TIMEOUT"})
+    if job.ended and job.state != "TIMEOUT":
+        raise SeatrialError(f"time limit not tested: job {job.id} ended with state {job}")
+    yield from metrics(METRICS, {"time_limit_enforced": job.ended})
 
 
 CHECK = Check(

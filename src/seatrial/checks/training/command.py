@@ -46,8 +46,8 @@ RUN_METRICS = {
     "steps_logged": "count",
     "steps_missing": "count",
     "nonfinite_steps": "count",
-    "loss_first": "nats",
-    "loss_last": "nats",
+    "loss_first_third": "nats",
+    "loss_last_third": "nats",
     "loss_drop": "nats",
 }
 SPEEDS = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s", "step_seconds": "s"}
@@ -228,7 +228,7 @@ def cuda_device(gpu: Gpu) -> str:
 
 
 def _configured(options: CommandOptions) -> dict[str, bool]:
-    """Facts for the conditions of rules: unconfigured metrics are not judged."""
+    """Which metrics the options configure, as facts: rules on the others do not apply."""
     return {
         "loss_configured": options.loss_source != "none",
         "steps_configured": bool(options.trainer_state or (options.steps and options.loss_source == "log")),
@@ -355,11 +355,16 @@ def _state_from_log(entries: Sequence[Mapping[str, float]], max_steps: int | Non
                 f"options.log: step {step} follows step {previous} in {log}; match the lines of one rank only"
             )
         steps.append(Step(step=step, loss=entry["loss"], grad_norm=entry.get("grad_norm")))
-    return TrainerState(global_step=steps[-1].step if steps else 0, max_steps=max_steps or 0, steps=tuple(steps))
+    last_step = steps[-1].step if steps else 0
+    number_from_0 = bool(steps) and steps[0].step == 0
+    return TrainerState(global_step=last_step + number_from_0, max_steps=max_steps or 0, steps=tuple(steps))
 
 
 def loss_observations(state: TrainerState, expected_steps: int, subject: str) -> Iterator[Observation]:
-    """Steps and losses of a training; train_runtime needs a summary, loss_drop needs three finite losses."""
+    """Steps and losses of a training.
+
+    Without a summary there is no train_runtime; with fewer than three finite losses there is no loss of the thirds.
+    """
     losses = [(step.step, step.loss) for step in state.steps if step.finite]
     if losses:
         x, y = zip(*losses, strict=True)
@@ -371,8 +376,8 @@ def loss_observations(state: TrainerState, expected_steps: int, subject: str) ->
         yield metric("train_runtime", state.summary.train_runtime, subject)
     if state.first_last_third_loss:
         first, last = state.first_last_third_loss
-        yield metric("loss_first", first, subject)
-        yield metric("loss_last", last, subject)
+        yield metric("loss_first_third", first, subject)
+        yield metric("loss_last_third", last, subject)
         yield metric("loss_drop", first - last, subject)
 
 
@@ -409,8 +414,8 @@ CHECK = Check(
             metric="nonfinite_steps",
             applies_if=_LOSS,
             expect="== 0",
-            meaning="An infinite or NaN loss or gradient norm means wrong arithmetic, memory errors or low precision.",
-            fix="Compare train.cnn and train.ddp: their settings do not diverge. Check `nvidia-smi -q -d ECC`.",
+            meaning="The loss or gradient norm is infinite or NaN: the training diverged, or a GPU computes wrongly.",
+            fix="Lower the learning rate of the command. If train.cnn or train.ddp fail too: `nvidia-smi -q -d ECC`.",
         ),
         Rule(
             metric="loss_drop",
@@ -429,12 +434,16 @@ CHECK = Check(
         ),
     ),
     rule_facts={
-        "steps_configured": RuleFact(reason="the options configure no number of steps"),
-        "loss_configured": RuleFact(reason="the options configure no source of the loss"),
+        "steps_configured": RuleFact(
+            reason="no number of steps configured: set option steps and option log, or the option trainer_state"
+        ),
+        "loss_configured": RuleFact(
+            reason="no loss configured: set the option log (group loss) or the option trainer_state"
+        ),
         "artifacts_configured": RuleFact(reason="the option artifacts is not set"),
     },
     measure=measure,
-    limit_s=2100,  # more than train_limit_s
+    limit_s=2100,  # above the default of train_limit_s, so that the command is stopped with its own message
     options=CommandOptions,
     skipped_if=("no command",),
     performance_metrics=("wall_seconds", "train_runtime", *SPEEDS),

@@ -170,8 +170,8 @@ CHECK = Check(
         Rule(
             metric="nonfinite_steps",
             expect="== 0",
-            meaning="An infinite or NaN loss or gradient norm means wrong arithmetic, memory errors or low precision.",
-            fix="Compare train.cnn and train.ddp: their settings do not diverge. Check `nvidia-smi -q -d ECC`.",
+            meaning="The loss or gradient norm is infinite or NaN: the training diverged, or a GPU computes wrongly.",
+            fix="Compare train.sft_smollm, the same training without Oumi. If it fails too: `nvidia-smi -q -d ECC`.",
         ),
         Rule(
             metric="loss_drop",

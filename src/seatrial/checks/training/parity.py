@@ -1,4 +1,4 @@
-"""Compares the same training on one process, with DDP and with FSDP2, and repeats DDP and FSDP2 bitwise."""
+"""Compares a training on one process with the same training under DDP and FSDP2; DDP and FSDP2 run twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METRICS = {
     "repeated_steps_differing.*": "count",
 }
 METHOD = (
-    "All runs train the same global batches of sequences of variable length, in fp32 without TF32: only the order of "
+    "All runs train the same global batches of sequences of variable length; in fp32 without TF32 only the order of "
     "additions differs. One process computes the micro-batches of all ranks in sequence. Initial weights are not read "
     "from a file: each tensor has its own seeded generator, independent of sharding. (train.checkpoint reads one "
     "checkpoint on fewer ranks, with FSDP2 and with DDP.)"
@@ -37,7 +37,7 @@ class ParityOptions(Options):
     config: str = Field(default="parity", description="another config: name of a shipped config, or a .yaml file")
     overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train --set")
     limit_s: float = Field(
-        default=600.0, gt=0, allow_inf_nan=False, description="time limit for each of two starts, seconds"
+        default=600.0, gt=0, allow_inf_nan=False, description="time limit, seconds, for one process and again for all"
     )
 
 
@@ -70,16 +70,16 @@ def measure(context: Context, options: ParityOptions) -> Iterator[Observation]:
 def training_configs(config: TrainConfig, ranks: int, cache: Path) -> dict[str, TrainConfig]:
     """Run → its config: ``single_process`` for one process, the others for ``ranks`` ranks.
 
-    All runs read the same sequences in the same order, each sequence once: an epoch may end at another step with
-    another number of ranks.
+    All runs read the same sequences in the same order. The data has one epoch, since the step at which an epoch ends
+    depends on the number of ranks.
     """
     samples = config.max_steps * config.bsz * config.grad_accum * ranks
     data = config.data.model_copy(update={"samples": samples, "cache": str(cache)})
     configs = {"single_process": config.model_copy(update={"data": data, "grad_accum": config.grad_accum * ranks})}
     for strategy in STRATEGIES:
         parallel = config.parallel.model_copy(update={"strategy": strategy})
-        repeated = config.model_copy(update={"data": data, "parallel": parallel})
-        configs[strategy] = configs[f"{strategy}-repeated"] = repeated
+        strategy_config = config.model_copy(update={"data": data, "parallel": parallel})
+        configs[strategy] = configs[f"{strategy}-repeated"] = strategy_config
     return configs
 
 
@@ -129,7 +129,7 @@ def _rules(strategy: str) -> tuple[Rule, ...]:
         Rule(
             metric=f"steps_with_different_tokens.{strategy}",
             expect="== 0",
-            meaning="The ranks did not train on the same tokens as the single process: data is lost or read twice.",
+            meaning="The ranks trained on more or fewer tokens than the single process: data is read twice or lost.",
             fix="Check train.ddp (sampler_*) and filesystem.shared: all nodes must read the same prepared data",
         ),
         Rule(
