@@ -39,6 +39,8 @@ def test_requested_time_is_a_multiple_of_the_typical_duration_within_limits() ->
     assert job.expected_s == 8 + 300 + 50
     assert job.requested_s == 180 + 4 * 300 + 100, "never more than the limit of a check"
     assert job.with_checks(("b",)).requested_s == 280, "never more than the limit of the job"
+    second_attempt = job.model_copy(update={"checks": ("a",)})
+    assert second_attempt.requested_s == 180 + 4 * 300
     short = job.model_copy(update={"typical": {"a": 1, "b": 1}})
     assert short.requested_s == MIN_REQUEST_S
     unknown = job.model_copy(update={"typical": {}})

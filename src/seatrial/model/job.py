@@ -58,10 +58,10 @@ class Job(Frozen):
     def requested_s(self) -> float:
         """The seconds to request from a scheduler; ``limit_s`` is longer, since it is meant for hangs."""
         startup_s = self.limit_s - sum(self.limits.values())
-        seconds = [
-            min(limit_s, REQUEST_FACTOR * self.typical.get(name, limit_s)) for name, limit_s in self.limits.items()
-        ]
-        return min(self.limit_s, max(MIN_REQUEST_S, startup_s + sum(seconds)))
+        # a second attempt has fewer checks than limits
+        limits = [(name, self.limits[name]) for name in self.checks if name in self.limits]
+        seconds = sum(min(limit_s, REQUEST_FACTOR * self.typical.get(name, limit_s)) for name, limit_s in limits)
+        return min(self.limit_s, max(MIN_REQUEST_S, startup_s + seconds))
 
     def with_checks(self, names: tuple[str, ...]) -> Job:
         """The job with some of its checks and their time limits."""
