@@ -59,9 +59,7 @@ class CheckpointOptions(Options):
 
     config: str = Field(default="checkpoint", description="another config: name of a shipped config, or a .yaml file")
     overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train --set")
-    rate_config: str = Field(
-        default="checkpoint-rate", description="another config of which the saves and loads are timed"
-    )
+    rate_config: str = Field(default="checkpoint-rate", description="another config whose saves and loads are timed")
     rate_overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE for rate_config")
     limit_s: float = Field(
         default=600.0, gt=0, allow_inf_nan=False, description="time limit for each of three starts, seconds"
