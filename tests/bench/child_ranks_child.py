@@ -23,6 +23,11 @@ match task["behaviour"]:
         print("null")
     case "fail_on_rank1" | "hang":
         time.sleep(600)
+    case "open_group":
+        from seatrial.bench import child_ranks
+
+        child_ranks.open_child_group(task)
+        print(json.dumps(time.time()))
     case "print_nothing":
         pass
     case "print_text":

@@ -49,6 +49,31 @@ def run(module: str, out: Path, limit_s: float, child_groups: Any = None, **task
     return {"results": [asdict(result) for result in results], "seconds": time.monotonic() - started}
 
 
+def started_together(out: Path) -> dict[str, Any]:
+    """The times at which two starts of children opened their group, the time between them, and an unused start."""
+    common: dict[str, Any] = {"device": "cpu", "local_rank": int(os.environ["LOCAL_RANK"]), "limit_s": 60}
+    task = {"behaviour": "open_group"}
+    with (
+        child_ranks.started_child_ranks(CHILD, task, {}, file_prefix=out / "first", **common) as first,
+        child_ranks.started_child_ranks(CHILD, task, {}, file_prefix=out / "second", **common) as second,
+        child_ranks.started_child_ranks(CHILD, task, {}, file_prefix=out / "unused", **common) as unused,
+    ):
+        for children in (first, second, unused):
+            children.wait_until_ready()
+        ready = time.time()
+        opened = [result.value for result in first.results()]
+        between = time.time()
+        opened_second = [result.value for result in second.results()]
+    assert unused.child is not None
+    return {
+        "ready": ready,
+        "first": opened,
+        "between": between,
+        "second": opened_second,
+        "unused_ended": unused.child.poll(),
+    }
+
+
 def main(out: Path) -> None:
     enable_nccl_log(out)
     disable_graph_mixing()
@@ -63,7 +88,9 @@ def main(out: Path) -> None:
     records["one_group_fails"] = run(CHILD, out / "fails", 60, [[1], [0]], behaviour="fail_or_succeed")
     records["nccl_settings"] = run("seatrial.bench.nccl_settings", out / "nccl_settings", 60, **NCCL_SETTINGS_TASK)
     records["algorithms"] = run("seatrial.bench.algorithms", out / "algorithms", 60, requests=ALGORITHM_REQUESTS)
+    together = started_together(out)
     close_group()
+    (out / f"together{os.environ['RANK']}.json").write_text(json.dumps(together))
     (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(records))
     exit_without_teardown()
 

@@ -19,8 +19,8 @@ Records = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
-    """The results of all tasks, as each rank received them."""
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the driver, which has ended."""
     out = tmp_path_factory.mktemp("children")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     ended = subprocess.run(
@@ -33,6 +33,12 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
+    return out
+
+
+@pytest.fixture(scope="module")
+def records(out: Path) -> Records:
+    """The results of all tasks, as each rank received them."""
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -60,6 +66,14 @@ def test_failed_child_is_reported_and_ends_the_other(records: Records) -> None:
     assert second.startswith("exit code 1")
     assert second.endswith("out of order")
     assert records[0]["fail_on_rank1"]["seconds"] < 30
+
+
+def test_children_that_are_started_together_run_in_turn(out: Path) -> None:
+    for rank in range(2):
+        together = json.loads((out / f"together{rank}.json").read_text())
+        assert together["ready"] < min(together["first"])
+        assert max(together["first"]) < together["between"] < min(together["second"])
+        assert together["unused_ended"] is not None
 
 
 def test_groups_have_their_own_ranks(records: Records) -> None:

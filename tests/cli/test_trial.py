@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.cli import trial
-from seatrial.model import ReasonCode, Trial, UsageError
+from seatrial.model import DecisionValue, ReasonCode, Trial, UsageError
 from seatrial.pipeline.rejudge import rejudge
 from tests.processes import CPU_ONLY, HOST_ONLY, call, load, run, run_host_only
 from tests.schema import faults
@@ -146,6 +146,24 @@ def test_a_dry_run_starts_nothing_and_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     rendered = call("render", "local", "quick", cwd=tmp_path)[1]
     assert all(line in out for line in rendered.splitlines())
+
+
+def test_checks_beyond_the_time_limit_are_announced_and_prevent_acceptance(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text(f"{CPU_ONLY}checks: {{host.inventory: , train.cnn: {{required: false}}}}\n")
+    options = (tmp_path / "t.yaml", "--gpus-per-node", "0", "--out", tmp_path / "run", "--time-limit")
+    code, _, err = call("run", *options, "0.01")
+    assert (code, "shortest useful limit is 0.1 minutes" in err) == (2, True)
+    code, out, err = call("run", *options, "0.1")
+    assert code == 3
+    assert "train.cnn was excluded by --time-limit" in " ".join(out.split())
+    assert err.index("left out by --time-limit") < err.index("start   job")
+    record = load(tmp_path / "run")
+    assert record.excluded_checks == {"train.cnn": "--time-limit"}
+    assert [measurement.check for measurement in record.measurements] == ["host.inventory"]
+    assert record.jobs[0].typical["host.inventory"] > 0
+    assert rejudge(record).decision.value is DecisionValue.INCOMPLETE
+    code, out, _ = call("run", "--resume", tmp_path / "run")
+    assert (code, load(tmp_path / "run").excluded_checks) == (3, {"train.cnn": "--time-limit"})
 
 
 def test_runs_of_the_same_second_have_different_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

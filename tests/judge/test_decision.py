@@ -12,7 +12,17 @@ from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge import judge
 from seatrial.judge.decision import decide, metrics_without_threshold
-from seatrial.model import CLUSTER, DecisionValue, Measurement, Metric, Outcome, Reason, ReasonCode, Verdict
+from seatrial.model import (
+    CLUSTER,
+    TIME_LIMIT,
+    DecisionValue,
+    Measurement,
+    Metric,
+    Outcome,
+    Reason,
+    ReasonCode,
+    Verdict,
+)
 
 NAMES = ("a", "b", "c")
 WITHOUT_THRESHOLD = Verdict(
@@ -37,6 +47,14 @@ def decision_value(
     *verdicts: Verdict, required: dict[str, bool] | None = None, excluded_checks: dict[str, str] | None = None
 ) -> DecisionValue:
     return decide(required or {"a": True}, verdicts, excluded_checks or {}, "").value
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_check_left_out_by_the_time_limit_prevents_acceptance(required: bool) -> None:
+    left_out = Verdict("b", CLUSTER, Outcome.SKIP, reasons=(Reason.EXCLUDED,), detail=TIME_LIMIT)
+    decision = decide({"a": True, "b": required}, [verdict("a", Outcome.PASS), left_out], {"b": TIME_LIMIT}, "")
+    assert decision.value is DecisionValue.INCOMPLETE
+    assert "b was excluded by --time-limit" in decision.reason
 
 
 @given(random_verdicts, st.dictionaries(st.sampled_from(NAMES), st.booleans(), min_size=1))

@@ -27,6 +27,7 @@ RANKS = Job(
     expected_gpus=8,
     limits={"nodes.reachable": 120, "train.ddp": 900},
     limit_s=1200,
+    typical={"nodes.reachable": 0.2, "train.ddp": 150},
     env={"NCCL_DEBUG": "INFO", "NOTE": 'it\'s "quoted" $HOME'},
 )
 NODES = RANKS.model_copy(update={"name": "nodes", "placement": "nodes", "ranks_per_node": 1, "env": {}})

@@ -99,6 +99,11 @@ def test_time_limit_above_the_partitions_is_reported(monkeypatch: pytest.MonkeyP
     assert "partition short allows 5 minutes, the job requests 60. Run first: scontrol show job 7" in waiting.reason
 
 
+def test_job_that_reaches_its_time_limit_names_the_setting(queued: QueuedJob) -> None:
+    queued.with_state(scontrol_output("TIMEOUT", "TimeLimit")).job.poll()
+    assert "slurm.time_min=MINUTES" in queued.job.exit_reason()
+
+
 def test_job_launch_failure_names_the_log_directory(queued: QueuedJob) -> None:
     queued.with_state(scontrol_output("FAILED", "JobLaunchFailure", code="0:0")).job.poll()
     assert "slurmd could not start the script. Run first: srun ls -ld /tmp" in queued.job.exit_reason()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from seatrial.model.job import Job, JobResult, JobState
+from seatrial.model.job import MIN_REQUEST_S, Job, JobResult, JobState
 
 JOB = Job(
     name="ranks",
@@ -24,6 +24,27 @@ def test_process_count() -> None:
 
 def test_job_round_trip() -> None:
     assert Job.model_validate_json(JOB.model_dump_json()) == JOB
+
+
+def test_requested_time_is_a_multiple_of_the_typical_duration_within_limits() -> None:
+    job = JOB.model_copy(
+        update={
+            "checks": ("a", "b"),
+            "limits": {"a": 2000, "b": 100},
+            "limit_s": 2280,  # with 180 s for the start
+            "typical": {"a": 300, "b": 50},
+            "start_s": 8,
+        }
+    )
+    assert job.expected_s == 8 + 300 + 50
+    assert job.requested_s == 180 + 4 * 300 + 100, "never more than the limit of a check"
+    assert job.with_checks(("b",)).requested_s == 280, "never more than the limit of the job"
+    second_attempt = job.model_copy(update={"checks": ("a",)})
+    assert second_attempt.requested_s == 180 + 4 * 300
+    short = job.model_copy(update={"typical": {"a": 1, "b": 1}})
+    assert short.requested_s == MIN_REQUEST_S
+    unknown = job.model_copy(update={"typical": {}})
+    assert (unknown.expected_s, unknown.requested_s) == (8 + 2100, 2280)
 
 
 def test_unknown_device_is_rejected() -> None:

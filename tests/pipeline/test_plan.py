@@ -8,7 +8,10 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Context, Needs, Options
 from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
-from seatrial.model import Observation, Phase, Scope, UsageError
+from seatrial.model import TIME_LIMIT, Observation, Phase, Scope, UsageError
+from seatrial.pipeline import durations as durations_module
+from seatrial.pipeline import plan as plan_module
+from seatrial.pipeline.durations import TypicalSeconds
 from seatrial.pipeline.plan import NodeGpus, jobs_as_run, make_plan, retry_jobs
 
 
@@ -143,14 +146,97 @@ def test_done_checks_are_not_planned() -> None:
     assert [job.checks for job in plan.jobs] == [("gpu.b", "all.d")]
 
 
+# a: 11 s, b: 12 s, c: 24 s, d: of unknown duration, counted with its limit of 10 s; start of the jobs: 1 s and 2 s
+DURATIONS = TypicalSeconds.model_validate(
+    {
+        "jobs": {"nodes": 1, "ranks": 2, "control": 3},
+        "checks": {"host.a": {"seconds": 11}, "gpu.b": {"per": {"gpu": 3}}, "all.c": {"seconds": 24}},
+    }
+)
+
+
+@pytest.fixture
+def durations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durations_module, "typical_seconds", lambda: DURATIONS)
+    monkeypatch.setattr(plan_module, "typical_seconds", lambda: DURATIONS)
+
+
+def test_jobs_have_typical_durations(durations: None) -> None:
+    nodes, ranks = make_plan(config(nodes=2), CHECKS, NodeGpus(4)).jobs
+    assert (nodes.typical, nodes.start_s) == ({"host.a": 11}, 1)
+    assert (ranks.typical, ranks.start_s) == ({"gpu.b": 12, "all.c": 24}, 2)
+    assert ranks.expected_s == 2 + 12 + 24 + 10
+
+
+@pytest.mark.parametrize(
+    ("time_limit_s", "left_out"),
+    [
+        (60, []),
+        (59.9, ["all.d"]),
+        (50, ["all.d"]),
+        (49, ["all.d", "all.c"]),
+        (26, ["all.d", "all.c"]),
+        (25, ["all.d", "all.c", "gpu.b"]),
+        (12, ["all.d", "all.c", "gpu.b"]),
+    ],
+)
+def test_time_limit_leaves_out_the_last_checks(durations: None, time_limit_s: float, left_out: list[str]) -> None:
+    plan = make_plan(config(nodes=2), CHECKS, NodeGpus(4), time_limit_s=time_limit_s)
+    assert plan.excluded_checks == dict.fromkeys(left_out, TIME_LIMIT)
+    assert {name for job in plan.jobs for name in job.checks} == CHECKS.keys() - set(left_out)
+    resumed = make_plan(config(nodes=2), CHECKS, NodeGpus(4), time_limit_s=time_limit_s, done=["host.a"])
+    assert resumed.excluded_checks == plan.excluded_checks, "--resume measures the rest of the same plan"
+
+
+def test_time_limit_leaves_out_checks_that_are_not_required_first(durations: None) -> None:
+    optional = config(nodes=2)
+    optional.checks["host.a"] = CheckSettings(required=False)
+    plan = make_plan(optional, CHECKS, NodeGpus(4), time_limit_s=59)
+    assert plan.excluded_checks == {"host.a": TIME_LIMIT}
+
+
+@pytest.mark.parametrize("time_limit_s", [0, 11.9, float("nan")])
+def test_time_limit_too_short_for_any_check_names_the_shortest(durations: None, time_limit_s: float) -> None:
+    with pytest.raises(UsageError, match=r"shortest useful limit is 0\.2 minutes"):
+        make_plan(config(nodes=2), CHECKS, NodeGpus(4), time_limit_s=time_limit_s)
+    assert make_plan(config(nodes=2), CHECKS, NodeGpus(4), time_limit_s=0.2 * 60).jobs
+
+
+def slurm_config(**slurm: JsonValue) -> Config:
+    """Return a trial whose four checks may take 1000 s each and are of unknown duration."""
+    checks = {name: CheckSettings(limit_s=1000) for name in CHECKS}
+    return config(nodes=2, gpus=4).model_copy(update={"slurm": Slurm.model_validate(slurm), "checks": checks})
+
+
+def test_a_job_longer_than_the_partition_allows_is_split() -> None:
+    whole = make_plan(slurm_config(), CHECKS, NodeGpus(4), max_job_s=180 + 3000)
+    assert [(job.name, job.checks) for job in whole.jobs][1:] == [("ranks", ("gpu.b", "all.c", "all.d"))]
+    parts = make_plan(slurm_config(), CHECKS, NodeGpus(4), max_job_s=180 + 2000).jobs
+    assert [(job.name, job.checks) for job in parts] == [
+        ("nodes", ("host.a",)),
+        ("ranks", ("gpu.b", "all.c")),
+        ("ranks-2", ("all.d",)),
+    ]
+    assert [job.requested_s for job in parts] == [1180, 2180, 1180]
+    assert [job.limit_s for job in parts] == [1180, 2180, 1180]
+
+
+def test_a_check_longer_than_the_partition_allows_is_refused_before_submission() -> None:
+    with pytest.raises(UsageError, match=r"host\.a requests 20 minutes, but partition short allows 15 minutes"):
+        make_plan(slurm_config(partition="short"), CHECKS, NodeGpus(4), max_job_s=900)
+    with pytest.raises(UsageError, match=r"slurm\.time_min is 16 minutes, but .* allows 15 minutes"):
+        make_plan(slurm_config(time_min=16), CHECKS, NodeGpus(4), max_job_s=900)
+    assert len(make_plan(slurm_config(time_min=15), CHECKS, NodeGpus(4), max_job_s=900).jobs) == 2
+
+
 def test_retry_job_has_the_same_placement() -> None:
     first = make_plan(config(nodes=2), CHECKS, NodeGpus(4))
-    (job,) = retry_jobs(first.jobs, {"all.c": "slow", "gpu.b": "slow"}, startup_s=180, number=1)
+    (job,) = retry_jobs(first.jobs, {"all.c": "slow", "gpu.b": "slow"}, number=1)
     assert (job.name, job.checks, job.retry) == ("ranks-retry", ("gpu.b", "all.c"), 1)
     assert (job.limits, job.limit_s) == ({"gpu.b": 10, "all.c": 20}, 180 + 10 + 20)
-    changed = {"name", "checks", "limits", "limit_s", "retry"}
+    changed = {"name", "checks", "limits", "limit_s", "typical", "retry"}
     assert job.model_dump(exclude=changed) == first.jobs[1].model_dump(exclude=changed)
-    assert list(retry_jobs(first.jobs, {}, 180, 1)) == []
+    assert list(retry_jobs(first.jobs, {}, 1)) == []
 
 
 @pytest.mark.parametrize(("options", "expected"), [({}, "week47"), ({"reservation": "other"}, "other")])

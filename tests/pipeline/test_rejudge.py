@@ -22,6 +22,14 @@ def test_rejudge_is_idempotent() -> None:
     assert rejudge(trial) == trial
 
 
+def test_a_job_that_was_split_for_the_partition_is_judged_as_the_whole() -> None:
+    trial = rejudge(load_trial(RECORD))
+    (ranks,) = [job for job in trial.jobs if job.name == "ranks"]
+    second = ranks.with_checks(ranks.checks[5:]).model_copy(update={"name": "ranks-2"})
+    jobs = (*(job for job in trial.jobs if job is not ranks), ranks.with_checks(ranks.checks[:5]), second)
+    assert rejudge(trial.model_copy(update={"jobs": jobs})).verdicts == trial.verdicts
+
+
 def test_missing_measurement_is_an_error() -> None:
     trial = load_trial(RECORD)
     other_measurements = tuple(measurement for measurement in trial.measurements if measurement.check != "device.gemm")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.config.schema import CheckSettings, Cluster, Config
+from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.nvml import Gpu
 from seatrial.model import Machine
 from seatrial.pipeline.this_host import ThisHost
+from tests.fakes.slurm import PARTITIONS, FakeSlurm, cluster, failure
 
 
 def config(**cluster: int) -> Config:
@@ -25,6 +26,20 @@ def test_failed_gpu_detection_is_an_error() -> None:
     assert "no driver; /sys: hidden" in (undetected.node_gpus(config()).gpu_error or "")
     assert undetected.node_gpus(config(gpus_per_node=0)).gpu_error is None
     assert ThisHost({}, GpuFacts(nvml_unavailable="no driver")).node_gpus(config()).gpu_error is None
+
+
+@pytest.mark.parametrize(
+    ("partition", "max_job_s"), [(None, 3600), ("short", 300), ("closed", None), ("absent", None), ("gpu,short", None)]
+)
+def test_longest_job_of_the_partition(
+    partition: str | None, max_job_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeSlurm(cluster()).install(monkeypatch)
+    settings = Config(name="t", launcher="slurm", slurm=Slurm(partition=partition), checks={})
+    assert this_host().max_job_s(settings) == max_job_s
+    assert this_host().max_job_s(settings.model_copy(update={"launcher": "local"})) is None
+    FakeSlurm({PARTITIONS: failure("Unable to contact slurm controller")}).install(monkeypatch)
+    assert this_host().max_job_s(settings) is None
 
 
 def test_machine_has_the_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

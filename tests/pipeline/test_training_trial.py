@@ -101,12 +101,13 @@ def test_checkpoints_leave_manifests_and_no_large_file(training: Run) -> None:
     measured, _ = training.measurements("train.checkpoint")
     out = training.folder / "artifacts" / "train.checkpoint" / "attempt1"
     assert not [path for path in out.rglob("*") if path.suffix == ".distcp" or path.is_symlink()]
-    assert str(measured.facts["removed_files"]).startswith("44 ")
+    assert str(measured.facts["removed_files"]).startswith("76 ")
     manifests = sorted(str(path.parent.relative_to(out)) for path in out.rglob("manifest.json"))
-    steps = {"fewer": (4,), "killed": (3, 4, 6), "uninterrupted": (3, 6)}
+    steps = {"fewer": (4,), "killed": (3, 4, 6), "timed": (1, 2, 3, 4), "uninterrupted": (3, 6)}
     assert manifests == [f"{name}/checkpoints/step-{step:08}" for name, saved in steps.items() for step in saved]
     assert {training.folder / artifact.path for artifact in measured.artifacts} == {
-        out / name / "metrics.json" for name in ("uninterrupted", "killed", "fewer", "fsdp2", "ddp")
+        out / name / "metrics.json"
+        for name in ("uninterrupted", "killed", "fewer", "fsdp2", "ddp", "timed", "timed-resumed")
     }
 
 

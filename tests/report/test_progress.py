@@ -21,7 +21,9 @@ JOB = Job(
     checks=("a.one", "a.two"),
     options={},
     expected_gpus=8,
+    limits={"a.one": 30, "a.two": 60},
     limit_s=90,
+    typical={"a.one": 20, "a.two": 200},
 )
 
 
@@ -71,12 +73,12 @@ def test_the_same_error_of_several_ranks_is_one_line(live: Live, out: io.StringI
 
 def test_a_plan_lists_each_job_with_its_processes_and_limit(live: Live, out: io.StringIO) -> None:
     nodes = JOB.model_copy(update={"name": "hosts", "placement": "nodes"})
-    live.show_plan((JOB, nodes), Path("runs/x"))
-    run, ranks, hosts, remaining = lines(out)
+    live.show_plan((JOB, nodes), Path("runs/x"), {})
+    run, ranks, hosts, cost, _ = lines(out)
     assert run.endswith("runs/x")
     assert all(part in ranks for part in ("pair", "2 × 8", "cuda", "01:30", "a.one, a.two"))
     assert all(part in hosts for part in ("hosts", "2 × 1"))
-    assert remaining.endswith("2 checks"), "no estimate: a.one has no typical duration"
+    assert "16 GPUs" in cost
 
 
 def test_only_later_attempts_are_numbered(live: Live, out: io.StringIO) -> None:
@@ -102,6 +104,15 @@ def test_a_verdict_is_printed_with_its_reason_unless_it_passes(outcome: Outcome,
     assert ("too [slow]" in line) is (outcome is not Outcome.PASS)
 
 
+def test_a_log_has_the_remaining_time_with_each_verdict(live: Live, out: io.StringIO) -> None:
+    live.show_plan((JOB,), Path("runs/x"), {})
+    live.show_outcome("a.one", Outcome.PASS, "", 20)
+    live.show_outcome("a.two", Outcome.PASS, "", 200)
+    first, last = lines(out)[-2:]
+    assert first.startswith("[1/2, about 3 min left] PASS")
+    assert last.startswith("[2/2] PASS")
+
+
 def test_text_of_a_job_does_not_control_the_terminal(live: Live, out: io.StringIO) -> None:
     live.warn("\x1b[2Jgone [bold]")
     assert lines(out) == ["gone [bold]"]
@@ -124,7 +135,7 @@ class FullDisk(io.StringIO):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_full_disk_does_not_end_the_trial(terminal: bool) -> None:
     with Live(Console(file=FullDisk(), force_terminal=terminal, width=60)) as live:
-        live.show_plan((JOB,), Path("runs/x"))
+        live.show_plan((JOB,), Path("runs/x"), {})
         live.show_status("a.one")
         live.show_outcome("a.one", Outcome.FAIL, "slow", 1)
 
@@ -148,15 +159,17 @@ def test_a_terminal_wraps_between_words_and_a_log_does_not() -> None:
 
 
 def test_progress_counts_checks_and_scales_typical_durations() -> None:
-    checks = ("device.burn", "device.gemm", "train.checkpoint")
-    remaining = Remaining(dict.fromkeys(checks))
-    typical = remaining.seconds()
-    assert typical is not None
-    assert typical > 100
-    remaining.finish("device.burn", 2 * 10.7)
-    assert (remaining.done, remaining.total) == (1, 3)
-    rest = remaining.seconds()
-    assert rest == pytest.approx(2 * (typical - 10.7), rel=0.02), "this machine needs twice the typical time"
-    remaining.finish("device.burn", 2 * 10.7)
+    remaining = Remaining([JOB])
+    assert remaining.seconds() == 220
+    remaining.finish("a.one", 2 * 20)
+    assert (remaining.done, remaining.total) == (1, 2)
+    assert remaining.seconds() == 2 * 200, "this machine needs twice the typical time"
+    remaining.finish("a.one", 2 * 20)
     assert remaining.done == 1, "a retry does not count twice"
-    assert "1 of 3 checks, about" in str(remaining)
+    assert str(remaining) == "1 of 2 checks, about 7 min left"
+
+
+def test_progress_names_the_number_of_checks_of_unknown_duration() -> None:
+    remaining = Remaining([JOB.model_copy(update={"typical": {"a.two": 200}})])
+    assert remaining.seconds() == 200
+    assert "1 check of unknown duration" in str(remaining)

@@ -13,7 +13,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,9 +29,11 @@ from seatrial.util import processes
 from seatrial.util.failures import Failure, exit_hint, exit_reason, first_failure
 
 _POLL_S = 0.05
+_READY_POLL_S = 0.5
 _STORE_POLL_S = 1.0  # between reads of the store, which thousands of ranks may read
 _STDERR_CHARACTERS = 1500  # of a failed child's stderr that its error quotes
 EXIT_TIMEOUT = 124  # as timeout(1)
+_START_TIMEOUT = timedelta(days=1)  # a child ends with its parent, which also has a time limit
 _run_numbers = itertools.count()  # the same on all ranks: all run children equally often
 
 
@@ -49,6 +52,46 @@ class ChildResult:
     host: str = ""
 
 
+@dataclass(frozen=True)
+class StartedChildRanks:
+    """The children of one start: this rank's child, None if it is outside all groups; all ranks have one object each.
+
+    The children import torch and then wait in ``open_child_group`` until ``results`` is called.
+    """
+
+    start_key: str
+    name: str
+    child: processes.Child | None
+    process_count: int  # on all ranks
+    files: Mapping[str, Path]
+    limit_s: float
+
+    def wait_until_ready(self) -> None:
+        """Wait until all children have imported torch, or have failed; called by all ranks before a measurement."""
+        store, deadline = _rendezvous_store(_START_TIMEOUT), time.monotonic() + self.limit_s
+        counted = False
+        while store.add(f"{self.start_key}/ready", 0) < self.process_count and time.monotonic() < deadline:
+            if self.child and self.child.poll() is not None and not counted:  # ``results`` reports it
+                counted = bool(store.add(f"{self.start_key}/ready", 1))
+            time.sleep(_READY_POLL_S)
+
+    def results(self, on_poll: Callable[[], None] = lambda: None) -> list[ChildResult]:
+        """Let the children go on, wait for their end and return their results, by rank. Called by all ranks together.
+
+        They wait in the store: a collective would occupy the GPUs that the children measure.
+        """
+        store_barrier()
+        if dist.get_rank() == 0:
+            _rendezvous_store(_START_TIMEOUT).set(self.start_key, "")
+        result = ChildResult()
+        if self.child:
+            result = _wait_for_child(self.child, self.name, self.limit_s, on_poll)
+            result = replace(result, error=_with_stderr(result.error, self.files["err"])) if result.error else result
+            result = result if result.error else _read_result(self.files["out"])
+        store_barrier()
+        return gather(replace(result, host=socket.gethostname()))
+
+
 def run_child_ranks(
     module: str,
     task: Mapping[str, Any],
@@ -65,33 +108,64 @@ def run_child_ranks(
 
     Each of ``groups`` (default: one of all ranks) is a process group of children; a rank outside all groups starts no
     child. The children's files are named after ``file_prefix``; ``on_poll`` is called about once a second. A child is
-    ended after ``limit_s`` seconds, or when another child of its group fails. Called by all ranks together. They wait
-    in the store: a collective would occupy the GPUs that the children measure.
+    ended after ``limit_s`` seconds, or when another child of its group fails. Called by all ranks together.
     """
-    rank, all_groups = dist.get_rank(), groups or [range(dist.get_world_size())]
-    run_number = next(_run_numbers)
+    release_memory(device)
+    store_barrier()  # modules that open no group of children do not wait
+    with started_child_ranks(
+        module,
+        task,
+        env,
+        device=device,
+        local_rank=local_rank,
+        file_prefix=file_prefix,
+        limit_s=limit_s,
+        groups=groups,
+    ) as children:
+        return children.results(on_poll)
+
+
+@contextmanager
+def started_child_ranks(
+    module: str,
+    task: Mapping[str, Any],
+    env: Mapping[str, str],
+    *,
+    device: str,
+    local_rank: int,
+    file_prefix: Path,
+    limit_s: float,
+    groups: Sequence[Sequence[int]] | None = None,
+) -> Iterator[StartedChildRanks]:
+    """Context manager: start the children of ``run_child_ranks``; at the exit those that still run are ended.
+
+    A check that starts children several times can start all at once, so that the later ones import torch meanwhile.
+    ``limit_s`` counts from the call of ``results``.
+    """
+    release_memory(device)
+    rank, run_number = dist.get_rank(), next(_run_numbers)
     files = {stream: file_prefix.with_name(f"{file_prefix.name}.rank{rank}.{stream}") for stream in ("out", "err")}
     for path in files.values():
         path.unlink(missing_ok=True)  # otherwise the output of an earlier attempt could be read as this one's
-    release_memory(device)
-    store_barrier()
-    result = ChildResult()
-    for number, ranks in enumerate(all_groups):
-        if rank not in ranks:
-            continue
-        name = f"seatrial/children/{run_number}/{number}"
-        argv = [sys.executable, "-m", module, json.dumps({"group": name, "device": device, "limit_s": limit_s, **task})]
+    all_groups = groups or [range(dist.get_world_size())]
+    number = next((number for number, ranks in enumerate(all_groups) if rank in ranks), None)
+    start_key, name = (f"seatrial/children/{run_number}/{key}" for key in ("start", number))
+    child = None
+    if number is not None:
+        ranks = all_groups[number]
         identity = {"RANK": ranks.index(rank), "WORLD_SIZE": len(ranks), "LOCAL_RANK": local_rank}
         variables = {**env, **{key: str(value) for key, value in identity.items()}}
         # seatrial's value of NCCL_GRAPH_MIXING_SUPPORT forbids CUDA graphs concurrently with other operations, which a
         # training may run
         omitted = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_by_seatrial else ""
+        common = {"group": name, "start_key": start_key, "device": device, "limit_s": limit_s}
+        argv = [sys.executable, "-m", module, json.dumps({**common, **task})]
         child = processes.start(argv, env=variables, stdout=files["out"], stderr=files["err"], without=omitted)
-        result = _wait_for_child(child, name, limit_s, on_poll)
-        result = replace(result, error=_with_stderr(result.error, files["err"])) if result.error else result
-        result = result if result.error else _read_result(files["out"])
-    store_barrier()
-    return gather(replace(result, host=socket.gethostname()))
+    try:
+        yield StartedChildRanks(start_key, name, child, sum(map(len, all_groups)), files, limit_s)
+    finally:
+        if child and child.poll() is None:
+            processes.stop(child, grace_s=1.0)
 
 
 def failure_text(rank: int, result: ChildResult) -> str:
@@ -108,15 +182,15 @@ def first_failed_rank(failed: Mapping[int, ChildResult]) -> int:
 
 
 def open_child_group(task: Mapping[str, Any], backend: str = "") -> str:
-    """In the child, first of all: open the children's process group and return the device.
+    """In the child, first of all: wait for the start, open the children's process group and return the device.
 
     ``backend``: replaces the default (NCCL on GPUs, gloo on CPUs), e.g. "cpu:gloo,cuda:nccl"; it connects at first use.
     """
     device, timeout = torch.device(task["device"]), timedelta(seconds=task["limit_s"])
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # The parents' store: a firewall may close any other port, and the children's rank 0 may be on another host
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    rendezvous = dist.TCPStore(address, port, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
+    rendezvous = _rendezvous_store(timeout)
+    rendezvous.add(f"{task['start_key']}/ready", 1)
+    rendezvous.wait([task["start_key"]], _START_TIMEOUT)
     store = dist.PrefixStore(task["group"], rendezvous)  # type: ignore[attr-defined]
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -127,6 +201,12 @@ def open_child_group(task: Mapping[str, Any], backend: str = "") -> str:
     else:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
     return str(device)
+
+
+def _rendezvous_store(timeout: timedelta) -> Any:
+    """The parents' store: a firewall may close any other port, and the children's rank 0 may be on another host."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 def child_rank_main(run: Callable[[Mapping[str, Any], str], Any]) -> NoReturn:

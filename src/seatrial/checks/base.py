@@ -201,6 +201,8 @@ class Check:
     measure: Callable[[Context, Any], Iterator[Observation]]
     limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
     needs: Needs = field(default_factory=Needs)
+    # Rights beyond those of a user who may use the GPUs, such as "root, to read the kernel log"; shown before a run
+    rights: str = ""
     options: type[Options] = Options
     # The conditions under one of which ``measure`` may raise NotApplicable; a skip under no such condition is an ERROR
     skipped_if: tuple[SkipCondition, ...] = ()

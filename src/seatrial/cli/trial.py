@@ -30,7 +30,7 @@ from seatrial.cli.options import (
     overrides_of,
 )
 from seatrial.cli.output import print_json, print_result, stderr
-from seatrial.model import Outcome, SeatrialError, UsageError
+from seatrial.model import TIME_LIMIT, Outcome, SeatrialError, UsageError
 
 if TYPE_CHECKING:
     from seatrial.config.layers import ResolvedTrial
@@ -52,6 +52,14 @@ def run(
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Run directory: new or empty.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run directory.")] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="MINUTES",
+            help="Leave out the last checks until the expected minutes fit; the decision is then INCOMPLETE.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its commands; start nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -72,11 +80,11 @@ def run(
         topology=topology,
     )
     if resume:
-        _require_no_options_with_resume(trial != "quick", overrides, only, skip, out, dry_run)
+        _require_no_options_with_resume(trial != "quick", overrides, only, skip, out, time_limit, dry_run)
         run_dir = RunDir.reopen(resume)
     else:
         resolved = resolve(trial, overrides)
-        request = _request(resolved, only, skip)
+        request = _request(resolved, only, skip, time_limit)
         if dry_run:
             _print_plan(preview(request), as_json)
             return
@@ -99,8 +107,10 @@ def run(
     )
 
 
-def _request(resolved: ResolvedTrial, only: list[str] | None, skip: list[str] | None) -> Request:
-    """The request of this command, which starts now."""
+def _request(
+    resolved: ResolvedTrial, only: list[str] | None, skip: list[str] | None, time_limit: float | None = None
+) -> Request:
+    """The request of this command, which starts now; ``time_limit`` in minutes."""
     from seatrial.pipeline.run_directory import Request
 
     return Request(
@@ -110,6 +120,7 @@ def _request(resolved: ResolvedTrial, only: list[str] | None, skip: list[str] | 
         skip=check_names(skip),
         command=("seatrial", *sys.argv[1:]),
         started=time.time(),
+        time_limit_s=None if time_limit is None else 60 * time_limit,
     )
 
 
@@ -144,13 +155,19 @@ def _file_identity(path: Path) -> tuple[int, int] | None:
 
 
 def _print_plan(preview: Preview, as_json: bool) -> None:
+    from seatrial.checks import catalog
+    from seatrial.report.plan_text import plan_lines
+
     if as_json:
         print_json([job.model_dump(mode="json") for job, _ in preview.rendered])
         return
+    for line in plan_lines(preview.plan.jobs, preview.plan.excluded_checks, catalog()):
+        print(f"# {line}")
     for measurement in preview.plan.not_run:
         print(f"# not run: {measurement.check}: {measurement.skipped or measurement.error}")
     for name, flag in preview.plan.excluded_checks.items():
-        print(f"# excluded by {flag}: {name}")
+        if flag != TIME_LIMIT:  # in the lines above
+            print(f"# excluded by {flag}: {name}")
     for line in preview.unjudged:
         print(f"# {line}")
     for job, text in preview.rendered:

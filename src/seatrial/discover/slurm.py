@@ -115,6 +115,12 @@ def topology() -> Topology | None:
         return None
 
 
+def partition_of_jobs(name: str | None) -> Partition | None:
+    """The partition ``name``, or the default one; None if there is none. Raises SlurmUnavailable or ValueError."""
+    selected = (partition for partition in partitions() if (partition.name == name if name else partition.default))
+    return next(selected, None)
+
+
 def job(job_id: str | int) -> Job:
     """The state of a job; UNKNOWN if Slurm has no record of it.
 

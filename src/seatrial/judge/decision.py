@@ -9,6 +9,7 @@ from operator import attrgetter
 from seatrial.checks.base import Check
 from seatrial.model import (
     CLUSTER,
+    TIME_LIMIT,
     Decision,
     DecisionValue,
     Measurement,
@@ -140,7 +141,8 @@ def _missing_results(required: Mapping[str, bool], outcomes: Outcomes, excluded_
     by_check = {name: outcomes.get(name, set()) for name in needed}
     not_good = [name for name in by_check if name not in excluded_checks and worst(by_check[name]) not in _GOOD]
     reasons = [f"{name} is {worst(by_check[name])}" for name in not_good]
-    if excluded := [name for name in excluded_checks if name in needed]:
+    # the user did not choose the checks that a time limit leaves out
+    if excluded := [name for name, option in excluded_checks.items() if name in needed or option == TIME_LIMIT]:
         options = " and ".join(sorted({excluded_checks[name] for name in excluded}))
         reasons.append(f"{_count(excluded)} excluded by {options}: {and_more(excluded, _MAX_NAMED)}")
     # checks that the record has, but its configuration does not

@@ -150,6 +150,8 @@ class SlurmJob:
                 f"slurmd could not start the script. Run first: srun ls -ld {scratch}; sinfo -R; "
                 "on the node: journalctl -u slurmd"
             ]
+        if job.state == "TIMEOUT":
+            sentences += ["To request more time: --set slurm.time_min=MINUTES"]
         if job.state == "NODE_FAIL":
             sentences += [unavailable_nodes(self.settings), f"Run first: {first_commands(self.id, job.reason)}"]
         return ". ".join(filter(None, sentences))
@@ -252,15 +254,12 @@ def unavailable_nodes(settings: Config) -> str:
 def over_time_limit(job: Job, settings: Config) -> str:
     """Return a message if the job's time limit exceeds the partition's; empty if not, or if Slurm fails."""
     try:
-        partitions = slurm.partitions()
+        partition = slurm.partition_of_jobs(settings.slurm.partition)
     except (SeatrialError, ValueError):
         return ""  # only additional information for a message
-    name = settings.slurm.partition
-    for partition in partitions:
-        selected = partition.name == name if name else partition.default
-        limit_s, requested_s = partition.max_time_s, job.time_limit_s
-        if selected and isinstance(limit_s, int) and isinstance(requested_s, int) and requested_s > limit_s:
-            return f"partition {partition.name} allows {limit_s // 60} minutes, the job requests {requested_s // 60}"
+    limit_s, requested_s = partition.max_time_s if partition else None, job.time_limit_s
+    if partition and isinstance(limit_s, int) and isinstance(requested_s, int) and requested_s > limit_s:
+        return f"partition {partition.name} allows {limit_s // 60} minutes, the job requests {requested_s // 60}"
     return ""
 
 

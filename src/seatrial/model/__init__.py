@@ -31,6 +31,7 @@ from seatrial.model.outcome import WORST_FIRST, BasisKind, Outcome, Reason, wors
 from seatrial.model.rule import Baseline, LearnedRun, ParsedThreshold, ReferenceValue, Rule, Threshold
 from seatrial.model.topology import Topology
 from seatrial.model.trial import (
+    TIME_LIMIT,
     Decision,
     DecisionValue,
     Explained,
@@ -52,6 +53,7 @@ __all__ = [
     "NOT_REPORTED",
     "NOT_REQUESTED",
     "PORTS_USED",
+    "TIME_LIMIT",
     "WORST_FIRST",
     "Artifact",
     "Baseline",

@@ -14,6 +14,10 @@ from seatrial.model.base import Frozen
 from seatrial.model.topology import Topology
 from seatrial.util.secrets import redacted, secret_values
 
+# A scheduler is asked for this multiple of the typical duration on H200, and for this time at least: hardware may be
+# several times slower, and a job that ends early costs nothing
+REQUEST_FACTOR, MIN_REQUEST_S = 4.0, 600.0
+
 
 class Job(Frozen):
     """A set of processes that run several checks; the complete input of a worker."""
@@ -32,6 +36,8 @@ class Job(Frozen):
     exclude: str = Field(default="", description="nodes that earlier jobs lost, separated by commas")
     limits: dict[str, float] = Field(default={}, description="time limit of each check in seconds")
     limit_s: float
+    typical: dict[str, float] = Field(default={}, description="typical seconds of each check; without unknown ones")
+    start_s: float = Field(default=0, description="typical seconds of the start and end of the job")
     env: dict[str, str] = {}
     retry: int = Field(default=0, description="0: first measurement; 1 and 2: retries of checks with bad values")
     telemetry_hz: float = Field(default=0, description="telemetry samples per second on each node; 0: none")
@@ -49,6 +55,31 @@ class Job(Frozen):
     def on_fewer_nodes(self, nodes: int) -> Job:
         """The job for this number of nodes, any that the scheduler chooses; its name tells it from the planned job."""
         changes = {"name": f"{self.name}-on{nodes}", "nodes": nodes, "expected_nodes": nodes, "nodelist": ""}
+        return self.model_copy(update=changes)
+
+    @property
+    def expected_s(self) -> float:
+        """The typical duration in seconds; a check of unknown duration counts with its time limit."""
+        return self.start_s + sum(self.typical.get(name, self.limits.get(name, 0.0)) for name in self.checks)
+
+    @property
+    def requested_s(self) -> float:
+        """The seconds to request from a scheduler; ``limit_s`` is longer, since it is meant for hangs."""
+        startup_s = self.limit_s - sum(self.limits.values())
+        # a second attempt has fewer checks than limits
+        limits = [(name, self.limits[name]) for name in self.checks if name in self.limits]
+        seconds = sum(min(limit_s, REQUEST_FACTOR * self.typical.get(name, limit_s)) for name, limit_s in limits)
+        return min(self.limit_s, max(MIN_REQUEST_S, startup_s + seconds))
+
+    def with_checks(self, names: tuple[str, ...]) -> Job:
+        """The job with some of its checks and their time limits."""
+        limits = {name: self.limits[name] for name in names}
+        changes = {
+            "checks": names,
+            "limits": limits,
+            "limit_s": self.limit_s - sum(self.limits.values()) + sum(limits.values()),
+            "typical": {name: self.typical[name] for name in names if name in self.typical},
+        }
         return self.model_copy(update=changes)
 
     def without_secrets(self) -> Job:

@@ -20,6 +20,9 @@ from seatrial.model.rule import Baseline
 from seatrial.model.telemetry import Telemetry
 from seatrial.model.verdict import Verdict
 
+# In Trial.excluded_checks: the check was left out, since its typical duration does not fit into the time limit
+TIME_LIMIT = "--time-limit"
+
 Confidence = Literal["high", "medium", "low"]
 Action = Literal[
     "none",
@@ -152,7 +155,7 @@ class Trial(Frozen):
     environment: dict[str, JsonValue]
     jobs: tuple[Job, ...]
     excluded_checks: dict[str, str] = Field(
-        default={}, description="check → the option that excluded it (--only or --skip)"
+        default={}, description=f"check → the option that excluded it (--only, --skip or {TIME_LIMIT})"
     )
     stop_reason: str = Field(default="", description="why the trial ended early")
     baseline: Baseline | None = Field(default=None, description="the site baseline used for these verdicts")

@@ -1,9 +1,13 @@
-"""Plans the jobs of a trial from its config and the GPUs of a node: one job per placement of checks."""
+"""Plans the jobs of a trial from its config and the GPUs of a node: one job per placement of checks.
+
+A job that requests more time than a partition of Slurm allows is split.
+"""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +16,8 @@ from pydantic import JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
-from seatrial.model import CLUSTER, Job, Measurement, Scope, Topology, UsageError
+from seatrial.model import CLUSTER, TIME_LIMIT, Job, Measurement, Scope, Topology, UsageError
+from seatrial.pipeline.durations import typical_duration, typical_seconds
 
 Placement = Literal["control", "nodes", "ranks"]
 
@@ -41,7 +46,7 @@ class Plan:
     """The jobs of a trial.
 
     ``not_run``: a SKIP or ERROR measurement for each check that no job can run. ``excluded_checks``: check name -> the
-    option that excluded it, ``--only`` or ``--skip``.
+    option that excluded it: ``--only``, ``--skip`` or ``--time-limit``.
     """
 
     jobs: tuple[Job, ...]
@@ -59,21 +64,27 @@ def make_plan(
     done: Iterable[str] = (),
     topology: Topology | None = None,
     nodes: int | None = None,
+    time_limit_s: float | None = None,
+    max_job_s: float | None = None,
 ) -> Plan:
     """Return the plan of the trial's checks, without those ``done`` (--resume). Raises UsageError.
 
-    ``nodes``: the number of nodes that are there, by default all of the trial.
+    ``nodes``: the number of nodes that are there, by default all of the trial. ``time_limit_s``: the last checks are
+    excluded until the typical duration of the others fits; checks that are not required come first. ``max_job_s``: the
+    longest time that Slurm's partition allows a job.
     """
     nodes = nodes or config.cluster.nodes
     excluded = _excluded_checks(list(config.checks), list(only), list(skip))
-    selected = [checks[name] for name in config.checks if name not in excluded and name not in set(done)]
+    selected = [checks[name] for name in config.checks if name not in excluded]
     results = {check.name: _skip_or_error(check, config, node_gpus, nodes) for check in selected}
     not_run = {name: measurement for name, measurement in results.items() if measurement}
     runnable = [check for check in selected if check.name not in not_run]
-    placements: tuple[Placement, ...] = ("control", "nodes", "ranks")
-    jobs = [_job(placement, runnable, config, node_gpus, nodes) for placement in placements]
+    if time_limit_s is not None:
+        excluded |= dict.fromkeys(_beyond_time_limit(runnable, config, node_gpus, nodes, time_limit_s), TIME_LIMIT)
+    left = [check for check in runnable if check.name not in {*excluded, *done}]
+    jobs = [part for job in _jobs(left, config, node_gpus, nodes) for part in _parts(job, config, max_job_s)]
     jobs = [job.model_copy(update={"topology": topology}) if job.placement == "ranks" else job for job in jobs]
-    return Plan(tuple(job for job in jobs if job.checks), tuple(not_run.values()), excluded)
+    return Plan(tuple(jobs), tuple(m for name, m in not_run.items() if name not in set(done)), excluded)
 
 
 def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ...]:
@@ -89,14 +100,66 @@ def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ..
     return tuple(job for job in jobs if job.checks)
 
 
-def retry_jobs(jobs: Iterable[Job], checks: Container[str], startup_s: float, number: int) -> Iterator[Job]:
+def retry_jobs(jobs: Iterable[Job], checks: Container[str], number: int) -> Iterator[Job]:
     """Yield the jobs of retry ``number`` of ``checks``, with the same placement."""
     for job in jobs:
         if names := tuple(name for name in job.checks if name in checks):
-            limits = {name: job.limits[name] for name in names}
-            changes = {"checks": names, "limits": limits, "limit_s": startup_s + sum(limits.values()), "retry": number}
-            retry = job.model_copy(update=changes)
+            retry = job.with_checks(names).model_copy(update={"retry": number})
             yield retry.model_copy(update={"name": f"{job.name}{retry.retry_suffix}"})
+
+
+def _beyond_time_limit(
+    runnable: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int, time_limit_s: float
+) -> Iterator[str]:
+    """Yield the checks that do not fit into ``time_limit_s``. Raises UsageError if none fits."""
+    kept = sorted(runnable, key=lambda check: not config.checks[check.name].required)  # required checks first
+    while kept:
+        expected_s = sum(job.expected_s for job in _jobs(kept, config, node_gpus, nodes))
+        if expected_s <= time_limit_s:
+            return
+        yield kept.pop().name
+        if not kept:
+            raise UsageError(
+                f"{TIME_LIMIT} {time_limit_s / 60:g} minutes is too short for any check of this trial; the shortest "
+                f"useful limit is {math.ceil(expected_s / 6) / 10:g} minutes"
+            )
+
+
+def _jobs(checks: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int) -> list[Job]:
+    placements: tuple[Placement, ...] = ("control", "nodes", "ranks")
+    jobs = [_job(placement, checks, config, node_gpus, nodes) for placement in placements]
+    return [job for job in jobs if job.checks]
+
+
+def _parts(job: Job, config: Config, max_job_s: float | None) -> Iterator[Job]:
+    """Yield ``job``, or parts of it that request at most ``max_job_s``. Raises UsageError if a check is longer."""
+    if max_job_s is None or job.placement == "control":
+        yield job
+        return
+    allowed = f"{_partition(config)} allows {max_job_s / 60:g} minutes"
+    if (minutes := config.slurm.time_min) is not None:
+        if 60 * minutes > max_job_s:
+            raise UsageError(f"slurm.time_min is {minutes} minutes, but {allowed}: use another one (slurm.partition)")
+        yield job
+        return
+    number, names = 1, job.checks
+    while names:
+        count = len(names)
+        while job.with_checks(names[:count]).requested_s > max_job_s:
+            count -= 1
+            if not count:
+                minutes = math.ceil(job.with_checks(names[:1]).requested_s / 60)
+                raise UsageError(
+                    f"{names[0]} requests {minutes} minutes, but {allowed}: use another one (slurm.partition), "
+                    f"--skip {names[0]}, or request less with slurm.time_min"
+                )
+        part = job.with_checks(names[:count])
+        yield part if number == 1 else part.model_copy(update={"name": f"{job.name}-{number}"})
+        number, names = number + 1, names[count:]
+
+
+def _partition(config: Config) -> str:
+    return f"partition {config.slurm.partition}" if config.slurm.partition else "Slurm's default partition"
 
 
 def _excluded_checks(names: list[str], only: list[str], skip: list[str]) -> dict[str, str]:
@@ -138,22 +201,27 @@ def _options(check: Check, config: Config) -> dict[str, JsonValue]:
     return {**defaults, **config.checks[check.name].options}
 
 
-def _job(placement: Placement, runnable: list[Check], config: Config, node_gpus: NodeGpus, nodes: int) -> Job:
+def _job(placement: Placement, runnable: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int) -> Job:
     checks = [check for check in runnable if _PLACEMENTS[check.scope] == placement]
     expected_gpus = config.cluster.gpus_per_node
     limits = {check.name: config.checks[check.name].limit_s or check.limit_s for check in checks}
+    options = {check.name: _options(check, config) for check in checks}
+    ranks_per_node = _ranks_per_node(config, node_gpus)
+    typical = {check.name: typical_duration(check, options[check.name], config, ranks_per_node) for check in checks}
     return Job(
         name=placement,
         placement=placement,
         device="cuda" if node_gpus.usable_gpus else "cpu",
         nodes=1 if placement == "control" else nodes,
-        ranks_per_node=_ranks_per_node(config, node_gpus) if placement == "ranks" else 1,
+        ranks_per_node=ranks_per_node if placement == "ranks" else 1,
         checks=tuple(check.name for check in checks),
-        options={check.name: _options(check, config) for check in checks},
+        options=options,
         expected_gpus=node_gpus.expected_gpus if expected_gpus is None else expected_gpus,
         expected_nodes=nodes,
         limits=limits,
         limit_s=config.limits.startup_s + sum(limits.values()),
+        typical={name: round(seconds, 1) for name, seconds in typical.items() if seconds is not None},
+        start_s=typical_seconds().jobs[placement],
         env=config.env,
         telemetry_hz=config.telemetry.hz if config.telemetry.enabled and placement != "control" else 0,
     )

@@ -16,8 +16,9 @@ from seatrial.config.schema import Config
 from seatrial.judge import plausibility
 from seatrial.launch import launcher_for
 from seatrial.model import Baseline, Job
-from seatrial.pipeline.plan import Plan, make_plan
+from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.rejudge import load_baseline
+from seatrial.pipeline.resume import plan_of
 from seatrial.pipeline.run_directory import Request, RunDir
 from seatrial.pipeline.this_host import discover
 from seatrial.report import known_references
@@ -42,8 +43,7 @@ def preview(request: Request) -> Preview:
     settings, this_host = request.config, discover()
     gpus, baseline = this_host.gpu_models(settings), load_baseline(settings)
     plausibility.validate_thresholds(settings, catalog(), gpus, baseline)
-    node_gpus, topology = this_host.node_gpus(settings), this_host.topology(settings)
-    plan = make_plan(settings, catalog(), node_gpus, only=request.only, skip=request.skip, topology=topology)
+    plan = plan_of(request, this_host)
     rendered = tuple(_shown(settings, job, Path("RUN")) for job in plan.jobs)
     return Preview(plan, rendered, unjudged_note(settings, plan, gpus, baseline))
 
@@ -56,8 +56,7 @@ def prepare(request: Request, path: Path) -> Preview:
     run_dir = RunDir.create(path, request)
     settings, this_host = request.config, discover()
     plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
-    node_gpus, topology = this_host.node_gpus(settings), this_host.topology(settings)
-    plan = make_plan(settings, catalog(), node_gpus, only=request.only, skip=request.skip, topology=topology)
+    plan = plan_of(request, this_host)
     run_dir.save_machine(this_host.machine(settings))
     rendered = []
     for job in plan.jobs:

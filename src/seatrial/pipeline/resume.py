@@ -43,9 +43,9 @@ def _description(machine: Machine, other: Machine) -> str:
     return "; ".join([machine.host or "nodes chosen by Slurm", *differences])
 
 
-def startable_plan(request: Request, this_host: ThisHost, nodes: int, done: Sequence[str] = ()) -> Plan:
-    """Return the plan for ``nodes`` without the checks ``done``. Raises UsageError if a launcher is not available."""
-    plan = make_plan(
+def plan_of(request: Request, this_host: ThisHost, nodes: int | None = None, done: Sequence[str] = ()) -> Plan:
+    """Return the plan for ``nodes``, by default all, without the checks ``done``. Raises UsageError."""
+    return make_plan(
         request.config,
         catalog(),
         this_host.node_gpus(request.config),
@@ -54,7 +54,14 @@ def startable_plan(request: Request, this_host: ThisHost, nodes: int, done: Sequ
         done=done,
         topology=this_host.topology(request.config),
         nodes=nodes,
+        time_limit_s=request.time_limit_s,
+        max_job_s=this_host.max_job_s(request.config),
     )
+
+
+def startable_plan(request: Request, this_host: ThisHost, nodes: int, done: Sequence[str] = ()) -> Plan:
+    """Return the plan for ``nodes`` without the checks ``done``. Raises UsageError if a launcher is not available."""
+    plan = plan_of(request, this_host, nodes, done)
     for job in plan.jobs:
         launcher_for(request.config, job.placement)  # raises before any job starts
     return plan
@@ -69,7 +76,7 @@ def remaining_plan(plan: Plan, results: TrialResults, this_host: ThisHost, nodes
         results.measurements = [measurement for measurement in results.measurements if measurement.check not in partial]
         results.retries = [measurement for measurement in results.retries if measurement.check not in partial]
     remaining = startable_plan(results.run_dir.request, this_host, nodes, done)
-    results.display.show_plan(remaining.jobs, results.run_dir.path)
+    results.display.show_plan(remaining.jobs, results.run_dir.path, remaining.excluded_checks)
     return remaining
 
 

@@ -166,7 +166,7 @@ def _retry_jobs(plan: Plan, results: TrialResults, baseline: Baseline | None, nu
     """Return the jobs that measure checks with bad performance metrics a second (``number`` 1) or third time."""
     settings = results.settings
     reasons = checks_to_retry(settings, results.measurements, results.retries, catalog(), number, baseline)
-    jobs = list(retry_jobs(jobs_as_run(plan.jobs, results.jobs), reasons, settings.limits.startup_s, number))
+    jobs = list(retry_jobs(jobs_as_run(plan.jobs, results.jobs), reasons, number))
     for job in jobs:
         results.display.retry_started(job, reasons)
     return jobs

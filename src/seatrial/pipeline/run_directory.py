@@ -36,6 +36,7 @@ class Request(Frozen):
     skip: tuple[str, ...]
     command: tuple[str, ...]
     started: float
+    time_limit_s: float | None = None
 
 
 @dataclass

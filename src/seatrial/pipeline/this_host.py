@@ -12,7 +12,7 @@ from seatrial.config import topology
 from seatrial.config.schema import Config
 from seatrial.discover import gpu, host, slurm
 from seatrial.launch import runs_remotely
-from seatrial.model import Machine, Topology, UsageError
+from seatrial.model import Machine, SeatrialError, Topology, UsageError
 from seatrial.pipeline.plan import NodeGpus
 from seatrial.util import hostlist
 from seatrial.util.text import and_more
@@ -82,6 +82,17 @@ class ThisHost:
                 f"topology {file}: {and_more(missing, _MAX_NAMED)} of {place} missing: add them to the file"
             )
         return found
+
+    def max_job_s(self, settings: Config) -> float | None:
+        """Return the time that Slurm's partition allows a job; None without a limit, or if it cannot be read here."""
+        if not (settings.uses_slurm and slurm.installed()):
+            return None
+        try:
+            partition = slurm.partition_of_jobs(settings.slurm.partition)
+        except (SeatrialError, ValueError):
+            return None  # sbatch then reports the same error
+        limit_s = partition.max_time_s if partition else None
+        return limit_s if isinstance(limit_s, int) else None
 
     def machine(self, settings: Config) -> Machine:
         """Return the identity of this machine; empty if jobs run on others, whose names are in the measurements."""

@@ -114,6 +114,7 @@ def checks_as_json(checks: Mapping[str, Check]) -> list[dict[str, Any]]:
             "phase": check.phase,
             "scope": check.scope,
             "needs": {"gpus": check.needs.gpus, "ranks": check.needs.min_ranks},
+            "rights": check.rights,
             "limit_s": check.limit_s,
             "metrics": dict(check.metrics),
             "rules": [rule.model_dump(mode="json") for rule in check.rules],

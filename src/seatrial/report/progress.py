@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from seatrial.checks import catalog
 from seatrial.model import Job, Outcome
+from seatrial.report.plan_text import plan_lines
 from seatrial.report.text import clean, plural
-from seatrial.util import data_files
 
 STYLES = {
     Outcome.PASS: "green",
@@ -58,14 +59,15 @@ class Live:
         with _errors_ignored():
             self._status.stop()
 
-    def show_plan(self, jobs: tuple[Job, ...], run_dir: Path) -> None:
-        self._remaining = Remaining(dict.fromkeys(check for job in jobs for check in job.checks))
+    def show_plan(self, jobs: tuple[Job, ...], run_dir: Path, excluded_checks: Mapping[str, str]) -> None:
+        self._remaining = Remaining(jobs)
         self._line(f"run directory {run_dir}")
         for job in jobs:
             processes = f"{job.nodes} × {job.ranks_per_node if job.placement == 'ranks' else 1} processes"
             names = ", ".join(job.checks)
             self._line(f"plan    job {job.name} ({processes}, {job.device}, at most {_clock(job.limit_s)}): {names}")
-        self._line(f"plan    {plural(self._remaining.total, 'check')}{self._remaining.estimate()}")
+        for line in plan_lines(jobs, excluded_checks, catalog()):
+            self._line(f"plan    {line}")
 
     def show_note(self, text: str) -> None:
         """Show a line about the plan."""
@@ -104,7 +106,9 @@ class Live:
             return
         self._last_outcome = (check, outcome, reason)
         detail = "" if outcome is Outcome.PASS else f": {reason}"
-        progress = escape(f"[{self._remaining.position(check)}] ") if self._remaining.total else ""
+        # on a terminal the status line has the remaining time
+        estimate = "" if self._console.is_terminal else self._remaining.estimate()
+        progress = escape(f"[{self._remaining.position(check)}{estimate}] ") if self._remaining.total else ""
         name = f"[{STYLES[outcome]}]{outcome:<8}[/] {escape(check)}"
         self._print(f"{progress}{name} ({seconds:.1f} s){escape(clean(detail))}")
 
@@ -129,10 +133,10 @@ class Live:
 class Remaining:
     """The number of finished checks, and the remaining time as estimated from typical durations."""
 
-    def __init__(self, checks: Mapping[str, None] | None = None) -> None:
-        self._checks = frozenset(checks or ())
-        self._unfinished = dict(checks or {})
-        self._typical: Mapping[str, float] = data_files.read("typical_seconds.yaml") if checks else {}
+    def __init__(self, jobs: Sequence[Job] = ()) -> None:
+        self._checks = frozenset(check for job in jobs for check in job.checks)
+        self._unfinished = dict.fromkeys(check for job in jobs for check in job.checks)
+        self._typical = {check: seconds for job in jobs for check, seconds in job.typical.items()}
         self._typical_done = self._measured_done = 0.0  # seconds of finished checks with a typical duration
         self.total = len(self._unfinished)
 
@@ -152,12 +156,10 @@ class Remaining:
         """``3/11``: number of finished checks, and of all; ``-`` for a check that no job measures."""
         return f"{self.done}/{self.total}" if check in self._checks else "-"
 
-    def seconds(self) -> float | None:
-        """The expected remaining time; None where a remaining check has no typical duration."""
-        if any(check not in self._typical for check in self._unfinished):
-            return None
+    def seconds(self) -> float:
+        """The expected remaining time, without the checks of unknown duration."""
         scale = self._measured_done / self._typical_done if self._typical_done > MIN_TYPICAL_DONE_S else 1.0
-        return scale * sum(self._typical[check] for check in self._unfinished)
+        return scale * sum(self._typical.get(check, 0.0) for check in self._unfinished)
 
     def __str__(self) -> str:
         if not self.total:
@@ -165,9 +167,12 @@ class Remaining:
         return f"{self.done} of {plural(self.total, 'check')}{self.estimate()}"
 
     def estimate(self) -> str:
-        """The expected remaining minutes as text; empty where they are unknown."""
-        seconds = self.seconds()
-        return "" if seconds is None else f", about {max(1, round(seconds / 60))} min left"
+        """The expected remaining minutes as text; empty after the last check."""
+        if not self._unfinished:
+            return ""
+        unknown = sum(check not in self._typical for check in self._unfinished)
+        more = f" and {plural(unknown, 'check')} of unknown duration" if unknown else ""
+        return f", about {max(1, round(self.seconds() / 60))} min left{more}"
 
 
 def _errors_ignored() -> AbstractContextManager[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from seatrial.model import DecisionValue, Explained, Outcome, Trial, Verdict
+from seatrial.model import TIME_LIMIT, DecisionValue, Explained, Outcome, Trial, Verdict
 from seatrial.report.causes import CauseView, causes
 from seatrial.report.text import one_line, plural, sanitized
 from seatrial.util.text import and_more
@@ -47,10 +47,12 @@ def _of_the_trial(trial: Trial) -> Iterator[str]:
 
 
 def _excluded(trial: Trial) -> Iterator[str]:
-    if excluded := [name for name in trial.excluded_checks if _is_required(trial, name)]:
+    if excluded := [
+        name for name, option in trial.excluded_checks.items() if option == TIME_LIMIT or _is_required(trial, name)
+    ]:
         options = " and ".join(sorted({trial.excluded_checks[name] for name in excluded}))
         names = and_more(excluded, _MAX_NAMED)
-        yield f"{plural(len(excluded), 'required check')} excluded by {options}: {names}. Next: run without {options}"
+        yield f"{plural(len(excluded), 'check')} excluded by {options}: {names}. Next: run without {options}"
 
 
 def _is_required(trial: Trial, check: str) -> bool:

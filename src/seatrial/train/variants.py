@@ -59,20 +59,49 @@ class RankPlacement:
     limit_s: float
 
 
-def run_variants(
+@dataclass(frozen=True)
+class StartedVariants:
+    """Child processes that have been started for some variants, and wait for ``errors``."""
+
+    children: child_ranks.StartedChildRanks
+    title: str
+    first_rank: int
+    killed_rank: int | None
+
+    def errors(self) -> list[str]:
+        """Runs the variants in order; returns the error message of each, "" if none. All ranks get the same result.
+
+        The result is empty if an injected fault kills ``killed_rank``. Raises SeatrialError on any other failure.
+        """
+        results = self.children.results()
+        if self.killed_rank is not None and results[self.killed_rank].exit_code == -signal.SIGKILL:
+            return []
+        failed = {rank: result for rank, result in enumerate(results) if result.error}
+        if failed:
+            first = child_ranks.first_failed_rank(failed)
+            raise SeatrialError(f"{self.title}: {child_ranks.failure_text(first, results[first])}")
+        if self.killed_rank is not None:
+            raise SeatrialError(
+                f"{self.title}: rank {self.killed_rank} was not killed during its save; expected SIGKILL"
+            )
+        errors: list[str] = results[self.first_rank].value
+        return errors
+
+
+@contextmanager
+def started_variants(
     variants: Sequence[Variant],
     placement: RankPlacement,
     file_prefix: Path,
     groups: Sequence[Sequence[int]] | None = None,
     killed_rank: int | None = None,
-) -> list[str]:
-    """Runs ``variants`` in order in one child process per rank; returns the error message of each, "" if none.
+) -> Iterator[StartedVariants]:
+    """Context manager: starts one child process per rank, which imports torch and waits for ``StartedVariants.errors``.
 
-    All ranks call this and get the same result. The files of the children are named after ``file_prefix``.
-    ``killed_rank``: the rank that the injected fault kills; the result is then empty. Raises SeatrialError on any other
-    failure.
+    All ranks call this. The files of the children are named after ``file_prefix``. ``killed_rank``: the rank that an
+    injected fault kills.
     """
-    results = child_ranks.run_child_ranks(
+    with child_ranks.started_child_ranks(
         "seatrial.train.variants",
         {"variants": [variant.model_dump(mode="json") for variant in variants]},
         {"NCCL_DEBUG_FILE": str(file_prefix.with_name(f"nccl.{file_prefix.name}.%h.%p.log"))},
@@ -81,17 +110,8 @@ def run_variants(
         file_prefix=file_prefix,
         limit_s=placement.limit_s,
         groups=groups,
-    )
-    if killed_rank is not None and results[killed_rank].exit_code == -signal.SIGKILL:
-        return []
-    failed = {rank: result for rank, result in enumerate(results) if result.error}
-    if failed:
-        first = child_ranks.first_failed_rank(failed)
-        raise SeatrialError(f"{file_prefix.name}: {child_ranks.failure_text(first, results[first])}")
-    if killed_rank is not None:
-        raise SeatrialError(f"{file_prefix.name}: rank {killed_rank} was not killed during its save; expected SIGKILL")
-    errors: list[str] = results[groups[0][0] if groups else 0].value
-    return errors
+    ) as children:
+        yield StartedVariants(children, file_prefix.name, groups[0][0] if groups else 0, killed_rank)
 
 
 def create_folder(parent: Path, shared: bool = False) -> Path:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,21 @@ class ChildOutput:
         return ChildResult(value)
 
 
+@dataclass
+class FakeChildren:
+    """The started children of one setting, which measure only after those of all settings are ready."""
+
+    fabric: Fabric
+    name: str
+
+    def wait_until_ready(self) -> None:
+        self.fabric.ready.append(self.name)
+
+    def results(self) -> list[ChildResult]:
+        assert len(self.fabric.ready) == len(self.fabric.tasks), "another setting still imports torch"
+        return [self.fabric.answers[self.name].answer(self.fabric.folder / "nccl.log")] * 2
+
+
 GOOD = {"default": ChildOutput(363.0), "ring": ChildOutput(362.0), "no_p2p": ChildOutput(24.0)}
 
 
@@ -75,6 +91,7 @@ class Fabric:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.tasks: list[dict[str, Any]] = []
+        self.ready: list[str] = []
         self.answers: Mapping[str, ChildOutput] = GOOD
         self.nodes: Mapping[str, tuple[int, ...]] = ONE_NODE
         self.folder = folder
@@ -82,16 +99,17 @@ class Fabric:
         monkeypatch.setattr(collectives, "describe_group", lambda: path)
         monkeypatch.setattr(subgroups, "ranks_by_node", lambda _node: self.nodes)
         monkeypatch.setattr(rank, "gather", lambda value: [value])
-        monkeypatch.setattr(child_ranks, "run_child_ranks", self._run_child_ranks)
+        monkeypatch.setattr(child_ranks, "started_child_ranks", self._started_child_ranks)
         monkeypatch.setattr(nccl_settings, "_nvlink", lambda _context: "yes")
         monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
 
-    def _run_child_ranks(
+    @contextmanager
+    def _started_child_ranks(
         self, module: str, task: Mapping[str, Any], env: Mapping[str, str], **where: Any
-    ) -> list[ChildResult]:
+    ) -> Iterator[FakeChildren]:
         assert (module, where["device"], where["local_rank"]) == ("seatrial.bench.nccl_settings", "cuda:0", 0)
         self.tasks.append({**task, "env": env})
-        return [self.answers[where["file_prefix"].name].answer(self.folder / "nccl.log")] * 2
+        yield FakeChildren(self, where["file_prefix"].name)
 
     def measured(self) -> Measurement:
         return measure(CHECK, make_context(self.folder), OPTIONS)

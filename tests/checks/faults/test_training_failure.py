@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from seatrial.checks.faults import failing_job
 from seatrial.checks.faults.failing_job import ERROR_MESSAGE, Fault, FaultRecord
 from seatrial.checks.faults.training_failure import (
     CHECK,
     FAULTS,
+    FailureOptions,
     TrialRunner,
     _env_unset_args,
     _read_fault,
+    _with_short_timeout,
     allocation_observations,
     leftover_observations,
     report_observations,
@@ -40,10 +43,8 @@ from seatrial.model import (
 from seatrial.worker import HEARTBEAT_INTERVAL_S
 from tests.processes import Program, load
 
-# Longer than the end of a job on a busy machine, as a failed rank has no heartbeat meanwhile.
 TRIAL = """
 cluster: {gpus_per_node: 0}
-limits: {heartbeat_timeout_s: 12}
 checks:
   train.failure:
 """
@@ -261,6 +262,18 @@ class TestRunErrors:
         assert runner.on_nodes("").config.slurm.nodelist == "node[0-7]"
 
 
+def test_a_shorter_heartbeat_timeout_of_the_trial_applies() -> None:
+    options = FailureOptions(heartbeat_timeout_s=15)
+    for of_trial, used in ((60, 15), (12, 12)):
+        config: dict[str, JsonValue] = {
+            "name": "t",
+            "checks": {},
+            "limits": {"heartbeat_timeout_s": of_trial, "startup_s": 7},
+        }
+        limits = _with_short_timeout(config, options).limits
+        assert (limits.heartbeat_timeout_s, limits.startup_s) == (used, 7)
+
+
 def test_launcher_variables_are_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "0"), ("SEATRIAL_SET_LIMITS__HEARTBEAT_TIMEOUT_S", "1"), ("GLOO_SOCKET_IFNAME", "lo")):
         monkeypatch.setenv(name, value)
@@ -291,10 +304,12 @@ def test_three_faults_with_two_processes(tmp_path: Path) -> None:
     assert (code, program.left_behind()) == (0, []), output + err
     measurement = single_measurement(tmp_path / "run")
     assert list(values(measurement, "root_cause_named")) == [1, 1, 1]
-    # heartbeat_timeout_s counts from the last heartbeat before the stop
-    assert 12 - HEARTBEAT_INTERVAL_S < list(values(measurement, "job_end_s"))[2] < 42
+    # heartbeat_timeout_s of the check, not the minute of the trial; it counts from the last heartbeat before the stop
+    assert 15 - HEARTBEAT_INTERVAL_S < list(values(measurement, "job_end_s"))[2] < 45
     stop_record = str(measurement.facts["fault.stop"])
     assert "stopped by a signal" in stop_record
-    assert "limit 42 s: teardown_s 30 s + limits.heartbeat_timeout_s 12 s" in stop_record
+    assert "limit 45 s: teardown_s 30 s + heartbeat_timeout_s 15 s" in stop_record
+    runs = [load((tmp_path / "run" / artifact.path).parent) for artifact in measurement.artifacts]
+    assert max(run.started for run in runs) < min(run.started + run.seconds for run in runs), "one after the other"
     assert all((tmp_path / "run" / artifact.path).exists() for artifact in measurement.artifacts)
     assert len(measurement.artifacts) == len(FAULTS)

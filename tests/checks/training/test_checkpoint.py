@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.checks.training._checkpoint_runs import CheckpointPlan
 from seatrial.checks.training.checkpoint import (
     CHECK,
-    CheckpointPlan,
-    checkpoint_plan,
     compare_runs,
     fault_detection,
     killed_run_state,
     save_and_load_rates,
 )
 from seatrial.checks.training.checkpoint import _flip_a_bit as flip_a_bit
-from seatrial.model import Metric, SeatrialError, UsageError
+from seatrial.model import Metric, SeatrialError
 from seatrial.train import loop, train_config, variants
 from tests.checks.training.check_helpers import failed_metrics
+from tests.checks.training.test_checkpoint_runs import make_plan
 from tests.train.test_compare import record, write_steps
 
 NAN_MESSAGE = "rank 1 (n0): non-finite gradient"
@@ -44,10 +44,6 @@ def write_manifest(folder: Path, **digests: str) -> None:
     folder.mkdir(parents=True)
     files = {f"{name}.distcp": {"sha256": digest, "bytes": 1} for name, digest in {"a": "1", **digests}.items()}
     (folder / "manifest.json").write_text(json.dumps({"step": 0, "shapes": {}, "files": files}))
-
-
-def make_plan(folder: Path, ranks: int = 2) -> CheckpointPlan:
-    return checkpoint_plan(train_config.load("tiny/checkpoint"), folder, ranks)
 
 
 @pytest.fixture
@@ -139,18 +135,6 @@ def test_undetected_faults_fail(
     assert failed_metrics(CHECK, observed, plan.folder) == metrics
 
 
-def test_fewer_ranks_divide_the_global_batch(tmp_path: Path) -> None:
-    assert [make_plan(tmp_path, ranks).fewer_ranks for ranks in (1, 2, 3, 4, 6, 7)] == [0, 1, 1, 2, 3, 1]
-    for ranks in (2, 3, 6):
-        plan = make_plan(tmp_path, ranks)
-        assert plan.run_config(4, 4, ranks=plan.fewer_ranks).grad_accum * plan.fewer_ranks == ranks
-
-
-def test_config_must_save_at_half_of_its_steps(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"max_steps 7, checkpoint\.every 3"):
-        checkpoint_plan(train_config.load("tiny/checkpoint", ["max_steps=7"]), tmp_path, 2)
-
-
 def test_flip_changes_one_bit_of_the_largest_file(tmp_path: Path) -> None:
     (tmp_path / "a.distcp").write_bytes(bytes(10))
     (tmp_path / "b.distcp").write_bytes(bytes(20))
@@ -163,9 +147,10 @@ def test_rates_and_blocked_times_from_metrics_json(plan: CheckpointPlan) -> None
     def result(kind: str, rate: float) -> dict[str, object]:
         return {"kind": kind, "step": 3, "bytes": 8, "blocked_s": rate / 1e3, "seconds": 2.0, "mb_per_s": rate}
 
-    saves = {"uninterrupted": [result("save", 1000.0), result("save", 3000.0)]}
-    saves["killed"] = [result("load", 5000.0), result("async save", 400.0), result("async save", 600.0)]
+    saves = {"timed": [result("save", 1000.0), result("save", 3000.0)]}
+    saves["timed-resumed"] = [result("load", 5000.0), result("async save", 400.0), result("async save", 600.0)]
     for name, results in saves.items():
+        plan.run_folder(name).mkdir()
         (plan.run_folder(name) / "metrics.json").write_text(json.dumps({"checkpoints": results}))
     values = {item.name: item.value for item in save_and_load_rates(plan) if isinstance(item, Metric)}
     assert values == {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -37,7 +38,7 @@ from seatrial.model import (
 )
 
 if TYPE_CHECKING:
-    from seatrial.bench.child_ranks import ChildResult
+    from seatrial.bench.child_ranks import ChildResult, StartedChildRanks
 
 SIZE = parse_bytes("1GiB")  # saturates the links
 # The sizes of collectives.all_reduce: the report shows the transport of each
@@ -100,10 +101,16 @@ def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observat
     group |= {"settings_not_applicable": not_applicable}
     group |= {"settings_tested": {name: SETTINGS[name].meaning for name in names}}
     results, logs = {}, {}
-    for name in names:
-        context.progress(name)
-        results[name] = measure_setting(name, nodes, context, options)
-        logs[name] = rank.gather(_child_log(results[name][context.rank]))
+    with ExitStack() as stack:
+        # all settings at once, since importing torch takes longer than a measurement
+        context.progress("starting")
+        started = {name: stack.enter_context(started_setting(name, nodes, context, options)) for name in names}
+        for children in started.values():
+            children.wait_until_ready()
+        for name, children in started.items():
+            context.progress(name)
+            results[name] = children.results()
+            logs[name] = rank.gather(_child_log(results[name][context.rank]))
     failed = {}
     for name, by_rank in results.items():
         if errors := {f"rank {rank}": result.error for rank, result in enumerate(by_rank) if result.error}:
@@ -129,10 +136,10 @@ def applicable_settings(
     return [name for name in SETTINGS if name not in not_applicable], not_applicable
 
 
-def measure_setting(
+def started_setting(
     name: str, nodes: Mapping[str, Sequence[int]], context: Context, options: NcclSettingsOptions
-) -> list[ChildResult]:
-    """The results of the child processes of one setting, by rank."""
+) -> AbstractContextManager[StartedChildRanks]:
+    """The started child processes of one setting."""
     from seatrial.bench import child_ranks
 
     groups = {ALL_RANKS: [[rank for ranks in nodes.values() for rank in ranks]]}
@@ -144,7 +151,7 @@ def measure_setting(
         "seconds": options.seconds,
         "path_sizes": list(options.path_sizes),
     }
-    return child_ranks.run_child_ranks(
+    return child_ranks.started_child_ranks(
         "seatrial.bench.nccl_settings",
         task,
         {**logging_environment(context.artifacts_dir, name), **SETTINGS[name].env},

@@ -1,7 +1,8 @@
 """Tests that a training job ends on all nodes in time when a rank fails, and that the report names this rank.
 
 Starts three runs of ``train.failing_job``, as a user would, in which a rank fails by an exception, SIGKILL or SIGSTOP.
-After each run it checks the Slurm queue, and runs ``nodes.leftovers`` on the nodes of the job.
+After each run it checks the Slurm queue, and runs ``nodes.leftovers`` on the nodes of the job. On one host the three
+runs are concurrent, since they measure no speed; Slurm jobs on the same nodes run in turn.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -75,6 +77,13 @@ class FailureOptions(Options):
     teardown_s: float = Field(
         default=30, gt=0, description="maximum seconds from the detection of the failure to the end of the job"
     )
+    # Ranks write a heartbeat each second; the limit of the trial is long, since ranks may compute for days.
+    heartbeat_timeout_s: float = Field(
+        default=15,
+        gt=0,
+        description="seconds without a heartbeat after which a rank counts as hung, instead of a longer "
+        "limits.heartbeat_timeout_s of the trial",
+    )
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,15 @@ class TrialRunner:
 
     def run(self, name: str, check: Check, limit_s: float, **options: JsonValue) -> Trial:
         """Runs a trial ``name`` of one check and returns its record. Raises SeatrialError if it leaves no record."""
+        with self.started(name, check, limit_s, **options) as record:
+            return record()
+
+    @contextmanager
+    def started(self, name: str, check: Check, limit_s: float, **options: JsonValue) -> Iterator[Callable[[], Trial]]:
+        """Context manager: starts a trial; yields a function that waits for its end and returns its record.
+
+        The function raises SeatrialError if the trial leaves no record. At the exit the trial is terminated.
+        """
         self.progress(f"run {name}")
         settings = CheckSettings(limit_s=limit_s, options=options)
         config = self.config.model_copy(update={"name": name, "checks": {check.name: settings}})
@@ -94,14 +112,23 @@ class TrialRunner:
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
         atomic_write(file, text.encode(), mode=PRIVATE)
         program = [sys.executable, "-m", "seatrial", "run", str(file), "--out", str(self.folder / name)]
-        code = _exit_code(["env", *_env_unset_args(), *program], out, err)
+        child = processes.start(["env", *_env_unset_args(), *program], env={}, stdout=out, stderr=err)
+
+        def record() -> Trial:
+            while (code := child.poll()) is None:
+                time.sleep(_POLL_S)
+            try:
+                return Trial.model_validate_json(read_text(self.folder / name / "trial.json", MAX_RECORD_BYTES))
+            except (OSError, ValueError) as error:
+                lines = err.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["empty"]
+                raise SeatrialError(
+                    f"run {name}: exit code {code}, no trial.json; last line of stderr: {lines[-1]}"
+                ) from error
+
         try:
-            return Trial.model_validate_json(read_text(self.folder / name / "trial.json", MAX_RECORD_BYTES))
-        except (OSError, ValueError) as error:
-            lines = err.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["empty"]
-            raise SeatrialError(
-                f"run {name}: exit code {code}, no trial.json; last line of stderr: {lines[-1]}"
-            ) from error
+            yield record
+        finally:
+            processes.stop(child, grace_s=_CANCEL_S)
 
     def on_nodes(self, nodes: str) -> TrialRunner:
         """Returns a runner for ``nodes``, or for the nodes of the trial if empty."""
@@ -117,18 +144,32 @@ def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
     request = read_json(context.run_dir / "run.json")
     folder = context.artifacts_dir / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir()
-    runner = TrialRunner(folder, Config.model_validate(request["config"]), context.progress)
-    for fault in FAULTS:
-        yield from _run_fault(runner, fault, options)
-        report = (folder / fault / "report.html").relative_to(context.run_dir)
-        yield Artifact(path=str(report), title=f"report of the run with fault {fault!r}")
-
-
-def _run_fault(runner: TrialRunner, fault: Fault, options: FailureOptions) -> Iterator[Observation]:
-    heartbeat_timeout_s = runner.config.limits.heartbeat_timeout_s
+    runner = TrialRunner(folder, _with_short_timeout(request["config"], options), context.progress)
     # longer than the heartbeat timeout, so that the timeout ends the run and not limit_s
-    limit_s = heartbeat_timeout_s + failing_job.CHECK.limit_s
-    trial = runner.run(fault, failing_job.CHECK, limit_s, fault=fault, rank=options.rank)
+    limit_s = runner.config.limits.heartbeat_timeout_s + failing_job.CHECK.limit_s
+    for faults in [(fault,) for fault in FAULTS] if runner.config.uses_slurm else [FAULTS]:
+        with ExitStack() as stack:
+            records = {
+                fault: stack.enter_context(
+                    runner.started(fault, failing_job.CHECK, limit_s, fault=fault, rank=options.rank)
+                )
+                for fault in faults
+            }
+            for fault, record in records.items():
+                yield from _fault_observations(runner, fault, record(), options.teardown_s)
+                report = (folder / fault / "report.html").relative_to(context.run_dir)
+                yield Artifact(path=str(report), title=f"report of the run with fault {fault!r}")
+
+
+def _with_short_timeout(config: JsonValue, options: FailureOptions) -> Config:
+    """Returns the configuration of the current trial, with the heartbeat timeout of ``options`` if it is shorter."""
+    trial = Config.model_validate(config)
+    timeout_s = min(trial.limits.heartbeat_timeout_s, options.heartbeat_timeout_s)
+    return trial.model_copy(update={"limits": trial.limits.model_copy(update={"heartbeat_timeout_s": timeout_s})})
+
+
+def _fault_observations(runner: TrialRunner, fault: Fault, trial: Trial, teardown_s: float) -> Iterator[Observation]:
+    """Yields what the ended ``trial`` with ``fault`` reported and left, which takes another run on its nodes."""
     injected = _read_fault(
         runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD_FILE, trial
     )
@@ -136,11 +177,11 @@ def _run_fault(runner: TrialRunner, fault: Fault, options: FailureOptions) -> It
     scheduler = result.launcher == "slurm"
     kill_wait_s = slurm.settings().kill_wait_s if scheduler else 0
     allowed = {
-        "teardown_s": options.teardown_s,
+        "teardown_s": teardown_s,
         # time between SIGTERM and SIGKILL: slurm.conf(5)
         "KillWait": float(kill_wait_s) if isinstance(kill_wait_s, int) else 0.0,
         # only the heartbeat timeout detects a stopped process
-        "limits.heartbeat_timeout_s": heartbeat_timeout_s if fault == "stop" else 0.0,
+        "heartbeat_timeout_s": runner.config.limits.heartbeat_timeout_s if fault == "stop" else 0.0,
     }
     yield Fact(name="scheduler", value="slurm" if scheduler else "none")
     yield from report_observations(injected, trial, allowed)
@@ -243,17 +284,6 @@ def _read_fault(record: Path, trial: Trial) -> FaultRecord:
     raise SeatrialError(f"run {trial.name} ended before the fault: {reason}")
 
 
-def _exit_code(argv: Sequence[str], out: Path, err: Path) -> int:
-    """Returns the exit code of ``argv``; terminates the process if this check ends first."""
-    child = processes.start(argv, env={}, stdout=out, stderr=err)
-    try:
-        while (code := child.poll()) is None:
-            time.sleep(_POLL_S)
-        return code
-    finally:
-        processes.stop(child, grace_s=_CANCEL_S)
-
-
 def _env_unset_args() -> list[str]:
     """Returns arguments of env(1) that unset variables of the launcher, and settings, which the trial file contains.
 
@@ -279,7 +309,7 @@ def _rules(fault: Fault) -> tuple[Rule, ...]:
             "healthy node may be drained instead of the faulty one",
             fix=f"Open the report of the run {fault!r} (artifacts), and RUN/artifacts/train.failure/*/{fault}/jobs/"
             "ranks/attempt1: launcher.err, logs, rank*.jsonl. If a running rank has no heartbeat, raise "
-            "limits.heartbeat_timeout_s",
+            "options.heartbeat_timeout_s and limits.heartbeat_timeout_s",
         ),
         Rule(
             metric=f"ended_in_time.{fault}",

@@ -151,6 +151,7 @@ CHECK = Check(
     title="Settings of kernel, CPU, PCIe and NVIDIA driver",
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
+    rights="root, to read ACS of PCIe bridges; without it that row is SKIP",
     metrics={name: unit for name, unit, _ in METRICS.values()},
     rules=RULES,
     rule_facts={

@@ -1,6 +1,7 @@
 """Compares a training that is killed, resumed and resharded with an uninterrupted one.
 
-Also injects a bit flip into a checkpoint and a NaN gradient: both must stop the training with an error.
+Also injects a bit flip into a checkpoint and a NaN gradient: both must stop the training with an error. All these runs
+train a small model, since a small checkpoint shows the same faults. Bandwidth is measured with a large one.
 """
 
 from __future__ import annotations
@@ -9,24 +10,28 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Options, RuleFact
 from seatrial.checks.host.filesystem_shared import read_volume
+from seatrial.checks.training import _checkpoint_runs as _runs
 from seatrial.checks.training import _results, _workload
-from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope, UsageError
+from seatrial.checks.training._checkpoint_runs import (
+    CHECKPOINTS,
+    STRATEGIES,
+    TIMED,
+    TIMED_RESUMED,
+    CheckpointPlan,
+    checkpoint_plan,
+)
+from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope
 from seatrial.train import compare, train_config
 from seatrial.train.train_config import TrainConfig
 
-if TYPE_CHECKING:
-    from seatrial.train.variants import Variant
-
-_CHECKPOINTS, STRATEGIES = "checkpoints", ("fsdp2", "ddp")
 METRICS = {
     "resumed_steps_differing": "count",
     "resumed_files_differing": "count",
@@ -54,55 +59,11 @@ class CheckpointOptions(Options):
 
     config: str = Field(default="checkpoint", description="another config: name of a shipped config, or a .yaml file")
     overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE, as for seatrial train --set")
+    rate_config: str = Field(default="checkpoint-rate", description="another config whose saves and loads are timed")
+    rate_overrides: tuple[str, ...] = Field(default=(), description="KEY=VALUE for rate_config")
     limit_s: float = Field(
         default=600.0, gt=0, allow_inf_nan=False, description="time limit for each of three starts, seconds"
     )
-
-
-@dataclass(frozen=True)
-class CheckpointPlan:
-    """The reference run takes ``steps`` steps and saves at ``saved_step``, half of them, and at the end."""
-
-    config: TrainConfig
-    folder: Path
-    ranks: int
-
-    @property
-    def steps(self) -> int:
-        return self.config.max_steps
-
-    @property
-    def saved_step(self) -> int:
-        return self.config.checkpoint.every
-
-    @property
-    def fewer_ranks(self) -> int:
-        """The largest proper divisor of the number of ranks; 0 with one rank."""
-        return max((count for count in range(1, self.ranks) if self.ranks % count == 0), default=0)
-
-    @property
-    def handover_step(self) -> int:
-        """The last step that the fewer ranks train; then all ranks resume."""
-        return self.saved_step + 1
-
-    def run_folder(self, name: str) -> Path:
-        return self.folder / name
-
-    def run_config(
-        self, steps: int, every: int, *, ranks: int = 0, strategy: str = "fsdp2", **checkpoint: bool
-    ) -> TrainConfig:
-        """The config up to step ``steps``, saving every ``every`` steps, with the same global batch on ``ranks`` ranks.
-
-        ``checkpoint``: more fields of the config's ``checkpoint``.
-        """
-        config = self.config
-        changes = {
-            "max_steps": steps,
-            "checkpoint": config.checkpoint.model_copy(update={"every": every, "keep": self.steps, **checkpoint}),
-            "parallel": config.parallel.model_copy(update={"strategy": strategy}),
-            "grad_accum": config.grad_accum * self.ranks // (ranks or self.ranks),
-        }
-        return config.model_copy(update=changes)
 
 
 def measure(context: Context, options: CheckpointOptions) -> Iterator[Observation]:
@@ -110,11 +71,14 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Observatio
 
     facts = _results.device_facts(context)
     config = train_config.load(_workload.config_for_device(context, options.config), options.overrides)
-    plan = checkpoint_plan(config, variants.create_folder(context.artifacts_dir, shared=True), context.world_size)
+    rate_config = train_config.load(_workload.config_for_device(context, options.rate_config), options.rate_overrides)
+    folder = variants.create_folder(context.artifacts_dir, shared=True)
+    plan = checkpoint_plan(config, rate_config, folder, context.world_size)
     is_rank0 = context.rank == 0
     if is_rank0:
         yield from facts
         yield Fact(name="training", value=_training_fact(plan))
+        yield Fact(name="timed_model", value=_model_text(plan.rate_config))
         yield Fact(name="filesystem", value=read_volume(context.root, str(plan.folder)).mount)
     try:
         for observation in _observe(context, plan, options.limit_s):
@@ -128,99 +92,55 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Observatio
             yield Artifact(path=str(path.relative_to(context.run_dir)), title=f"metrics of the run {path.parent.name}")
 
 
-def checkpoint_plan(config: TrainConfig, folder: Path, ranks: int) -> CheckpointPlan:
-    """The plan for ``config`` in ``folder``. Raises UsageError if the config does not save at half of its steps."""
-    if config.stack != "native" or 2 * config.checkpoint.every != config.max_steps or config.max_steps < 6:
-        raise UsageError(
-            f"train.checkpoint: stack {config.stack}, max_steps {config.max_steps}, "
-            f"checkpoint.every {config.checkpoint.every}; "
-            "expected stack native, max_steps >= 6, checkpoint.every = max_steps / 2"
-        )
-    samples = config.data.samples or config.max_steps * config.bsz * config.grad_accum * ranks
-    data = config.data.model_copy(update={"samples": samples, "cache": str(folder / "data")})
-    return CheckpointPlan(config.model_copy(update={"data": data}), folder, ranks)
-
-
 def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator[Observation]:
     """Start the ranks three times and yield observations on rank 0. All ranks must call this.
 
     1. An uninterrupted run, and the same run until it is killed.
     2. A run on fewer ranks from the checkpoint of all ranks.
-    3. Resumed runs, and two runs that must fail.
+    3. Resumed runs, two runs that must fail, and the two runs whose saves and loads are timed.
     """
     from seatrial.train import variants
 
     placement = variants.RankPlacement(context.device, context.local_rank, limit_s)
     is_rank0 = context.rank == 0
-    context.progress("uninterrupted run; run that is killed while saving")
-    variants.run_variants(
-        _uninterrupted_and_killed(plan), placement, plan.run_folder("start1"), killed_rank=plan.ranks - 1
-    )
-    if is_rank0:
-        yield from killed_run_state(plan)
-        _link_checkpoints(plan)
-    if plan.fewer_ranks:
-        context.progress(f"{plan.fewer_ranks} of {plan.ranks} ranks")
-        variants.run_variants(
-            _on_fewer_ranks(plan), placement, plan.run_folder("start2"), groups=[range(plan.fewer_ranks)]
-        )
-    flipped_file = (
-        _flip_a_bit(plan.run_folder("uninterrupted") / _CHECKPOINTS / _checkpoint_name(plan.steps)) if is_rank0 else ""
-    )
-    context.progress("resumed runs; bit flip and NaN")
-    *_, bit_flip_message, nan_message = variants.run_variants(
-        _resumed_and_faulty(plan), placement, plan.run_folder("start3")
-    )
+    resumed, (bit_flip, nan) = _runs.resumed(plan), _runs.faulty(plan)
+    # all at once, so that the later ones import torch while the first trains; rates are measured in the last one
+    with (
+        variants.started_variants(
+            _runs.uninterrupted_and_killed(plan), placement, plan.run_folder("start1"), killed_rank=plan.ranks - 1
+        ) as first,
+        _runs.fewer_ranks_started(plan, placement) as second,
+        variants.started_variants(
+            [*resumed, bit_flip, nan, *_runs.timed(plan)], placement, plan.run_folder("start3")
+        ) as third,
+    ):
+        context.progress("uninterrupted run; run that is killed while saving")
+        first.errors()
+        if is_rank0:
+            yield from killed_run_state(plan)
+            _runs.link_checkpoints(plan)
+        if second:
+            context.progress(f"{plan.fewer_ranks} of {plan.ranks} ranks")
+            second.errors()
+        last_checkpoint = plan.run_folder("uninterrupted") / CHECKPOINTS / _runs.checkpoint_name(plan.steps)
+        flipped_file = _flip_a_bit(last_checkpoint) if is_rank0 else ""
+        context.progress("resumed runs; bit flip and NaN; bandwidth")
+        messages = third.errors()
+    bit_flip_message, nan_message = messages[len(resumed) : len(resumed) + 2]
     if is_rank0:
         yield from compare_runs(plan)
         yield from fault_detection(plan, flipped_file, bit_flip_message, nan_message)
         yield from save_and_load_rates(plan)
 
 
-def _uninterrupted_and_killed(plan: CheckpointPlan) -> list[Variant]:
-    from seatrial.train.variants import InjectedFault, Variant
-
-    config = plan.run_config(plan.steps, plan.saved_step)
-    kill = InjectedFault(kind="kill_in_save", rank=plan.ranks - 1, step=plan.steps)
-    return [
-        Variant(settings=config, out=plan.run_folder("uninterrupted")),
-        Variant(settings=config, out=plan.run_folder("killed"), fault=kill),
-    ]
-
-
-def _on_fewer_ranks(plan: CheckpointPlan) -> list[Variant]:
-    from seatrial.train.variants import Variant
-
-    config = plan.run_config(plan.handover_step, plan.handover_step, ranks=plan.fewer_ranks, resume=True)
-    return [Variant(settings=config, out=plan.run_folder("fewer"))]
-
-
-def _resumed_and_faulty(plan: CheckpointPlan) -> list[Variant]:
-    from seatrial.train.variants import InjectedFault, Variant
-
-    # two asynchronous saves: the first one allocates the host memory
-    resumed = plan.run_config(plan.steps, plan.handover_step, resume=True, asynchronous=True)
-    resharded = [
-        plan.run_config(plan.steps, 0, strategy=strategy, resume=True) for strategy in STRATEGIES if plan.fewer_ranks
-    ]
-    from_flipped_file = plan.run_config(plan.steps + 1, 0, resume=True)
-    nan = InjectedFault(kind="nan", rank=plan.ranks - 1, step=plan.saved_step)
-    return [
-        Variant(settings=resumed, out=plan.run_folder("killed")),
-        *(Variant(settings=config, out=plan.run_folder(config.parallel.strategy)) for config in resharded),
-        Variant(settings=from_flipped_file, out=plan.run_folder("uninterrupted"), expect_error=True),
-        Variant(settings=plan.run_config(plan.steps, 0), out=plan.run_folder("nan"), fault=nan, expect_error=True),
-    ]
-
-
 def killed_run_state(plan: CheckpointPlan) -> Iterator[Observation]:
     """Checkpoints of the killed run before it is resumed, and their differences from the uninterrupted run."""
     from seatrial.train import checkpoint
 
-    entries = sorted(path.name for path in (plan.run_folder("killed") / _CHECKPOINTS).iterdir())
+    entries = sorted(path.name for path in (plan.run_folder("killed") / CHECKPOINTS).iterdir())
     complete = [path.name for path in checkpoint.complete_checkpoints(plan.run_folder("killed"))]
     yield Fact(name="checkpoints_after_kill", value=entries)
-    yield _metric("checkpoints_kept_after_kill", complete == [_checkpoint_name(plan.saved_step)])
+    yield _metric("checkpoints_kept_after_kill", complete == [_runs.checkpoint_name(plan.saved_step)])
     yield from _file_differences("repeated", plan, plan.saved_step)
 
 
@@ -270,8 +190,8 @@ def fault_detection(
 
 
 def save_and_load_rates(plan: CheckpointPlan) -> Iterator[Observation]:
-    """Bandwidth of saves and loads in GB/s and blocked time of saves in seconds, from the runs' metrics.json."""
-    timings = [timing for name in ("uninterrupted", "killed") for timing in _read_timings(plan.run_folder(name))]
+    """Bandwidth of saves and loads in GB/s and blocked time of saves in seconds, from the timed runs' metrics.json."""
+    timings = [timing for name in (TIMED, TIMED_RESUMED) for timing in _read_timings(plan.run_folder(name))]
     yield Fact(name="checkpoint_bytes", value=timings[0]["bytes"])
     yield Fact(name="rate_definition", value=RATE_DEFINITION)
     for kind, name in (("save", "save"), ("async save", "async_save"), ("load", "load")):
@@ -289,18 +209,6 @@ def _read_timings(out: Path) -> list[dict[str, Any]]:
     return timings
 
 
-def _link_checkpoints(plan: CheckpointPlan) -> None:
-    """Link the checkpoint of all ranks for the fewer ranks, and the checkpoint of the fewer ranks for all ranks."""
-    saved = Path(_CHECKPOINTS, _checkpoint_name(plan.saved_step))
-    links = {plan.run_folder("fewer") / saved: plan.run_folder("uninterrupted") / saved}
-    links |= {
-        plan.run_folder(strategy) / _CHECKPOINTS: plan.run_folder("fewer") / _CHECKPOINTS for strategy in STRATEGIES
-    }
-    for link, target in links.items():
-        link.parent.mkdir(parents=True)
-        link.symlink_to(target)
-
-
 def _flip_a_bit(folder: Path) -> str:
     """Flip one bit in the middle of the largest .distcp file and return its name."""
     path = max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)
@@ -314,29 +222,28 @@ def _flip_a_bit(folder: Path) -> str:
 
 def _remove_checkpoints(folder: Path) -> tuple[int, int]:
     """Remove the checkpoint files and links below ``folder``; the number of files and their bytes."""
-    for link in [*folder.glob(f"*/{_CHECKPOINTS}/*"), *folder.glob(f"*/{_CHECKPOINTS}")]:
+    for link in [*folder.glob(f"*/{CHECKPOINTS}/*"), *folder.glob(f"*/{CHECKPOINTS}")]:
         if link.is_symlink():
             link.unlink()
-    files = list(folder.glob(f"*/{_CHECKPOINTS}/*/*.distcp"))
+    files = list(folder.glob(f"*/{CHECKPOINTS}/*/*.distcp"))
     size = sum(path.stat().st_size for path in files)
     for path in files:
         path.unlink()
     return len(files), size
 
 
-def _checkpoint_name(step: int) -> str:
-    return f"step-{step:08}"
-
-
 def _training_fact(plan: CheckpointPlan) -> dict[str, Any]:
-    architecture = plan.config.architecture()
     return {
-        "model": f"{plan.config.model.name}, {architecture.parameters:,} parameters, "
-        f"vocabulary {architecture.vocab_size}",
+        "model": _model_text(plan.config),
         "steps": f"{plan.steps}, saved after {plan.saved_step}",
         "ranks": f"{plan.ranks}; one step on {plan.fewer_ranks or plan.ranks}",
         "precision": "bf16" if plan.config.bf16 else "fp32 without TF32",
     }
+
+
+def _model_text(config: TrainConfig) -> str:
+    architecture = config.architecture()
+    return f"{config.model.name}, {architecture.parameters:,} parameters, vocabulary {architecture.vocab_size}"
 
 
 def _metric(name: str, value: float, samples: tuple[float, ...] = ()) -> Metric:
@@ -421,7 +328,7 @@ CHECK = Check(
                 metric=metric,
                 expect=_MIN_RATE,
                 applies_if={"device": "cuda"},
-                default_options=("config", "overrides"),
+                default_options=("rate_config", "rate_overrides"),
                 meaning="Saving or loading a model takes so long that GPUs mostly wait for checkpoints.",
                 fix="Compare filesystem.speed. The fact filesystem names the filesystem; on the nodes: nfsstat -m, "
                 "df -h, dmesg",

@@ -50,10 +50,16 @@ def measure(context: Context, options: ParityOptions) -> Iterator[Observation]:
     configs = training_configs(config, context.world_size, folder / "data")
     trainings = {name: variants.Variant(settings=run, out=folder / name) for name, run in configs.items()}
     placement = variants.RankPlacement(context.device, context.local_rank, options.limit_s)
-    context.progress("one process")
-    variants.run_variants([trainings.pop("single_process")], placement, folder / "start1", groups=[[0]])
-    context.progress(f"{context.world_size} processes: DDP and FSDP2, each twice")
-    variants.run_variants(list(trainings.values()), placement, folder / "start2")
+    single_process = [trainings.pop("single_process")]
+    # both at once, so that the second imports torch while the first trains: no speed is measured
+    with (
+        variants.started_variants(single_process, placement, folder / "start1", groups=[[0]]) as first,
+        variants.started_variants(list(trainings.values()), placement, folder / "start2") as second,
+    ):
+        context.progress("one process")
+        first.errors()
+        context.progress(f"{context.world_size} processes: DDP and FSDP2, each twice")
+        second.errors()
     if context.rank == 0:
         yield from facts
         yield Fact(name="method", value=METHOD)

@@ -1,0 +1,184 @@
+"""The training runs of train.checkpoint: configs, folders, and the child processes that run them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seatrial.model import UsageError
+from seatrial.train.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from seatrial.train.variants import RankPlacement, StartedVariants, Variant
+
+STRATEGIES = ("fsdp2", "ddp")
+TIMED, TIMED_RESUMED = "timed", "timed-resumed"  # the runs of rate_config
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """The reference run takes ``steps`` steps and saves at ``saved_step``, half of them, and at the end.
+
+    ``rate_config``: the config whose saves and loads are timed; it saves after every step.
+    """
+
+    config: TrainConfig
+    rate_config: TrainConfig
+    folder: Path
+    ranks: int
+
+    @property
+    def steps(self) -> int:
+        return self.config.max_steps
+
+    @property
+    def saved_step(self) -> int:
+        return self.config.checkpoint.every
+
+    @property
+    def fewer_ranks(self) -> int:
+        """The largest proper divisor of the number of ranks; 0 with one rank."""
+        return max((count for count in range(1, self.ranks) if self.ranks % count == 0), default=0)
+
+    @property
+    def handover_step(self) -> int:
+        """The last step that the fewer ranks train; then all ranks resume."""
+        return self.saved_step + 1
+
+    def run_folder(self, name: str) -> Path:
+        return self.folder / name
+
+    def run_config(
+        self, steps: int, every: int, *, ranks: int = 0, strategy: str = "fsdp2", **checkpoint: bool
+    ) -> TrainConfig:
+        """The config up to step ``steps``, saving every ``every`` steps, with the same global batch on ``ranks`` ranks.
+
+        ``checkpoint``: more fields of the config's ``checkpoint``.
+        """
+        config = self.config
+        changes = {
+            "max_steps": steps,
+            "checkpoint": config.checkpoint.model_copy(update={"every": every, "keep": self.steps, **checkpoint}),
+            "parallel": config.parallel.model_copy(update={"strategy": strategy}),
+            "grad_accum": config.grad_accum * self.ranks // (ranks or self.ranks),
+        }
+        return config.model_copy(update=changes)
+
+
+def checkpoint_plan(config: TrainConfig, rate_config: TrainConfig, folder: Path, ranks: int) -> CheckpointPlan:
+    """The plan for two configs in ``folder``.
+
+    Raises UsageError if ``config`` does not save at half of its steps, or ``rate_config`` not at every step.
+    """
+    if config.stack != "native" or 2 * config.checkpoint.every != config.max_steps or config.max_steps < 6:
+        raise UsageError(
+            f"train.checkpoint: stack {config.stack}, max_steps {config.max_steps}, "
+            f"checkpoint.every {config.checkpoint.every}; "
+            "expected stack native, max_steps >= 6, checkpoint.every = max_steps / 2"
+        )
+    if rate_config.stack != "native" or rate_config.checkpoint.every != 1 or rate_config.max_steps % 2:
+        raise UsageError(
+            f"train.checkpoint, rate_config: stack {rate_config.stack}, max_steps {rate_config.max_steps}, "
+            f"checkpoint.every {rate_config.checkpoint.every}; "
+            "expected stack native, an even max_steps, checkpoint.every = 1"
+        )
+    return CheckpointPlan(
+        _with_data(config, ranks, folder / "data"), _with_data(rate_config, ranks, folder / "data-rate"), folder, ranks
+    )
+
+
+def _with_data(config: TrainConfig, ranks: int, cache: Path) -> TrainConfig:
+    """``config`` with its data in ``cache``: generated data is as long as the training."""
+    samples = config.data.samples or config.max_steps * config.bsz * config.grad_accum * ranks
+    data = config.data.model_copy(update={"samples": samples, "cache": str(cache)})
+    return config.model_copy(update={"data": data})
+
+
+def uninterrupted_and_killed(plan: CheckpointPlan) -> list[Variant]:
+    from seatrial.train.variants import InjectedFault, Variant
+
+    config = plan.run_config(plan.steps, plan.saved_step)
+    kill = InjectedFault(kind="kill_in_save", rank=plan.ranks - 1, step=plan.steps)
+    return [
+        Variant(settings=config, out=plan.run_folder("uninterrupted")),
+        Variant(settings=config, out=plan.run_folder("killed"), fault=kill),
+    ]
+
+
+def fewer_ranks_started(
+    plan: CheckpointPlan, placement: RankPlacement
+) -> AbstractContextManager[StartedVariants | None]:
+    """The started run on fewer ranks; None with one rank."""
+    from seatrial.train.variants import Variant, started_variants
+
+    if not plan.fewer_ranks:
+        return nullcontext()
+    config = plan.run_config(plan.handover_step, plan.handover_step, ranks=plan.fewer_ranks, resume=True)
+    fewer = [Variant(settings=config, out=plan.run_folder("fewer"))]
+    return started_variants(fewer, placement, plan.run_folder("start2"), groups=[range(plan.fewer_ranks)])
+
+
+def resumed(plan: CheckpointPlan) -> list[Variant]:
+    from seatrial.train.variants import Variant
+
+    resumed = plan.run_config(plan.steps, plan.handover_step, resume=True, asynchronous=True)
+    resharded = [
+        plan.run_config(plan.steps, 0, strategy=strategy, resume=True) for strategy in STRATEGIES if plan.fewer_ranks
+    ]
+    return [
+        Variant(settings=resumed, out=plan.run_folder("killed")),
+        *(Variant(settings=config, out=plan.run_folder(config.parallel.strategy)) for config in resharded),
+    ]
+
+
+def faulty(plan: CheckpointPlan) -> tuple[Variant, Variant]:
+    """A run that resumes from the checkpoint with a flipped bit, and a run with a NaN gradient."""
+    from seatrial.train.variants import InjectedFault, Variant
+
+    from_flipped_file = plan.run_config(plan.steps + 1, 0, resume=True)
+    nan = InjectedFault(kind="nan", rank=plan.ranks - 1, step=plan.saved_step)
+    return (
+        Variant(settings=from_flipped_file, out=plan.run_folder("uninterrupted"), expect_error=True),
+        Variant(settings=plan.run_config(plan.steps, 0), out=plan.run_folder("nan"), fault=nan, expect_error=True),
+    )
+
+
+def timed(plan: CheckpointPlan) -> list[Variant]:
+    """A run that saves after every step, and its continuation, which loads once and saves asynchronously.
+
+    Two asynchronous saves at least: the first one allocates the host memory.
+    """
+    from seatrial.train.variants import Variant
+
+    config = plan.rate_config
+    resumed = config.checkpoint.model_copy(update={"resume": True, "asynchronous": True})
+    configs = {
+        TIMED: config.model_copy(update={"max_steps": config.max_steps // 2}),
+        TIMED_RESUMED: config.model_copy(update={"checkpoint": resumed}),
+    }
+    return [Variant(settings=settings, out=plan.run_folder(name)) for name, settings in configs.items()]
+
+
+def link_checkpoints(plan: CheckpointPlan) -> None:
+    """Link the checkpoint of all ranks for the fewer ranks, and the checkpoint of the fewer ranks for all ranks.
+
+    Also the checkpoints of the timed run, for its continuation: each run has its own metrics.json.
+    """
+    saved = Path(CHECKPOINTS, checkpoint_name(plan.saved_step))
+    links = {
+        plan.run_folder("fewer") / saved: plan.run_folder("uninterrupted") / saved,
+        plan.run_folder(TIMED_RESUMED) / CHECKPOINTS: plan.run_folder(TIMED) / CHECKPOINTS,
+    }
+    links |= {
+        plan.run_folder(strategy) / CHECKPOINTS: plan.run_folder("fewer") / CHECKPOINTS for strategy in STRATEGIES
+    }
+    for link, target in links.items():
+        link.parent.mkdir(parents=True)
+        link.symlink_to(target)
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step-{step:08}"

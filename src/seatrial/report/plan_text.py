@@ -1,0 +1,33 @@
+"""What a run takes and needs, as text before its start: duration, GPU-hours, rights, checks that are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from seatrial.checks.base import Check
+from seatrial.model import TIME_LIMIT, Job
+from seatrial.report.text import plural
+
+
+def plan_lines(jobs: Sequence[Job], excluded_checks: Mapping[str, str], checks: Mapping[str, Check]) -> Iterator[str]:
+    """Yield one line of text each for the cost of ``jobs``, the rights that they need, and checks that are left out."""
+    names = [name for job in jobs for name in job.checks]
+    seconds = sum(job.expected_s for job in jobs)
+    gpus = max((job.process_count for job in jobs if job.placement == "ranks" and job.device == "cuda"), default=0)
+    cost = f" on {plural(gpus, 'GPU')}: {_hours(gpus * seconds)} GPU-hours" if gpus else ""
+    yield f"{plural(len(names), 'check')}, about {plural(max(1, round(seconds / 60)), 'minute')}{cost}"
+    unknown = [f"{name} ({job.limits[name]:g} s)" for job in jobs for name in job.limits if name not in job.typical]
+    if unknown:
+        yield f"of unknown duration, counted with the time limit: {', '.join(unknown)}"
+    rights = [f"{name}: {checks[name].rights}" for name in names if name in checks and checks[name].rights]
+    yield f"needs more rights: {'; '.join(rights)}" if rights else "no check needs root or other special rights"
+    if left_out := [name for name, option in excluded_checks.items() if option == TIME_LIMIT]:
+        yield (
+            f"left out by {TIME_LIMIT}, so that the decision is INCOMPLETE (first the checks that are not required, "
+            f"then from the end of the trial): {', '.join(left_out)}"
+        )
+
+
+def _hours(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours:.2f}" if hours < 1 else f"{hours:.1f}"
