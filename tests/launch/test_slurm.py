@@ -12,7 +12,7 @@ import pytest
 
 from seatrial.config.schema import Cluster, Config, Container, Environment, Slurm
 from seatrial.launch.slurm import SlurmLauncher
-from seatrial.model import Job
+from seatrial.model import Job, Preflight
 from tests import paths
 
 GOLDEN = paths.GOLDEN / "slurm"
@@ -28,6 +28,7 @@ RANKS = Job(
     limits={"nodes.reachable": 120, "train.ddp": 900},
     limit_s=1200,
     env={"NCCL_DEBUG": "INFO", "NOTE": 'it\'s "quoted" $HOME'},
+    preflight=Preflight(version="0.1.0", torch=True, gpus=8, hf_cache=True),
 )
 NODES = RANKS.model_copy(update={"name": "nodes", "placement": "nodes", "ranks_per_node": 1, "env": {}})
 CPU_ONLY = RANKS.model_copy(update={"device": "cpu", "expected_gpus": None, "ranks_per_node": 2, "env": {}})
@@ -51,7 +52,10 @@ CASES = {
     "ranks": (RANKS, Config(name="t", checks={}, environment=SITE)),
     "nodes": (NODES, Config(name="t", checks={})),
     "cpu-only": (CPU_ONLY, Config(name="t", checks={}, slurm=Slurm(mem=None, exclusive=False))),
-    "every-option": (RANKS, Config(name="t", checks={}, slurm=FULL, cluster=Cluster(nodes=2))),
+    "every-option": (
+        RANKS.model_copy(update={"preflight": None}),
+        Config(name="t", checks={}, slurm=FULL, cluster=Cluster(nodes=2)),
+    ),
     "apptainer": (
         RANKS,
         Config(

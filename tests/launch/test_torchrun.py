@@ -12,11 +12,18 @@ import pytest
 from seatrial.config.schema import Config, Container
 from seatrial.launch.torchrun import TorchrunLauncher
 from tests import paths
-from tests.launch.test_slurm import CASES
+from tests.launch.test_slurm import CASES as SLURM_CASES
+from tests.launch.test_slurm import IMAGE, NODES
 from tests.processes import call
 
 GOLDEN = paths.GOLDEN / "torchrun"
-NAMES = ("ranks", "nodes", "apptainer")
+CASES = {
+    **{name: SLURM_CASES[name] for name in ("ranks", "nodes", "apptainer")},
+    "docker": (
+        NODES,
+        Config(name="t", checks={}, container=Container(runtime="docker", image=IMAGE, mounts=("/mnt/data:/data:ro",))),
+    ),
+}
 
 
 def rendered(name: str) -> str:
@@ -25,7 +32,7 @@ def rendered(name: str) -> str:
     return text.replace(sys.executable, "/opt/venv/bin/python")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_script_matches_golden_file(name: str) -> None:
     golden = GOLDEN / f"{name}.sh"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -34,7 +41,7 @@ def test_script_matches_golden_file(name: str) -> None:
     assert rendered(name) == golden.read_text()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_shellcheck_finds_nothing(name: str, tmp_path: Path) -> None:
     script = tmp_path / "torchrun.sh"
     script.write_text(rendered(name))
@@ -43,9 +50,11 @@ def test_shellcheck_finds_nothing(name: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_pyxis_needs_slurm() -> None:
-    settings = Config(name="t", checks={}, container=Container(runtime="pyxis", image="i"))
-    assert "Slurm" in (TorchrunLauncher(settings).available(2) or "")
+def test_node_is_a_number_below_the_number_of_nodes(tmp_path: Path) -> None:
+    (tmp_path / "torchrun.sh").write_text(rendered("nodes"))
+    for node in ("", "2", "node0"):
+        result = subprocess.run(["bash", tmp_path / "torchrun.sh", node], capture_output=True, text=True, check=False)
+        assert (result.returncode, "usage" in result.stderr) == (2, True)
 
 
 def test_missing_master_addr_is_reported(tmp_path: Path) -> None:

@@ -27,8 +27,11 @@ def diagnose(
 ) -> tuple[Finding, ...]:
     """The findings of a trial, one per title and subject: from errors of checks, then from logs, then from verdicts.
 
-    A fault that an error of a check explains is not reported again from logs.
+    A fault that an error of a check explains is not reported again from logs. Nodes that refused the last job, so that
+    no check of it started, are the only finding.
     """
+    if results and results[-1].state is JobState.REFUSED:
+        return (_refusal(results[-1]),)
     findings = {(finding.title, finding.subject): finding for finding in _findings_in_errors([*measurements, *retries])}
     explained = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
@@ -51,6 +54,20 @@ def explain(file: BinaryIO, name: str) -> tuple[Finding, ...]:
     return tuple(_finding(match, subject="", confidence="medium") for match in _causes(search(lines, source)))
 
 
+def _refusal(result: JobResult) -> Finding:
+    """The finding for nodes that do not have what the trial needs."""
+    _, _, command = result.cause.partition(". Run first")
+    return Finding(
+        title="The node does not have what the trial needs",
+        subject=result.failed_subject,
+        confidence="high",
+        evidence=result.cause,
+        first_command=command.partition(": ")[2].partition("; ")[0],
+        fix="Correct the environment of the node, or environment and container of the trial; then run it again.",
+        source=f"preflight of job {result.job}",
+    )
+
+
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
     for measurement in measurements:
         if measurement.error:
@@ -60,7 +77,7 @@ def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding
 
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:
     for result in sorted(results, key=lambda result: result.state is JobState.COMPLETED):
-        if result.state is JobState.CANCELLED:
+        if result.state in (JobState.CANCELLED, JobState.REFUSED):
             continue
         folder = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
         logs = sorted(path for path in folder.glob("**/*") if path.suffix in (".err", ".log") and path.is_file())

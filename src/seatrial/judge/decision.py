@@ -56,7 +56,7 @@ def decide(
         skipped, errors = (_threshold_messages(verdicts, outcome) for outcome in (Outcome.SKIP, Outcome.ERROR))
         no_gpu = cpu_only and not cpu_only_requested
         blockers = [*blockers, _NO_GPU if no_gpu else ""]
-        if missing := [*filter(None, blockers), *_missing_results(required, outcomes, excluded_checks)]:
+        if missing := [*filter(None, blockers), *_missing_results(required, verdicts, excluded_checks)]:
             reason_code = ReasonCode.NO_GPU if no_gpu else None
             unknown = [f"unknown GPU model {gpu}: no SKU data" for gpu in unknown_gpus]
             value, reason = DecisionValue.INCOMPLETE, "; ".join([*unknown, *missing, *errors])
@@ -133,14 +133,20 @@ def _threshold_messages(verdicts: Sequence[Verdict], outcome: Outcome) -> list[s
     ]
 
 
-def _missing_results(required: Mapping[str, bool], outcomes: Outcomes, excluded_checks: Mapping[str, str]) -> list[str]:
+def _missing_results(
+    required: Mapping[str, bool], verdicts: Sequence[Verdict], excluded_checks: Mapping[str, str]
+) -> list[str]:
     """The reasons against acceptance: excluded, inconclusive and missing checks."""
+    outcomes = _outcomes_by_check(verdicts)
+    not_measured = {verdict.check for verdict in verdicts if Reason.NOT_MEASURED in verdict.reasons}
     needed = [name for name, is_required in required.items() if is_required]
     by_check = {name: outcomes.get(name, set()) for name in needed}
     reasons = [f"{name} was excluded by {option}" for name, option in excluded_checks.items() if name in needed]
     for name, of_check in by_check.items():
-        if name not in excluded_checks and worst(of_check) not in _GOOD:
+        if name not in excluded_checks and worst(of_check) not in _GOOD and name not in not_measured:
             reasons.append(f"{name} is {worst(of_check)}")
+    if missing := [name for name in needed if name in not_measured]:
+        reasons.append(f"not measured: {and_more(missing, _MAX_NAMED)}")
     # checks that the record has, but its configuration does not
     unplanned = sorted(outcomes.keys() - required.keys())
     reasons += [f"{name} is {worst(outcomes[name])}" for name in unplanned if worst(outcomes[name]) not in _GOOD]

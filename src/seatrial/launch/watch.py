@@ -54,13 +54,19 @@ class AttemptEnd:
 def run_job(
     launcher: Launcher, job: Job, run_dir: Path, limits: Limits, checks: Mapping[str, Check], listener: Listener
 ) -> Iterator[JobResult]:
-    """Run ``job``; yield the result of each attempt. Each check gets a measurement or an error."""
+    """Run ``job``; yield the result of each attempt.
+
+    Each check gets a measurement or an error, but no check of a job that a node refused (JobState.REFUSED) gets one.
+    """
     while job.checks:
         number = 1 + sum(1 for path in (run_dir / "jobs" / job.name).glob("attempt*"))
         folder = run_dir / "jobs" / job.name / f"attempt{number}"
         folder.mkdir(parents=True)
         attempt = _Attempt(job, folder, ranks_in(folder, job), limits, checks, listener)
         result, cause = attempt.run(launcher, run_dir, number)
+        if result.state is JobState.REFUSED:
+            yield result
+            return
         job = attempt.remaining_job(result.state, cause)
         yield result
 
@@ -85,7 +91,8 @@ class _Attempt:
         try:
             running = launcher.start(rendered, self.folder)
         except SeatrialError as refusal:
-            end = AttemptEnd(JobState.FAILED, RootCause(f"launcher {launcher.name}", str(refusal), None), 0.0)
+            refused = RootCause(f"launcher {launcher.name}", str(refusal), None)
+            end = AttemptEnd(JobState.FAILED, root_cause.node_error(self.folder) or refused, 0.0)
         else:
             end = self._watch_and_stop(running)
         cause = end.root_cause
@@ -93,7 +100,7 @@ class _Attempt:
             job=job.name,
             attempt=number,
             launcher=launcher.name,
-            state=end.state,
+            state=JobState.REFUSED if cause and cause.preflight else end.state,
             started=started,
             seconds=time.monotonic() - clock,
             startup_s=end.startup_s,

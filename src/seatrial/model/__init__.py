@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from seatrial.model.base import Frozen
 from seatrial.model.errors import DiskFullError, NotApplicable, SeatrialError, UsageError, first_validation_error
-from seatrial.model.job import Job, JobResult, JobState, Machine
+from seatrial.model.job import Job, JobResult, JobState, Machine, Preflight
 from seatrial.model.measurement import (
     CLUSTER,
     ERROR_COUNTERS,
@@ -65,6 +65,7 @@ __all__ = [
     "ParsedThreshold",
     "Phase",
     "PlausibleRange",
+    "Preflight",
     "Reason",
     "ReasonCode",
     "ReferenceValue",

@@ -10,9 +10,10 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from seatrial import __version__
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
-from seatrial.model import CLUSTER, Job, Measurement, Scope, UsageError
+from seatrial.model import CLUSTER, Job, Measurement, Phase, Preflight, Scope, UsageError
 
 Placement = Literal["control", "nodes", "ranks"]
 
@@ -64,9 +65,29 @@ def make_plan(
     results = {check.name: _skip_or_error(check, config, node_gpus) for check in selected}
     not_run = {name: measurement for name, measurement in results.items() if measurement}
     runnable = [check for check in selected if check.name not in not_run]
-    placements: tuple[Placement, ...] = ("control", "nodes", "ranks")
-    jobs = [_job(placement, runnable, config, node_gpus) for placement in placements]
-    return Plan(tuple(job for job in jobs if job.checks), tuple(not_run.values()), excluded)
+    placements: tuple[Placement, ...] = ("nodes", "ranks", "control")
+    jobs = [job for placement in placements if (job := _job(placement, runnable, config, node_gpus)).checks]
+    preflight = _preflight(runnable, jobs)
+    jobs = [job if job.placement == "control" else job.model_copy(update={"preflight": preflight}) for job in jobs]
+    return Plan(_preflight_first(jobs), tuple(not_run.values()), excluded)
+
+
+def _preflight_first(jobs: list[Job]) -> tuple[Job, ...]:
+    """Return the first job on nodes, whose preflight precedes all checks, then the control job, which starts trials."""
+    on_nodes = [job for job in jobs if job.placement != "control"]
+    control = [job for job in jobs if job.placement == "control"]
+    return (*on_nodes[:1], *control, *on_nodes[1:])
+
+
+def _preflight(runnable: Iterable[Check], jobs: Iterable[Job]) -> Preflight:
+    """Return what every node must have for all checks of the plan, not only for those of one job."""
+    ranks = [job for job in jobs if job.placement == "ranks"]
+    return Preflight(
+        version=__version__,
+        torch=bool(ranks),
+        gpus=max((job.ranks_per_node for job in ranks if job.device == "cuda"), default=0),
+        hf_cache=any(check.phase in (Phase.SINGLE_GPU, Phase.DISTRIBUTED) for check in runnable),
+    )
 
 
 def retry_jobs(jobs: Iterable[Job], checks: Container[str], startup_s: float, number: int) -> Iterator[Job]:

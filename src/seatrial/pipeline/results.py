@@ -49,6 +49,7 @@ class TrialResults:
     sessions: list[Session] = field(default_factory=list)  # earlier sessions
     timings: list[Timing] = field(default_factory=list)
     stop_reason: str = ""
+    nodes_tried: bool = False  # a job of this session has passed the preflight; the next jobs run on the same nodes
     jobs: list[Job] = field(default_factory=list)  # in the order of their start
     _counts: Counter[tuple[str, int]] = field(default_factory=Counter)  # measurements by check and number of the retry
 

@@ -34,6 +34,7 @@ from seatrial.model import (
     worst,
 )
 from seatrial.model.telemetry import Telemetry
+from seatrial.pipeline.node_environments import node_environments
 from seatrial.pipeline.plan import Plan, retry_jobs
 from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
 from seatrial.pipeline.results import Display, TrialResults
@@ -43,6 +44,10 @@ from seatrial.pipeline.this_host import ThisHost, discover
 from seatrial.util import processes, secrets, signals
 
 INTERRUPTED = "interrupted"
+
+
+class _NodesRefused(Exception):
+    """Nodes do not have what the trial needs; the message names them and what is missing."""
 
 
 def run(run_dir: RunDir, display: Display) -> Trial:
@@ -158,7 +163,12 @@ def _retry_jobs(plan: Plan, results: TrialResults, baseline: Baseline | None, nu
 
 
 def _on_same_nodes(job: Job, results: TrialResults) -> Job:
-    """Return ``job`` with the node list of the last completed job, so that all jobs test the same nodes."""
+    """Return ``job`` with the node list of the last completed job, so that all jobs test the same nodes.
+
+    Without a preflight if a job of this session has tried them.
+    """
+    if results.nodes_tried:
+        job = job.model_copy(update={"preflight": None})
     completed = [result for result in results.job_results if result.nodelist and result.state is JobState.COMPLETED]
     if job.placement == "control" or not completed or not results.measurements:
         return job
@@ -169,6 +179,9 @@ def _run_job(job: Job, results: TrialResults) -> None:
     launcher = launcher_for(results.settings, job.placement)
     for result in run_job(launcher, job, results.run_dir.path, results.settings.limits, catalog(), results):
         results.add_job_result(result)
+        if result.state is JobState.REFUSED:
+            raise _NodesRefused(f"{result.failed_subject}: {result.cause}")
+        results.nodes_tried = results.nodes_tried or (result.state is JobState.COMPLETED and job.preflight is not None)
         measurements = results.retries if job.retry else results.measurements
         check_seconds = sum(_check_seconds(job.checks, measurements).values())
         overhead = max(0.0, result.seconds - check_seconds)
@@ -187,11 +200,14 @@ def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -
 
 @contextmanager
 def _record_stop_reason(results: TrialResults) -> Iterator[None]:
-    """On Ctrl-C or an OSError, leave the context and set ``results.stop_reason``."""
+    """On Ctrl-C, an OSError or nodes that do not have what the trial needs, set ``results.stop_reason``."""
     try:
         yield
     except KeyboardInterrupt:
         results.stop_reason = INTERRUPTED
+    except _NodesRefused as refused:
+        results.stop_reason = f"preflight failed on {refused}"
+        results.display.warn(results.stop_reason)
     except OSError as error:
         path = results.run_dir.path
         results.stop_reason = f"{error.strerror or error}: {error.filename or path}"
@@ -227,7 +243,9 @@ def _trial(
         seconds=sum(session.seconds for session in sessions),
         config=secrets.redacted(config, secret_values),
         origins=request.origins,
-        environment=secrets.redacted(this_host.facts, secret_values),
+        environment=secrets.redacted(
+            {**this_host.facts, "nodes": node_environments(results.run_dir.path, settings.container)}, secret_values
+        ),
         jobs=tuple(job.without_secrets() for job in plan.jobs),
         excluded_checks=plan.excluded_checks,
         stop_reason=results.stop_reason,
