@@ -221,7 +221,7 @@ def _trial(
     request, settings = results.run_dir.request, results.settings
     config = settings.model_dump(mode="json")
     secret_values = secrets.secret_values(config)
-    gpu_error = this_host.gpu_error(settings)
+    gpu_error, nodes = this_host.gpu_error(settings), node_environments(results.run_dir.path, settings.container)
     seconds = _check_seconds(list(settings.checks), results.measurements)
     retry_seconds = _check_seconds(list(settings.checks), results.retries)
     seconds |= {f"{name} (retry)": value for name, value in retry_seconds.items()}
@@ -243,9 +243,7 @@ def _trial(
         seconds=sum(session.seconds for session in sessions),
         config=secrets.redacted(config, secret_values),
         origins=request.origins,
-        environment=secrets.redacted(
-            {**this_host.facts, "nodes": node_environments(results.run_dir.path, settings.container)}, secret_values
-        ),
+        environment=secrets.redacted(this_host.facts | {"nodes": nodes}, secret_values),
         jobs=tuple(job.without_secrets() for job in plan.jobs),
         excluded_checks=plan.excluded_checks,
         stop_reason=results.stop_reason,
