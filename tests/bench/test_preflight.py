@@ -64,7 +64,7 @@ def test_venv_without_packages(tmp_path: Path) -> None:
     code, output, report = preflight(tmp_path, required, python=python, PYTHONPATH=str(ROOT / "src"))
     assert code == 1
     assert f"preflight: node7: {python} cannot import torch: ModuleNotFoundError" in output
-    assert f"Run first, on this node: {python} -c" in output
+    assert f"Run first, on this node: {python} -m pip" in output
     assert report["prefix"] == str(tmp_path / "bare")
 
 
@@ -90,7 +90,8 @@ __version__ = "2.99"
 version = types.SimpleNamespace(cuda={cuda!r})
 def init():
     if {error!r}: raise RuntimeError({error!r})
-cuda = types.SimpleNamespace(init=init, device_count=lambda: {gpus}, nccl=types.SimpleNamespace(version=lambda: (2, 29, 1)))
+nccl = types.SimpleNamespace(version=lambda: (2, 29, 1))
+cuda = types.SimpleNamespace(init=init, device_count=lambda: {gpus}, nccl=nccl)
 distributed = sys.modules["torch.distributed"] = types.SimpleNamespace(is_nccl_available=lambda: {nccl})
 """
 
@@ -98,7 +99,10 @@ distributed = sys.modules["torch.distributed"] = types.SimpleNamespace(is_nccl_a
 @pytest.mark.parametrize(
     ("torch", "named"),
     [
-        ({"error": "The NVIDIA driver is too old\nsecond line"}, "cannot use CUDA, 4 GPUs per node expected: The NVIDIA"),
+        (
+            {"error": "The NVIDIA driver is too old\nsecond line"},
+            "cannot use CUDA, 4 GPUs per node expected: The NVIDIA",
+        ),
         ({"cuda": None}, "without CUDA, 4 GPUs per node expected"),
         ({"gpus": 3}, "torch can use 3 GPUs (CUDA_VISIBLE_DEVICES=0,1,2), 4 GPUs per node expected"),
         ({"nccl": False}, "without NCCL, 4 GPUs per node expected"),
@@ -106,7 +110,9 @@ distributed = sys.modules["torch.distributed"] = types.SimpleNamespace(is_nccl_a
     ],
 )
 def test_torch_with_cuda(torch: dict[str, object], named: str, tmp_path: Path) -> None:
-    path = package(tmp_path, "torch", FAKE_TORCH.format(**{"cuda": "13.0", "error": "", "gpus": 4, "nccl": True, **torch}))
+    path = package(
+        tmp_path, "torch", FAKE_TORCH.format(**{"cuda": "13.0", "error": "", "gpus": 4, "nccl": True, **torch})
+    )
     required = NOTHING.model_copy(update={"torch": True, "gpus": 4})
     code, output, report = preflight(tmp_path, required, PYTHONPATH=path, CUDA_VISIBLE_DEVICES="0,1,2")
     assert (code, named in output) == (1 if named else 0, True), output
@@ -131,7 +137,7 @@ def test_run_directory_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_run_directory_that_the_node_does_not_see(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "seatrial.bench.preflight", tmp_path / "absent" / "job.json", "1"]
+    argv = [sys.executable, "-m", "seatrial.bench.preflight", str(tmp_path / "absent" / "job.json"), "1"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, f"{tmp_path}/absent/job.json" in done.stderr) == (1, True)
 

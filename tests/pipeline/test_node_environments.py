@@ -102,7 +102,7 @@ def test_venv_without_seatrial_or_torch(has_seatrial: bool, tmp_path: Path) -> N
     reason = refusal(tmp_path, NODES_AND_RANKS, f"environment.venv={tmp_path / 'bare'}", env=env)
     named = f"{python} cannot import torch" if has_seatrial else f"cannot run seatrial with {python}"
     assert named in reason
-    assert "not measured: host.inventory, nodes.reachable, train.cnn" in reason
+    assert reason.endswith("no required check was measured"), "not one reason a check"
 
 
 def test_venv_is_used_and_environment_is_sourced(tmp_path: Path) -> None:

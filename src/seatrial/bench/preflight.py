@@ -22,11 +22,6 @@ from typing import Any
 import seatrial
 
 _OLDEST_PYTHON = (3, 11)
-_FIRST_COMMAND = {
-    "seatrial": "{python} -m pip show seatrial",
-    "torch": '{python} -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.device_count())"',
-    "hf": "ls -ld {path}; df -h {path}",
-}
 
 
 class Problem(Exception):
@@ -76,7 +71,7 @@ def container_evidence() -> list[str]:
 
 
 def _try_seatrial(required: dict[str, Any], found: dict[str, Any]) -> None:
-    command = _FIRST_COMMAND["seatrial"].format(python=sys.executable)
+    command = f"{sys.executable} -m pip list"
     if sys.version_info < _OLDEST_PYTHON:
         oldest = ".".join(map(str, _OLDEST_PYTHON))
         raise Problem(f"{sys.executable} is Python {found['python']}, expected {oldest} or newer", command)
@@ -107,14 +102,15 @@ def _dependencies() -> list[str]:
 def _try_torch(required: dict[str, Any], found: dict[str, Any]) -> None:
     if not required["torch"]:
         return
-    command = _FIRST_COMMAND["torch"].format(python=sys.executable)
-    gpus = required["gpus"]
+    gpus, command = required["gpus"], f"{sys.executable} -m torch.utils.collect_env"
     try:
         import torch
         import torch.distributed
     except Exception as error:  # ImportError, OSError of a library, or what a broken package raises
         text = _first_line(error)
-        raise Problem(f"{sys.executable} cannot import torch: {type(error).__name__}: {text}", command) from error
+        raise Problem(
+            f"{sys.executable} cannot import torch: {type(error).__name__}: {text}", f"{sys.executable} -m pip list"
+        ) from error
     found["torch"], found["cuda"] = torch.__version__, torch.version.cuda
     if not gpus:
         return
@@ -153,7 +149,7 @@ def _try_hf_cache(required: dict[str, Any], found: dict[str, Any]) -> None:
             pass
     except OSError as error:
         clause = f"HF_HOME {path}, the Hugging Face cache, is not writable: {existing}: {error.strerror}"
-        raise Problem(clause, _FIRST_COMMAND["hf"].format(path=existing)) from error
+        raise Problem(clause, f"ls -ld {existing}; df -h {existing}") from error
 
 
 def _run_module(words: list[str]) -> None:

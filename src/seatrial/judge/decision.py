@@ -145,7 +145,8 @@ def _missing_results(
     for name, of_check in by_check.items():
         if name not in excluded_checks and worst(of_check) not in _GOOD and name not in not_measured:
             reasons.append(f"{name} is {worst(of_check)}")
-    if missing := [name for name in needed if name in not_measured]:
+    missing = [name for name in needed if name in not_measured]
+    if missing and len(missing) < len(needed):  # none at all: see below
         reasons.append(f"not measured: {and_more(missing, _MAX_NAMED)}")
     # checks that the record has, but its configuration does not
     unplanned = sorted(outcomes.keys() - required.keys())
