@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
 
 from seatrial.config.schema import Config, Container
 from seatrial.launch.torchrun import TorchrunLauncher
+from seatrial.model import JobState
 from tests import paths
 from tests.launch.test_slurm import CASES as SLURM_CASES
 from tests.launch.test_slurm import IMAGE, NODES
-from tests.processes import call
+from tests.processes import call, load
 
 GOLDEN = paths.GOLDEN / "torchrun"
 CASES = {
@@ -63,6 +66,28 @@ def test_missing_master_addr_is_reported(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "MASTER_ADDR"}
     result = subprocess.run(["bash", script, "0"], env=env, capture_output=True, text=True, check=False)
     assert "MASTER_ADDR: set it to the host name or address" in result.stderr
+
+
+def test_resume_reports_the_node_that_refused(tmp_path: Path) -> None:
+    """A venv without seatrial; after the correction the script removes its error."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    (tmp_path / "t.yaml").write_text("launcher: torchrun\nchecks: {host.inventory: }\n")
+    options = ("--gpus-per-node", "0", "--set", f"environment.venv={tmp_path / 'bare'}", "--out", tmp_path / "run")
+    assert call("render", "torchrun", tmp_path / "t.yaml", *options)[0] == 0
+    script = ["bash", str(tmp_path / "run" / "jobs" / "nodes" / "torchrun.sh"), "0"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert (done.returncode, "cannot run seatrial" in done.stderr) == (1, True)
+    assert call("run", "--resume", tmp_path / "run")[0] == 3
+    record = load(tmp_path / "run")
+    (result,) = record.results
+    assert (result.state, result.failed_subject) == (JobState.REFUSED, record.host)
+    assert f"cannot run seatrial with {tmp_path}/bare/bin/python" in record.decision.reason
+
+    (site,) = (tmp_path / "bare").glob("lib/python3*/site-packages")
+    (site / "installed.pth").write_text(f"{sysconfig.get_path('purelib')}\n{paths.ROOT / 'src'}\n")
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert call("run", "--resume", tmp_path / "run")[0] == 0
 
 
 def test_torchrun_requires_gpus_per_node(tmp_path: Path) -> None:
