@@ -35,7 +35,7 @@ def words(settings: Config, job: object, folder: Path, **env: str) -> list[str]:
 
 def test_python_without_a_container(tmp_path: Path) -> None:
     assert words(config(), CPU_JOB, tmp_path) == [sys.executable]
-    assert words(config(venv="/v"), CPU_JOB, tmp_path) == ["python"]
+    assert words(config(venv="/v"), CPU_JOB, tmp_path) == ["/v/bin/python"]
     assert words(config("pyxis", "i"), CPU_JOB, tmp_path) == ["python3"]
     assert python_name(config(venv="/v")) == "/v/bin/python"
 

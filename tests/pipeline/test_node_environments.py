@@ -139,7 +139,7 @@ def test_equal_nodes_share_an_entry(tmp_path: Path) -> None:
     folder = tmp_path / "jobs" / "nodes" / "attempt1" / "preflight"
     folder.mkdir(parents=True)
     for node, python in {"n0": "3.11.7", "n1": "3.11.7", "n2": "3.12.0"}.items():
-        (folder / f"{node}.json").write_text(json.dumps({"node": node, "python": python, "container": ["/.dockerenv"]}))
+        (folder / f"{node}.json").write_text(json.dumps({"node": node, "python": python, "evidence": ["/.dockerenv"]}))
     (folder / "n3.json").write_text('{"node": ')
     entries: Any = node_environments(tmp_path, Container(runtime="docker", image="i"))
     assert [(entry["nodes"], entry["python"], entry["in_container"]) for entry in entries] == [

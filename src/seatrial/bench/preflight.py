@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
     job_file, attempt, *rest = arguments
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     found: dict[str, Any] = {"python": sys.version.split()[0], "executable": sys.executable, "prefix": sys.prefix}
-    found["image_id"], found["container"] = os.environ.get("SEATRIAL_IMAGE_ID"), container_evidence()
+    found["image_id"], found["evidence"] = os.environ.get("SEATRIAL_IMAGE_ID"), container_evidence()
     problems = []
     try:
         with open(job_file, encoding="utf-8") as file:

@@ -27,12 +27,12 @@ def diagnose(
 ) -> tuple[Finding, ...]:
     """The findings of a trial, one per title and subject: from errors of checks, then from logs, then from verdicts.
 
-    A fault that an error of a check explains is not reported again from logs. Nodes that refused the last job, so that
-    no check of it started, are the only finding.
+    A fault that an error of a check explains is not reported again from logs. The logs of a job that its nodes refused
+    have no other fault.
     """
-    if results and results[-1].state is JobState.REFUSED:
-        return (_refusal(results[-1]),)
-    findings = {(finding.title, finding.subject): finding for finding in _findings_in_errors([*measurements, *retries])}
+    refused = [_refusal(result) for result in results[-1:] if result.state is JobState.REFUSED]
+    errors = _findings_in_errors([*measurements, *retries])
+    findings = {(finding.title, finding.subject): finding for finding in (*refused, *errors)}
     explained = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
         if finding.title not in explained:

@@ -35,24 +35,24 @@ def refusal(settings: Config, runtimes: tuple[str, ...]) -> str | None:
     return None
 
 
-def python_array(settings: Config, job: Job, run_dir: str = "SEATRIAL_RUN_DIR") -> list[str]:
+def python_array(settings: Config, job: Job) -> list[str]:
     """Return the bash lines that set the array ``python``: the words that start Python on a node.
 
-    ``run_dir`` is the name of the variable that holds the run directory, which is mounted under the same path. pyxis is
-    configured by srun flags instead.
+    The run directory is mounted under the same path. pyxis is configured by srun flags instead.
     """
     container = settings.container
     if container.runtime == "apptainer":
-        return _apptainer(container, job, run_dir)
+        return _apptainer(container, job)
     if container.runtime in ("docker", "podman"):
-        return _docker_or_podman(container, job, run_dir)
+        return _docker_or_podman(container, job)
     if container.runtime == "pyxis":
         return ["python=(python3)"]
-    return ["python=(python)" if settings.environment.venv else f"python=({shlex.quote(sys.executable)})"]
+    return [f"python=({python_name(settings)})"]
 
 
 def python_name(settings: Config) -> str:
     """Return the shortest command that starts the Python of ``python_array``, for messages; pyxis: after ``srun``."""
+    # not ``python``: the activate script of a venv that was moved leaves another one in the PATH
     python = f"{settings.environment.venv}/bin/python" if settings.environment.venv else sys.executable
     image = shlex.quote(settings.container.image or "")
     return {
@@ -64,18 +64,18 @@ def python_name(settings: Config) -> str:
     }[settings.container.runtime]
 
 
-def _apptainer(container: Container, job: Job, run_dir: str) -> list[str]:
+def _apptainer(container: Container, job: Job) -> list[str]:
     """It mounts the home folder and passes all variables by itself."""
     gpus = ["--nv"] if job.device == "cuda" else []
     mounts = [
-        f'--bind "${run_dir}:${run_dir}" "${{hf_home[@]}}"',
+        '--bind "$SEATRIAL_RUN_DIR:$SEATRIAL_RUN_DIR" "${hf_home[@]}"',
         *(f"--bind {shlex.quote(m)}" for m in container.mounts),
     ]
     words = " ".join(["apptainer exec", *gpus, *mounts, shlex.quote(container.image or ""), "python3"])
     return ["hf_home=()", '[ ! -d "${HF_HOME:-}" ] || hf_home=(--bind "$HF_HOME:$HF_HOME")', f"python=({words})"]
 
 
-def _docker_or_podman(container: Container, job: Job, run_dir: str) -> list[str]:
+def _docker_or_podman(container: Container, job: Job) -> list[str]:
     """The container shares the network, shared memory and process ids of the host, which the checks measure and name.
 
     Without network=host NCCL finds no RDMA device, without ipc=host /dev/shm has 64 MiB, and without pid=host neither
@@ -98,7 +98,7 @@ def _docker_or_podman(container: Container, job: Job, run_dir: str) -> list[str]
         f"    {_USER_AND_LIMITS[runtime]}",
         *([f'    {gpus} "${{devices[@]}}"'] if job.device == "cuda" else ['    "${devices[@]}"']),
         '    "${variables[@]/#/--env=}"',
-        f'    --volume="${run_dir}:${run_dir}" --volume="$HF_HOME:$HF_HOME"',
+        '    --volume="$SEATRIAL_RUN_DIR:$SEATRIAL_RUN_DIR" --volume="$HF_HOME:$HF_HOME"',
         *(f"    --volume={shlex.quote(mount)}" for mount in container.mounts),
         f"    --entrypoint=python3 {image}",
         ")",

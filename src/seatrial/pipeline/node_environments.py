@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -22,19 +23,11 @@ def node_environments(run_dir: Path, container: Container) -> list[JsonValue]:
             reports[str(report.pop("node"))] = report
         except (OSError, ValueError, LookupError, AttributeError, TypeError):  # truncated, or of another program
             continue
-    entries: list[dict[str, JsonValue]] = []
+    nodes: dict[str, list[JsonValue]] = {}
     for node, report in sorted(reports.items()):
-        evidence = report.pop("container", [])
-        asked = {"runtime": container.runtime, "image": container.image}
-        entry = {**asked, "in_container": bool(evidence), "evidence": evidence, **report}
-        same = next((other for other in entries if {**other, "nodes": None} == {**entry, "nodes": None}), None)
-        if same is None:
-            entries.append({"nodes": [node], **entry})
-        else:
-            same["nodes"] = [*_nodes(same), node]
-    return [dict(entry) for entry in entries]
-
-
-def _nodes(entry: dict[str, JsonValue]) -> list[JsonValue]:
-    nodes = entry["nodes"]
-    return nodes if isinstance(nodes, list) else []
+        nodes.setdefault(json.dumps(report, sort_keys=True), []).append(node)
+    asked: dict[str, JsonValue] = {"runtime": container.runtime, "image": container.image}
+    return [
+        {"nodes": same, **asked, "in_container": bool((report := json.loads(text)).get("evidence")), **report}
+        for text, same in nodes.items()
+    ]

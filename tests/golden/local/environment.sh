@@ -42,7 +42,7 @@ export HF_HOME=/data/hf
 export RANK=0
 export WORLD_SIZE=1
 export LOCAL_RANK=0
-python=(python)
+python=(/opt/venv/bin/python)
 if ! error=$("${python[@]}" -c "import seatrial.bench.preflight" 2>&1); then
     report_error 'cannot run seatrial with /opt/venv/bin/python'": ${error##*$'\n'}" '/opt/venv/bin/python -m pip show seatrial' >&2
     exit 1

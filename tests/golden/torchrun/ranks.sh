@@ -46,7 +46,7 @@ cd "$job_cwd"
 export HF_HOME=/shared/hf
 export NCCL_DEBUG=INFO
 export NOTE='it'"'"'s "quoted" $HOME'
-python=(python)
+python=(/shared/venv/bin/python)
 if ! output=$("${python[@]}" -m seatrial.bench.preflight "$job/job.json" 1 2>&1); then
     grep -a "^preflight: " <<<"$output" | tee -a "$errors" >&2 ||
         report_error 'cannot run seatrial with /shared/venv/bin/python'": ${output##*$'\n'}" '/shared/venv/bin/python -m pip show seatrial'
