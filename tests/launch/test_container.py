@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.config.schema import Config
+from seatrial.config.schema import Config, Container
 from seatrial.launch.container import python_array, python_name, refusal
 from tests.launch.scripted import CLUSTER_CHECK, job
 
@@ -70,7 +70,8 @@ def test_docker_and_podman(runtime: str, gpus: str, tmp_path: Path) -> None:
     ("settings", "named"),
     [
         (config("pyxis", "i"), "container.runtime is pyxis"),
-        (config("none", "i"), "container.image is i"),
+        (config("none", "i"), "container.runtime is none"),
+        (Config(name="t", checks={}, container=Container(mounts=("/a:/b",))), "container.runtime is none"),
         (config("docker"), "container.image is not set"),
         (config("docker", "i", venv="/v"), "environment.venv /v"),
     ],

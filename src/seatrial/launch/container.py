@@ -20,11 +20,12 @@ LABEL = "seatrial"  # of a container: the tag of the local launcher's process (u
 def refusal(settings: Config, runtimes: tuple[str, ...]) -> str | None:
     """Return why a launcher that knows these runtimes cannot provide the container of the trial; None if it can."""
     container, expected = settings.container, ", ".join(("none", *runtimes))
+    if container.runtime == "none" and (container.image or container.mounts):
+        return f"container.runtime is none, but container.image or mounts are set: expected {expected}"
     if container.runtime == "none":
-        image = f"container.image is {container.image}, but container.runtime is none: expected {expected}"
-        return image if container.image else None
+        return None
     if container.runtime not in runtimes:
-        return f"container.runtime is {container.runtime}, expected {expected}"
+        return f"container.runtime is {container.runtime}, which this launcher cannot run: expected {expected}"
     if not container.image:
         return f"container.runtime is {container.runtime}, but container.image is not set"
     if settings.environment.venv:
