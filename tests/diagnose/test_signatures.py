@@ -71,6 +71,30 @@ def test_fault_in_an_error_and_in_a_log_is_one_finding(tmp_path: Path) -> None:
     assert (finding.subject, finding.confidence) == ("rank 0", "high")
 
 
+def test_refused_job_has_one_finding(tmp_path: Path) -> None:
+    """Its logs name the same fault again."""
+    folder = tmp_path / "jobs" / "nodes" / "attempt1"
+    folder.mkdir(parents=True)
+    (folder / "launcher.err").write_text("ModuleNotFoundError: No module named 'torch'\n")
+    cause = "no torch. Run first: srun --nodelist=n1 pip list; no image. Run first: ls"
+    refused = JobResult(
+        job="nodes",
+        attempt=1,
+        launcher="slurm",
+        state=JobState.REFUSED,
+        started=0,
+        seconds=1,
+        startup_s=1,
+        failed_subject="n1",
+        cause=cause,
+    )
+    (finding,) = diagnose([refused], [], [], (), {}, tmp_path)
+    assert (finding.subject, finding.evidence, finding.confidence) == ("n1", cause, "high")
+    assert finding.first_command == "srun --nodelist=n1 pip list"
+    completed = refused.model_copy(update={"state": JobState.COMPLETED, "attempt": 2})
+    assert diagnose([refused, completed], [], [], (), {}, tmp_path) == (), "corrected since"
+
+
 def test_completed_job_has_findings_for_causes_only(tmp_path: Path) -> None:
     """Such as an Xid in the log of a job whose checks all passed."""
     results = []

@@ -112,6 +112,17 @@ def test_excluded_required_check_keeps_the_trial_incomplete() -> None:
     assert decision_value(*verdicts, required=required) is DecisionValue.ACCEPTED
 
 
+def test_checks_that_were_not_measured_are_one_reason() -> None:
+    def not_measured(name: str) -> Verdict:
+        return replace(verdict(name, Outcome.ERROR), reasons=(Reason.NOT_MEASURED,))
+
+    required = dict.fromkeys("abc", True)
+    rest = decide(required, [verdict("a", Outcome.PASS), not_measured("b"), not_measured("c")], {}, "", ("stopped",))
+    assert rest.reason == "stopped; not measured: b, c"
+    none = decide(required, [not_measured(name) for name in required], {}, "", ("stopped",))
+    assert (none.value, none.reason) == (DecisionValue.INCOMPLETE, "stopped; no required check was measured")
+
+
 def test_stopped_trial_is_incomplete_for_that_reason() -> None:
     decision = decide({"a": True}, [verdict("a", Outcome.PASS)], {}, "", ("interrupted", ""))
     assert (decision.value, decision.reason) == (DecisionValue.INCOMPLETE, "interrupted")

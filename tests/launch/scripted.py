@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from seatrial.checks import catalog
-from seatrial.config.schema import Limits
+from seatrial.config.schema import Config, Limits
 from seatrial.launch.base import RenderedJob
 from seatrial.launch.local import LocalJob, LocalLauncher
 from seatrial.launch.watch import run_job
 from seatrial.model import Job, JobResult, Measurement
+from seatrial.util import processes
 
+NO_CHECKS = Config(name="t", checks={})
 GPU_CHECK, CLUSTER_CHECK = "train.cnn", "nodes.reachable"  # a check of GPU scope, and one of CLUSTER scope
 HEAD = """
 import json, os, signal, sys, time
@@ -89,13 +92,15 @@ class Scripted:
         return RenderedJob(argv=argv, env={}, text="")
 
     def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
-        return LocalLauncher().start(rendered, folder)
+        child = processes.start(rendered.argv, env={}, stdout=folder / "launcher.out", stderr=folder / "launcher.err")
+        return LocalJob(child)
 
 
 class TorchrunScript(LocalLauncher):
     """The real torchrun with a script as worker; the script has the variable ``rank``."""
 
     def __init__(self, script: str) -> None:
+        super().__init__(NO_CHECKS)
         self._script = script
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
@@ -103,8 +108,9 @@ class TorchrunScript(LocalLauncher):
         folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
         program = run_dir / "worker.py"
         program.write_text(f"{HEAD}\nrank = int(os.environ['RANK'])\n{self._script}")
-        place = real.argv.index("seatrial.worker") - 1
-        return real.model_copy(update={"argv": (*real.argv[:place], str(program), str(folder))})
+        text, count = re.subn(r"^worker=.*$", f"worker=({program} {folder})", real.text, flags=re.MULTILINE)
+        assert count == 1
+        return real.model_copy(update={"text": text})
 
 
 def job(

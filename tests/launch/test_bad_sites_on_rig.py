@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.test_slurm_on_rig import CHECK, SHORT_TIMEOUT, TRIAL, errors, nothing_is_left, started
+from seatrial.model import Trial
+from tests.launch.test_slurm_on_rig import CHECK, SHORT_TIMEOUT, TRIAL, nothing_is_left, started
 from tests.processes import CPU_ONLY, HOST_ONLY, load, ranks_in_check, until
 from tests.rig.cluster import Cluster
 
@@ -32,13 +33,20 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(tmp_path / "small")], check=True)
 
 
+def failure(record: Trial) -> str:
+    """The failed subject and the cause of the only job."""
+    (result,) = record.results
+    assert result.cause in record.decision.reason or record.measurements
+    return f"{result.failed_subject}: {result.cause}"
+
+
 def test_node_with_different_munge_key(make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path) -> None:
     cluster = make_cluster(2)
     cluster.wrong_munge_key("node1")
     options = ("--only", "host.inventory", "--set", "slurm.queue_s=20")
     code, _, err = started(cluster, trial, tmp_path / "run", *options).finish()
     assert code == 3, err
-    (reason,) = set(errors(load(tmp_path / "run")).values())
+    reason = failure(load(tmp_path / "run"))
     # depends on whether srun or the controller detects the node first
     first = reason.rpartition("Run first: ")[2]
     if "node1 is DOWN+NOT_RESPONDING" in reason:
@@ -58,7 +66,7 @@ def test_unknown_interface_fails_preflight(make_cluster: Callable[..., Cluster],
     out = tmp_path / "run"
     code, _, err = started(cluster, trial, out, "--only", "nodes.reachable", "--set", "slurm.interface=ib7").finish()
     assert code == 3, err
-    reason = errors(load(out))["nodes.reachable"]
+    reason = failure(load(out))
     assert "node0, node1: slurm.interface: ib7 does not exist or has no IPv4 address" in reason
     assert "Run first: srun --nodelist=node0 ip -br address" in reason
     assert nothing_is_left(cluster)

@@ -17,7 +17,7 @@ from seatrial.launch.local import LocalLauncher
 from seatrial.launch.watch import run_job
 from seatrial.model import DecisionValue, JobState, Outcome
 from seatrial.worker import TERMINATING
-from tests.launch.scripted import RecordingListener, job
+from tests.launch.scripted import NO_CHECKS, RecordingListener, job
 from tests.processes import CPU_ONLY, Program, alive, call, heartbeats, load, ranks_in_check, until
 
 CHECK = "collectives.all_reduce"
@@ -212,7 +212,7 @@ def test_environment_of_other_jobs_is_not_inherited(tmp_path: Path, monkeypatch:
         monkeypatch.setenv(name, value)
     listener = RecordingListener()
     for spec in (job("nodes.reachable"), job("host.inventory", ranks=1, placement="nodes")):
-        (result,) = run_job(LocalLauncher(), spec, tmp_path / "run", Limits(startup_s=60), catalog(), listener)
+        (result,) = run_job(LocalLauncher(NO_CHECKS), spec, tmp_path / "run", Limits(startup_s=60), catalog(), listener)
         assert (result.state, result.cause) == (JobState.COMPLETED, "")
     assert [measurement.error for measurement in listener.measurements] == [None] * 3
 

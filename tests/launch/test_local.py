@@ -1,15 +1,22 @@
+"""Scripts of the local launcher, and jobs in the environment or container that the trial asks for."""
+
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from seatrial.config.schema import Cluster, Config
+from seatrial.config.schema import Cluster, Config, Container, Environment
 from seatrial.launch import launcher_for
 from seatrial.launch.local import LocalLauncher
-from seatrial.model import Job, UsageError
+from seatrial.model import Job, Preflight, UsageError
+from tests import paths
 
-JOB = Job(
+GOLDEN = paths.GOLDEN / "local"
+RANKS = Job(
     name="ranks",
     placement="ranks",
     device="cuda",
@@ -21,37 +28,82 @@ JOB = Job(
     limits={"train.ddp": 420},
     limit_s=600,
     env={"NCCL_DEBUG": "INFO WARN"},
+    preflight=Preflight(version="0.1.0", torch=True, gpus=4, hf_cache=True),
 )
+NODES = RANKS.model_copy(update={"name": "nodes", "placement": "nodes", "ranks_per_node": 1, "env": {}})
+CPU_ONLY = RANKS.model_copy(update={"device": "cpu", "env": {}, "preflight": None})
+SITE = Environment(source="/opt/my env.sh", modules=("cuda/13.0",), venv="/opt/venv", hf_home="/data/hf")
+MOUNTS = ("/mnt/data:/data:ro",)
 
 
-def rendered(**changes: object) -> str:
-    text = LocalLauncher().render(JOB.model_copy(update=changes), Path("RUN")).text
-    return text.replace(LocalLauncher().render(JOB, Path("RUN")).argv[0], "PYTHON")
+def config(**fields: object) -> Config:
+    return Config.model_validate({"name": "t", "checks": {}, **fields})
 
 
-def test_ranks_are_started_by_torchrun() -> None:
-    assert rendered() == (
-        'unset "${!PET_@}"\n'
-        "PYTHONSAFEPATH=1 \\\n    NCCL_DEBUG='INFO WARN' \\\n    "
-        "PYTHON -m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=4 --max-restarts=0 "
-        "--redirects=3 --log-dir=RUN/jobs/ranks/attempt1/logs -m seatrial.worker RUN/jobs/ranks/job.json 1"
-    )
+CASES = {
+    "ranks": (RANKS, config()),
+    "cpu-only": (CPU_ONLY, config()),
+    "environment": (NODES, config(environment=SITE)),
+    **{
+        runtime: (
+            job,
+            config(container=Container(runtime=runtime, image=image, mounts=MOUNTS)),
+        )
+        for runtime, image, job in (
+            ("apptainer", "/data/my torch.sif", RANKS),
+            ("docker", "nvcr.io/nvidia/pytorch:25.12-py3", RANKS),
+            ("podman", "nvcr.io/nvidia/pytorch:25.12-py3", NODES),
+        )
+    },
+}
+
+
+def rendered(name: str) -> str:
+    job, settings = CASES[name]
+    return LocalLauncher(settings).render(job, Path("/runs/today")).text.replace(sys.executable, "/opt/python")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_script_matches_golden_file(name: str) -> None:
+    golden = GOLDEN / f"{name}.sh"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(rendered(name))
+    assert rendered(name) == golden.read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shellcheck_finds_nothing(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(rendered(name))
+    shellcheck = Path(sys.executable).parent / "shellcheck"
+    result = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
 
 
 def test_gloo_uses_loopback_by_default() -> None:
-    assert "GLOO_SOCKET_IFNAME=lo" in rendered(device="cpu", env={})
-    assert "GLOO_SOCKET_IFNAME=eth7" in rendered(device="cpu", env={"GLOO_SOCKET_IFNAME": "eth7"})
-    assert "GLOO_SOCKET_IFNAME" not in rendered(device="cuda", env={})
+    def exported(job: Job, **env: str) -> bool:
+        text = LocalLauncher(config()).render(job.model_copy(update={"env": env}), Path("RUN")).text
+        return "export GLOO_SOCKET_IFNAME=lo\n" in text
 
-
-def test_jobs_without_torch_start_without_torchrun() -> None:
-    assert "torch" not in rendered(placement="nodes", name="nodes", env={}, ranks_per_node=1)
+    assert exported(CPU_ONLY)
+    assert not exported(CPU_ONLY, GLOO_SOCKET_IFNAME="eth7")
+    assert not exported(RANKS)
 
 
 def test_local_launcher_refuses_several_nodes() -> None:
-    settings = Config(name="t", checks={})
+    settings = config()
     assert launcher_for(settings, "ranks").name == "local"
     several = settings.model_copy(update={"launcher": "local", "cluster": Cluster(nodes=2)})
     assert launcher_for(several, "control").name == "local"
     with pytest.raises(UsageError, match=r"cluster\.nodes is 2"):
         launcher_for(several, "ranks")
+
+
+def test_control_jobs_run_in_the_environment_of_this_command() -> None:
+    container = Container(runtime="pyxis", image="i")
+    settings = config(launcher="slurm", container=container, environment=SITE)
+    control = NODES.model_copy(update={"name": "control", "placement": "control", "device": "cpu", "preflight": None})
+    text = launcher_for(settings, "control").render(control, Path("RUN")).text
+    assert f"python=({sys.executable})" in text
+    assert "/opt" not in text.replace(sys.executable, "")

@@ -31,7 +31,7 @@ beat(60, 0, status=CLUSTER_CHECK)
 class QueuedJob(LocalJob):
     """A local job of which a scheduler gives these states."""
 
-    states: Callable[[], WaitState | None]
+    states: Callable[[], WaitState | None] = lambda: None
 
     def wait_state(self) -> WaitState | None:  # type: ignore[override]
         return self.states()
@@ -48,7 +48,7 @@ class Queue(Scripted):
         return Scripted(*[self.scripts[job.name]] * attempt).render(job, run_dir, attempt)
 
     def start(self, rendered: RenderedJob, folder: Path) -> QueuedJob:
-        return QueuedJob(super().start(rendered, folder).child, self._state)
+        return QueuedJob(super().start(rendered, folder).child, states=self._state)
 
     def _state(self) -> WaitState | None:
         return self.states.pop(0) if len(self.states) > 1 else self.states[0]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.launch.test_slurm_on_rig import errors, nothing_is_left
+from seatrial.model import JobState
+from tests.launch.test_slurm_on_rig import nothing_is_left
 from tests.processes import Program, load
 from tests.rig.cluster import Cluster
 
@@ -40,8 +42,9 @@ def failed_subject_and_cause(
     assert nothing_is_left(cluster)
     record = load(out)
     (result,) = record.results
-    assert set(errors(record)) == {"host.inventory"}
-    assert result.cause in errors(record)["host.inventory"]
+    assert (result.state, record.measurements) == (JobState.REFUSED, ())
+    assert record.decision.reason.startswith(f"preflight failed on {result.failed_subject}: {result.cause}")
+    assert [finding.subject for finding in record.findings] == [result.failed_subject]
     return result.failed_subject, result.cause
 
 
@@ -70,7 +73,7 @@ def test_seatrial_not_importable_on_one_node(cluster: Cluster, tmp_path: Path) -
         f'#!/bin/sh\n[ "$(hostname)" = node0 ] || set -- -S "$@"\nexec {sys.executable} "$@"\n'
     )
     subject, cause = failed_subject_and_cause(cluster, tmp_path, environment=f"{{venv: {path}}}")
-    assert (subject, "cannot import seatrial with python" in cause) == ("node1", True)
+    assert (subject, f"cannot run seatrial with {path}/bin/python" in cause) == ("node1", True)
 
 
 def test_environment_missing_on_all_nodes(cluster: Cluster, tmp_path: Path) -> None:
@@ -78,7 +81,7 @@ def test_environment_missing_on_all_nodes(cluster: Cluster, tmp_path: Path) -> N
         cluster, tmp_path, environment="{source: /nowhere/env.sh, modules: [cuda/99]}"
     )
     assert subject == "node0, node1"
-    assert "node0, node1: environment.source /nowhere/env.sh" in cause
+    assert "environment.source /nowhere/env.sh" in cause
     assert "environment.modules: cannot load cuda/99" in cause
 
 
@@ -109,3 +112,18 @@ def test_pyxis_missing(cluster: Cluster, tmp_path: Path) -> None:
         cluster, tmp_path, container="{runtime: pyxis, image: nvcr.io#nvidia/pytorch}"
     )
     assert (subject, "container.runtime: Slurm has no pyxis" in cause) == ("node0, node1", True)
+
+
+def test_torch_without_cuda_where_slurm_offers_gpus(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    """The nodes have GPUs by Slurm's GRES; the torch of this machine is a CPU build."""
+    cluster = make_cluster(2, gpus_per_node=1)
+    (tmp_path / "site.yaml").write_text("checks: {slurm.nodes: , host.inventory: , device.gemm: , train.cnn: }")
+    options = ("--launcher", "slurm", "--nodes", "2", "--gpus-per-node", "1", "--out", tmp_path / "run")
+    code, _, err = Program("run", tmp_path / "site.yaml", *options, env=cluster.env).finish()
+    record = load(tmp_path / "run")
+    (result,) = record.results
+    assert (code, result.state, record.measurements) == (3, JobState.REFUSED, ()), err
+    assert result.failed_subject == "node0, node1"
+    assert result.cause.count("built without CUDA, 1 GPU per node expected") == 1
+    assert len(record.findings) == 1
+    assert nothing_is_left(cluster)

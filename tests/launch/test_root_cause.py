@@ -359,3 +359,23 @@ def test_silence_of_all_nodes_blames_none(tmp_path: Path) -> None:
     ranks = two_nodes(tmp_path, 1, 99)
     ranks[0].last_seen = ranks[1].last_seen
     assert root_cause.silent_nodes(ranks, TWO_NODES, tmp_path, 10) == {}
+
+
+def test_nodes_with_the_same_missing_requirements_share_a_sentence(tmp_path: Path) -> None:
+    lines = [
+        *(f"preflight: {node}: no venv. Run first: srun --nodelist={node} ls" for node in ("n0", "n2", "n1")),
+        *(f"{number}: preflight: n{number}: no image. Run first: srun --nodelist=n{number} ls" for number in (0, 1, 2)),
+    ]
+    (tmp_path / "launcher.err").write_text("\n".join(lines))
+    cause = root_cause.node_error(TWO_NODES, tmp_path)
+    assert cause
+    assert (cause.subject, cause.preflight) == ("n0, n1, n2", True)
+    assert cause.cause == "no venv. Run first: srun --nodelist=n0 ls; no image. Run first: srun --nodelist=n0 ls"
+    (tmp_path / "launcher.err").write_text("\n".join(lines[:2]))
+    cause = root_cause.node_error(TWO_NODES, tmp_path)
+    assert cause
+    assert (cause.subject, cause.cause.count("no venv")) == ("n0, n2", 1)
+    (tmp_path / "launcher.err").write_text("preflight: n0: no venv\npreflight: n1: no image\n")
+    cause = root_cause.node_error(TWO_NODES, tmp_path)
+    assert cause
+    assert (cause.subject, cause.cause) == ("n0, n1", "n0: no venv; n1: no image")

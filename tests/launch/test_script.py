@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import jinja2
 import pytest
 
-from seatrial.config.schema import Config, Container, Environment
-from seatrial.launch.script import environment, python, template
+from seatrial.config.schema import Config, Environment
+from seatrial.launch.script import environment, template
 from tests.launch.scripted import CLUSTER_CHECK, job
 
 
@@ -47,15 +46,6 @@ def test_missing_environment_ends_the_script(site: Environment) -> None:
     result = run_script(environment(config(environment=site), job(CLUSTER_CHECK)), "echo reached")
     assert result.returncode != 0
     assert "reached" not in result.stdout
-
-
-def test_python_of_environment_and_container() -> None:
-    assert shlex.split(python(config())) == [sys.executable]
-    assert python(config(environment=Environment(venv="/v"))) == "python"
-    assert python(config(container=Container(runtime="pyxis", image="i"))) == "python3"
-    apptainer = Container(runtime="apptainer", image="/a b.sif", mounts=("/m:/n:ro",))
-    argv = shlex.split(python(config(container=apptainer), "OUT"))
-    assert argv == ["apptainer", "exec", "--nv", "--bind", "$OUT:$OUT", "--bind", "/m:/n:ro", "/a b.sif", "python3"]
 
 
 def test_undefined_template_value_is_an_error() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from seatrial.config.schema import Cluster, Config, Container, Environment, Slurm
 from seatrial.launch.slurm import SlurmLauncher
-from seatrial.model import Job
+from seatrial.model import Job, Preflight
 from tests import paths
 
 GOLDEN = paths.GOLDEN / "slurm"
@@ -29,6 +29,7 @@ RANKS = Job(
     limit_s=1200,
     typical={"nodes.reachable": 0.2, "train.ddp": 150},
     env={"NCCL_DEBUG": "INFO", "NOTE": 'it\'s "quoted" $HOME'},
+    preflight=Preflight(version="0.1.0", torch=True, gpus=8, hf_cache=True),
 )
 NODES = RANKS.model_copy(update={"name": "nodes", "placement": "nodes", "ranks_per_node": 1, "env": {}})
 CPU_ONLY = RANKS.model_copy(update={"device": "cpu", "expected_gpus": None, "ranks_per_node": 2, "env": {}})
@@ -52,7 +53,10 @@ CASES = {
     "ranks": (RANKS, Config(name="t", checks={}, environment=SITE)),
     "nodes": (NODES, Config(name="t", checks={})),
     "cpu-only": (CPU_ONLY, Config(name="t", checks={}, slurm=Slurm(mem=None, exclusive=False))),
-    "every-option": (RANKS, Config(name="t", checks={}, slurm=FULL, cluster=Cluster(nodes=2))),
+    "every-option": (
+        RANKS.model_copy(update={"preflight": None}),
+        Config(name="t", checks={}, slurm=FULL, cluster=Cluster(nodes=2)),
+    ),
     "nodelist": (
         NODES.model_copy(update={"nodes": 5}),
         Config(name="t", checks={}, slurm=Slurm(nodelist="n[1-4,7]", exclude="n[5-6]"), cluster=Cluster(nodes=5)),

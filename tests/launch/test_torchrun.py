@@ -5,18 +5,28 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
 
 from seatrial.config.schema import Config, Container
 from seatrial.launch.torchrun import TorchrunLauncher
+from seatrial.model import JobState
 from tests import paths
-from tests.launch.test_slurm import CASES
-from tests.processes import call
+from tests.launch.test_slurm import CASES as SLURM_CASES
+from tests.launch.test_slurm import IMAGE, NODES
+from tests.processes import call, load
 
 GOLDEN = paths.GOLDEN / "torchrun"
-NAMES = ("ranks", "nodes", "apptainer")
+CASES = {
+    **{name: SLURM_CASES[name] for name in ("ranks", "nodes", "apptainer")},
+    "docker": (
+        NODES,
+        Config(name="t", checks={}, container=Container(runtime="docker", image=IMAGE, mounts=("/mnt/data:/data:ro",))),
+    ),
+}
 
 
 def rendered(name: str) -> str:
@@ -25,7 +35,7 @@ def rendered(name: str) -> str:
     return text.replace(sys.executable, "/opt/venv/bin/python")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_script_matches_golden_file(name: str) -> None:
     golden = GOLDEN / f"{name}.sh"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -34,7 +44,7 @@ def test_script_matches_golden_file(name: str) -> None:
     assert rendered(name) == golden.read_text()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_shellcheck_finds_nothing(name: str, tmp_path: Path) -> None:
     script = tmp_path / "torchrun.sh"
     script.write_text(rendered(name))
@@ -43,9 +53,11 @@ def test_shellcheck_finds_nothing(name: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_pyxis_needs_slurm() -> None:
-    settings = Config(name="t", checks={}, container=Container(runtime="pyxis", image="i"))
-    assert "Slurm" in (TorchrunLauncher(settings).available(2) or "")
+def test_node_is_a_number_below_the_number_of_nodes(tmp_path: Path) -> None:
+    (tmp_path / "torchrun.sh").write_text(rendered("nodes"))
+    for node in ("", "2", "node0"):
+        result = subprocess.run(["bash", tmp_path / "torchrun.sh", node], capture_output=True, text=True, check=False)
+        assert (result.returncode, "usage" in result.stderr) == (2, True)
 
 
 def test_missing_master_addr_is_reported(tmp_path: Path) -> None:
@@ -54,6 +66,28 @@ def test_missing_master_addr_is_reported(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "MASTER_ADDR"}
     result = subprocess.run(["bash", script, "0"], env=env, capture_output=True, text=True, check=False)
     assert "MASTER_ADDR: set it to the host name or address" in result.stderr
+
+
+def test_resume_reports_the_node_that_refused(tmp_path: Path) -> None:
+    """A venv without seatrial; after the correction the script removes its error."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    (tmp_path / "t.yaml").write_text("launcher: torchrun\nchecks: {host.inventory: }\n")
+    options = ("--gpus-per-node", "0", "--set", f"environment.venv={tmp_path / 'bare'}", "--out", tmp_path / "run")
+    assert call("render", "torchrun", tmp_path / "t.yaml", *options)[0] == 0
+    script = ["bash", str(tmp_path / "run" / "jobs" / "nodes" / "torchrun.sh"), "0"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert (done.returncode, "cannot run seatrial" in done.stderr) == (1, True)
+    assert call("run", "--resume", tmp_path / "run")[0] == 3
+    record = load(tmp_path / "run")
+    (result,) = record.results
+    assert (result.state, result.failed_subject) == (JobState.REFUSED, record.host)
+    assert f"cannot run seatrial with {tmp_path}/bare/bin/python" in record.decision.reason
+
+    (site,) = (tmp_path / "bare").glob("lib/python3*/site-packages")
+    (site / "installed.pth").write_text(f"{sysconfig.get_path('purelib')}\n{paths.ROOT / 'src'}\n")
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert call("run", "--resume", tmp_path / "run")[0] == 0
 
 
 def test_torchrun_requires_gpus_per_node(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,8 @@ def test_results_are_fetched_from_unshared_nodes(make_site: Callable[..., Site],
     assert code == 0, err
     record = load(site.out)
     assert record.decision.value is DecisionValue.ACCEPTED
+    environments: Any = record.environment["nodes"]
+    assert [entry["nodes"] for entry in environments] == [["node0", "node1"]]
     assert len([measurement for measurement in record.measurements if measurement.check == CHECK]) == 4
     assert Outcome.WARN in {verdict.outcome for verdict in record.verdicts if verdict.metric == "paths_not_shared"}
     attempt = site.out / "jobs" / "ranks" / "attempt1"

@@ -31,6 +31,13 @@ def test_exiting_rank_has_the_teardown_time(tmp_path: Path) -> None:
     assert (result.state, result.cause) == (JobState.FAILED, f"{CLUSTER_CHECK}: CUDA error")
 
 
+def test_refused_job_measures_nothing(tmp_path: Path) -> None:
+    """No measurement with the error for each check, and no second attempt."""
+    script = "print('preflight: n0: no torch. Run first: ls', file=sys.stderr); sys.exit(1)"
+    (result,), listener = run_scripted(Scripted(script), job(GPU_CHECK, CLUSTER_CHECK), tmp_path)
+    assert (result.state, result.failed_subject, listener.measurements) == (JobState.REFUSED, "n0", [])
+
+
 class Interrupting(RecordingListener):
     def show_status(self, text: str) -> None:
         if text == GPU_CHECK:

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from pydantic import JsonValue
 
+from seatrial import __version__
 from seatrial.checks.base import Check, Context, Needs, Options
 from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
-from seatrial.model import TIME_LIMIT, Observation, Phase, Scope, UsageError
+from seatrial.model import TIME_LIMIT, Observation, Phase, Preflight, Scope, UsageError
 from seatrial.pipeline import durations as durations_module
 from seatrial.pipeline import plan as plan_module
 from seatrial.pipeline.durations import TypicalSeconds
@@ -101,6 +102,31 @@ def test_checks_that_ran_on_fewer_nodes_are_in_a_job_of_their_own() -> None:
         (3, ("all.c",)),
         (2, ("all.d",)),
     ]
+
+
+def test_first_job_on_nodes_precedes_the_control_job() -> None:
+    """Its preflight: the control job starts trials in the same environment."""
+    checks = {**CHECKS, "slurm.x": make_check("slurm.x", Scope.CONTROL)}
+    settings = config().model_copy(update={"checks": dict.fromkeys(checks, CheckSettings())})
+
+    def names(*done: str) -> list[str]:
+        return [job.name for job in make_plan(settings, checks, NodeGpus(2), done=done).jobs]
+
+    assert names() == ["nodes", "control", "ranks"]
+    assert names("host.a") == ["ranks", "control"]
+    assert names("host.a", "gpu.b", "all.c", "all.d") == ["control"]
+
+
+def test_preflight_tries_what_all_jobs_need() -> None:
+    plan = make_plan(config(nodes=2), CHECKS, NodeGpus(4))
+    expected = Preflight(version=__version__, torch=True, gpus=4, hf_cache=False)
+    assert [job.preflight for job in plan.jobs] == [expected, expected]
+    (nodes,) = make_plan(config(), CHECKS, NodeGpus(4), only=["host.*"]).jobs
+    assert nodes.preflight == Preflight(version=__version__, torch=False, gpus=0, hf_cache=False)
+    checks = {"train.x": replace(CHECKS["all.d"], name="train.x", phase=Phase.SINGLE_GPU)}
+    settings = config().model_copy(update={"checks": {"train.x": CheckSettings()}})
+    (ranks,) = make_plan(settings, checks, NodeGpus(0)).jobs
+    assert ranks.preflight == Preflight(version=__version__, torch=True, gpus=0, hf_cache=True)
 
 
 def test_trial_overrides_limit_s() -> None:

@@ -14,6 +14,7 @@ from seatrial.report.formatting import bytes_of, count_text, format_range, natur
         (["n", "n/gpu0"], "1 node + 1 GPU"),
         (["a->b", "b->a"], "2 links"),
         (["rail0", "rail1", "cluster"], "cluster + 2 rails"),
+        (["rank 0", "rank 1 (node0, pid 4711)"], "2 ranks"),  # that failed before they were known by their devices
         ([], "none"),
     ],
 )

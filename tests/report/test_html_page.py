@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 from pydantic import JsonValue
 
-from seatrial.model import Artifact, Outcome, Trial
+from seatrial.model import Artifact, JobState, Outcome, Trial
 from seatrial.report.html_page import MEANINGS, SYMBOLS, href, render
 from tests.report import samples
 from tests.report.sample_data import METHOD
@@ -245,3 +245,7 @@ def test_the_page_of_512_gpus_is_rendered_in_3_s_with_collapsed_tables() -> None
     assert html.count('<details class="by-subject" >') == 4
     assert '<details class="by-subject" open>' not in html
     assert '<details class="by-subject" open>' in render(samples.accepted())
+
+
+def test_every_state_of_a_job_has_a_symbol() -> None:
+    assert set(JobState) <= set(SYMBOLS)

@@ -129,10 +129,10 @@ class Environment(Frozen):
 
 
 class Container(Frozen):
-    """The container that the worker runs in."""
+    """The container that the worker runs in. Its image has torch, and seatrial in the version that starts the trial."""
 
-    runtime: Literal["none", "apptainer", "pyxis"] = "none"
-    image: str | None = None
+    runtime: Literal["none", "apptainer", "docker", "podman", "pyxis"] = "none"
+    image: str | None = Field(default=None, description="a file, or a name that the runtime knows")
     mounts: tuple[str, ...] = Field(
         default=(), description="SOURCE:TARGET[:OPTIONS]; the run directory is always mounted"
     )

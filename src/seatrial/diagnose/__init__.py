@@ -27,9 +27,12 @@ def diagnose(
     """The findings of a trial: causes of bad verdicts, then one per title and subject from errors of checks, from logs,
     and from verdicts that locate a fault.
 
-    A fault that an error of a check explains is not reported again from logs. ``node_prefix``: see cause_findings.
+    A fault that an error of a check explains is not reported again from logs. The logs of a job that its nodes refused
+    have no other fault. ``node_prefix``: see cause_findings.
     """
-    findings = {(finding.title, finding.subject): finding for finding in _findings_in_errors([*measurements, *retries])}
+    refused = [_refusal(result) for result in results[-1:] if result.state is JobState.REFUSED]
+    errors = _findings_in_errors([*measurements, *retries])
+    findings = {(finding.title, finding.subject): finding for finding in (*refused, *errors)}
     explained = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
         if finding.title not in explained:
@@ -60,6 +63,20 @@ def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
     return tuple(_finding(match, subject="", confidence="medium") for match in first_of_each.values())
 
 
+def _refusal(result: JobResult) -> Finding:
+    """The finding for nodes that do not have what the trial needs."""
+    _, _, command = result.cause.partition(". Run first")
+    return Finding(
+        title="The node does not have what the trial needs",
+        subject=result.failed_subject,
+        confidence="high",
+        evidence=result.cause,
+        first_command=command.partition(": ")[2].partition("; ")[0],
+        fix="Correct the environment of the node, or environment and container of the trial; then run it again.",
+        source=f"preflight of job {result.job}",
+    )
+
+
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
     for measurement in measurements:
         if measurement.error:
@@ -69,7 +86,7 @@ def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding
 
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:
     for result in sorted(results, key=lambda result: result.state is JobState.COMPLETED):
-        if result.state is JobState.CANCELLED:
+        if result.state in (JobState.CANCELLED, JobState.REFUSED):
             continue
         folder = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
         logs = sorted(path for path in folder.glob("**/*") if path.suffix in (".err", ".log") and path.is_file())

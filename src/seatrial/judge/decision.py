@@ -58,7 +58,7 @@ def decide(
         skipped, errors = (_threshold_messages(verdicts, outcome) for outcome in (Outcome.SKIP, Outcome.ERROR))
         no_gpu = cpu_only and not cpu_only_requested
         blockers = [untested_nodes, *blockers, _NO_GPU if no_gpu else ""]
-        if missing := [*filter(None, blockers), *_missing_results(required, outcomes, excluded_checks)]:
+        if missing := [*filter(None, blockers), *_missing_results(required, verdicts, excluded_checks)]:
             reason_code = ReasonCode.NO_GPU if no_gpu else None
             unknown = [f"unknown GPU model {gpu}: no SKU data" for gpu in unknown_gpus]
             value, reason = DecisionValue.INCOMPLETE, "; ".join([*unknown, *missing, *errors])
@@ -135,12 +135,19 @@ def _threshold_messages(verdicts: Sequence[Verdict], outcome: Outcome) -> list[s
     ]
 
 
-def _missing_results(required: Mapping[str, bool], outcomes: Outcomes, excluded_checks: Mapping[str, str]) -> list[str]:
+def _missing_results(
+    required: Mapping[str, bool], verdicts: Sequence[Verdict], excluded_checks: Mapping[str, str]
+) -> list[str]:
     """The reasons against acceptance: excluded, inconclusive and missing checks."""
+    outcomes = _outcomes_by_check(verdicts)
+    not_measured = {verdict.check for verdict in verdicts if Reason.NOT_MEASURED in verdict.reasons}
     needed = [name for name, is_required in required.items() if is_required]
     by_check = {name: outcomes.get(name, set()) for name in needed}
     not_good = [name for name in by_check if name not in excluded_checks and worst(by_check[name]) not in _GOOD]
-    reasons = [f"{name} is {worst(by_check[name])}" for name in not_good]
+    reasons = [f"{name} is {worst(by_check[name])}" for name in not_good if name not in not_measured]
+    missing = [name for name in needed if name in not_measured]
+    if missing and len(missing) < len(needed):  # none at all: see below
+        reasons.append(f"not measured: {and_more(missing, _MAX_NAMED)}")
     # the user did not choose the checks that a time limit leaves out
     if excluded := [name for name, option in excluded_checks.items() if name in needed or option == TIME_LIMIT]:
         options = " and ".join(sorted({excluded_checks[name] for name in excluded}))

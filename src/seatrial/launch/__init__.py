@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from seatrial.config.schema import Config
+from seatrial.config.schema import Config, Container, Environment
 from seatrial.launch.base import Launcher, NodeShortage
 from seatrial.launch.local import LocalLauncher
 from seatrial.launch.slurm import SlurmLauncher
@@ -33,11 +33,14 @@ def launcher_for(settings: Config, placement: str) -> Launcher:
 
     Raises UsageError if the launcher is not available here.
     """
-    nodes = 1 if placement == "control" else settings.cluster.nodes
-    launcher: Launcher = LocalLauncher()
-    if placement != "control" and settings.uses_slurm:
+    nodes = settings.cluster.nodes
+    launcher: Launcher = LocalLauncher(settings)
+    if placement == "control":  # in the environment of this command: its checks submit jobs and start trials
+        plain = {"environment": Environment(), "container": Container()}
+        nodes, launcher = 1, LocalLauncher(settings.model_copy(update=plain))
+    elif settings.uses_slurm:
         launcher = SlurmLauncher(settings)
-    elif placement != "control" and settings.launcher == "torchrun":
+    elif settings.launcher == "torchrun":
         launcher = TorchrunLauncher(settings)
     reason = launcher.available(nodes)
     if reason:

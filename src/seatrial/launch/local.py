@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from seatrial.config.schema import Config
+from seatrial.launch import container, script
 from seatrial.launch.base import Allocation, RenderedJob
+from seatrial.launch.requirements import requirements
 from seatrial.model import Job
 from seatrial.util import processes
+from seatrial.util.files import atomic_write
+from seatrial.util.secrets import PRIVATE
 
 # Without an interface name gloo resolves the host name, which may fail; loopback always works on one host
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 # Override variables of another job that the calling shell may have set
 _SINGLE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-_TORCHRUN_PREFIX = "PET_"  # of variables from which torchrun reads options: not inherited
-# Do not import a folder named seatrial in the current directory instead of the package
-_SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+_REMOVE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A job in child processes of this process."""
+    """A job in child processes of this process; ``runtime``: docker or podman, if it runs in a container of theirs."""
 
     child: processes.Child
+    runtime: str = ""
 
     def wait_state(self) -> None:
         return None
@@ -50,7 +53,13 @@ class LocalJob:
 
     def cancel(self, *, node_lost: bool = False) -> str:
         del node_lost
-        return processes.stop(self.child)
+        remaining = processes.stop(self.child)
+        if self.runtime:  # its processes outlive a killed client
+            filters = ["--filter", f"label={container.LABEL}={self.child.tag}"]
+            listed = processes.run_command([self.runtime, "ps", "--quiet", *filters], _REMOVE_TIMEOUT_S)
+            if ids := listed.out.split():
+                processes.run_command([self.runtime, "rm", "--force", *ids], _REMOVE_TIMEOUT_S)
+        return remaining
 
 
 class LocalLauncher:
@@ -58,34 +67,32 @@ class LocalLauncher:
 
     name = "local"
 
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
+
     def available(self, nodes: int) -> str | None:
-        return None if nodes == 1 else f"cluster.nodes is {nodes}, but it runs on this host only: use --launcher slurm"
+        if nodes != 1:
+            return f"cluster.nodes is {nodes}, but it runs on this host only: use --launcher slurm"
+        return container.refusal(self._settings, ("apptainer", "docker", "podman"))
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
-        folder = run_dir / "jobs" / job.name
-        worker = ("-m", "seatrial.worker", str(folder / "job.json"), str(attempt))
-        agent = _torchrun(job, folder / f"attempt{attempt}") if job.placement == "ranks" else ()
-        argv = (sys.executable, *agent, *worker)
+        settings, folder = self._settings, run_dir / "jobs" / job.name
         rank_env = {} if job.placement == "ranks" else _SINGLE_PROCESS
-        env = {**_SAFE_PATH, **(_LOOPBACK if job.device == "cpu" else {}), **rank_env, **job.env}
-        assignments = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
-        text = f'unset "${{!{_TORCHRUN_PREFIX}@}}"\n' + " \\\n    ".join([*assignments, shlex.join(argv)])
-        return RenderedJob(argv=argv, env=env, text=text)
+        env = {**(_LOOPBACK if job.device == "cpu" else {}), **rank_env, **job.env}
+        job = job.model_copy(update={"env": env})
+        text = script.template("local.sh.j2").render(
+            job=job,
+            attempt=attempt,
+            run_dir=str(run_dir),
+            requirements=requirements(settings),
+            environment=script.environment(settings, job),
+            python=container.python_array(settings, job),
+            python_name=container.python_name(settings),
+        )
+        return RenderedJob(argv=("bash", str(folder / f"attempt{attempt}" / "job.sh")), env={}, text=text)
 
     def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
-        out, err = folder / "launcher.out", folder / "launcher.err"
-        child = processes.start(rendered.argv, env=rendered.env, stdout=out, stderr=err, without=_TORCHRUN_PREFIX)
-        return LocalJob(child)
-
-
-def _torchrun(job: Job, folder: Path) -> tuple[str, ...]:
-    return (
-        "-m",
-        "torch.distributed.run",
-        "--standalone",  # picks a free port, so that concurrent trials do not conflict
-        "--local-addr=127.0.0.1",  # do not depend on resolving the host name
-        f"--nproc-per-node={job.ranks_per_node}",
-        "--max-restarts=0",  # a restart would hide the fault
-        "--redirects=3",  # stdout and stderr of each rank go to its own files
-        f"--log-dir={folder / 'logs'}",
-    )
+        atomic_write(Path(rendered.argv[-1]), rendered.text.encode(errors="surrogateescape"), mode=PRIVATE)
+        child = processes.start(rendered.argv, env={}, stdout=folder / "launcher.out", stderr=folder / "launcher.err")
+        runtime = self._settings.container.runtime
+        return LocalJob(child, runtime if runtime in ("docker", "podman") and shutil.which(runtime) else "")

@@ -29,7 +29,7 @@ from seatrial.util.text import and_more
 _FAILURE = re.compile(
     r"rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s+: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
 )
-# printed by the sbatch script (sbatch.sh.j2) for a missing requirement of a node
+# printed by the scripts of jobs and by bench/preflight.py for a missing requirement of a node
 _PREFLIGHT = re.compile(r"^(?:\d+: )?preflight: (?P<node>[^:]+): (?P<error>.+)$", re.MULTILINE)
 # printed by srun if a node's slurmd refuses a step or does not answer (22.05, with different munge keys)
 _LAUNCH_FAILED = re.compile(
@@ -60,13 +60,15 @@ _RANK_LOG_BYTES = 1 << 16
 class RootCause:
     """``subject``: the rank, node or launcher at fault. ``rank``: its number; None unless it is exactly one rank.
 
-    ``shortage``: the nodes that the job lost or did not get, if these are the cause.
+    ``shortage``: the nodes that the job lost or did not get, if these are the cause. ``preflight``: the nodes do not
+    have what the trial needs, so that no check started.
     """
 
     subject: str
     cause: str
     rank: int | None
     shortage: NodeShortage | None = None
+    preflight: bool = False
 
 
 class _ReportedError(NamedTuple):
@@ -159,7 +161,7 @@ def job_ended(
     node_state: NodeState = lambda host: (host, ""),
 ) -> RootCause:
     """Return the cause for a job with a non-zero exit code; if no rank gives one, ``scheduler_reason``."""
-    if node_cause := _node_error(job, folder) or _unresponsive_nodes(ranks, job, folder):
+    if node_cause := node_error(job, folder) or _unresponsive_nodes(ranks, job, folder):
         return node_cause
     if silent := silent_nodes(ranks, job, folder, SILENT_AT_END_S):
         return lost_nodes(job, silent, node_state)
@@ -265,7 +267,7 @@ def _last_errors(ranks: Sequence[Rank]) -> dict[int, _ReportedError]:
     }
 
 
-def _node_error(job: Job, folder: Path) -> RootCause | None:
+def node_error(job: Job, folder: Path) -> RootCause | None:
     """Return the node that failed during the job, or the nodes with an error before its start, grouped by error."""
     log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
     if failed := list(dict.fromkeys(_NODE_FAILURE.findall(log))):
@@ -273,18 +275,19 @@ def _node_error(job: Job, folder: Path) -> RootCause | None:
         first = f"scontrol show node {failed[0]}; ping {failed[0]}"
         return RootCause(and_more(failed, _MAX_NAMED), f"{cause}. Run first: {first}", None, _lost(job, failed, cause))
     errors = [(match["node"], _LAUNCH_ERROR.format(**match.groupdict())) for match in _LAUNCH_FAILED.finditer(log)]
-    errors = errors or [(match["node"], match["error"]) for match in _PREFLIGHT.finditer(log)]
-    nodes_by_error: dict[str, list[str]] = {}
-    for node, error in errors:
-        nodes_by_error.setdefault(error.replace(node, "\0"), []).append(node)
-    if not nodes_by_error:
+    preflight_errors = [(match["node"], match["error"]) for match in _PREFLIGHT.finditer(log)]
+    errors = errors or preflight_errors
+    if not errors:
         return None
-    nodes = sorted({node for node, _ in errors})
-    grouped = [(sorted(group), error.replace("\0", min(group))) for error, group in nodes_by_error.items()]
-    cause = "; ".join(
-        error if len(nodes) == 1 else f"{and_more(group, _MAX_NAMED)}: {error}" for group, error in grouped
-    )
-    return RootCause(and_more(nodes, _MAX_NAMED), cause, None)
+    errors_by_node: dict[str, list[str]] = {}
+    for node, error in errors:
+        errors_by_node.setdefault(node, []).append(error.replace(node, "\0"))
+    nodes_by_text: dict[str, list[str]] = {}
+    for node in sorted(errors_by_node):
+        nodes_by_text.setdefault("; ".join(dict.fromkeys(errors_by_node[node])), []).append(node)
+    texts = [(nodes, text.replace("\0", nodes[0])) for text, nodes in nodes_by_text.items()]
+    cause = "; ".join(text if len(texts) == 1 else f"{and_more(nodes, _MAX_NAMED)}: {text}" for nodes, text in texts)
+    return RootCause(and_more(sorted(errors_by_node), _MAX_NAMED), cause, None, preflight=bool(preflight_errors))
 
 
 def _unresponsive_nodes(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCause | None:

@@ -1,9 +1,8 @@
-"""What the job scripts of Slurm and torchrun share: environment, Python command, templates."""
+"""What the job scripts of all launchers share: environment and templates."""
 
 from __future__ import annotations
 
 import shlex
-import sys
 from functools import cache
 
 import jinja2
@@ -23,20 +22,6 @@ def environment(settings: Config, job: Job) -> list[str]:
         site = ["job_cwd=$PWD", "set +euo pipefail", *site, "set -euo pipefail", 'cd "$job_cwd"']
     hf_home = [f"export HF_HOME={shlex.quote(config.hf_home)}"] if config.hf_home else []
     return [*site, *hf_home, *(f"export {name}={shlex.quote(value)}" for name, value in job.env.items())]
-
-
-def python(settings: Config, run_dir: str = "RUN_DIR") -> str:
-    """Return the bash words that start Python on a node, inside the container if there is one.
-
-    ``run_dir`` is the name of the variable that holds the run directory. pyxis is configured by srun flags instead.
-    """
-    container = settings.container
-    if container.runtime == "apptainer":
-        binds = [f'--bind "${run_dir}:${run_dir}"', *(f"--bind {shlex.quote(mount)}" for mount in container.mounts)]
-        return " ".join(["apptainer exec --nv", *binds, shlex.quote(container.image or ""), "python3"])
-    if container.runtime == "pyxis":
-        return "python3"
-    return "python" if settings.environment.venv else shlex.quote(sys.executable)
 
 
 @cache

@@ -10,15 +10,14 @@ import math
 import re
 import shlex
 import shutil
-import sys
 import uuid
 from pathlib import Path
-from typing import NamedTuple
 
-from seatrial.config.schema import Config, Container, Slurm
+from seatrial.config.schema import Config, Slurm
 from seatrial.discover import slurm
-from seatrial.launch import script
+from seatrial.launch import container, script
 from seatrial.launch.base import RenderedJob
+from seatrial.launch.requirements import requirements
 from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_remaining_jobs, job_collector
 from seatrial.model import Job, SeatrialError
 from seatrial.util.files import atomic_write
@@ -35,9 +34,10 @@ class SlurmLauncher:
 
     def available(self, nodes: int) -> str | None:
         del nodes  # checked by Slurm
-        if shutil.which("sbatch"):
-            return None
-        return "sbatch is not in PATH; run on a login node, or without a scheduler use: seatrial render torchrun"
+        if not shutil.which("sbatch"):
+            return "sbatch is not in PATH; run on a login node, or without a scheduler use: seatrial render torchrun"
+        # containers of docker and podman run outside the job's cgroups: Slurm neither confines nor ends them
+        return container.refusal(self._settings, ("apptainer", "pyxis"))
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         settings = self._settings
@@ -47,12 +47,13 @@ class SlurmLauncher:
             run_dir=str(run_dir),
             scratch=settings.slurm.scratch,
             sbatch_options=_sbatch_options(job, settings.slurm),
-            requirements=_requirements(settings),
+            requirements=requirements(settings),
             environment=script.environment(settings, job),
             cpus=settings.slurm.cpus_per_task,
             interface=settings.slurm.interface,
-            srun_flags=_srun_flags(settings.container),
-            python=script.python(settings, "SEATRIAL_RUN_DIR"),
+            srun_flags=_srun_flags(settings),
+            python=container.python_array(settings, job),
+            python_name=container.python_name(settings),
         )
         return RenderedJob(argv=("sbatch", "--parsable"), env={}, text=text)
 
@@ -108,63 +109,10 @@ def _sbatch_options(job: Job, config: Slurm) -> list[str]:
     return [*lines, *(["--exclusive"] if config.exclusive else []), "--no-requeue", *config.extra]
 
 
-class Requirement(NamedTuple):
-    """A requirement of each node: a shell test, the message if it fails, and the first command to run then."""
-
-    test: str
-    message: str
-    command: str
-
-
-def _requirements(settings: Config) -> list[Requirement]:
-    """Return the requirements of the config, each after those it depends on (a module may provide apptainer)."""
-    environment, container = settings.environment, settings.container
-    requirements = []
-    if environment.source:
-        path = shlex.quote(environment.source)
-        # a subshell first: a file that calls `exit` would end this test without a message
-        sourced = f"[[ $(source {path} && echo complete) == *complete ]] && source {path}"
-        test = f"# shellcheck source=/dev/null\n    {{ {sourced}; }} >/dev/null 2>&1"
-        message = f"environment.source {environment.source} is not readable, fails or exits the shell"
-        requirements.append(Requirement(test, message, shlex.join(["bash", "-x", environment.source])))
-    if environment.modules:
-        names = shlex.join(environment.modules)
-        test = f"module load {names} >/dev/null 2>&1"
-        message = f"environment.modules: cannot load {names}"
-        requirements.append(Requirement(test, message, 'bash -lc "module avail"'))
-    if environment.venv:
-        python = f"{environment.venv}/bin/python"
-        message = f"environment.venv: {python} does not exist or is not executable"
-        requirements.append(Requirement(_test("-x", python), message, shlex.join(["ls", "-l", python])))
-    elif container.runtime == "none":
-        message = f"seatrial's Python {sys.executable} does not exist on this node: set environment.venv"
-        command = shlex.join(["ls", "-l", sys.executable])
-        requirements.append(Requirement(_test("-x", sys.executable), message, command))
-    return requirements + _container_requirements(container)
-
-
-def _container_requirements(container: Container) -> list[Requirement]:
-    image = container.image or ""
-    requirements = []
-    if container.runtime == "apptainer":
-        test, message = "command -v apptainer >/dev/null", "container.runtime: apptainer is not installed"
-        requirements.append(Requirement(test, message, "which apptainer"))
-    if container.runtime == "pyxis":
-        test, message = "srun --help 2>&1 | grep -q -e --container-image", "container.runtime: Slurm has no pyxis"
-        requirements.append(Requirement(test, message, "scontrol show config | grep -i plugstack"))
-    if image.startswith(("/", "./")):  # other images are pulled from a registry
-        message, command = f"container.image {image} does not exist", shlex.join(["ls", "-l", image])
-        requirements.append(Requirement(_test("-e", image), message, command))
-    return requirements
-
-
-def _test(operator: str, path: str) -> str:
-    return f"[ {operator} {shlex.quote(path)} ]"
-
-
-def _srun_flags(container: Container) -> list[str]:
-    if container.runtime != "pyxis":
+def _srun_flags(settings: Config) -> list[str]:
+    config, hf_home = settings.container, settings.environment.hf_home
+    if config.runtime != "pyxis":
         return []
-    mounts = "".join(f",{mount}" for mount in container.mounts)
-    image, quoted_mounts = shlex.quote(container.image or ""), shlex.quote(mounts) if mounts else ""
+    mounts = "".join(f",{mount}" for mount in (*config.mounts, *([f"{hf_home}:{hf_home}"] if hf_home else [])))
+    image, quoted_mounts = shlex.quote(config.image or ""), shlex.quote(mounts) if mounts else ""
     return [f"--container-image={image}", f'--container-mounts="$SEATRIAL_RUN_DIR:$SEATRIAL_RUN_DIR"{quoted_mounts}']

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from seatrial.config.schema import Config
-from seatrial.launch import script
+from seatrial.launch import container, script
 from seatrial.launch.base import RenderedJob, StartedJob
+from seatrial.launch.requirements import requirements
 from seatrial.model import Job, SeatrialError
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE
@@ -25,23 +26,29 @@ class TorchrunLauncher:
 
     def available(self, nodes: int) -> str | None:
         del nodes  # the user chooses them
-        pyxis = self._settings.container.runtime == "pyxis"
-        return "container.runtime is pyxis, which is a Slurm plugin: use apptainer or none" if pyxis else None
+        return container.refusal(self._settings, ("apptainer", "docker", "podman"))
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         text = script.template("torchrun.sh.j2").render(
             job=job,
             attempt=attempt,
             run_dir=str(run_dir),
+            requirements=requirements(self._settings),
             environment=script.environment(self._settings, job),
-            python=script.python(self._settings),
+            python=container.python_array(self._settings, job),
+            python_name=container.python_name(self._settings),
         )
         return RenderedJob(argv=(), env={}, text=text)
 
     def start(self, rendered: RenderedJob, folder: Path) -> StartedJob:
-        """Write the script, then always raise SeatrialError: only the user can run it."""
+        """Write the script, then always raise SeatrialError: only the user can run it.
+
+        The errors of the preflight that the script wrote on its nodes become those of this attempt.
+        """
         command = folder.parent / "torchrun.sh"
         atomic_write(command, rendered.text.encode(), mode=PRIVATE)
+        errors = [file.read_text(encoding="utf-8", errors="replace") for file in folder.parent.glob("preflight.*")]
+        (folder / "launcher.err").write_text("".join(errors), encoding="utf-8")
         raise SeatrialError(
             f"measurements of some ranks are missing. Run on each node: bash {command} NODE (its index from 0); "
             f"if it has run already, read the logs in {folder.parent}/attempt*/logs"

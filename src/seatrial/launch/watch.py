@@ -68,8 +68,9 @@ def run_job(
     listener: Listener,
     min_nodes: int | None = None,
 ) -> Iterator[JobResult]:
-    """Run ``job``; yield the result of each attempt. Each check gets a measurement or an error.
+    """Run ``job``; yield the result of each attempt.
 
+    Each check gets a measurement or an error, but no check of a job that a node refused (JobState.REFUSED) gets one.
     ``min_nodes``: where nodes are missing, the remaining checks run on the others, if there are this many. After Ctrl-C
     or SIGTERM the result of the attempt is yielded, then KeyboardInterrupt raised.
     """
@@ -79,6 +80,9 @@ def run_job(
         folder.mkdir(parents=True)
         attempt = _Attempt(job, folder, ranks_in(folder, job), limits, checks, listener)
         end, result = attempt.run(launcher, run_dir, number)
+        if result.state is JobState.REFUSED:
+            yield result
+            return
         smaller = _on_fewer_nodes(job, end.root_cause, min_nodes)
         if end.root_cause or not end.interrupted:
             job = attempt.remaining_job(end, smaller)
@@ -119,15 +123,15 @@ class _Attempt:
             running = launcher.start(rendered, self.folder)
         except SeatrialError as refusal:
             lost = f"; submitted without {job.exclude}, lost in an earlier job" if job.exclude else ""
-            cause = RootCause(f"launcher {launcher.name}", f"{refusal}{lost}", None)
-            end = AttemptEnd(JobState.FAILED, cause, 0.0)
+            refused = RootCause(f"launcher {launcher.name}", f"{refusal}{lost}", None)
+            end = AttemptEnd(JobState.FAILED, root_cause.node_error(job, self.folder) or refused, 0.0)
         else:
             end = self._watch_and_stop(running)
         result = JobResult(
             job=job.name,
             attempt=number,
             launcher=launcher.name,
-            state=end.state,
+            state=JobState.REFUSED if end.root_cause and end.root_cause.preflight else end.state,
             started=started,
             seconds=time.monotonic() - clock,
             startup_s=end.startup_s,

@@ -19,6 +19,15 @@ from seatrial.util.secrets import redacted, secret_values
 REQUEST_FACTOR, MIN_REQUEST_S = 4.0, 600.0
 
 
+class Preflight(Frozen):
+    """What a node must have before a check starts; ``bench.preflight`` tries it in the environment of the workers."""
+
+    version: str = Field(description="of the seatrial that started the trial")
+    torch: bool = Field(description="a check uses torch")
+    gpus: int = Field(description="GPUs per node that torch must be able to use")
+    hf_cache: bool = Field(description="HF_HOME, if it is set, must be writable: the trial trains models")
+
+
 class Job(Frozen):
     """A set of processes that run several checks; the complete input of a worker."""
 
@@ -41,6 +50,7 @@ class Job(Frozen):
     env: dict[str, str] = {}
     retry: int = Field(default=0, description="0: first measurement; 1 and 2: retries of checks with bad values")
     telemetry_hz: float = Field(default=0, description="telemetry samples per second on each node; 0: none")
+    preflight: Preflight | None = Field(default=None, description="None: earlier jobs have tried these nodes")
 
     @property
     def retry_suffix(self) -> str:
@@ -106,6 +116,7 @@ class JobState(StrEnum):
     HUNG = "HUNG"  # the heartbeat of a process stopped
     TIMEOUT = "TIMEOUT"  # running, but over its time limit
     CANCELLED = "CANCELLED"
+    REFUSED = "REFUSED"  # a node does not have what the trial needs; no check of the job started
 
 
 class JobResult(Frozen):

@@ -14,9 +14,20 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from seatrial import __version__
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
-from seatrial.model import CLUSTER, TIME_LIMIT, Job, Measurement, Scope, Topology, UsageError
+from seatrial.model import (
+    CLUSTER,
+    TIME_LIMIT,
+    Job,
+    Measurement,
+    Phase,
+    Preflight,
+    Scope,
+    Topology,
+    UsageError,
+)
 from seatrial.pipeline.durations import typical_duration, typical_seconds
 
 Placement = Literal["control", "nodes", "ranks"]
@@ -84,7 +95,27 @@ def make_plan(
     left = [check for check in runnable if check.name not in {*excluded, *done}]
     jobs = [part for job in _jobs(left, config, node_gpus, nodes) for part in _parts(job, config, max_job_s)]
     jobs = [job.model_copy(update={"topology": topology}) if job.placement == "ranks" else job for job in jobs]
-    return Plan(tuple(jobs), tuple(m for name, m in not_run.items() if name not in set(done)), excluded)
+    preflight = _preflight(left, jobs)
+    jobs = [job if job.placement == "control" else job.model_copy(update={"preflight": preflight}) for job in jobs]
+    return Plan(_preflight_first(jobs), tuple(m for name, m in not_run.items() if name not in set(done)), excluded)
+
+
+def _preflight_first(jobs: list[Job]) -> tuple[Job, ...]:
+    """Return the first job on nodes, whose preflight precedes all checks, then the control job, which starts trials."""
+    on_nodes = [job for job in jobs if job.placement != "control"]
+    control = [job for job in jobs if job.placement == "control"]
+    return (*on_nodes[:1], *control, *on_nodes[1:])
+
+
+def _preflight(runnable: Iterable[Check], jobs: Iterable[Job]) -> Preflight:
+    """Return what every node must have for all checks of the plan, not only for those of one job."""
+    ranks = [job for job in jobs if job.placement == "ranks"]
+    return Preflight(
+        version=__version__,
+        torch=bool(ranks),
+        gpus=max((job.ranks_per_node for job in ranks if job.device == "cuda"), default=0),
+        hf_cache=any(check.phase in (Phase.SINGLE_GPU, Phase.DISTRIBUTED) for check in runnable),
+    )
 
 
 def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ...]:

@@ -55,6 +55,7 @@ class TrialResults:
     stop_reason: str = ""
     missing_nodes: dict[str, MissingNode] = field(default_factory=dict)  # by name
     lost_nodes: list[str] = field(default_factory=list)  # those of them that a job had and lost
+    nodes_tried: bool = False  # a job of this session has passed the preflight; the next jobs run on the same nodes
     jobs: list[Job] = field(default_factory=list)  # in the order of their start
     _counts: Counter[tuple[str, int]] = field(default_factory=Counter)  # measurements by check and number of the retry
 

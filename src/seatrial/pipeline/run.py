@@ -34,6 +34,7 @@ from seatrial.model import (
     worst,
 )
 from seatrial.model.telemetry import Telemetry
+from seatrial.pipeline.node_environments import node_environments
 from seatrial.pipeline.plan import Plan, jobs_as_run, retry_jobs
 from seatrial.pipeline.preview import unjudged_note
 from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
@@ -45,6 +46,10 @@ from seatrial.util import processes, secrets, signals
 from seatrial.util.gc_pause import gc_paused
 
 INTERRUPTED = "interrupted"
+
+
+class _NodesRefused(Exception):
+    """Nodes do not have what the trial needs; the message names them and what is missing."""
 
 
 def run(run_dir: RunDir, display: Display) -> Trial:
@@ -189,8 +194,11 @@ def _nodes_to_test(results: TrialResults) -> int:
 def _on_same_nodes(job: Job, results: TrialResults, nodes: int) -> Job:
     """Return ``job`` with the node list of the last completed job, so that all jobs test the same nodes.
 
-    After the loss of some of the ``nodes`` of the plan: without them, and with cluster.min_nodes on the others.
+    After the loss of some of the ``nodes`` of the plan: without them, and with cluster.min_nodes on the others. Without
+    a preflight if a job of this session has tried them.
     """
+    if results.nodes_tried:
+        job = job.model_copy(update={"preflight": None})
     if results.lost_nodes and job.placement != "control":
         min_nodes, left = results.settings.cluster.min_nodes, nodes - len(results.lost_nodes)
         if min_nodes and min_nodes <= left < job.nodes and not job.retry:
@@ -208,6 +216,9 @@ def _run_job(job: Job, results: TrialResults) -> None:
     min_nodes, run_dir = settings.cluster.min_nodes, results.run_dir.path
     for result in run_job(launcher, job, run_dir, settings.limits, catalog(), results, min_nodes):
         results.add_job_result(result)
+        if result.state is JobState.REFUSED:
+            raise _NodesRefused(f"{result.failed_subject}: {result.cause}")
+        results.nodes_tried = results.nodes_tried or (result.state is JobState.COMPLETED and job.preflight is not None)
         measurements = results.retries if job.retry else results.measurements
         check_seconds = sum(_check_seconds(job.checks, measurements).values())
         overhead = max(0.0, result.seconds - check_seconds)
@@ -226,11 +237,14 @@ def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -
 
 @contextmanager
 def _record_stop_reason(results: TrialResults) -> Iterator[None]:
-    """On Ctrl-C or an OSError, leave the context and set ``results.stop_reason``."""
+    """On Ctrl-C, an OSError or nodes that do not have what the trial needs, set ``results.stop_reason``."""
     try:
         yield
     except KeyboardInterrupt:
         results.stop_reason = INTERRUPTED
+    except _NodesRefused as refused:
+        results.stop_reason = f"preflight failed on {refused}"
+        results.display.warn(results.stop_reason)
     except OSError as error:
         path = results.run_dir.path
         results.stop_reason = f"{error.strerror or error}: {error.filename or path}"
@@ -244,7 +258,7 @@ def _trial(
     request, settings = results.run_dir.request, results.settings
     config = settings.model_dump(mode="json")
     secret_values = secrets.secret_values(config)
-    gpu_error = this_host.gpu_error(settings)
+    gpu_error, nodes = this_host.gpu_error(settings), node_environments(results.run_dir.path, settings.container)
     seconds = _check_seconds(list(settings.checks), results.measurements)
     retry_seconds = _check_seconds(list(settings.checks), results.retries)
     seconds |= {f"{name} (retry)": value for name, value in retry_seconds.items()}
@@ -266,7 +280,7 @@ def _trial(
         seconds=sum(session.seconds for session in sessions),
         config=secrets.redacted(config, secret_values),
         origins=request.origins,
-        environment=secrets.redacted(this_host.facts, secret_values),
+        environment=secrets.redacted(this_host.facts | {"nodes": nodes}, secret_values),
         jobs=tuple(job.without_secrets() for job in plan.jobs),
         excluded_checks=plan.excluded_checks,
         stop_reason=results.stop_reason,

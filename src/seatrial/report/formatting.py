@@ -29,6 +29,8 @@ def _kind(subject: str) -> str:
         return "link"
     if re.fullmatch(r"rail\d+", subject):
         return "rail"
+    if re.fullmatch(r"rank \d+( \(.*\))?", subject):  # a rank that failed before its node and device were known
+        return "rank"
     device = subject.rpartition("/")[2] if "/" in subject else ""
     return "GPU" if device.startswith("gpu") else "rank" if device.startswith("rank") else "node"
 

@@ -44,6 +44,7 @@ SYMBOLS: dict[str, str] = {
     JobState.HUNG: "⊘",
     JobState.TIMEOUT: "⊘",
     JobState.CANCELLED: "–",
+    JobState.REFUSED: "⊘",
 }
 MEANINGS: dict[str, str] = {
     Outcome.PASS: "measured; meets the threshold",

@@ -5,9 +5,34 @@
 # shellcheck disable=SC2016 # single quotes are intended
 set -euo pipefail
 
-RUN_DIR=/shared/runs/today
+export SEATRIAL_RUN_DIR=/shared/runs/today
+job=$SEATRIAL_RUN_DIR/jobs/ranks
+node=${1:-}
+if ! [[ $node =~ ^[0-9]+$ ]] || ((node >= 2)); then
+    echo "usage: bash torchrun.sh NODE, with NODE from 0 to 1" >&2
+    exit 2
+fi
 MASTER_ADDR=${MASTER_ADDR:?set it to the host name or address of the first node}
 MASTER_PORT=${MASTER_PORT:-29500}
+
+# The preflight: one line for each requirement that this node does not meet, also in a file that `run --resume` reads.
+errors=$job/preflight.$node
+rm -f "$errors"
+report_error() { echo "preflight: $(hostname): $1. Run first, on this node: $2" | tee -a "$errors" >&2; }
+requirements() {
+    # shellcheck source=/dev/null
+    { [[ $(source '/shared/my env.sh' && echo complete) == *complete ]] && source '/shared/my env.sh'; } >/dev/null 2>&1 ||
+        report_error 'environment.source /shared/my env.sh is not readable, fails or exits the shell' 'bash -x '"'"'/shared/my env.sh'"'"''
+    module load cuda/13.0 nccl >/dev/null 2>&1 ||
+        report_error 'environment.modules: cannot load cuda/13.0 nccl' 'bash -lc "module avail"'
+    [ -x /shared/venv/bin/python ] ||
+        report_error 'environment.venv: /shared/venv/bin/python does not exist or is not executable' 'ls -l /shared/venv/bin/python'
+    [ ! -x /shared/venv/bin/python ] || [ -e /shared/venv/bin/activate ] ||
+        report_error 'environment.venv: no /shared/venv/bin/activate' 'ls -l /shared/venv/bin/activate'
+    true
+}
+(set +eu; requirements)
+[[ ! -s $errors ]] || exit 1
 
 job_cwd=$PWD
 set +euo pipefail
@@ -21,18 +46,17 @@ cd "$job_cwd"
 export HF_HOME=/shared/hf
 export NCCL_DEBUG=INFO
 export NOTE='it'"'"'s "quoted" $HOME'
+python=(/shared/venv/bin/python)
+if ! output=$("${python[@]}" -m seatrial.bench.preflight "$job/job.json" 1 2>&1); then
+    grep -a "^preflight: " <<<"$output" | tee -a "$errors" >&2 ||
+        report_error 'cannot run seatrial with /shared/venv/bin/python'": ${output##*$'\n'}" '/shared/venv/bin/python -m pip show seatrial'
+    exit 1
+fi
 
-python=(python)
+worker=(-m seatrial.worker "$job/job.json" 1)
 agent=(
-    "${python[@]}" -m torch.distributed.run
+    -m torch.distributed.run --node-rank="$node" --log-dir="$job/attempt1/logs/node$node"
     --nnodes=2 --nproc-per-node=8 --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"
     --max-restarts=0 --redirects=3 # a restart would hide a fault
 )
-worker=(-m seatrial.worker "$RUN_DIR/jobs/ranks/job.json" 1)
-logs=$RUN_DIR/jobs/ranks/attempt1/logs
-
-case ${1:-} in
-0) exec "${agent[@]}" --node-rank=0 --log-dir="$logs/node0" "${worker[@]}" ;;
-1) exec "${agent[@]}" --node-rank=1 --log-dir="$logs/node1" "${worker[@]}" ;;
-*) echo "usage: bash torchrun.sh NODE, with NODE from 0 to 1" >&2 && exit 2 ;;
-esac
+exec "${python[@]}" "${agent[@]}" "${worker[@]}"

@@ -1,0 +1,165 @@
+"""Tries on a node what a trial needs, before a check starts: ``python -m seatrial.bench.preflight JOB.json ATTEMPT``.
+
+It runs in the environment of the workers: their Python, virtual environment and container. A missing requirement ends
+it with exit code 1 and one line, ``preflight: NODE: …``. With further arguments, ``-m MODULE ARGUMENT…``, it then runs
+that module. What it found is in ``preflight/NODE.json`` of the attempt's folder.
+
+Only the standard library is imported, in the syntax of old versions of Python: they must be able to report themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import socket
+import sys
+import tempfile
+from importlib import metadata
+from typing import Any
+
+import seatrial
+
+_OLDEST_PYTHON = (3, 11)
+
+
+class Problem(Exception):
+    """A requirement that this node does not meet; the message is a clause without a full stop."""
+
+    def __init__(self, clause: str, command: str) -> None:
+        super().__init__(clause)
+        self.command = command
+
+
+def main(arguments: list[str]) -> None:
+    job_file, attempt, *rest = arguments
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    found: dict[str, Any] = {"python": sys.version.split()[0], "executable": sys.executable, "prefix": sys.prefix}
+    found["image_id"], found["evidence"] = os.environ.get("SEATRIAL_IMAGE_ID"), container_evidence()
+    problems = []
+    try:
+        with open(job_file, encoding="utf-8") as file:
+            required = json.load(file)["preflight"]
+        for try_requirement in (_try_seatrial, _try_torch, _try_hf_cache) if required else ():
+            try:
+                try_requirement(required, found)
+            except Problem as problem:
+                problems.append(problem)
+        folder = os.path.join(os.path.dirname(job_file), f"attempt{attempt}", "preflight")
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, f"{node}.json"), "w", encoding="utf-8") as file:
+            json.dump({"node": node, **found, "problems": [str(problem) for problem in problems]}, file)
+    except OSError as error:
+        path = error.filename or job_file
+        clause = f"the run directory is not readable and writable: {path}: {error.strerror}"
+        problems.append(Problem(clause, f"ls -ld {os.path.dirname(job_file)}"))
+    if problems:
+        text = "; ".join(str(problem) for problem in problems)
+        sys.exit(f"preflight: {node}: {text}. Run first, on this node: {problems[0].command}")
+    if rest:
+        _run_module(rest[1:])
+
+
+def container_evidence() -> list[str]:
+    """Return what shows that this process runs in a container: files and variables that runtimes set."""
+    evidence = [path for path in ("/.dockerenv", "/run/.containerenv") if os.path.exists(path)]
+    names = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "ENROOT_ROOTFS")
+    evidence += [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
+    namespace, host = os.readlink("/proc/self/ns/mnt"), os.environ.get("SEATRIAL_HOST_NAMESPACE")
+    return evidence + ([f"{namespace} is not the host's {host}"] if host and host != namespace else [])
+
+
+def _try_seatrial(required: dict[str, Any], found: dict[str, Any]) -> None:
+    command = f"{sys.executable} -m pip list"
+    if sys.version_info < _OLDEST_PYTHON:
+        oldest = ".".join(map(str, _OLDEST_PYTHON))
+        raise Problem(f"{sys.executable} is Python {found['python']}, expected {oldest} or newer", command)
+    found["seatrial"] = seatrial.__version__
+    if seatrial.__version__ != required["version"]:
+        raise Problem(
+            f"{sys.executable} has seatrial {seatrial.__version__}, expected {required['version']}, which started the "
+            "trial",
+            command,
+        )
+    for dependency in _dependencies():
+        try:
+            metadata.version(dependency)
+        except metadata.PackageNotFoundError:
+            raise Problem(f"{sys.executable} lacks {dependency}, which seatrial needs", command) from None
+
+
+def _dependencies() -> list[str]:
+    """Return the names of the packages that seatrial requires without an extra."""
+    try:
+        requirements = metadata.requires("seatrial") or []
+    except metadata.PackageNotFoundError:  # on PYTHONPATH, without metadata
+        return []
+    names = (re.match(r"[\w.-]+", text) for text in requirements if "extra ==" not in text)
+    return [name[0] for name in names if name]
+
+
+def _try_torch(required: dict[str, Any], found: dict[str, Any]) -> None:
+    if not required["torch"]:
+        return
+    gpus, command = required["gpus"], f"{sys.executable} -m torch.utils.collect_env"
+    try:
+        import torch
+        import torch.distributed
+    except Exception as error:  # ImportError, OSError of a library, or what a broken package raises
+        text = _first_line(error)
+        raise Problem(
+            f"{sys.executable} cannot import torch: {type(error).__name__}: {text}", f"{sys.executable} -m pip list"
+        ) from error
+    found["torch"], found["cuda"] = torch.__version__, torch.version.cuda
+    if not gpus:
+        return
+    promised = f"{gpus} GPU{'s' if gpus > 1 else ''} per node expected"
+    if torch.version.cuda is None:
+        raise Problem(f"torch {torch.__version__} of {sys.executable} is built without CUDA, {promised}", command)
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        found["gpus"] = torch.cuda.device_count()
+    except Exception as error:
+        raise Problem(
+            f"torch {torch.__version__} cannot use CUDA, {promised}: {_first_line(error)}", command
+        ) from error
+    if found["gpus"] < gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        setting = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
+        raise Problem(f"torch can use {found['gpus']} GPUs{setting}, {promised}", command)
+    if not torch.distributed.is_nccl_available():
+        raise Problem(f"torch {torch.__version__} of {sys.executable} is built without NCCL, {promised}", command)
+    found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "no message")[:300]
+
+
+def _try_hf_cache(required: dict[str, Any], found: dict[str, Any]) -> None:
+    path = os.environ.get("HF_HOME")
+    if not required["hf_cache"] or not path:  # unset: only a config with a model of the Hub writes to the default cache
+        return
+    found["hf_home"], existing = path, os.path.abspath(path)
+    while not os.path.lexists(existing):
+        existing = os.path.dirname(existing)
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        clause = f"HF_HOME {path}, the Hugging Face cache, is not writable: {existing}: {error.strerror}"
+        raise Problem(clause, f"ls -ld {existing}; df -h {existing}") from error
+
+
+def _run_module(words: list[str]) -> None:
+    """Run ``MODULE ARGUMENT…`` in place of this program; torchrun in this process, which has imported torch already."""
+    if words[0] == "torch.distributed.run" and "torch" in sys.modules:
+        sys.argv = words
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:  # a new process image: torch has started threads in this one
+        os.execv(sys.executable, [sys.executable, "-m", *words])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

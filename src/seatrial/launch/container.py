@@ -1,0 +1,116 @@
+"""The command that starts Python on a node: directly, or in a container of apptainer, docker or podman. Pure."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+from seatrial.config.schema import Config, Container
+from seatrial.model import Job
+
+# Exported variables of the shell that a container of docker or podman gets; apptainer and pyxis pass all of them
+_PASSED = (
+    "^(CUDA|FI|GLOO|HF|NCCL|NVIDIA|OMP|SEATRIAL|TORCH|UCX)_"
+    "|^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|PYTHONSAFEPATH)$"
+)
+
+LABEL = "seatrial"  # of a container: the tag of the local launcher's process (util.processes), by which it is ended
+
+
+def refusal(settings: Config, runtimes: tuple[str, ...]) -> str | None:
+    """Return why a launcher that knows these runtimes cannot provide the container of the trial; None if it can."""
+    container, expected = settings.container, ", ".join(("none", *runtimes))
+    if container.runtime == "none" and (container.image or container.mounts):
+        return f"container.runtime is none, but container.image or mounts are set: expected {expected}"
+    if container.runtime == "none":
+        return None
+    if container.runtime not in runtimes:
+        return f"container.runtime is {container.runtime}, which this launcher cannot run: expected {expected}"
+    if not container.image:
+        return f"container.runtime is {container.runtime}, but container.image is not set"
+    if settings.environment.venv:
+        return (
+            f"environment.venv {settings.environment.venv} is not visible in the container {container.image}: set one "
+            "of the two to null"
+        )
+    return None
+
+
+def python_array(settings: Config, job: Job) -> list[str]:
+    """Return the bash lines that set the array ``python``: the words that start Python on a node.
+
+    The run directory is mounted under the same path. pyxis is configured by srun flags instead.
+    """
+    container = settings.container
+    if container.runtime == "apptainer":
+        return _apptainer(container, job)
+    if container.runtime in ("docker", "podman"):
+        return _docker_or_podman(container, job)
+    if container.runtime == "pyxis":
+        return ["python=(python3)"]
+    return [f"python=({python_name(settings)})"]
+
+
+def python_name(settings: Config) -> str:
+    """Return the shortest command that starts the Python of ``python_array``, for messages; pyxis: after ``srun``."""
+    # not ``python``: the activate script of a venv that was moved leaves another one in the PATH
+    python = f"{settings.environment.venv}/bin/python" if settings.environment.venv else sys.executable
+    image = shlex.quote(settings.container.image or "")
+    return {
+        "none": shlex.quote(python),
+        "apptainer": f"apptainer exec {image} python3",
+        "docker": f"docker run --rm --entrypoint=python3 {image}",
+        "podman": f"podman run --rm --entrypoint=python3 {image}",
+        "pyxis": f"--container-image={image} python3",
+    }[settings.container.runtime]
+
+
+def _apptainer(container: Container, job: Job) -> list[str]:
+    """It mounts the home folder and passes all variables by itself."""
+    gpus = ["--nv"] if job.device == "cuda" else []
+    mounts = [
+        '--bind "$SEATRIAL_RUN_DIR:$SEATRIAL_RUN_DIR" "${hf_home[@]}"',
+        *(f"--bind {shlex.quote(m)}" for m in container.mounts),
+    ]
+    words = " ".join(["apptainer exec", *gpus, *mounts, shlex.quote(container.image or ""), "python3"])
+    return ["hf_home=()", '[ ! -d "${HF_HOME:-}" ] || hf_home=(--bind "$HF_HOME:$HF_HOME")', f"python=({words})"]
+
+
+def _docker_or_podman(container: Container, job: Job) -> list[str]:
+    """The container shares the network, shared memory and process ids of the host, which the checks measure and name.
+
+    Without network=host NCCL finds no RDMA device, without ipc=host /dev/shm has 64 MiB, and without pid=host neither
+    seatrial nor NVML knows the processes by their pids.
+    """
+    runtime, image = container.runtime, shlex.quote(container.image or "")
+    passed = "|".join([_PASSED, *(f"^{name}$" for name in job.env)])
+    gpus = {"docker": "--gpus=all", "podman": "--device=nvidia.com/gpu=all"}[runtime]
+    return [
+        f"SEATRIAL_IMAGE_ID=$({runtime} image inspect --format '{{{{.Id}}}}' {image})",
+        "SEATRIAL_HOST_NAMESPACE=$(readlink /proc/self/ns/mnt) # the preflight compares it with the container's",
+        "export SEATRIAL_IMAGE_ID SEATRIAL_HOST_NAMESPACE HF_HOME=${HF_HOME:-$HOME/.cache/huggingface}",
+        'mkdir -p "$HF_HOME" || true # the preflight reports it',
+        f"mapfile -t variables < <(compgen -e | grep -E {shlex.quote(passed)})",
+        "devices=()",
+        "[ ! -e /dev/infiniband ] || devices=(--device=/dev/infiniband)",
+        "python=(",
+        f'    {runtime} run --rm --pull=never --label="{LABEL}=${{SEATRIAL_JOB_TAG:-}}"',
+        "    --network=host --ipc=host --pid=host --security-opt=label=disable",
+        f"    {_USER_AND_LIMITS[runtime]}",
+        *([f'    {gpus} "${{devices[@]}}"'] if job.device == "cuda" else ['    "${devices[@]}"']),
+        '    "${variables[@]/#/--env=}"',
+        '    --volume="$SEATRIAL_RUN_DIR:$SEATRIAL_RUN_DIR" --volume="$HF_HOME:$HF_HOME"',
+        *(f"    --volume={shlex.quote(mount)}" for mount in container.mounts),
+        f"    --entrypoint=python3 {image}",
+        ")",
+    ]
+
+
+_USER_AND_LIMITS = {
+    # torch asks for the home and the name of the user, which a user that the image does not know lacks.
+    # RDMA locks the memory of its buffers; 64 MiB of stack as in NVIDIA's instructions for its images.
+    "docker": '--user="$(id -u):$(id -g)" --env=HOME=/tmp --env=USER="$(id -un)" --ulimit=memlock=-1 '
+    "--ulimit=stack=67108864",
+    # root of a rootless container is the user of this shell, who may not raise the limits of the host
+    "podman": "--user=0:0 --ulimit=host",
+}

@@ -1,0 +1,33 @@
+"""The environment that the workers of a trial really had, from the reports of the preflight on each node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from seatrial.config.schema import Container
+from seatrial.util.input_files import read_json
+
+
+def node_environments(run_dir: Path, container: Container) -> list[JsonValue]:
+    """Return the last report of each node, nodes with the same report in one entry; empty without a preflight.
+
+    ``in_container``: whether the workers' process found itself in a container, by the ``evidence`` that it lists.
+    """
+    reports: dict[str, dict[str, JsonValue]] = {}
+    for path in sorted(run_dir.glob("jobs/*/attempt*/preflight/*.json"), key=lambda path: path.stat().st_mtime):
+        try:
+            report = read_json(path)
+            reports[str(report.pop("node"))] = report
+        except (OSError, ValueError, LookupError, AttributeError, TypeError):  # truncated, or of another program
+            continue
+    nodes: dict[str, list[JsonValue]] = {}
+    for node, report in sorted(reports.items()):
+        nodes.setdefault(json.dumps(report, sort_keys=True), []).append(node)
+    asked: dict[str, JsonValue] = {"runtime": container.runtime, "image": container.image}
+    return [
+        {"nodes": same, **asked, "in_container": bool((report := json.loads(text)).get("evidence")), **report}
+        for text, same in nodes.items()
+    ]

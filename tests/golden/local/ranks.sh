@@ -1,0 +1,40 @@
+#!/bin/bash
+# seatrial, job ranks, attempt 1: train.ddp
+set -euo pipefail
+
+export SEATRIAL_RUN_DIR=/runs/today
+job=$SEATRIAL_RUN_DIR/jobs/ranks
+
+# Not inherited from this shell: PET_*, from which torchrun reads options. PYTHONSAFEPATH: do not import a folder named
+# seatrial in the current directory instead of the package.
+unset "${!PET_@}"
+export PYTHONSAFEPATH=1
+
+report_error() { echo "preflight: $(hostname): $1. Run first: $2"; }
+
+# Prints one line for each requirement that this node does not meet.
+requirements() {
+    [ -x /opt/python ] ||
+        report_error 'seatrial'"'"'s Python /opt/python does not exist on this node: set environment.venv' 'ls -l /opt/python'
+    true
+}
+errors=$(set +eu; requirements)
+[[ -z $errors ]] || { echo "$errors" >&2; exit 1; }
+
+# The environment of the checks.
+export NCCL_DEBUG='INFO WARN'
+python=(/opt/python)
+if ! error=$("${python[@]}" -c "import seatrial.bench.preflight" 2>&1); then
+    report_error 'cannot run seatrial with /opt/python'": ${error##*$'\n'}" '/opt/python -m pip show seatrial' >&2
+    exit 1
+fi
+
+worker=(-m seatrial.worker "$job/job.json" 1)
+# --standalone picks a free port. No restarts: they would hide a fault.
+agent=(
+    -m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=4
+    --max-restarts=0 --redirects=3 --log-dir="$job/attempt1/logs"
+)
+# Tries Python, seatrial and what the checks need in this environment, before it starts the next words.
+preflight=(-m seatrial.bench.preflight "$job/job.json" 1)
+exec "${python[@]}" "${preflight[@]}" "${agent[@]}" "${worker[@]}"
