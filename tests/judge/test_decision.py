@@ -54,7 +54,7 @@ def test_a_check_left_out_by_the_time_limit_prevents_acceptance(required: bool) 
     left_out = Verdict("b", CLUSTER, Outcome.SKIP, reasons=(Reason.EXCLUDED,), detail=TIME_LIMIT)
     decision = decide({"a": True, "b": required}, [verdict("a", Outcome.PASS), left_out], {"b": TIME_LIMIT}, "")
     assert decision.value is DecisionValue.INCOMPLETE
-    assert "b was excluded by --time-limit" in decision.reason
+    assert "excluded by --time-limit: b" in decision.reason
 
 
 @given(random_verdicts, st.dictionaries(st.sampled_from(NAMES), st.booleans(), min_size=1))
