@@ -53,10 +53,11 @@ def tested_hardware(
     used = next((job.ranks_per_node for job in jobs if job.placement == "ranks"), 0)
     if not used:
         return f"{nodes}; no check of this trial uses a GPU"
+    each = f"{used} GPU" + ("s" if used > 1 else "")
     if settings.uses_slurm:
-        return f"{nodes} of a Slurm cluster, {used} GPUs each"
+        return f"{nodes} of a Slurm cluster, {each} each"
     if runs_remotely(settings):
-        return f"{nodes} started by the user, {used} GPUs each"
+        return f"{nodes} started by the user, {each} each"
     subjects = {measurement.subject.rpartition("/")[2] for measurement in measurements}
     models = sorted({name for index, name in gpus.items() if f"gpu{index}" in subjects}) or ["unknown GPU"]
     rest = f" of {len(gpus)}" if used < len(gpus) else ""

@@ -31,6 +31,8 @@ RULES = (
         metric="up",
         evidence_facts=("not_up",),
         expect="== 1 bool",
+        # not FAIL: the node may not be one of the trial; nodes_missing FAILs if too few are left
+        outcome_if_violated=Outcome.WARN,
         meaning="the node is DOWN, failing, or does not answer the controller",
         fix="scontrol show node NODE; on the node: systemctl status slurmd; journalctl -u slurmd -n 50. INVALID_REG: "
         "the node has fewer resources than slurm.conf configures, see slurmd -C on the node",
