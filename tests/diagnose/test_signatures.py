@@ -71,12 +71,12 @@ def test_fault_in_an_error_and_in_a_log_is_one_finding(tmp_path: Path) -> None:
     assert (finding.subject, finding.confidence) == ("rank 0", "high")
 
 
-def test_completed_job_has_findings_for_causes_only(tmp_path: Path) -> None:
+def test_completed_job_has_findings_for_roots_only(tmp_path: Path) -> None:
     """Such as an Xid in the log of a job whose checks all passed."""
     results = []
     for number, (state, line) in enumerate(
         [
-            (JobState.COMPLETED, "NVRM: Xid (PCI:0000:3b:00): 43, pid=1"),  # a symptom
+            (JobState.COMPLETED, "NVRM: Xid (PCI:0000:3b:00): 43, pid=1"),  # a cascade
             (JobState.COMPLETED, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),
             (JobState.CANCELLED, "NVRM: Xid (PCI:0000:3b:00): 31, pid=1"),
             (JobState.FAILED, "ModuleNotFoundError: No module named 'sklearn'"),

@@ -8,22 +8,30 @@ from functools import cache, cached_property
 from typing import Literal
 
 from seatrial.model import Frozen
+from seatrial.model.trial import Action
 from seatrial.util import data_files
 
 # Patterns are applied to this many bytes of a line, since logs may contain lines of any length
 MAX_LINE = 4096
+Role = Literal["root", "cascade", "confirmation", "advice"]
 
 
 class Signature(Frozen):
-    """One kind of failure; the role ``symptom`` marks a consequence of another failure."""
+    """One kind of failure.
+
+    Role ``root``: a cause. ``cascade``: a consequence of another failure, reported if the log has no root.
+    ``confirmation``: evidence of a failure that other lines name. ``advice``: text that a program prints with many
+    failures. The last two are never reported alone.
+    """
 
     id: str
     title: str
     pattern: str
-    role: Literal["cause", "symptom"] = "cause"
+    role: Role = "root"
     cause: str
     first_command: str
     fix: str
+    action: Action
     source: str
     examples: tuple[str, ...]
     counter_examples: tuple[str, ...]
