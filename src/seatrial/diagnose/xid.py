@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from seatrial.diagnose.signature import Row
 from seatrial.util import data_files
-
-Row = dict[str, Any]
 
 # Also "(0000:03:00)" of old drivers, and "(PCI:0000:05:00 GPU-I:05)" of MIG
 _XID = r"NVRM: Xid \((?:PCI:)?(?P<bdf>[0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): "
