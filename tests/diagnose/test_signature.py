@@ -25,6 +25,8 @@ def test_values_of_the_line_are_quoted_for_a_shell() -> None:
     assert signature.filled("ping {peer} {port} ${HOME}", "peer a;reboot<1") == "ping 'a;reboot' 1 ${HOME}"
     assert signature.filled("ping {peer} {port}", "peer a") == "ping a ''"
     assert signature.filled("ping {peer}", "other") == "ping {peer}"
+    signature = Signature.model_validate({**ROW, "pattern": r"GPU (?P<gpu>\d) lost|lost GPU (?P<gpu2>\d)"})
+    assert signature.filled("nvidia-smi -i {gpu}", "lost GPU 5") == "nvidia-smi -i 5"
 
 
 @pytest.mark.parametrize(

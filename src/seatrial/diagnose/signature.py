@@ -53,13 +53,18 @@ class Signature(Frozen):
         return _has_nested_repeat(parser.parse(self.pattern), parser.MAXREPEAT, inside=False)
 
     def filled(self, text: str, line: str) -> str:
-        """``text`` with the named groups of the pattern, such as ``{bdf}``, replaced by their values in ``line``.
+        """``text`` with the named groups of the pattern, such as ``{gpu}``, replaced by their values in ``line``.
 
-        The values are quoted for a shell, since a user may paste the command and anybody may write a line of a log.
+        ``gpu2`` is the same value in another alternative of the pattern. The values are quoted for a shell, since a
+        user may paste the command and anybody may write a line of a log.
         """
         match = self._regex.search(line[:MAX_LINE])
-        for name, value in (match.groupdict() if match else {}).items():
-            text = text.replace(f"{{{name}}}", shlex.quote(value or ""))
+        values: dict[str, str] = {}
+        for group, value in (match.groupdict() if match else {}).items():
+            name = group.rstrip("0123456789")
+            values[name] = values.get(name) or value or ""
+        for name, value in values.items():
+            text = text.replace(f"{{{name}}}", shlex.quote(value))
         return text
 
 
