@@ -11,7 +11,9 @@ import pytest
 from seatrial.diagnose import diagnose
 from seatrial.diagnose.signature import Signature
 from seatrial.diagnose.signatures import search_lines, signatures
+from seatrial.diagnose.xid import xid_rows
 from seatrial.model import JobResult, JobState, Measurement
+from seatrial.util import data_files
 
 EACH = pytest.mark.parametrize("signature", signatures(), ids=lambda signature: signature.id)
 
@@ -57,7 +59,8 @@ def test_values_of_a_line_fill_the_command(signature: Signature) -> None:
 
 
 def test_ids_are_unique() -> None:
-    ids = [signature.id for signature in signatures()]
+    rows = [*(row for rows in data_files.read_all("signatures") for row in rows), *xid_rows()]
+    ids = [row["id"] for row in rows]
     assert len(ids) == len(set(ids))
 
 
