@@ -99,15 +99,16 @@ def _reported(matches: Iterable[Match]) -> list[Match]:
 
 
 def _finding(match: Match, subject: str, confidence: str) -> Finding:
+    signature = match.signature
     return Finding.model_validate(
         {
-            "title": match.signature.title,
+            "title": signature.title,
             "subject": subject,
             "confidence": confidence,
-            "evidence": f"{match.signature.cause} Log line: {match.line[:300]}",
-            "first_command": match.signature.first_command,
-            "fix": match.signature.fix,
-            "action": match.signature.action,
+            "evidence": f"{signature.cause} Log line: {match.line[:300]}",
+            "first_command": signature.filled(signature.first_command, match.line),
+            "fix": signature.filled(signature.fix, match.line),
+            "action": signature.action,
             "source": match.source,
         }
     )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 from functools import cache, cached_property
 from typing import Literal
 
+from pydantic import Field
+
+from seatrial.diagnose.xid import xid_rows
 from seatrial.model import Frozen
 from seatrial.model.trial import Action
 from seatrial.util import data_files
@@ -33,8 +37,8 @@ class Signature(Frozen):
     fix: str
     action: Action
     source: str
-    examples: tuple[str, ...]
-    counter_examples: tuple[str, ...]
+    examples: tuple[str, ...] = Field(min_length=1)
+    counter_examples: tuple[str, ...] = Field(min_length=1)
 
     @cached_property
     def _regex(self) -> re.Pattern[str]:
@@ -43,6 +47,16 @@ class Signature(Frozen):
     def matches(self, line: str) -> bool:
         """Whether the pattern occurs in ``line``."""
         return self._regex.search(line[:MAX_LINE]) is not None
+
+    def filled(self, text: str, line: str) -> str:
+        """``text`` with the named groups of the pattern, such as ``{bdf}``, replaced by their values in ``line``.
+
+        The values are quoted for a shell, since a user may paste the command and anybody may write a line of a log.
+        """
+        match = self._regex.search(line[:MAX_LINE])
+        for name, value in (match.groupdict() if match else {}).items():
+            text = text.replace(f"{{{name}}}", shlex.quote(value or ""))
+        return text
 
 
 class Match(Frozen):
@@ -56,8 +70,9 @@ class Match(Frozen):
 
 @cache
 def signatures() -> tuple[Signature, ...]:
-    """All signatures that ship with seatrial."""
-    return tuple(Signature.model_validate(row) for rows in data_files.read_all("signatures") for row in rows)
+    """All signatures that ship with seatrial, and those of the site."""
+    shipped = [row for rows in data_files.read_all("signatures") for row in rows]
+    return tuple(Signature.model_validate(row) for row in [*shipped, *xid_rows()])
 
 
 def search_lines(lines: Iterable[str], source: str) -> list[Match]:
