@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 import pytest
 
 from seatrial.diagnose import diagnose
-from seatrial.diagnose.signatures import Signature, search_lines, signatures
+from seatrial.diagnose.signature import Signature
+from seatrial.diagnose.signatures import search_lines, signatures
+from seatrial.diagnose.xid import xid_rows
 from seatrial.model import JobResult, JobState, Measurement
+from seatrial.util import data_files
 
 EACH = pytest.mark.parametrize("signature", signatures(), ids=lambda signature: signature.id)
 
@@ -47,8 +51,16 @@ def test_long_line_is_matched_quickly(signature: Signature) -> None:
     assert time.process_time() - start < 0.5
 
 
+@EACH
+def test_values_of_a_line_fill_the_command(signature: Signature) -> None:
+    assert not signature.nested_repeat()
+    filled = signature.filled(f"{signature.first_command} {signature.fix}", signature.examples[0])
+    assert not re.search(r"\{[a-z]\w*\}", filled)
+
+
 def test_ids_are_unique() -> None:
-    ids = [signature.id for signature in signatures()]
+    rows = [*(row for rows in data_files.read_all("signatures") for row in rows), *xid_rows()]
+    ids = [row["id"] for row in rows]
     assert len(ids) == len(set(ids))
 
 
@@ -95,12 +107,12 @@ def test_refused_job_has_one_finding(tmp_path: Path) -> None:
     assert diagnose([refused, completed], [], [], (), {}, tmp_path) == (), "corrected since"
 
 
-def test_completed_job_has_findings_for_causes_only(tmp_path: Path) -> None:
+def test_completed_job_has_findings_for_roots_only(tmp_path: Path) -> None:
     """Such as an Xid in the log of a job whose checks all passed."""
     results = []
     for number, (state, line) in enumerate(
         [
-            (JobState.COMPLETED, "NVRM: Xid (PCI:0000:3b:00): 43, pid=1"),  # a symptom
+            (JobState.COMPLETED, "NVRM: Xid (PCI:0000:3b:00): 43, pid=1"),  # a cascade
             (JobState.COMPLETED, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),
             (JobState.CANCELLED, "NVRM: Xid (PCI:0000:3b:00): 31, pid=1"),
             (JobState.FAILED, "ModuleNotFoundError: No module named 'sklearn'"),

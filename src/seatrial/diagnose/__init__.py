@@ -52,11 +52,11 @@ def refreshed_findings(
 
 
 def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
-    """The findings in logs: their causes, or their symptoms if there is no cause; the earliest first.
+    """The findings in logs: their roots, or the cascade if there is no root; the earliest first.
 
     Lines without a time come last, in the order of the logs.
     """
-    ordered = sorted(_causes(matches), key=lambda match: math.inf if match.time is None else match.time)
+    ordered = sorted(_reported(matches), key=lambda match: math.inf if match.time is None else match.time)
     first_of_each: dict[str, Match] = {}
     for match in ordered:
         first_of_each.setdefault(match.signature.id, match)
@@ -80,7 +80,7 @@ def _refusal(result: JobResult) -> Finding:
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
     for measurement in measurements:
         if measurement.error:
-            for match in _causes(search_lines(measurement.error.splitlines(), measurement.check)):
+            for match in _reported(search_lines(measurement.error.splitlines(), measurement.check)):
                 yield _finding(match, measurement.subject, "high")
 
 
@@ -93,36 +93,39 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
         if result.state is JobState.COMPLETED:
             yield from _findings_of_completed_job(logs, run_dir, result.job)
         else:
-            for match in _causes(match for log in logs for match in _search_log(log, run_dir)):
+            for match in _reported(match for log in logs for match in _search_log(log, run_dir)):
                 yield _finding(match, result.failed_subject or result.job, "medium")
 
 
 def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) -> Iterator[Finding]:
-    """Causes of failures in the logs of a job that completed; symptoms are ignored.
+    """Roots of failures in the logs of a job that completed; cascades are ignored.
 
     NCCL INFO lines are ignored too: thousands of ranks write gigabytes of them.
     """
     for match in (match for log in logs for match in _search_log(log, run_dir, ignore="NCCL INFO")):
-        if match.signature.role == "cause":
+        if match.signature.role == "root":
             finding = _finding(match, job, "low")
             yield finding.model_copy(update={"evidence": f"The job completed nevertheless. {finding.evidence}"})
 
 
-def _causes(matches: Iterable[Match]) -> list[Match]:
-    """The matches of causes; if there are none, all matches, which are symptoms."""
+def _reported(matches: Iterable[Match]) -> list[Match]:
+    """The matches of roots; if there are none, those of cascades."""
     all_matches = list(matches)
-    return [match for match in all_matches if match.signature.role == "cause"] or all_matches
+    roots = [match for match in all_matches if match.signature.role == "root"]
+    return roots or [match for match in all_matches if match.signature.role == "cascade"]
 
 
 def _finding(match: Match, subject: str, confidence: str) -> Finding:
+    signature = match.signature
     return Finding.model_validate(
         {
-            "title": match.signature.title,
+            "title": signature.title,
             "subject": subject,
             "confidence": confidence,
-            "evidence": f"{match.signature.cause} Log line: {match.line[:300]}",
-            "first_command": match.signature.first_command,
-            "fix": match.signature.fix,
+            "evidence": f"{signature.cause} Log line: {match.line[:300]}",
+            "first_command": signature.filled(signature.first_command, match.line),
+            "fix": signature.filled(signature.fix, match.line),
+            "action": signature.action,
             "source": match.source,
         }
     )

@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from functools import cache, cached_property
-from typing import Literal
+from functools import cache
 
+from seatrial.diagnose.signature import MAX_LINE, Signature
+from seatrial.diagnose.site_signatures import with_site_rows
+from seatrial.diagnose.xid import xid_rows
 from seatrial.model import Frozen
 from seatrial.util import data_files
-
-# Patterns are applied to this many bytes of a line, since logs may contain lines of any length
-MAX_LINE = 4096
-
-
-class Signature(Frozen):
-    """One kind of failure; the role ``symptom`` marks a consequence of another failure."""
-
-    id: str
-    title: str
-    pattern: str
-    role: Literal["cause", "symptom"] = "cause"
-    cause: str
-    first_command: str
-    fix: str
-    source: str
-    examples: tuple[str, ...]
-    counter_examples: tuple[str, ...]
-
-    @cached_property
-    def _regex(self) -> re.Pattern[str]:
-        return re.compile(self.pattern, re.MULTILINE | re.ASCII)
-
-    def matches(self, line: str) -> bool:
-        """Whether the pattern occurs in ``line``."""
-        return self._regex.search(line[:MAX_LINE]) is not None
 
 
 class Match(Frozen):
@@ -48,8 +23,9 @@ class Match(Frozen):
 
 @cache
 def signatures() -> tuple[Signature, ...]:
-    """All signatures that ship with seatrial."""
-    return tuple(Signature.model_validate(row) for rows in data_files.read_all("signatures") for row in rows)
+    """All signatures: those that ship with seatrial, changed and completed by those of the site. Raises UsageError."""
+    shipped = [*(row for rows in data_files.read_all("signatures") for row in rows), *xid_rows()]
+    return tuple(with_site_rows({row["id"]: row for row in shipped}))
 
 
 def search_lines(lines: Iterable[str], source: str) -> list[Match]:
