@@ -11,7 +11,8 @@ import pytest
 
 from seatrial.diagnose import explain, log_search
 from seatrial.diagnose.log_search import line_blocks, search
-from seatrial.diagnose.signatures import MAX_LINE, signatures
+from seatrial.diagnose.signature import MAX_LINE
+from seatrial.diagnose.signatures import signatures
 
 OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 FILES = b"OSError: [Errno 24] Too many open files"
@@ -51,7 +52,7 @@ def test_ignored_lines_do_not_hide_later_ones() -> None:
     assert found(b"NCCL INFO " + OOM + b"\n" + OOM, "NCCL INFO") == [("cuda.out_of_memory", "x:2")]
 
 
-@pytest.mark.parametrize("size", [1, 7, 64, 5000, 2**16])
+@pytest.mark.parametrize("size", [1, 7, 64, 4096, 5000, 5001, 5002, 2**16])
 def test_blocks_do_not_change_the_result(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     source = random.Random(size)
     examples = [example.encode() for signature in signatures() for example in signature.examples]

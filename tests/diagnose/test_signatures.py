@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 import pytest
 
 from seatrial.diagnose import diagnose
-from seatrial.diagnose.signatures import Signature, search_lines, signatures
+from seatrial.diagnose.signature import Signature
+from seatrial.diagnose.signatures import search_lines, signatures
 from seatrial.model import JobResult, JobState, Measurement
 
 EACH = pytest.mark.parametrize("signature", signatures(), ids=lambda signature: signature.id)
@@ -45,6 +47,13 @@ def test_long_line_is_matched_quickly(signature: Signature) -> None:
     ):
         signature.matches(line)
     assert time.process_time() - start < 0.5
+
+
+@EACH
+def test_values_of_a_line_fill_the_command(signature: Signature) -> None:
+    assert not signature.nested_repeat()
+    filled = signature.filled(f"{signature.first_command} {signature.fix}", signature.examples[0])
+    assert not re.search(r"\{[a-z]\w*\}", filled)
 
 
 def test_ids_are_unique() -> None:

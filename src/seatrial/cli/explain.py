@@ -37,6 +37,9 @@ def explain(
 ) -> None:
     """Find known failures in logs; print the cause, the first command to run and the fix of each, the earliest first.
 
+    YAML files in ~/.config/seatrial/signatures, or in the folder $SEATRIAL_SIGNATURES, add signatures of failures or
+    change the fields of known ones by their id, such as the action of xid.79.
+
     Exit codes: 0 a known failure was found, 4 none, 2 if no log could be read.
     """
     from seatrial.diagnose import explain as explain_matches

@@ -2,61 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Iterable
-from functools import cache, cached_property
-from typing import Literal
+from functools import cache
 
-from pydantic import Field
-
+from seatrial.diagnose.signature import MAX_LINE, Signature
+from seatrial.diagnose.site_signatures import with_site_rows
 from seatrial.diagnose.xid import xid_rows
 from seatrial.model import Frozen
-from seatrial.model.trial import Action
 from seatrial.util import data_files
-
-# Patterns are applied to this many bytes of a line, since logs may contain lines of any length
-MAX_LINE = 4096
-Role = Literal["root", "cascade", "confirmation", "advice"]
-
-
-class Signature(Frozen):
-    """One kind of failure.
-
-    Role ``root``: a cause. ``cascade``: a consequence of another failure, reported if the log has no root.
-    ``confirmation``: evidence of a failure that other lines name. ``advice``: text that a program prints with many
-    failures. The last two are never reported alone.
-    """
-
-    id: str
-    title: str
-    pattern: str
-    role: Role = "root"
-    cause: str
-    first_command: str
-    fix: str
-    action: Action
-    source: str
-    examples: tuple[str, ...] = Field(min_length=1)
-    counter_examples: tuple[str, ...] = Field(min_length=1)
-
-    @cached_property
-    def _regex(self) -> re.Pattern[str]:
-        return re.compile(self.pattern, re.MULTILINE | re.ASCII)
-
-    def matches(self, line: str) -> bool:
-        """Whether the pattern occurs in ``line``."""
-        return self._regex.search(line[:MAX_LINE]) is not None
-
-    def filled(self, text: str, line: str) -> str:
-        """``text`` with the named groups of the pattern, such as ``{bdf}``, replaced by their values in ``line``.
-
-        The values are quoted for a shell, since a user may paste the command and anybody may write a line of a log.
-        """
-        match = self._regex.search(line[:MAX_LINE])
-        for name, value in (match.groupdict() if match else {}).items():
-            text = text.replace(f"{{{name}}}", shlex.quote(value or ""))
-        return text
 
 
 class Match(Frozen):
@@ -70,9 +23,9 @@ class Match(Frozen):
 
 @cache
 def signatures() -> tuple[Signature, ...]:
-    """All signatures that ship with seatrial, and those of the site."""
-    shipped = [row for rows in data_files.read_all("signatures") for row in rows]
-    return tuple(Signature.model_validate(row) for row in [*shipped, *xid_rows()])
+    """All signatures: those that ship with seatrial, changed and completed by those of the site. Raises UsageError."""
+    shipped = [*(row for rows in data_files.read_all("signatures") for row in rows), *xid_rows()]
+    return tuple(with_site_rows({row["id"]: row for row in shipped}))
 
 
 def search_lines(lines: Iterable[str], source: str) -> list[Match]:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from seatrial.diagnose.signature import Row
 from seatrial.util import data_files
-
-Row = dict[str, Any]
 
 # Also "(0000:03:00)" of old drivers, and "(PCI:0000:05:00 GPU-I:05)" of MIG
 _XID = r"NVRM: Xid \((?:PCI:)?(?P<bdf>[0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): "
@@ -57,6 +56,7 @@ def _nvlink_row(identifier: str, group: list[Row], policy: Mapping[str, Any], so
     first = group[0]
     words = "|".join(dict.fromkeys(map(_words, group)))
     severity, unit = first["severity"].lower(), _unit(first)
+    begin = f"{_EXAMPLE}{first['xid']}, {unit} {'Nonfatal' if severity == 'non-fatal' else 'Fatal'} XC0 i0 Link 00"
     effects = " or ".join(dict.fromkeys(fact["effect"] for fact in group))
     return {
         "id": identifier,
@@ -65,14 +65,9 @@ def _nvlink_row(identifier: str, group: list[Row], policy: Mapping[str, Any], so
         "cause": f"NVIDIA decodes the status words of this line as a {severity} error. Effect {effects}. "
         f"{_nvidia_advice(first, policy)}",
         "source": f"{source}, table of Xids 144 to 150",
-        "examples": list(
-            dict.fromkeys(
-                f"{_EXAMPLE}{first['xid']}, {unit} Fatal XC0 i0 Link 00 ({_example_words(fact)})" for fact in group
-            )
-        ),
-        "counter_examples": [
-            f"{_EXAMPLE}{first['xid']}, {unit} Fatal XC0 i0 Link 00 (0x3f00003f 0x7fffffff 0x00000000)"
-        ],
+        # the format of the driver, with the words of the catalog
+        "examples": list(dict.fromkeys(f"{begin} ({_example_words(fact)})" for fact in group)),
+        "counter_examples": [f"{begin} (0x3f00003f 0x7fffffff 0x00000000)"],
         **_advice(first, policy),
     }
 

@@ -1,0 +1,79 @@
+"""A failure signature: the pattern of a log line, its cause and its fix."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Literal
+
+from pydantic import Field
+
+from seatrial.model import Frozen
+from seatrial.model.trial import Action
+
+Row = dict[str, Any]  # the fields of a signature, as they are in a file
+# Patterns are applied to this many bytes of a line, since logs may contain lines of any length
+MAX_LINE = 4096
+Role = Literal["root", "cascade", "confirmation", "advice"]
+
+
+class Signature(Frozen):
+    """One kind of failure.
+
+    Role ``root``: a cause. ``cascade``: a consequence of another failure, reported if the log has no root.
+    ``confirmation``: evidence of a failure that other lines name. ``advice``: text that a program prints with many
+    failures. The last two are never reported alone.
+    """
+
+    id: str
+    title: str
+    pattern: str
+    role: Role = "root"
+    cause: str
+    first_command: str
+    fix: str
+    action: Action
+    source: str
+    examples: tuple[str, ...] = Field(min_length=1)
+    counter_examples: tuple[str, ...] = Field(min_length=1)
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        return re.compile(self.pattern, re.MULTILINE | re.ASCII)
+
+    def matches(self, line: str) -> bool:
+        """Whether the pattern occurs in ``line``."""
+        return self._regex.search(line[:MAX_LINE]) is not None
+
+    def nested_repeat(self) -> bool:
+        """Whether an unbounded repetition contains another one, such as ``(a+)+``, whose search can take hours."""
+        parser: Any = import_module("re._parser")
+        return _has_nested_repeat(parser.parse(self.pattern), parser.MAXREPEAT, inside=False)
+
+    def filled(self, text: str, line: str) -> str:
+        """``text`` with the named groups of the pattern, such as ``{gpu}``, replaced by their values in ``line``.
+
+        ``gpu2`` is the same value in another alternative of the pattern. The values are quoted for a shell, since a
+        user may paste the command and anybody may write a line of a log.
+        """
+        match = self._regex.search(line[:MAX_LINE])
+        values: dict[str, str] = {}
+        for group, value in (match.groupdict() if match else {}).items():
+            name = group.rstrip("0123456789")
+            values[name] = values.get(name) or value or ""
+        for name, value in values.items():
+            text = text.replace(f"{{{name}}}", shlex.quote(value))
+        return text
+
+
+def _has_nested_repeat(node: Any, unbounded: Any, *, inside: bool) -> bool:
+    """Whether a parsed pattern has an unbounded repetition within another one; ``inside``: the node is within one."""
+    items = getattr(node, "data", node)  # of a SubPattern, which is a list of operations
+    if not isinstance(items, list | tuple):
+        return False
+    repeats = len(items) == 3 and items[1] is unbounded  # (minimum, maximum, SubPattern)
+    if repeats and inside:
+        return True
+    return any(_has_nested_repeat(item, unbounded, inside=inside or repeats) for item in items)
