@@ -17,8 +17,10 @@ from seatrial.model import UsageError
 from seatrial.util.log_time import log_time
 
 BLOCK_BYTES = 2**20
-_CONTEXT_LINES = 50  # before a match, searched for a time if its line has none
-_TIME_BYTES = 200  # a line has its time near its start
+# Lines before a match that are searched for a time if its line has none, and the bytes of each: fewer than MAX_LINE, so
+# that a cut line gives the same result
+_CONTEXT_LINES = 50
+_CONTEXT_BYTES = 200
 
 
 class Readable(Protocol):
@@ -42,7 +44,7 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
             line = block[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
             if number not in found and known[number].matches(line) and not (ignore and ignore in line):
                 found.add(number)
-                earlier = (context + _line_starts(block, begin))[-_CONTEXT_LINES:]
+                earlier = [*context, *_last_lines(block[:begin])][-_CONTEXT_LINES:]
                 line_number = lines_before + block.count(b"\n", 0, begin) + 1
                 yield Match(
                     signature=known[number],
@@ -51,7 +53,7 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
                     time=_latest_time(earlier, line),
                 )
         lines_before += block.count(b"\n")
-        context = (context + _line_starts(block, len(block)))[-_CONTEXT_LINES:]
+        context = [*context, *_last_lines(block)][-_CONTEXT_LINES:]
 
 
 def line_blocks(file: Readable) -> Iterator[bytes]:
@@ -114,17 +116,13 @@ def _expression(signature: Signature) -> bytes:
     return re.sub(r"\(\?P<\w+>", "(?:", signature.pattern).encode()
 
 
-def _line_starts(block: bytes, end: int) -> list[bytes]:
-    """The first bytes of the last lines of ``block`` before ``end``, where a line begins."""
-    starts: list[bytes] = []
-    while end > 0 and len(starts) < _CONTEXT_LINES:
-        begin = block.rfind(b"\n", 0, end - 1) + 1
-        starts.append(block[begin : min(end, begin + _TIME_BYTES)])
-        end = begin
-    return starts[::-1]
+def _last_lines(data: bytes) -> list[bytes]:
+    """The beginnings of the last lines of ``data``, which is empty or ends with a newline."""
+    lines = data.rsplit(b"\n", _CONTEXT_LINES + 1)[:-1]
+    return [line[:_CONTEXT_BYTES] for line in lines[-_CONTEXT_LINES:]]
 
 
 def _latest_time(earlier: list[bytes], line: str) -> float | None:
     """The time of ``line``, or of the closest line before it that has one."""
-    lines = [*(start.decode("utf-8", errors="replace") for start in earlier), line[:_TIME_BYTES]]
+    lines = [*(text.decode("utf-8", errors="replace") for text in earlier), line[:_CONTEXT_BYTES]]
     return next((seconds for text in reversed(lines) if (seconds := log_time(text)) is not None), None)
