@@ -17,7 +17,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -104,12 +104,24 @@ def _scale_measurements(check: Check, recorded: list[Measurement], job: Job | No
         of_nodes = [metric for metric in metrics if check.required_per.get(metric.name) == "node" and len(nodes) > 1]
         metrics = tuple(metric for metric in metrics if metric not in of_nodes)
         metrics += tuple(replace(metric, subject=each_node) for metric in of_nodes for each_node in nodes)
+        if rank == 0:
+            metrics += tuple(_metrics_of_many_nodes(check, metrics, job.nodes))
         facts = template.facts
         if facts.get("world_size") == len(recorded) > 1:
             facts = {**facts, "world_size": job.process_count, "nodes": job.nodes}
         series = () if rank else template.series
         changed = {"rank": rank, "subject": subject, "metrics": metrics, "facts": facts, "series": series}
         yield template.model_copy(update=changed)
+
+
+def _metrics_of_many_nodes(check: Check, metrics: Sequence[Metric], nodes: int) -> Iterator[Metric]:
+    """Copies of the cluster's metrics for the rules that apply to this number of nodes only, such as another size."""
+    names = {metric.name for metric in metrics}
+    for rule in check.rules:
+        if rule.min_nodes > 1 and rule.min_nodes <= nodes <= (rule.max_nodes or nodes) and rule.metric not in names:
+            family = "busbw." if rule.metric.startswith("busbw") else "wrong_elements"
+            template = next(metric for metric in metrics if metric.name.startswith(family))
+            yield replace(template, name=rule.metric)
 
 
 def _move_metric(metric: Metric, check: Check, node: str, subject: str, old: str) -> Metric:

@@ -214,7 +214,8 @@ class Draw:
             metrics, more = self._transport()
             return metrics, facts | more
         if check in OPERATION_CHECKS:
-            return self._operation_metrics(OPERATION_CHECKS[check]), facts
+            no_tail = {"p99_ratio_measured": "no: the drawn records have no single operations"}
+            return self._operation_metrics(OPERATION_CHECKS[check]), facts | no_tail
         comparable = "yes" if check == RAILS or len(self.nodes) > 2 else "no: two nodes"
         return self._pair_metrics() if check == PAIRS else self._rail_metrics(), facts | {"comparable": comparable}
 

@@ -72,6 +72,7 @@ def test_between_nodes_the_networks_with_a_value_are_named() -> None:
     assert unjudged(*checks, nodes=2) == {
         "collectives.all_gather busbw.1GiB": (),
         "collectives.all_reduce busbw.8GiB": ("ib-8x400", "roce-8x400"),
+        "collectives.all_reduce busbw_ring.8GiB": (),
     }
 
 

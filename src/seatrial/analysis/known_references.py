@@ -19,7 +19,7 @@ class Figure:
     """A metric that a rule compares with a reference value, by its key in the SKU data.
 
     ``is_optional``: without a value, the metric of a known GPU model is SKIP and not UNJUDGED. ``is_per_node``: each
-    node is measured by itself.
+    node is measured by itself. ``min_nodes`` and ``max_nodes``: on fewer or more nodes the rule gives no verdict.
     """
 
     check: str
@@ -27,6 +27,8 @@ class Figure:
     key: str
     is_optional: bool
     is_per_node: bool
+    min_nodes: int = 1
+    max_nodes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,15 @@ class Unjudged:
 def figures(checks: Mapping[str, Check]) -> tuple[Figure, ...]:
     """All metrics that rules compare with reference values, in the order of the checks."""
     found = (
-        Figure(check.name, rule.metric, rule.reference, rule.reference_optional, check.per_node)
+        Figure(
+            check.name,
+            rule.metric,
+            rule.reference,
+            rule.reference_optional,
+            check.per_node,
+            rule.min_nodes,
+            rule.max_nodes,
+        )
         for check in checks.values()
         for rule in check.rules
         if rule.reference
@@ -89,7 +99,9 @@ def _has_threshold(figure: Figure, config: Config) -> bool:
 
 
 def _facts(figure: Figure, check: Check, config: Config, gpus: Sequence[str]) -> dict[str, JsonValue]:
-    """The facts of the measurement that select a reference value; empty if the check needs more ranks or nodes."""
+    """The facts of the measurement that select a reference value; empty if the rule or the check does not apply."""
+    if not figure.min_nodes <= config.cluster.nodes <= (figure.max_nodes or config.cluster.nodes):
+        return {}
     nodes = 1 if figure.is_per_node else config.cluster.nodes
     ranks = len(gpus) * nodes
     if check.needs.min_ranks > ranks or ("one node" in check.skipped_if and config.cluster.nodes == 1):
