@@ -364,7 +364,7 @@ def test_environment_variables_of_another_job(tmp_path: Path) -> None:
 
 
 def test_worker_without_torch(tmp_path: Path) -> None:
-    """A Python without torch: checks that need torch are an ERROR, the others are measured."""
+    """A Python without torch: the preflight refuses the node before any check starts."""
     blocker = tmp_path / "site" / "torch"
     blocker.mkdir(parents=True)
     (blocker / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
@@ -374,11 +374,10 @@ def test_worker_without_torch(tmp_path: Path) -> None:
     code, output, err = call("run", path, "--out", out, env={"PYTHONPATH": str(blocker.parent)})
     assert code == 3, err
     record = load(out)
-    outcomes = {verdict.check: verdict.outcome for verdict in record.verdicts}
-    assert outcomes["host.inventory"] in (Outcome.PASS, Outcome.WARN, Outcome.SKIP)
-    assert outcomes["nodes.reachable"] is Outcome.ERROR
-    assert "No module named 'torch'" in output
-    assert [finding.title for finding in record.findings] == ["PyTorch is not installed where the worker runs"]
+    assert record.measurements == ()
+    assert {verdict.outcome for verdict in record.verdicts} == {Outcome.ERROR}
+    assert "torch" in record.decision.reason
+    assert [finding.title for finding in record.findings] == ["The node does not have what the trial needs"]
 
 
 BASE_INSTALL = """

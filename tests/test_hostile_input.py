@@ -220,7 +220,7 @@ def _check_files(out: Path) -> None:
         for path in out.rglob("*")
         if path.is_file() and _secrets_in(path.read_text(errors="replace"))
     }
-    assert {path.name for path in found} == {"run.json", "job.json"}
+    assert {path.name for path in found} == {"run.json", "job.json", "job.sh"}
     assert set(found.values()) == {0o600}
 
 

@@ -36,7 +36,7 @@ def config(**fields: Any) -> Config:
         ({"cluster": {"fabric": {"kind": "tcp", "speed": 1}}}, "cluster.fabric.speed"),
         ({"telemetry": {"hz": 11}}, "telemetry.hz"),
         ({"slurm": {"cpus_per_task": 0}}, "slurm.cpus_per_task"),
-        ({"container": {"runtime": "docker"}}, "container.runtime"),
+        ({"container": {"runtime": "lxc"}}, "container.runtime"),
         ({"launcher": "ssh"}, "launcher"),
         ({"env": {"1A": "x"}}, "env.1A"),
         ({"env": {"A B": "x"}}, "env.A B"),

@@ -36,6 +36,14 @@ TopologyOption = Annotated[
 MinNodesOption = Annotated[
     int | None, typer.Option(help="With Slurm: run on the nodes that are there, at least this many. Never ACCEPTED.")
 ]
+TimeLimitOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        metavar="MINUTES",
+        help="Leave out the last checks until the expected minutes fit; the decision is then INCOMPLETE.",
+    ),
+]
 GpusOption = Annotated[int | None, typer.Option(help="Expected GPUs per node; 0: CPU only.")]
 LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm or torchrun.")]
 SetOption = Annotated[

@@ -24,6 +24,7 @@ from seatrial.cli.options import (
     NodesOption,
     RunPath,
     SetOption,
+    TimeLimitOption,
     TopologyOption,
     TrialName,
     check_names,
@@ -52,14 +53,7 @@ def run(
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Run directory: new or empty.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run directory.")] = None,
-    time_limit: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="MINUTES",
-            help="Leave out the last checks until the expected minutes fit; the decision is then INCOMPLETE.",
-        ),
-    ] = None,
+    time_limit: TimeLimitOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its commands; start nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -85,7 +85,8 @@ def judge_check(
         other_size = _threshold_on_other_size(rule, expect, trial)
         changed = _changed_options(rule, check, options or {})
         evaluations.append(_RuleEvaluation(check, rule, applicability, evaluators, other_size, changed))
-    fact_names, kinds = tuple(dict.fromkeys((*SHAPE_FACTS, *check.rule_facts))), dict[Hashable, int]()
+    fact_names = tuple(dict.fromkeys((*SHAPE_FACTS, check.model_fact, *check.rule_facts)))
+    kinds: dict[Hashable, int] = {}
     for group in groups:  # the outer loop, to access the data of each of thousands of groups once
         kind = kinds.setdefault((group.failed, group.ranks_and_nodes, group.fact_values(fact_names)), len(kinds))
         for evaluation in evaluations:
