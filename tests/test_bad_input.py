@@ -371,7 +371,7 @@ def test_worker_without_torch(tmp_path: Path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text(CPU_ONLY + "checks: {host.inventory: , nodes.reachable: }")
     out = tmp_path / "out"
-    code, output, err = call("run", path, "--out", out, env={"PYTHONPATH": str(blocker.parent)})
+    code, _, err = call("run", path, "--out", out, env={"PYTHONPATH": str(blocker.parent)})
     assert code == 3, err
     record = load(out)
     assert record.measurements == ()
