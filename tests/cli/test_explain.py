@@ -78,6 +78,14 @@ def test_damaged_log_is_named_and_the_rest_is_read(packed: bytes, tmp_path: Path
     assert call("explain", tmp_path / "a.gz")[0] == 2
 
 
+def test_unreadable_paths_do_not_hide_what_the_others_show(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "x.log").write_text(OOM)
+    code, out, err = call("explain", tmp_path / "empty", tmp_path / "nosuch.log", tmp_path / "x.log")
+    assert (code, "GPU out of memory" in out, len(err.splitlines())) == (0, True, 2)
+    assert call("explain", tmp_path / "empty")[0] == 2
+
+
 def test_gzip_bomb_is_read_up_to_the_limit(tmp_path: Path) -> None:
     members = gzip.compress(b"0" * 2**24) * 80  # 1.3 GB in 1.3 MB
     (tmp_path / "bomb.gz").write_bytes(members)

@@ -114,6 +114,16 @@ def test_variable_on_one_node_explains_that_node() -> None:
     assert finding.first_command.startswith("srun --nodelist=n0 sh -c ")
 
 
+def test_variable_in_a_fact_of_all_ranks_is_not_said_to_be_on_one_node() -> None:
+    facts: dict[str, JsonValue] = {"settings": {"NCCL_P2P_DISABLE": "1"}}
+    measurements = [
+        Measurement(check="collectives.transport", subject="n0/gpu0", facts=facts),
+        *(Measurement(check="collectives.transport", subject=f"n{number}/gpu0") for number in (1, 2)),
+    ]
+    (finding,) = cause_findings([slow()], measurements, catalog())
+    assert (finding.subject, finding.title) == (CLUSTER, "NCCL_P2P_DISABLE=1 is set")
+
+
 def test_odd_node_is_a_cause_where_it_is_the_slow_one() -> None:
     facts: dict[str, JsonValue] = {"network_minority": {"n7": {"speed_mbps": "200000, majority: 400000"}}}
     gpu = bad("collectives.pairs", "n7->n1", "path_share")

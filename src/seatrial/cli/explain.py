@@ -52,12 +52,12 @@ def explain(
         return
     errors: list[str] = []
     logs = [log for path in paths for log in _without_errors(partial(log_files, path), errors)]
-    matches = [match for log in logs for match in _without_errors(partial(_search, log), errors)]
+    unread_folders = len(errors)
+    findings = explain_matches(match for log in logs for match in _without_errors(partial(_search, log), errors))
     for error in errors:
         print(f"seatrial: {error}", file=sys.stderr)
-    if errors and len(errors) >= len(logs or paths):
+    if not findings and len(errors) - unread_folders == len(logs):
         raise typer.Exit(EXIT_USAGE)
-    findings = explain_matches(matches)
     if as_json:
         print_json([finding.model_dump(mode="json") for finding in findings])
     else:
@@ -114,9 +114,14 @@ def _follow(paths: list[Path], as_json: bool) -> None:
     if as_json or len(paths) != 1 or paths[0].is_dir():
         raise UsageError("--follow reads one log, and not with --json")
     with _open(paths[0]) as (file, name):
+        is_known = False
         for match in search(file if paths[0] == _STDIN else _GrowingFile(file), name):
-            print_findings(explain_matches([match]), 0, stdout())
+            findings = explain_matches([match])
+            is_known = is_known or bool(findings)
+            print_findings(findings, 0, stdout())
             sys.stdout.flush()
+    if not is_known:
+        raise typer.Exit(EXIT_NOTHING_KNOWN)
 
 
 class _GrowingFile:

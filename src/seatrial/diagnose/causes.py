@@ -203,17 +203,19 @@ def _suspects_by_variable(
     measurements: Sequence[Measurement], checks: Mapping[str, Check], node_prefix: str
 ) -> Iterator[_Suspect]:
     """One suspect for each environment variable with another value than its default, on all nodes that have it."""
-    nodes_by_value: dict[tuple[str, str], dict[str, str]] = {}  # (name, value) → node → check
-    all_nodes = {measurement.subject.partition("/")[0] for measurement in measurements} - {CLUSTER}
-    for node, check, values in _settings_of_nodes(measurements, checks):
+    settings = list(_settings_of_nodes(measurements, checks))
+    all_nodes = {node for node, _, _ in settings if node != CLUSTER}
+    nodes_by_value: dict[tuple[str, str], dict[str, str]] = {}  # (name, value) → node, or CLUSTER → check
+    for node, check, values in settings:
         for name, value in values.items():
             text, variable = str(value), variables().get(name)
             if variable and not text.endswith(_SET_BY_SEATRIAL) and not re.fullmatch(variable.harmless, text):
                 nodes_by_value.setdefault((name, text), {}).setdefault(node, check)
-    for (name, text), nodes in nodes_by_value.items():
-        variable, is_everywhere = variables()[name], len(nodes) == len(all_nodes)
-        place = next(iter(nodes)) if len(nodes) == 1 and not is_everywhere else CLUSTER
-        where = "" if is_everywhere else f" on {and_more(list(nodes), _MAX_NAMED)} only"
+    for (name, text), check_by_node in nodes_by_value.items():
+        variable, nodes = variables()[name], [node for node in check_by_node if node != CLUSTER]
+        is_on_some = 0 < len(nodes) < len(all_nodes)
+        place = nodes[0] if is_on_some and len(nodes) == 1 else CLUSTER
+        where = f" on {and_more(nodes, _MAX_NAMED)} only" if is_on_some else ""
         files = "/etc/nccl.conf ~/.nccl.conf /etc/environment /etc/profile.d ~/.bashrc ~/.profile"
         command = f"env | grep ^{name}; grep -rn {name} {files} 2>/dev/null"
         finding = Finding(
@@ -223,10 +225,10 @@ def _suspects_by_variable(
             confidence="high" if variable.large else "low",
             evidence=f"{name}={text}{where}, in the environment of the ranks or in nccl.conf. Default: "
             f"{variable.default}. Effect of other values: {variable.effect}.",
-            first_command=_command(command, next(iter(nodes)), node_prefix),
+            first_command=_command(command, nodes[0] if nodes else CLUSTER, node_prefix),
             fix=f"Unset {name} where it is set, or remove it from the trial's env, and run the trial again.",
             action="fix-environment",
-            source=f"{VARIABLES_SOURCE} ({variable.source}); {next(iter(nodes.values()))}",
+            source=f"{VARIABLES_SOURCE} ({variable.source}); {next(iter(check_by_node.values()))}",
         )
         yield _Suspect(finding, place, variable.explains, wrong_results=False)
 
@@ -234,14 +236,14 @@ def _suspects_by_variable(
 def _settings_of_nodes(
     measurements: Sequence[Measurement], checks: Mapping[str, Check]
 ) -> Iterator[tuple[str, str, Mapping[str, object]]]:
-    """Node, check and settings, for all facts with settings; a fact for all ranks is that of the first rank's node."""
+    """Node, check and settings, for all facts with settings; CLUSTER for a fact that stands for all ranks."""
     for measurement, by_node in role_facts("node_settings", measurements, checks):
         for node, values in by_node.items() if isinstance(by_node, Mapping) else ():
             if isinstance(values, Mapping):
                 yield node, measurement.check, values
     for measurement, values in role_facts("variables", measurements, checks):
         if isinstance(values, Mapping):
-            yield measurement.subject.partition("/")[0], measurement.check, values
+            yield CLUSTER, measurement.check, values
 
 
 def _suspects_by_difference(

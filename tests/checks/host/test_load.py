@@ -53,3 +53,10 @@ def test_unreadable_stat(text: str, tmp_path: Path) -> None:
     (tmp_path / "proc" / "stat").write_text(text)
     with pytest.raises(SeatrialError):
         load._cpu_time(tmp_path)
+
+
+def test_times_that_do_not_increase_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "_cpu_time", lambda _root: (5, 100))
+    measured = run_check(CHECK, tmp_path)
+    assert measured.metrics == ()
+    assert "100" in str(measured.error)

@@ -19,7 +19,7 @@ MAX_PROCESSES = 5  # in the fact busiest_processes
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield the busy share of all CPUs during WINDOW_S, and the processes that used most of it.
 
-    Raises SeatrialError if /proc/stat cannot be read.
+    Raises SeatrialError if /proc/stat cannot be read, or if its times do not increase.
     """
     context.progress("reading the load of the CPUs")
     processes = {process.pid: (process, _cpu_seconds(process)) for process in psutil.process_iter()}
@@ -37,8 +37,11 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
             ],
         }
     )
-    share = 100 * (busy_after - busy) / max(1, total_after - total)
-    yield metric("cpu_busy", share, "%", context.node)
+    if total_after <= total:
+        raise SeatrialError(
+            f"{context.root / 'proc/stat'}: CPU times went from {total} to {total_after} in {WINDOW_S:g} s"
+        )
+    yield metric("cpu_busy", 100 * (busy_after - busy) / (total_after - total), "%", context.node)
 
 
 def _cpu_time(root: Path) -> tuple[int, int]:
