@@ -89,7 +89,7 @@ class Scripted:
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
         argv = (sys.executable, "-c", HEAD + self._scripts[attempt - 1], str(folder))
-        return RenderedJob(argv=argv, env={}, text="")
+        return RenderedJob(argv=argv, text="")
 
     def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
         child = processes.start(rendered.argv, env={}, stdout=folder / "launcher.out", stderr=folder / "launcher.err")

@@ -46,7 +46,7 @@ def test_without_a_scheduler_a_job_has_no_id_and_no_nodes() -> None:
 
 
 def test_a_rendered_job_is_not_changed_and_has_nothing_else() -> None:
-    rendered = RenderedJob(argv=("sh",), env={}, text="sh")
+    rendered = RenderedJob(argv=("sh",), text="sh")
     with pytest.raises(ValidationError):
         rendered.text = "rm"  # type: ignore[misc]
     with pytest.raises(ValidationError):

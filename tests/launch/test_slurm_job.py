@@ -233,7 +233,7 @@ def test_unknown_job_counts_as_cancelled(queued: QueuedJob) -> None:
     assert queued.with_state(failure("slurm_load_jobs error: Invalid job id specified")).job.cancel() == ""
 
 
-RENDERED = RenderedJob(argv=("sbatch", "--parsable"), env={}, text="#!/bin/bash")
+RENDERED = RenderedJob(argv=("sbatch", "--parsable"), text="#!/bin/bash")
 SQUEUE = f"squeue --all --noheader --user={os.getuid()} '--format=%A %o'"
 
 

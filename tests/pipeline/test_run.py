@@ -89,9 +89,7 @@ class ScriptLauncher(Scripted):
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         folder = run_dir / "jobs" / job.name / f"attempt{attempt}"
-        return RenderedJob(
-            argv=(sys.executable, "-c", HEAD + self._by_job[job.name], str(folder)), env={}, text=job.name
-        )
+        return RenderedJob(argv=(sys.executable, "-c", HEAD + self._by_job[job.name], str(folder)), text=job.name)
 
     def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
         if rendered.text == self._stopped_job:

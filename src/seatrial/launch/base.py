@@ -9,10 +9,9 @@ from seatrial.model import Frozen, Job, MissingNode
 
 
 class RenderedJob(Frozen):
-    """A job ready to start: ``argv`` with ``env``. ``text``: its script, or its command, as ``--dry-run`` prints it."""
+    """A job ready to start by ``argv``. ``text``: its script, or its command, as ``--dry-run`` prints it."""
 
     argv: tuple[str, ...]
-    env: dict[str, str]
     text: str
 
 

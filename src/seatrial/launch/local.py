@@ -89,7 +89,7 @@ class LocalLauncher:
             python=container.python_array(settings, job),
             python_name=container.python_name(settings),
         )
-        return RenderedJob(argv=("bash", str(folder / f"attempt{attempt}" / "job.sh")), env={}, text=text)
+        return RenderedJob(argv=("bash", str(folder / f"attempt{attempt}" / "job.sh")), text=text)
 
     def start(self, rendered: RenderedJob, folder: Path) -> LocalJob:
         atomic_write(Path(rendered.argv[-1]), rendered.text.encode(errors="surrogateescape"), mode=PRIVATE)

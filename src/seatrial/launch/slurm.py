@@ -55,7 +55,7 @@ class SlurmLauncher:
             python=container.python_array(settings, job),
             python_name=container.python_name(settings),
         )
-        return RenderedJob(argv=("sbatch", "--parsable"), env={}, text=text)
+        return RenderedJob(argv=("sbatch", "--parsable"), text=text)
 
     def start(self, rendered: RenderedJob, folder: Path) -> SlurmJob:
         batch, token = folder / SCRIPT, uuid.uuid4().hex

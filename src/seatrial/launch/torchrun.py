@@ -38,7 +38,7 @@ class TorchrunLauncher:
             python=container.python_array(self._settings, job),
             python_name=container.python_name(self._settings),
         )
-        return RenderedJob(argv=(), env={}, text=text)
+        return RenderedJob(argv=(), text=text)
 
     def start(self, rendered: RenderedJob, folder: Path) -> StartedJob:
         """Write the script, then always raise SeatrialError: only the user can run it.
