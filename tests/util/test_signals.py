@@ -10,7 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from seatrial.util.signals import STOP_SIGNALS, SigtermWatch, end_on_sigterm, interrupt_once, stop_signals_ignored
+from seatrial.util.signals import (
+    STOP_SIGNALS,
+    SigtermWatch,
+    end_on_sigterm,
+    interrupt_once,
+    raise_lost_interrupt,
+    stop_signals_ignored,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +25,7 @@ def handlers() -> Iterator[None]:
     """Restore the signal handlers after each test."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
+    interrupt_once()  # as if no signal had arrived
     signal.set_wakeup_fd(-1)
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -35,6 +43,20 @@ def test_first_signal_interrupts_and_second_is_ignored(number: signal.Signals) -
         send(number)
     for stop in STOP_SIGNALS:
         os.kill(os.getpid(), stop)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupt_that_python_drops_is_raised_later() -> None:
+    class SendsSignal:
+        def __del__(self) -> None:
+            send(signal.SIGINT)
+
+    interrupt_once()
+    raise_lost_interrupt()
+    sender = SendsSignal()
+    del sender  # Python prints the KeyboardInterrupt of the handler and goes on
+    with pytest.raises(KeyboardInterrupt):
+        raise_lost_interrupt()
 
 
 def test_ignored_signal_stays_ignored() -> None:

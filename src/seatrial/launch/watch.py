@@ -19,6 +19,7 @@ from seatrial.launch.base import Allocation, Launcher, StartedJob, WaitState
 from seatrial.launch.rank_status import Rank, ranks_in
 from seatrial.launch.root_cause import RootCause
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
+from seatrial.util import signals
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE, redacted
 from seatrial.util.text import and_more
@@ -211,6 +212,7 @@ class _Attempt:
         running_since = time.monotonic()
         startup_s = 0.0
         while True:
+            signals.raise_lost_interrupt()
             code = running.poll()  # before reading: records written before the end are then complete
             self._read_all()
             if not startup_s and all(rank.started for rank in self.ranks):

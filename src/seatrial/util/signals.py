@@ -14,17 +14,31 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C; schedul
 EXIT_TERMINATED = 128 + signal.SIGTERM  # the shell's exit code for a process that SIGTERM ended
 
 
+_interrupted = threading.Event()  # a stop signal has arrived in this process
+
+
 def interrupt_once() -> None:
     """Raise KeyboardInterrupt on the first of ``STOP_SIGNALS`` and ignore later ones, so that cleanup completes."""
+    _interrupted.clear()
 
     def interrupt(_number: int, _frame: object) -> None:
         for stop in STOP_SIGNALS:
             signal.signal(stop, signal.SIG_IGN)
+        _interrupted.set()
         raise KeyboardInterrupt
 
     for stop in STOP_SIGNALS:
         if signal.getsignal(stop) != signal.SIG_IGN:  # ignored by nohup, or by a shell for background jobs
             signal.signal(stop, interrupt)
+
+
+def raise_lost_interrupt() -> None:
+    """Raise KeyboardInterrupt if a stop signal has arrived. For loops that a KeyboardInterrupt would have ended.
+
+    Python only prints an exception that a signal handler raises inside ``__del__`` or a callback of weakref.
+    """
+    if _interrupted.is_set():
+        raise KeyboardInterrupt
 
 
 @contextmanager
