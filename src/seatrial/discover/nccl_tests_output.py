@@ -1,7 +1,7 @@
 """Parses the text output of nccl-tests (all_reduce_perf and the other *_perf programs), versions 2.0 to 2.19.
 
-The text may have the prefixes of mpirun, srun, pdsh or kubectl, colours, NCCL's log in between, and rows that are broken
-into several lines. Formats: NVIDIA/nccl-tests src/common.cu (since 2.17.3 src/util.cu).
+The text may have the prefixes of mpirun, srun, pdsh or kubectl, colours, NCCL's log in between, and rows that are
+broken into several lines. Formats: NVIDIA/nccl-tests src/common.cu (since 2.17.3 src/util.cu).
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ _AVERAGE = re.compile(r"Avg bus bandwidth\s*:")
 _OTHER_ALGBW = ("hypercube", "alltoallv")
 _EXPORT = re.compile(r"^\s*(?:\+ )?export\s")
 _SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60})=['\"]?([\w.,:^/+-]{1,200})")
-_NCCL_LINE = re.compile(r"NCCL (?:INFO|WARN|version|TRACE)|NET/")
+_NCCL_LINE = re.compile(r"NCCL (?:INFO|WARN|version|TRACE)\b")
 _RANKS = re.compile(r"nRanks (\d+) nNodes (\d+)")
 _FAILURES = re.compile(
     r"Test (?:NCCL|CUDA) failure.*|pid \d+: Test failure.*|Test timeout.*|Invalid number of GPUs.*"
-    r"|(?:mpirun|prterun|mpiexec) (?:noticed|detected) that.*|srun: error:.*|Segmentation fault.*|MPI_ABORT was invoked.*"
+    r"|(?:mpirun|prterun|mpiexec) (?:noticed|detected) that.*|srun: error:.*|Segmentation fault.*"
+    r"|MPI_ABORT was invoked.*"
 )
 
 
@@ -128,8 +129,8 @@ class Table:
 class NcclTestsOutput:
     """The content of an output. ``comm_sizes``: ranks and nodes of each communicator in NCCL's log.
 
-    ``failure``: the first message of a failed run, which may be above any table. ``is_nccl_tests``: a line names a program
-    of nccl-tests, or is its header or list of devices, or a message of it.
+    ``failure``: the first message of a failed run, which may be above any table. ``is_nccl_tests``: a line names a
+    program of nccl-tests, or is its header, its list of devices or a message of it.
     """
 
     tables: tuple[Table, ...]
@@ -176,11 +177,20 @@ class _Reader:
         self.failure = ""
 
     def read(self, line: str) -> None:
-        """Read one line: at most one of a row, a header, a device, a summary, a failure."""
-        self._read_nccl_log(line)
+        """Read one line: at most one of a row, a header, a line above or below the table, or numbers of an open row."""
+        is_log = self._read_nccl_log(line)
         if match := _ROW.search(line):
             self._start_row(line, match)
-        elif match := _DEVICE.search(line):
+        elif is_log:
+            self._continue_row(line)
+        elif _HEADER.search(line):
+            self._read_header(line)
+        elif not (self._read_above_table(line) or self._read_below_table(line)):
+            self._continue_row(line)
+
+    def _read_above_table(self, line: str) -> bool:
+        """Whether the line is the command, a parameter or a device of a run, whose table then begins."""
+        if match := _DEVICE.search(line):
             self._add_device(match)
         elif match := _STARTING.search(line):
             self._start_table()
@@ -189,23 +199,28 @@ class _Reader:
             self._start_table()
             self.table.max_bytes = int(match[3][:19])
             self.table.step_bytes = int(match[4][:19]) if match[5] == "bytes" else 0
-        elif _HEADER.search(line):
-            self._read_header(line)
-        elif match := _OUT_OF_BOUNDS.search(line):
-            self.table.out_of_bounds = (self.table.out_of_bounds or 0) + int(match[1][:15])
-        elif _AVERAGE.search(line):
-            self.table.footers += 1
         elif match := _REDUCED.search(line):
             self.table.max_bytes = int(match[1][:19])
-        elif match := _FAILURES.search(line):
-            self._add_failure(match[0].strip())
-        elif "NCCL INFO" not in line and _CONCLUDED not in line and (match := _PROGRAM.search(line)):
+        elif _CONCLUDED not in line and (match := _PROGRAM.search(line)) and not _FAILURES.search(line):
             self._start_table()
             self.mentioned, self.settings = match[1], dict(_SETTING.findall(line))
         elif _EXPORT.match(line):
             self.exported |= dict(_SETTING.findall(line))
         else:
-            self._continue_row(line)
+            return False
+        return True
+
+    def _read_below_table(self, line: str) -> bool:
+        """Whether the line is the summary of a table, or a message that ends the run."""
+        if match := _OUT_OF_BOUNDS.search(line):
+            self.table.out_of_bounds = (self.table.out_of_bounds or 0) + int(match[1][:15])
+        elif _AVERAGE.search(line):
+            self.table.footers += 1
+        elif match := _FAILURES.search(line):
+            self._add_failure(match[0].strip())
+        else:
+            return False
+        return True
 
     def finish(self) -> NcclTestsOutput:
         """The content of all lines."""
@@ -217,15 +232,21 @@ class _Reader:
             comm_sizes=frozenset(self.comm_sizes),
             uses_roce=bool(re.search(r"NET/IB : Using [^\n]*/RoCE", log)),
             failure=self.failure,
-            is_nccl_tests=bool(self.tables or self.mentioned or self.columns or self.table.devices or self.failure),
+            is_nccl_tests=bool(
+                self.tables or self.mentioned or self.columns or self.table.devices or self.failure.startswith("Test ")
+            ),
         )
 
-    def _read_nccl_log(self, line: str) -> None:
-        if self.nccl_chars < _MAX_NCCL_LOG and _NCCL_LINE.search(line):
+    def _read_nccl_log(self, line: str) -> bool:
+        """Whether the line has a message of NCCL, which may follow the first columns of a row."""
+        if "NCCL" not in line or not _NCCL_LINE.search(line):
+            return False
+        if self.nccl_chars < _MAX_NCCL_LOG:
             self.nccl_lines.append(line)
             self.nccl_chars += len(line)
-        if (match := _RANKS.search(line)) and len(self.comm_sizes) < 100:
+        if len(self.comm_sizes) < 100 and (match := _RANKS.search(line)):
             self.comm_sizes.add((int(match[1][:9]), int(match[2][:9])))
+        return True
 
     def _add_device(self, match: re.Match[str]) -> None:
         rank, group, pid, host, index, name = match.groups()

@@ -351,7 +351,7 @@ def _fabric(options: HardwareOptions, output: NcclTestsOutput) -> tuple[str, str
         return "efa", "NCCL's log"
     if network.startswith("ib") or any(name.startswith("NET/IB") for name in names):
         return "roce" if output.uses_roce else "ib", "NCCL's log"
-    return ("rdma", "assumed, since --nics is given") if options.ports else ("", "")
+    return ("rdma", "assumed") if options.ports else ("", "")
 
 
 def _network_contradictions(options: HardwareOptions, output: NcclTestsOutput) -> list[str]:
@@ -372,7 +372,7 @@ def _network_contradictions(options: HardwareOptions, output: NcclTestsOutput) -
 
 
 def known_algorithm(options: HardwareOptions, output: NcclTestsOutput, table: Table) -> str:
-    """The algorithm of an all-reduce: the option, else NCCL_ALGO, else NCCL's log (subsystem TUNING); empty if unknown."""
+    """The algorithm of an all-reduce: of the option, else NCCL_ALGO, else in NCCL's log (TUNING); empty if unknown."""
     setting = table.settings.get("NCCL_ALGO") or output.nccl.settings.get("NCCL_ALGO", "")
     if name := options.algorithm or ALGORITHMS.get(setting.casefold(), ""):
         return name

@@ -17,7 +17,6 @@ from seatrial.hardware.fabric_model import node_links
 from seatrial.hardware.network_bounds import default_algorithm, network_bound
 from seatrial.hardware.references import NO_PEERS, Reference, References, Sku, references_for
 from seatrial.judge.plausibility import metric_lookup
-from seatrial.judge.remedies import with_remedies
 from seatrial.judge.rules import judge_check
 from seatrial.judge.thresholds import MAX_RATIO_OF_BOUND
 from seatrial.model import (
@@ -27,6 +26,7 @@ from seatrial.model import (
     Measurement,
     Metric,
     Outcome,
+    Reason,
     Rule,
     UsageError,
     Verdict,
@@ -55,8 +55,8 @@ _NODE_SIZES = ("16GiB", "8GiB", "4GiB", "1GiB")  # of the reference values of on
 _WORST_FIRST = (Outcome.FAIL, Outcome.UNJUDGED, Outcome.WARN, Outcome.PASS)
 # The rule's own fix reads a fact that nccl-tests does not report
 _WRONG_DATA_FIX = (
-    "Do not train on these nodes. Run all_reduce_perf -c 1 on each node alone, then on pairs of nodes: the node, or the "
-    "path between two nodes, with wrong elements is at fault"
+    "Do not train on these nodes. Run all_reduce_perf -c 1 on each node alone, then on pairs of nodes: the node, or "
+    "the path between two nodes, with wrong elements is at fault"
 )
 
 
@@ -67,7 +67,7 @@ def judge_output(
     operation: str = "",
     baseline: Baseline | None = None,
 ) -> BenchmarkJudgement:
-    """The verdicts on all tables. ``operation``: the name that the option gives, empty without it. Raises UsageError."""
+    """The verdicts on all tables. ``operation``: that of the option, empty without it. Raises UsageError."""
     if operation and operation not in OPERATIONS.values():
         raise UsageError(f"--operation {operation!r}: expected one of {', '.join(OPERATIONS.values())}")
     judged = [
@@ -93,6 +93,14 @@ def judge_output(
         notes=tuple(notes),
         results=tuple(results),
     )
+
+
+def with_next_step(verdict: Verdict) -> Verdict:
+    """The verdict; without a reference value its next step is to find one."""
+    if verdict.outcome is not Outcome.UNJUDGED or Reason.NO_REFERENCE not in verdict.reasons:
+        return verdict
+    step = "`seatrial skus` lists the sizes and numbers of GPUs with a reference value: run again with one of them"
+    return replace(verdict, fix=f"{step}, or give --baseline FILE, learned from good runs of `seatrial run`")
 
 
 def overall_outcome(results: Sequence[BenchmarkResult]) -> Outcome:
@@ -200,8 +208,8 @@ def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Res
         text = f"{series.table.program}_perf has no check in seatrial, and no reference values"
         return _unjudged(series, series.table.program, "", [text]), series.resolved("")
     if named and not allows(series.table, series.rows, named):
-        variant = variant_text(series.rows[-1])
-        text = f"the columns are not those of {named}: {variant}, count {series.rows[-1].count} at {series.rows[-1].size} B"
+        last = series.rows[-1]
+        text = f"the columns are not those of {named}: {variant_text(last)}, count {last.count} at {last.size} B"
         return _unjudged(series, named, named, [text]), series.resolved(named)
     possible = [named] if named else possible_operations(series.table, series.rows)
     if not possible:
@@ -285,7 +293,7 @@ def _judge(each: _Input) -> BenchmarkResult:
         path=_path(each),
         measured=measured_sizes(each.rows),
         bound=_bound(each, label) if label else None,
-        verdicts=tuple(with_remedies(verdicts)),
+        verdicts=tuple(map(with_next_step, verdicts)),
         other_sizes=others,
         problems=tuple(problems),
         notes=(*notes, *table_notes(series.table, series.rows)),

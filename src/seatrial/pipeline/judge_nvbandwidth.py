@@ -13,11 +13,11 @@ from seatrial.hardware.bounds import hardware_bound
 from seatrial.hardware.links import Links
 from seatrial.hardware.references import References, references_for
 from seatrial.judge.plausibility import metric_lookup
-from seatrial.judge.remedies import with_remedies
 from seatrial.judge.rules import judge_check
 from seatrial.model import Baseline, Measurement, Metric, Outcome, Reason, Verdict, worst
 from seatrial.model.benchmark import BenchmarkBound, BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
 from seatrial.pipeline.benchmark_hardware import HardwareOptions, gpu_name
+from seatrial.pipeline.judge_nccl_tests import with_next_step
 
 # Testcase → check and metric of seatrial that measure the same: copies of the copy engines
 _METRICS = {
@@ -103,7 +103,9 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
             )
             for index in range(devices)
         ]
-        verdicts = tuple(with_remedies(judge_check(replace(check, rules=rules), measurements, {}, "", references)))
+        verdicts = tuple(
+            map(with_next_step, judge_check(replace(check, rules=rules), measurements, {}, "", references))
+        )
         found = hardware_bound(metric_lookup(check, metric, rules[0].reference or ""), facts, references)
         bound = BenchmarkBound(value=found.value, unit=found.unit, derivation=found.derivation) if found else None
     outcome = worst(verdict.outcome for verdict in verdicts)

@@ -38,8 +38,10 @@ def _hardware(hardware: BenchmarkHardware) -> str:
         text += f"; ranks: {named(hardware.ranks, 'ranks')}"
     if (hardware.nodes or 1) > 1:
         ports = f" {hardware.ports} x {hardware.port_gbps:g} Gb/s" if hardware.ports and hardware.port_gbps else ""
-        text += f"; network: {hardware.fabric or 'unknown'}{ports}"
-        text += "".join(f", {name} from {sources[name]}" for name in ("fabric", "ports") if name in sources)
+        origins = [
+            f"{label}: {sources[name]}" for name, label in (("fabric", "kind"), ("ports", "ports")) if name in sources
+        ]
+        text += f"; network: {hardware.fabric or 'unknown'}{ports}" + (f" ({', '.join(origins)})" if origins else "")
     return text
 
 
@@ -75,7 +77,7 @@ def _sizes(result: BenchmarkResult) -> Iterator[str]:
 def _verdicts(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
     """Each verdict with its expectation and source; of many subjects the worst ones, and how many there are."""
     ordered = sorted(verdicts, key=lambda verdict: (WORST_FIRST.index(verdict.outcome), verdict.ratio or 0.0))
-    last_basis = ""
+    last_basis = last_fix = ""
     for verdict in ordered[:_MAX_SUBJECTS]:
         subject = "" if verdict.subject == "cluster" else f" {verdict.subject}"
         yield f"  {verdict.outcome}{subject}: {one_line(verdict.summary)}"
@@ -83,8 +85,9 @@ def _verdicts(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
             is_rule = verdict.basis.kind is BasisKind.RULE
             yield f"    expected: {one_line(verdict.basis_text)}" if not is_rule else "    expected: no wrong elements"
             last_basis = verdict.basis_text
-        if verdict.fix and verdict.outcome is not Outcome.PASS:
+        if verdict.fix and verdict.fix != last_fix and verdict.outcome is not Outcome.PASS:
             yield f"    next: {one_line(verdict.fix)}"
+            last_fix = verdict.fix
     if len(ordered) > _MAX_SUBJECTS:
         values = [verdict.value for verdict in ordered if verdict.value is not None]
         low, high = (
