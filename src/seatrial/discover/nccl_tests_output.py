@@ -22,7 +22,7 @@ ELEMENT_BYTES = {
 }
 REDUCTIONS = ("sum", "prod", "max", "min", "avg", "mulsum")
 _MAX_NCCL_LOG = 2**23  # characters of NCCL's log that are kept: it logs versions, networks and connections first
-_MAX_LINE = 2**14  # characters of a line that are read; lines of nccl-tests have about 200
+_MAX_LINE = 2**11  # characters of a line that are read; lines of nccl-tests have about 200
 _MAX_ROWS = 2**16  # of one table; a sweep has less than 100
 _MAX_DEVICES = 2**17
 _TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")

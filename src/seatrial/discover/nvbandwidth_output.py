@@ -11,21 +11,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_MAX_LINE = 2**15
+_MAX_LINE = 2**12  # characters of a line that are read; a row of 72 GPUs has 730
 _MAX_MATRICES = 2**12
+_MAX_TITLE = 200
 _TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _RUNNING = re.compile(r"\bRunning (\w+)\.")
 _DEVICE = re.compile(r"\bDevice (\d+): (.+?)(?: \([0-9a-fA-F:.]+\))?\s*$")
 _PROCESS_DEVICE = re.compile(r"\bProcess\s+(\d+) \(([^)]+)\): device\s+(\d+): (.+?)(?: \([0-9a-fA-F:.]+\))?\s*$")
 _JSON_DEVICE = re.compile(r"(\d+): (.+?)(?: \([0-9a-fA-F:.]+\))?(?:: \((.*)\))?")
-_TITLE = re.compile(r"(\S.*\((?:row|column)\).*\((?:GB/s|ns|us)\))\s*$")
+_UNITS = ("(GB/s)", "(ns)", "(us)")
 _SUM = re.compile(r"\b(?:SUM|&&&& PERF) (\w+) ([\d.]+)")
 _STATUS = re.compile(r"\b(WAIVED|Waived|ERROR|Error|NOT FOUND|Not Found)\b:?\s*(.*)")
 _FAILURE = re.compile(
     r"ASSERT in expression.*|Invalid value when checking the pattern.*|(?:\[CUDA_ERROR_\w+\]|CUDA_ERROR_\w+).*"
 )
 _CELL = re.compile(r"N/A|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-_TOTAL = re.compile(r"_(read1|read2|write1|write2|total)$")
+_PART = re.compile(r"_(read1|read2|write1|write2|total)$")
 
 
 @dataclass
@@ -60,7 +61,7 @@ class NvbandwidthOutput:
 def is_nvbandwidth(text: str) -> bool:
     """Whether the text is output of nvbandwidth."""
     return "nvbandwidth Version" in text or any(
-        "memcpy" in line and _TITLE.search(line[:_MAX_LINE]) for line in text.splitlines()
+        "memcpy" in line and _title(line[:_MAX_LINE]) for line in text.splitlines()
     )
 
 
@@ -125,9 +126,11 @@ class _Reader:
 
     def read(self, line: str) -> None:
         if match := _RUNNING.search(line):
-            self.testcase, self.matrix = match[1], None
-        elif match := _TITLE.search(line):
-            self._start_matrix(match[1])
+            self._end_matrix("")
+            self.testcase = match[1]
+        elif title := _title(line):
+            self._end_matrix("")
+            self._start_matrix(title)
         elif match := _SUM.search(line):
             self._end_matrix(match[1])
         elif match := _PROCESS_DEVICE.search(line):
@@ -139,12 +142,14 @@ class _Reader:
             self.version = match[1][:40]
         elif match := _FAILURE.search(line):
             self._fail(match[0])
-        elif self.matrix and not self.matrix.is_complete:
+        elif self.matrix:
             self._add_row(line)
         elif self.testcase and (match := _STATUS.match(line.strip())) and not match[1].lower().startswith("waived"):
             self._fail(f"{match[1]} {match[2]}".strip())
 
     def finish(self) -> NvbandwidthOutput:
+        """The content of all lines."""
+        self._end_matrix("")
         return NvbandwidthOutput(
             version=self.version,
             devices=tuple(self.devices[index] for index in sorted(self.devices)),
@@ -179,12 +184,22 @@ class _Reader:
             self.matrix.rows.append([_cell(cell) for cell in values])
 
     def _end_matrix(self, name: str) -> None:
-        """The summary names the testcase; a bidirectional one has three, of which only the total is kept."""
-        if self.matrix:
-            self.matrix.name, self.matrix.is_complete = name, bool(self.matrix.rows)
-            if (match := _TOTAL.search(name)) and match[1] != "total":
-                self.matrices = [matrix for matrix in self.matrices if matrix is not self.matrix]
-            self.matrix = None
+        """Close the matrix. ``name``: that of the summary; a bidirectional testcase has three, the last is the total."""
+        matrix, self.matrix = self.matrix, None
+        if matrix is None:
+            return
+        matrix.name = name or matrix.name
+        is_of_pairs = "GPU(row)" in matrix.title and "GPU(column)" in matrix.title
+        matrix.is_complete = len(matrix.rows) == (self.columns if is_of_pairs else 1)
+        if (match := _PART.search(matrix.name)) and match[1] != "total":
+            self.matrices = [other for other in self.matrices if other is not matrix]
+
+
+def _title(line: str) -> str:
+    """The line above a matrix, which names direction and unit; empty for any other line."""
+    text = line.strip()
+    is_title = text.endswith(_UNITS) and ("(row)" in text or "(column)" in text)
+    return text[-_MAX_TITLE:] if is_title else ""
 
 
 def _cell(value: Any) -> float | None:

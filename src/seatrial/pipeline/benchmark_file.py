@@ -123,6 +123,8 @@ def _opened(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFile | Non
         head = stream.read(_HEAD_BYTES)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UsageError(f"cannot read {name}: {error}") from error
+    if b"\0" in head and not head.startswith(_UTF16_MARKS):
+        raise UsageError(f"{name} is a binary file; {_EXPECTED}")
     is_json = head.lstrip().startswith(b"{")
     is_report = is_json and (_NVBANDWIDTH_JSON.match(head) or _NCCL_TESTS_JSON.match(head) or _is_small_report(head))
     if is_json and not is_report:

@@ -97,7 +97,8 @@ def judge_output(
 
 def with_next_step(verdict: Verdict) -> Verdict:
     """The verdict; without a reference value its next step is to find one."""
-    if verdict.outcome is not Outcome.UNJUDGED or Reason.NO_REFERENCE not in verdict.reasons:
+    missing = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
+    if verdict.outcome is not Outcome.UNJUDGED or missing.isdisjoint(verdict.reasons):
         return verdict
     step = "`seatrial skus` lists the sizes and numbers of GPUs with a reference value: run again with one of them"
     return replace(verdict, fix=f"{step}, or give --baseline FILE, learned from good runs of `seatrial run`")

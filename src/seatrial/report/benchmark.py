@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seatrial.model import WORST_FIRST, BasisKind, Outcome, Verdict, format_value
+from seatrial.model import CLUSTER, WORST_FIRST, BasisKind, Outcome, Verdict, format_value
 from seatrial.model.benchmark import BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
-from seatrial.report.text import clean, one_line
+from seatrial.report.text import clean, single_line
 
 _MAX_SIZES = 6  # the largest ones of a table
 _MAX_SUBJECTS = 8  # GPUs or pairs that are listed
@@ -20,7 +20,7 @@ def lines(judgement: BenchmarkJudgement) -> list[str]:
         text += ["", *_result(result)]
     text += ["", *(f"note: {note}" for note in judgement.notes)] if judgement.notes else [""]
     text.append(f"Outcome: {judgement.outcome}")
-    return [one_line(clean(line)) if not line.startswith("  ") else clean(line) for line in text]
+    return [single_line(clean(line)) if not line.startswith("  ") else clean(line) for line in text]
 
 
 def _hardware(hardware: BenchmarkHardware) -> str:
@@ -52,7 +52,7 @@ def _result(result: BenchmarkResult) -> Iterator[str]:
     yield from (f"  why: {problem}" for problem in result.problems)
     yield from _sizes(result)
     if result.bound:
-        yield f"  bound: {format_value(result.bound.value, result.bound.unit)} = {one_line(result.bound.derivation)}"
+        yield f"  bound: {format_value(result.bound.value, result.bound.unit)} = {single_line(result.bound.derivation)}"
     yield from _verdicts(result.verdicts)
     yield from _other_sizes(result.other_sizes)
     yield from (f"  note: {note}" for note in result.notes)
@@ -78,22 +78,34 @@ def _verdicts(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
     """Each verdict with its expectation and source; of many subjects the worst ones, and how many there are."""
     ordered = sorted(verdicts, key=lambda verdict: (WORST_FIRST.index(verdict.outcome), verdict.ratio or 0.0))
     last_basis = last_fix = ""
-    for verdict in ordered[:_MAX_SUBJECTS]:
-        subject = "" if verdict.subject == "cluster" else f" {verdict.subject}"
-        yield f"  {verdict.outcome}{subject}: {one_line(verdict.summary)}"
+    shown = _shown(ordered)
+    for verdict in shown:
+        subject = "" if verdict.subject == CLUSTER else f" {verdict.subject}"
+        yield f"  {verdict.outcome}{subject}: {single_line(verdict.summary)}"
         if verdict.basis_text and verdict.basis_text != last_basis and verdict.basis:
             is_rule = verdict.basis.kind is BasisKind.RULE
-            yield f"    expected: {one_line(verdict.basis_text)}" if not is_rule else "    expected: no wrong elements"
+            yield (
+                f"    expected: {single_line(verdict.basis_text)}" if not is_rule else "    expected: no wrong elements"
+            )
             last_basis = verdict.basis_text
         if verdict.fix and verdict.fix != last_fix and verdict.outcome is not Outcome.PASS:
-            yield f"    next: {one_line(verdict.fix)}"
+            yield f"    next: {single_line(verdict.fix)}"
             last_fix = verdict.fix
-    if len(ordered) > _MAX_SUBJECTS:
+    if len(shown) < len(ordered):
         values = [verdict.value for verdict in ordered if verdict.value is not None]
         low, high = (
             (format_value(value, ordered[0].unit) for value in (min(values), max(values))) if values else ("", "")
         )
-        yield f"  {len(ordered)} values from {low} to {high}; the {_MAX_SUBJECTS} worst are listed"
+        yield f"  {len(ordered)} values from {low} to {high}; {len(shown)} of them listed above"
+
+
+def _shown(ordered: list[Verdict]) -> list[Verdict]:
+    """The verdicts that are listed: of many subjects the worst bad ones, and the lowest value of each other outcome."""
+    if all(verdict.subject == CLUSTER for verdict in ordered):
+        return ordered
+    bad = [verdict for verdict in ordered if verdict.outcome in (Outcome.FAIL, Outcome.ERROR, Outcome.WARN)]
+    first = {verdict.outcome: verdict for verdict in reversed(ordered)}
+    return [*bad[:_MAX_SUBJECTS], *(verdict for verdict in first.values() if verdict not in bad)]
 
 
 def _other_sizes(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
