@@ -184,13 +184,13 @@ class _Reader:
             self.matrix.rows.append([_cell(cell) for cell in values])
 
     def _end_matrix(self, name: str) -> None:
-        """Close the matrix. ``name``: that of the summary; a bidirectional testcase has three, the last is the total."""
+        """Close the matrix. ``name``: that of its summary; of a bidirectional testcase only the total is kept."""
         matrix, self.matrix = self.matrix, None
         if matrix is None:
             return
         matrix.name = name or matrix.name
         is_of_pairs = "GPU(row)" in matrix.title and "GPU(column)" in matrix.title
-        matrix.is_complete = len(matrix.rows) == (self.columns if is_of_pairs else 1)
+        matrix.is_complete = 0 < len(matrix.rows) == (self.columns if is_of_pairs else 1)
         if (match := _PART.search(matrix.name)) and match[1] != "total":
             self.matrices = [other for other in self.matrices if other is not matrix]
 
