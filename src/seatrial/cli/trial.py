@@ -13,6 +13,7 @@ import typer
 
 from seatrial.cli.options import (
     EXIT_CODES,
+    EXIT_CODES_OF_OUTCOMES,
     EXIT_INTERRUPTED,
     AsJson,
     ExcludeOption,
@@ -206,14 +207,57 @@ def render(
 
 
 def judge(
-    run: RunPath,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A run directory, a trial.json, output of nccl-tests or nvbandwidth (also .gz), or -."
+        ),
+    ],
     baseline: Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")] = None,
     why_not: Annotated[
         bool, typer.Option("--why-not", help="Print only what stands between this run and ACCEPTED, in five lines.")
     ] = False,
+    gpus: Annotated[
+        str | None, typer.Option(metavar="NxMODEL", help="GPUs per node and model, such as 8xH200.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes that the benchmark ran on.")] = None,
+    nics: Annotated[str | None, typer.Option(metavar="NxGBPS", help="Network ports of a node, such as 8x400.")] = None,
+    fabric: Annotated[str | None, typer.Option(help="ib, roce, efa or tcp; by default from NCCL's log.")] = None,
+    operation: Annotated[
+        str | None, typer.Option(help="all_reduce, all_gather, …, if the output does not name it.")
+    ] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="Value of NCCL_ALGO in the benchmark's run, such as Ring.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge a finished run with the rules of this version. Needs no GPU, changes no file."""
+    """Judge a finished run, or the output of nccl-tests or nvbandwidth, with the rules of this version. Needs no GPU.
+
+    Options from --gpus to --algorithm describe the hardware of a benchmark where its output does not. Exit codes for a
+    benchmark: 0 PASS or WARN, 1 FAIL, 3 UNJUDGED, 2 if the file is neither.
+    """
+    from seatrial.pipeline.benchmark_file import open_benchmark
+    from seatrial.pipeline.benchmark_hardware import hardware_options
+    from seatrial.report import benchmark as benchmark_text
+
+    options = hardware_options(gpus, nodes, nics, fabric, algorithm)
+    if benchmark := open_benchmark(run):
+        if why_not:
+            raise UsageError("--why-not is for a run of seatrial: a benchmark has verdicts, but no decision")
+        judgement = benchmark.judge(options, operation or "", baseline)
+        if as_json:
+            print_json(judgement.model_dump(mode="json"))
+        else:
+            print("\n".join(benchmark_text.lines(judgement)))
+        raise typer.Exit(EXIT_CODES_OF_OUTCOMES[judgement.outcome])
+    if any(value is not None for value in (gpus, nodes, nics, fabric, operation, algorithm)):
+        raise UsageError(
+            "--gpus to --algorithm are for the output of nccl-tests or nvbandwidth: a record has its hardware"
+        )
+    _judge_record(run, baseline, why_not, as_json)
+
+
+def _judge_record(run: Path, baseline: Path | None, why_not: bool, as_json: bool) -> None:
     from seatrial.pipeline.rejudge import rejudge
     from seatrial.pipeline.run_directory import load_trial
     from seatrial.report import why_not as causes

@@ -1,0 +1,107 @@
+"""Reads the JSON report of nccl-tests 2.17.3 and later (option -J FILE)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from seatrial.discover.nccl_log import NcclLog
+from seatrial.discover.nccl_tests_output import Device, NcclTestsOutput, Row, Table, Timing
+
+_MAX_NAME = 300  # characters of a name that is shown
+
+
+def is_report(document: Any) -> bool:
+    """Whether a JSON document is a report of nccl-tests."""
+    return isinstance(document, dict) and "nccl_version" in document and ("args" in document or "config" in document)
+
+
+def parse(document: dict[str, Any]) -> NcclTestsOutput:
+    """The table and the devices of a report; values of another type than nccl-tests writes are left out."""
+    config, bounds = _mapping(document.get("config")), _mapping(document.get("out_of_bounds"))
+    table = Table(program=_program(document.get("args")), max_bytes=_integer(config.get("maximum_bytes")))
+    table.step_bytes = _integer(config.get("step_bytes")) or 0
+    table.out_of_bounds = _integer(bounds.get("count"))
+    table.footers = int("average_bus_bandwidth" in document)
+    for entry in _mappings(document.get("results")):
+        row = _row(entry)
+        if row:
+            table.rows.append(row)
+        else:
+            table.rejected.append(f"row of {_integer(entry.get('size')) or 'unknown'} B: incomplete")
+    # processes with several GPUs list only their first one
+    table.devices = [device for entry in _mappings(config.get("devices")) if (device := _device(entry))]
+    errors = [text for text in _list(document.get("errors")) if isinstance(text, str) and text]
+    settings = dict(
+        text.split("=", 1)
+        for text in _list(document.get("env"))
+        if isinstance(text, str) and text.startswith("NCCL_") and "=" in text
+    )
+    return NcclTestsOutput(
+        tables=(table,),
+        nccl=NcclLog(version=_version(document.get("nccl_version")), settings=settings),
+        comm_sizes=frozenset(),
+        failure=errors[0][:_MAX_NAME] if errors and not table.footers else "",
+    )
+
+
+def _row(entry: dict[str, Any]) -> Row | None:
+    size, count = _integer(entry.get("size")), _integer(entry.get("count"))
+    out_of_place, in_place = _timing(entry.get("out_of_place")), _timing(entry.get("in_place"))
+    type_name, redop, root = entry.get("type"), entry.get("redop"), str(entry.get("root", "")).strip()
+    if size is None or count is None or not isinstance(type_name, str) or not (out_of_place or in_place):
+        return None
+    root_number = int(root) if re.fullmatch(r"-1|\d{1,6}", root) else None
+    return Row(size, count, type_name, redop if isinstance(redop, str) else "", root_number, out_of_place, in_place)
+
+
+def _timing(entry: Any) -> Timing | None:
+    values = _mapping(entry)
+    time_us, algbw, busbw = (
+        _number(value) for value in (values.get("time"), values.get("alg_bw"), values.get("bus_bw"))
+    )
+    if time_us is None:
+        time_us = _number(values.get("cpu_time"))
+    if time_us is None or algbw is None or busbw is None:
+        return None
+    return Timing(time_us, algbw, busbw, _number(values.get("nwrong")))
+
+
+def _device(entry: dict[str, Any]) -> Device | None:
+    rank, pid, index = (_integer(entry.get(name)) for name in ("rank", "pid", "device"))
+    host, name = entry.get("hostname"), entry.get("device_info")
+    if rank is None or pid is None or index is None or not isinstance(host, str) or not isinstance(name, str):
+        return None
+    return Device(rank, pid, host[:_MAX_NAME], index, name[:_MAX_NAME].strip(), _integer(entry.get("group")) or 0)
+
+
+def _program(args: Any) -> str:
+    first = next((text for text in _list(args) if isinstance(text, str)), "")
+    match = re.search(r"(\w+?)_perf(?:_mpi)?$", first.replace("\\/", "/"))
+    return match[1] if match else ""
+
+
+def _version(code: Any) -> str | None:
+    """``2.28.9`` for 22809."""
+    number = _integer(code)
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number and number >= 10000 else None
+
+
+def _integer(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and value >= 0 else None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _mappings(value: Any) -> list[dict[str, Any]]:
+    return [entry for entry in _list(value) if isinstance(entry, dict)]

@@ -1,0 +1,379 @@
+"""Parses the text output of nccl-tests (all_reduce_perf and the other *_perf programs), versions 2.0 to 2.19.
+
+The text may have the prefixes of mpirun, srun, pdsh or kubectl, colours, NCCL's log in between, and rows that are
+broken into several lines. Formats: NVIDIA/nccl-tests src/common.cu (since 2.17.3 src/util.cu).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from seatrial.discover import nccl_log
+from seatrial.discover.nccl_log import NcclLog
+
+ELEMENT_BYTES = {
+    **dict.fromkeys(("int8", "uint8", "char", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), 1),
+    **dict.fromkeys(("half", "bfloat16"), 2),
+    **dict.fromkeys(("int", "int32", "uint32", "float"), 4),
+    **dict.fromkeys(("int64", "uint64", "double"), 8),
+}
+REDUCTIONS = ("sum", "prod", "max", "min", "avg", "mulsum")
+_MAX_NCCL_LOG = 2**23  # characters of NCCL's log that are kept: it logs versions, networks and connections first
+_MAX_LINE = 2**11  # characters of a line that are read; lines of nccl-tests have about 200
+_MAX_ROWS = 2**16  # of one table; a sweep has less than 100
+_MAX_DEVICES = 2**17
+_TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_TYPE = "|".join(sorted(ELEMENT_BYTES, key=len, reverse=True))
+# size, count, type; reduction and root where the version prints them. A root may be followed by another rank's text
+_ROW = re.compile(
+    rf"(?<![\w.])(\d{{1,19}})\s+(\d{{1,19}})\s+({_TYPE})(?=\s|$|\[)(?:\s+({'|'.join(REDUCTIONS)}|none)(?=\s|$|\[))?"
+)
+_ROOT = re.compile(r"\s+(-1|\d{1,6}(?!\.?\d))")
+_NUMBER = re.compile(r"N/A|[-+]?(?:nan|inf|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)", re.IGNORECASE)
+_HEADER = re.compile(r"\bsize\s+count\s.*\b(?:cpu)?time\s+algbw\s+busbw\b")
+_RUN = re.compile(r"nThread\s+\d+\s+nGpus\s+(\d+)\s+minBytes\s+(\d+)\s+maxBytes\s+(\d+)\s+step:\s*(\d+)\s*\((\w+)\)")
+_REDUCED = re.compile(r"Reducing maxBytes to (\d+)")
+_DEVICE = re.compile(
+    r"Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)\s+\[[^\]]*\]\s*(.*)"
+)
+_PROGRAMS = "all_reduce all_gather reduce_scatter alltoallv alltoall broadcast reduce gather scatter sendrecv hypercube"
+_PROGRAM = re.compile(rf"\b({_PROGRAMS.replace(' ', '|')})_perf(?:_mpi)?\b")
+_STARTING = re.compile(r"Collective test starting:\s*(?:\S*/)?(\w+?)_perf")
+_CONCLUDED = "Collective test concluded"
+_OUT_OF_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)")
+_AVERAGE = re.compile(r"Avg bus bandwidth\s*:")
+_OTHER_ALGBW = ("hypercube", "alltoallv")
+_EXPORT = re.compile(r"^\s*(?:\+ )?export\s")
+_SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60})=['\"]?([\w.,:^/+-]{1,200})")
+_NCCL_LINE = re.compile(r"NCCL (?:INFO|WARN|version|TRACE)\b")
+_RANKS = re.compile(r"nRanks (\d+) nNodes (\d+)")
+_FAILURES = re.compile(
+    r"Test (?:NCCL|CUDA) failure.*|pid \d+: Test failure.*|Test timeout.*|Invalid number of GPUs.*"
+    r"|(?:mpirun|prterun|mpiexec) (?:noticed|detected) that.*|srun: error:.*|Segmentation fault.*"
+    r"|MPI_ABORT was invoked.*"
+)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The measured time in microseconds and bandwidths in GB/s; ``wrong``: wrong elements, None if not checked."""
+
+    time_us: float
+    algbw: float
+    busbw: float
+    wrong: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size in bytes; ``redop`` and ``root`` are empty and None where the version of nccl-tests prints none."""
+
+    size: int
+    count: int
+    type: str
+    redop: str
+    root: int | None
+    out_of_place: Timing | None
+    in_place: Timing | None
+
+    @property
+    def data_size(self) -> int:
+        """Bytes of ``count`` elements: the whole buffer, or the part of one rank."""
+        return self.count * ELEMENT_BYTES.get(self.type, 0)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU that takes part, as listed above the table."""
+
+    rank: int
+    pid: int
+    host: str
+    index: int
+    name: str
+    group: int = 0
+
+
+@dataclass
+class Table:
+    """The table of one program. ``program``: its name without ``_perf``, empty if the text does not have it.
+
+    ``max_bytes``: the largest size that was asked for, None if the text does not have the line with the parameters.
+    ``footers``: number of summaries below the table. ``rejected``: rows that are incomplete or contradict themselves.
+    ``counts_wrong``: the columns named ``#wrong`` count wrong elements; before 2.13 ``error`` is a deviation.
+    ``settings``: NCCL_ variables in the command above the table.
+    """
+
+    program: str = ""
+    rows: list[Row] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
+    max_bytes: int | None = None
+    step_bytes: int = 0
+    footers: int = 0
+    out_of_bounds: int | None = None
+    counts_wrong: bool = True
+    failure: str = ""
+    devices: list[Device] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no line of the table itself was read."""
+        return not (self.rows or self.rejected or self.max_bytes is not None)
+
+
+@dataclass(frozen=True)
+class NcclTestsOutput:
+    """The content of an output. ``comm_sizes``: ranks and nodes of each communicator in NCCL's log.
+
+    ``failure``: the first message of a failed run, which may be above any table. ``is_nccl_tests``: a line names a
+    program of nccl-tests, or is its header, its list of devices or a message of it.
+    """
+
+    tables: tuple[Table, ...]
+    nccl: NcclLog
+    comm_sizes: frozenset[tuple[int, int]]
+    uses_roce: bool = False
+    failure: str = ""
+    is_nccl_tests: bool = True
+
+
+def parse(lines: Iterable[str]) -> NcclTestsOutput:
+    """The tables and devices of an output. Lines of other programs are ignored."""
+    reader = _Reader()
+    for line in lines:
+        reader.read(_TERMINAL.sub("", line[:_MAX_LINE]).rstrip("\r\n"))
+    return reader.finish()
+
+
+@dataclass
+class _OpenRow:
+    """A row whose numbers are not complete yet."""
+
+    head: tuple[int, int, str, str]
+    root: int | None
+    prefix: str
+    numbers: list[str] = field(default_factory=list)
+
+
+class _Reader:
+    """Reads line by line; ``open_rows`` are by the prefix of their lines, since ranks print at the same time."""
+
+    def __init__(self) -> None:
+        self.tables: list[Table] = []
+        self.table = Table()
+        self.columns: list[str] = []
+        self.has_cpu_time = False
+        self.open_rows: dict[str, _OpenRow] = {}
+        self.mentioned = ""
+        self.exported: dict[str, str] = {}
+        self.settings: dict[str, str] = {}
+        self.nccl_lines: list[str] = []
+        self.nccl_chars = 0
+        self.comm_sizes: set[tuple[int, int]] = set()
+        self.failure = ""
+
+    def read(self, line: str) -> None:
+        """Read one line: at most one of a row, a header, a line above or below the table, or numbers of an open row."""
+        is_log = self._read_nccl_log(line)
+        if match := _ROW.search(line):
+            self._start_row(line, match)
+        elif is_log:
+            self._continue_row(line)
+        elif _HEADER.search(line):
+            self._read_header(line)
+        elif not (self._read_above_table(line) or self._read_below_table(line)):
+            self._continue_row(line)
+
+    def _read_above_table(self, line: str) -> bool:
+        """Whether the line is the command, a parameter or a device of a run, whose table then begins."""
+        if match := _DEVICE.search(line):
+            self._add_device(match)
+        elif match := _STARTING.search(line):
+            self._start_table()
+            self.table.program = match[1]
+        elif match := _RUN.search(line):
+            self._start_table()
+            self.table.max_bytes = int(match[3][:19])
+            self.table.step_bytes = int(match[4][:19]) if match[5] == "bytes" else 0
+        elif match := _REDUCED.search(line):
+            self.table.max_bytes = int(match[1][:19])
+        elif _CONCLUDED not in line and (match := _PROGRAM.search(line)) and not _FAILURES.search(line):
+            self._start_table()
+            self.mentioned, self.settings = match[1], dict(_SETTING.findall(line))
+        elif _EXPORT.match(line):
+            self.exported |= dict(_SETTING.findall(line))
+        else:
+            return False
+        return True
+
+    def _read_below_table(self, line: str) -> bool:
+        """Whether the line is the summary of a table, or a message that ends the run."""
+        if match := _OUT_OF_BOUNDS.search(line):
+            self.table.out_of_bounds = (self.table.out_of_bounds or 0) + int(match[1][:15])
+        elif _AVERAGE.search(line):
+            self.table.footers += 1
+        elif match := _FAILURES.search(line):
+            self._add_failure(match[0].strip())
+        else:
+            return False
+        return True
+
+    def finish(self) -> NcclTestsOutput:
+        """The content of all lines."""
+        self._close_table()
+        log = "\n".join(self.nccl_lines)
+        return NcclTestsOutput(
+            tables=tuple(self.tables),
+            nccl=nccl_log.parse(log),
+            comm_sizes=frozenset(self.comm_sizes),
+            uses_roce=bool(re.search(r"NET/IB : Using [^\n]*/RoCE", log)),
+            failure=self.failure,
+            is_nccl_tests=bool(
+                self.tables or self.mentioned or self.columns or self.table.devices or self.failure.startswith("Test ")
+            ),
+        )
+
+    def _read_nccl_log(self, line: str) -> bool:
+        """Whether the line has a message of NCCL, which may follow the first columns of a row."""
+        if "NCCL" not in line or not _NCCL_LINE.search(line):
+            return False
+        if self.nccl_chars < _MAX_NCCL_LOG:
+            self.nccl_lines.append(line)
+            self.nccl_chars += len(line)
+        if len(self.comm_sizes) < 100 and (match := _RANKS.search(line)):
+            self.comm_sizes.add((int(match[1][:9]), int(match[2][:9])))
+        return True
+
+    def _add_device(self, match: re.Match[str]) -> None:
+        rank, group, pid, host, index, name = match.groups()
+        if self.table.rows:
+            self._start_table()
+        device = Device(int(rank[:9]), int(pid[:12]), host, int(index[:9]), name.strip(), int((group or "0")[:9]))
+        if len(self.table.devices) < _MAX_DEVICES:
+            self.table.devices.append(device)
+
+    def _add_failure(self, text: str) -> None:
+        """Add a message to the table that it ended: the last one with any line."""
+        self.failure = self.failure or text
+        table = self.tables[-1] if self.table.is_empty and self.tables else self.table
+        table.failure = table.failure or text
+
+    def _read_header(self, line: str) -> None:
+        if self.table.footers:
+            self._start_table()
+        names = line[line.index("size") :].split()
+        self.has_cpu_time = "cputime" in names
+        self.columns = [name.lstrip("#").removeprefix("cpu") for name in names]
+        self.table.counts_wrong = "error" not in self.columns
+
+    def _start_table(self) -> None:
+        """Begin a table, unless the one before has no rows yet: then the lines are above the same table."""
+        if self.table.rows or self.table.rejected or self.open_rows:
+            self._close_table()
+
+    def _close_table(self) -> None:
+        for row in self.open_rows.values():
+            self._reject(row, "incomplete")
+        self.open_rows.clear()
+        if not self.table.program:
+            self.table.program = self.mentioned
+        if not self.table.is_empty:
+            self.table.settings = self.exported | self.settings
+            self.tables.append(self.table)
+        devices = self.table.devices if self.table.is_empty else []
+        self.table = Table(devices=devices)
+
+    def _start_row(self, line: str, match: re.Match[str]) -> None:
+        size, count, type_name, redop = match.groups()
+        prefix = line[: match.start()].strip()
+        rest = line[match.end() :]
+        root = None
+        if not self.columns or "root" in self.columns:
+            root_match = _ROOT.match(rest)
+            if root_match and (self.columns or root_match[1] == "-1" or len(rest.split()) in (9, 10, 17)):
+                root, rest = int(root_match[1]), rest[root_match.end() :]
+        if prefix in self.open_rows:
+            self._reject(self.open_rows[prefix], "incomplete")
+        row = self.open_rows[prefix] = _OpenRow((int(size), int(count), type_name, redop or ""), root, prefix)
+        self._add_numbers(row, rest)
+
+    def _continue_row(self, line: str) -> None:
+        """Add the numbers of a line to the row that it continues: that of the same prefix."""
+        for prefix, row in self.open_rows.items():
+            text = line.strip()
+            if text.startswith(prefix) and _only_numbers(text[len(prefix) :].replace(prefix, " ") if prefix else text):
+                self._add_numbers(row, text[len(prefix) :])
+                return
+
+    def _add_numbers(self, row: _OpenRow, text: str) -> None:
+        """Add the leading numbers of ``text``, and complete the row when it has all columns."""
+        for token in (text.replace(row.prefix, " ") if row.prefix else text).split():
+            match = _NUMBER.match(token)
+            if not match:
+                break
+            row.numbers.append(match[0])
+            if match[0] != token:  # the text of another rank follows without a blank
+                break
+        if len(row.numbers) >= 2 * self._width():
+            self._complete(row)
+
+    def _width(self) -> int:
+        """Number of columns of one place: time, algbw, busbw, #wrong, and the times of single iterations."""
+        starts = [index for index, name in enumerate(self.columns) if name == "time"]
+        return starts[1] - starts[0] if len(starts) == 2 and starts[1] - starts[0] >= 4 else 4
+
+    def _complete(self, row: _OpenRow) -> None:
+        self.open_rows.pop(row.prefix, None)
+        width = self._width()
+        out_of_place, in_place = _timing(row.numbers[:width]), _timing(row.numbers[width : 2 * width])
+        size, count, type_name, redop = row.head
+        complete = Row(size, count, type_name, redop, row.root, out_of_place, in_place)
+        if out_of_place is None or in_place is None:
+            self._reject(row, "has text where a number is expected")
+            return
+        if self._has_known_algbw(redop):
+            for timing in (out_of_place, in_place):
+                if not _is_consistent(complete, timing):
+                    self._reject(row, f"algbw {timing.algbw:g} GB/s contradicts the time of {timing.time_us:g} us")
+                    return
+        if len(self.table.rows) < _MAX_ROWS:
+            self.table.rows.append(complete)
+
+    def _reject(self, row: _OpenRow, reason: str) -> None:
+        if len(self.table.rejected) < _MAX_ROWS:
+            self.table.rejected.append(f"row of {row.head[0]} B: {reason}")
+
+    def _has_known_algbw(self, redop: str) -> bool:
+        """Whether algbw is size ÷ time: since 2.13, except for two programs and for CPU times (option -C)."""
+        program = self.table.program or self.mentioned
+        return bool(redop) and self.table.counts_wrong and not self.has_cpu_time and program not in _OTHER_ALGBW
+
+
+def _only_numbers(text: str) -> bool:
+    """Whether ``text`` begins with numbers; NCCL's log may follow the last one."""
+    match = _NUMBER.match(text.strip())
+    return match is not None and (match.end() == len(text.strip()) or text.strip()[match.end()] in " \t")
+
+
+def _timing(numbers: list[str]) -> Timing | None:
+    """The values of one place; None for text such as N/A where a number is expected."""
+    try:
+        time_us, algbw, busbw = map(float, numbers[:3])
+        wrong = None if numbers[3].upper() == "N/A" else float(numbers[3])
+    except ValueError:
+        return None
+    values = (time_us, algbw, busbw, *([] if wrong is None else [wrong]))
+    return Timing(time_us, algbw, busbw, wrong) if all(0 <= value < math.inf for value in values) else None
+
+
+def _is_consistent(row: Row, timing: Timing) -> bool:
+    """Whether algbw is size ÷ time within rounding: a number that was cut or mixed with another is not."""
+    if timing.time_us <= 0:
+        return row.size == 0
+    algbw = row.size / timing.time_us / 1e3
+    tolerance = 0.005 + algbw * (0.002 + 0.006 / timing.time_us)
+    return abs(algbw - timing.algbw) <= tolerance + (0.5 if timing.algbw >= 1000 else 0)

@@ -1,0 +1,211 @@
+"""Parses the output of nvbandwidth 0.1 to 0.10: text, or JSON (option -j).
+
+Formats: NVIDIA/nvbandwidth output.cpp, json_output.cpp and inline_common.h (the matrix).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_MAX_LINE = 2**12  # characters of a line that are read; a row of 72 GPUs has 730
+_MAX_MATRICES = 2**12
+_MAX_TITLE = 200
+_TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_RUNNING = re.compile(r"\bRunning (\w+)\.")
+_DEVICE = re.compile(r"\bDevice (\d+): (.+?)(?: \([0-9a-fA-F:.]+\))?\s*$")
+_PROCESS_DEVICE = re.compile(r"\bProcess\s+(\d+) \(([^)]+)\): device\s+(\d+): (.+?)(?: \([0-9a-fA-F:.]+\))?\s*$")
+_JSON_DEVICE = re.compile(r"(\d+): (.+?)(?: \([0-9a-fA-F:.]+\))?(?:: \((.*)\))?")
+_UNITS = ("(GB/s)", "(ns)", "(us)")
+_SUM = re.compile(r"\b(?:SUM|&&&& PERF) (\w+) ([\d.]+)")
+_STATUS = re.compile(r"\b(WAIVED|Waived|ERROR|Error|NOT FOUND|Not Found)\b:?\s*(.*)")
+_FAILURE = re.compile(
+    r"ASSERT in expression.*|Invalid value when checking the pattern.*|(?:\[CUDA_ERROR_\w+\]|CUDA_ERROR_\w+).*"
+)
+_CELL = re.compile(r"N/A|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+_PART = re.compile(r"_(read1|read2|write1|write2|total)$")
+
+
+@dataclass
+class Matrix:
+    """One result: rows of values, None where a pair has none. ``name`` is the testcase, with _total where it has one.
+
+    ``title`` names unit and direction, such as ``memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)``.
+    """
+
+    name: str
+    title: str
+    rows: list[list[float | None]] = field(default_factory=list)
+    is_complete: bool = False
+
+
+@dataclass(frozen=True)
+class NvbandwidthOutput:
+    """The content of an output. ``failures``: testcase → message of a testcase that failed or has no result.
+
+    ``devices``: names of the GPUs, by index (in a run of several nodes by process). ``failure``: a message without a
+    testcase.
+    """
+
+    version: str
+    devices: tuple[str, ...]
+    hosts: tuple[str, ...]
+    matrices: tuple[Matrix, ...]
+    failures: Mapping[str, str]
+    failure: str = ""
+
+
+def is_nvbandwidth(text: str) -> bool:
+    """Whether the text is output of nvbandwidth."""
+    return "nvbandwidth Version" in text or any(
+        "memcpy" in line and _title(line[:_MAX_LINE]) for line in text.splitlines()
+    )
+
+
+def is_report(document: Any) -> bool:
+    """Whether a JSON document is a report of nvbandwidth."""
+    return isinstance(document, dict) and isinstance(document.get("nvbandwidth"), dict)
+
+
+def parse_json(document: dict[str, Any]) -> NvbandwidthOutput:
+    """The results of a report; values of another type than nvbandwidth writes are left out."""
+    report = document["nvbandwidth"]
+    matrices: list[Matrix] = []
+    failures: dict[str, str] = {}
+    testcases = report.get("testcases")
+    for testcase in testcases if isinstance(testcases, list) else []:
+        if not isinstance(testcase, dict) or not isinstance(testcase.get("name"), str):
+            continue
+        name, status, rows = testcase["name"], str(testcase.get("status", "")), testcase.get("bandwidth_matrix")
+        if isinstance(rows, list) and rows and status not in ("Error", "ERROR"):
+            title = str(testcase.get("bandwidth_description", ""))
+            matrices += _json_matrices(name, title, rows)
+        elif status not in ("Waived", "Passed"):
+            failures[name] = str(testcase.get("error") or f"status {status or 'unknown'}")[:300]
+    devices = [_JSON_DEVICE.fullmatch(str(text)[:300]) for text in report.get("GPU Device list") or ()]
+    named = [match for match in devices if match]
+    return NvbandwidthOutput(
+        version=str(report.get("version", ""))[:40],
+        devices=tuple(match[2] for match in named),
+        hosts=tuple(dict.fromkeys(match[3] for match in named if match[3])),
+        matrices=tuple(matrices),
+        failures=failures,
+        failure=str(report.get("error") or "")[:300],
+    )
+
+
+def _json_matrices(name: str, title: str, rows: list[Any]) -> list[Matrix]:
+    """The matrices of one testcase: a bidirectional copy between GPUs appends read1, read2 and the total."""
+    values = [[_cell(cell) for cell in row] for row in rows if isinstance(row, list)]
+    width = max(map(len, values), default=0)
+    if "Total" in title and len(values) == 3 * width:
+        return [Matrix(f"{name}_total", title, values[2 * width :], is_complete=True)]
+    return [Matrix(name, title, values, is_complete=True)]
+
+
+def parse(lines: Iterable[str]) -> NvbandwidthOutput:
+    """The results in text output. Lines of other programs are ignored."""
+    reader = _Reader()
+    for line in lines:
+        reader.read(_TERMINAL.sub("", line[:_MAX_LINE]).rstrip())
+    return reader.finish()
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.version, self.testcase, self.failure = "", "", ""
+        self.devices: dict[int, str] = {}
+        self.hosts: dict[str, None] = {}
+        self.matrices: list[Matrix] = []
+        self.matrix: Matrix | None = None
+        self.columns = 0
+        self.failures: dict[str, str] = {}
+
+    def read(self, line: str) -> None:
+        if match := _RUNNING.search(line):
+            self._end_matrix("")
+            self.testcase = match[1]
+        elif title := _title(line):
+            self._end_matrix("")
+            self._start_matrix(title)
+        elif match := _SUM.search(line):
+            self._end_matrix(match[1])
+        elif match := _PROCESS_DEVICE.search(line):
+            self.devices[int(match[1][:6])] = match[4]
+            self.hosts[match[2]] = None
+        elif match := _DEVICE.search(line):
+            self.devices[int(match[1][:6])] = match[2]
+        elif match := re.search(r"nvbandwidth Version: (\S+)", line):
+            self.version = match[1][:40]
+        elif match := _FAILURE.search(line):
+            self._fail(match[0])
+        elif self.matrix:
+            self._add_row(line)
+        elif self.testcase and (match := _STATUS.match(line.strip())) and not match[1].lower().startswith("waived"):
+            self._fail(f"{match[1]} {match[2]}".strip())
+
+    def finish(self) -> NvbandwidthOutput:
+        """The content of all lines."""
+        self._end_matrix("")
+        return NvbandwidthOutput(
+            version=self.version,
+            devices=tuple(self.devices[index] for index in sorted(self.devices)),
+            hosts=tuple(self.hosts),
+            matrices=tuple(self.matrices),
+            failures=self.failures,
+            failure=self.failure,
+        )
+
+    def _fail(self, text: str) -> None:
+        if self.testcase:
+            self.failures.setdefault(self.testcase, text[:300])
+        else:
+            self.failure = self.failure or text[:300]
+
+    def _start_matrix(self, title: str) -> None:
+        self.columns = 0
+        self.matrix = Matrix(self.testcase, title)
+        if len(self.matrices) < _MAX_MATRICES:
+            self.matrices.append(self.matrix)
+
+    def _add_row(self, line: str) -> None:
+        """Read the line with the numbers of the columns, or a row: its number and one value for each column."""
+        assert self.matrix
+        cells = line.split()
+        if not self.columns:
+            self.columns = sum(cell.isdecimal() for cell in cells)
+            return
+        values = cells[-self.columns :]
+        is_row = len(cells) > self.columns and cells[-self.columns - 1].isdecimal()
+        if is_row and all(_CELL.fullmatch(cell) for cell in values):
+            self.matrix.rows.append([_cell(cell) for cell in values])
+
+    def _end_matrix(self, name: str) -> None:
+        """Close the matrix. ``name``: that of its summary; of a bidirectional testcase only the total is kept."""
+        matrix, self.matrix = self.matrix, None
+        if matrix is None:
+            return
+        matrix.name = name or matrix.name
+        is_of_pairs = "GPU(row)" in matrix.title and "GPU(column)" in matrix.title
+        matrix.is_complete = 0 < len(matrix.rows) == (self.columns if is_of_pairs else 1)
+        if (match := _PART.search(matrix.name)) and match[1] != "total":
+            self.matrices = [other for other in self.matrices if other is not matrix]
+
+
+def _title(line: str) -> str:
+    """The line above a matrix, which names direction and unit; empty for any other line."""
+    text = line.strip()
+    is_title = text.endswith(_UNITS) and ("(row)" in text or "(column)" in text)
+    return text[-_MAX_TITLE:] if is_title else ""
+
+
+def _cell(value: Any) -> float | None:
+    """The number in a cell, also as text; None for N/A and for anything else."""
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return number if 0 <= number < math.inf else None

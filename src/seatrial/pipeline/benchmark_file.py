@@ -1,0 +1,165 @@
+"""Recognises by its content what `seatrial judge` is given: a record of seatrial, or the output of a benchmark."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from seatrial.checks import catalog
+from seatrial.discover import nccl_tests_json, nccl_tests_output, nvbandwidth_output
+from seatrial.judge import plausibility, site_baseline
+from seatrial.model import Baseline, Outcome, UsageError
+from seatrial.model.benchmark import BenchmarkHardware, BenchmarkJudgement
+from seatrial.pipeline import judge_nccl_tests, judge_nvbandwidth
+from seatrial.pipeline.benchmark_hardware import HardwareOptions
+from seatrial.util.input_files import MAX_DOCUMENT_BYTES, LimitedGzip, open_file, parse_json
+
+STDIN = Path("-")
+_MAX_TEXT = 2**30  # characters, such as of a log of 1,024 ranks with NCCL_DEBUG=INFO
+_HEAD_BYTES = 2**18  # that are searched for the name of a format
+_MAX_LINE = 2**16
+_GZIP_MAGIC = b"\x1f\x8b"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # PowerShell redirects to UTF-16
+# How the reports of both tools begin, also if they are truncated
+_NVBANDWIDTH_JSON = re.compile(rb'\s*\{\s*"nvbandwidth"\s*:')
+_NCCL_TESTS_JSON = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"\s*:')
+_EXPECTED = (
+    "expected a run directory or trial.json of seatrial, or the output of nccl-tests (*_perf) or nvbandwidth, as text "
+    "or JSON, also compressed with gzip"
+)
+
+
+@dataclass(frozen=True)
+class BenchmarkFile:
+    """An open file that is no record of seatrial; ``name`` is for messages, ``head`` its first bytes, unpacked."""
+
+    name: str
+    stream: BinaryIO
+    head: bytes
+
+    def judge(self, options: HardwareOptions, operation: str = "", baseline: Path | None = None) -> BenchmarkJudgement:
+        """The verdicts on the content. Raises UsageError for other content, and for a file that cannot be read."""
+        site = site_baseline.load(baseline, catalog()) if baseline else None
+        if site:
+            plausibility.validate_baseline(site, catalog())
+        try:
+            if self.head.lstrip().startswith(b"{"):
+                return self._judge_json(options, operation, site)
+            return self._judge_text(options, operation, site)
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise UsageError(f"cannot read {self.name}: {error}") from error
+
+    def _judge_json(self, options: HardwareOptions, operation: str, site: Baseline | None) -> BenchmarkJudgement:
+        content = self.stream.read(MAX_DOCUMENT_BYTES + 1)
+        if len(content) > MAX_DOCUMENT_BYTES:
+            raise UsageError(f"{self.name} is larger than the limit of {MAX_DOCUMENT_BYTES} bytes of a JSON report")
+        try:
+            document = parse_json(content.decode(errors="replace"))
+        except ValueError as error:
+            tool = "nvbandwidth" if _NVBANDWIDTH_JSON.match(self.head) else "nccl-tests"
+            if not (_NVBANDWIDTH_JSON.match(self.head) or _NCCL_TESTS_JSON.match(self.head)):
+                raise UsageError(f"{self.name} is damaged: {error}; {_EXPECTED}") from error
+            note = f"the JSON report is truncated or damaged, and no value is taken from it: {error}"
+            return BenchmarkJudgement(
+                tool=tool, file=self.name, outcome=Outcome.UNJUDGED, hardware=BenchmarkHardware(), notes=(note,)
+            )
+        if nvbandwidth_output.is_report(document):
+            return judge_nvbandwidth.judge_output(nvbandwidth_output.parse_json(document), options, self.name, site)
+        if nccl_tests_json.is_report(document):
+            output = nccl_tests_json.parse(document)
+            return judge_nccl_tests.judge_output(output, options, self.name, operation, site)
+        raise UsageError(f"{self.name} is JSON of another program; {_EXPECTED}")
+
+    def _judge_text(self, options: HardwareOptions, operation: str, site: Baseline | None) -> BenchmarkJudgement:
+        encoding = "utf-16" if self.head.startswith(_UTF16_MARKS) else "utf-8"
+        if nvbandwidth_output.is_nvbandwidth(self.head.decode(encoding, errors="replace")):
+            bandwidths = nvbandwidth_output.parse(self._lines(encoding))
+            return judge_nvbandwidth.judge_output(bandwidths, options, self.name, site)
+        output = nccl_tests_output.parse(self._lines(encoding))
+        if not (output.tables or output.is_nccl_tests):
+            raise UsageError(f"{self.name} has no results of nccl-tests or nvbandwidth; {_EXPECTED}")
+        return judge_nccl_tests.judge_output(output, options, self.name, operation, site)
+
+    def _lines(self, encoding: str) -> Iterator[str]:
+        """The lines of the text; a line above _MAX_LINE characters is read in pieces."""
+        length = 0
+        with io.TextIOWrapper(cast(Any, self.stream), encoding=encoding, errors="replace") as text:
+            while line := text.readline(_MAX_LINE):
+                length += len(line)
+                if length > _MAX_TEXT:
+                    raise UsageError(f"{self.name} is larger than the limit of {_MAX_TEXT} characters")
+                yield line
+
+
+def open_benchmark(path: Path) -> BenchmarkFile | None:
+    """The output of a benchmark; None for a record of seatrial, a folder, and a file that cannot be opened.
+
+    ``-`` is standard input. The record is read, and errors are reported, by load_trial.
+    """
+    if path == STDIN:
+        return _opened(cast(BinaryIO, sys.stdin.buffer), "standard input", is_stdin=True)
+    if path.is_dir():
+        return None
+    try:
+        file = open_file(path, pipes=True)
+    except OSError:
+        return None
+    return _opened(file, str(path), is_stdin=False)
+
+
+def _opened(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFile | None:
+    try:
+        stream: Any = io.BufferedReader(_Rewound(file))
+        head = stream.peek(2)[:2]
+        is_packed = head == _GZIP_MAGIC
+        if is_packed:
+            stream = LimitedGzip(stream)
+        head = stream.read(_HEAD_BYTES)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise UsageError(f"cannot read {name}: {error}") from error
+    if b"\0" in head and not head.startswith(_UTF16_MARKS):
+        raise UsageError(f"{name} is a binary file; {_EXPECTED}")
+    is_json = head.lstrip().startswith(b"{")
+    is_report = is_json and (_NVBANDWIDTH_JSON.match(head) or _NCCL_TESTS_JSON.match(head) or _is_small_report(head))
+    if is_json and not is_report:
+        if is_packed or is_stdin:
+            raise UsageError(f"{name} is no JSON of nccl-tests or nvbandwidth; {_EXPECTED}; name a record by its path")
+        return None
+    return BenchmarkFile(name, cast(BinaryIO, io.BufferedReader(_Rewound(stream, head))), head)
+
+
+def _is_small_report(head: bytes) -> bool:
+    """Whether ``head`` is a whole report, with its keys in another order."""
+    try:
+        document = parse_json(head.decode(errors="replace"))
+    except ValueError:
+        return False
+    return nvbandwidth_output.is_report(document) or nccl_tests_json.is_report(document)
+
+
+class _Rewound(io.RawIOBase):
+    """A stream that begins with bytes that were read already; standard input and pipes cannot seek."""
+
+    def __init__(self, stream: BinaryIO, head: bytes = b"") -> None:
+        self._stream, self._head = stream, head
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def readinto(self, buffer: Any) -> int:
+        size = len(buffer)
+        if self._head:
+            data, self._head = self._head[:size], self._head[size:]
+        else:
+            data = self._stream.read(size)
+        buffer[: len(data)] = data
+        return len(data)

@@ -1,0 +1,399 @@
+"""The hardware behind the output of nccl-tests or nvbandwidth: from options, and from the output itself.
+
+Pure: no file and no GPU. Where an option and the output disagree, the text says so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from seatrial.discover.nccl_tests_output import Device, NcclTestsOutput, Row, Table
+from seatrial.hardware.fabric_model import TcpFabric
+from seatrial.hardware.links import NCCL_ALGO_NAMES, Links, RdmaPorts, TcpInterfaces
+from seatrial.hardware.references import MODEL_SEPARATOR, Sku, skus
+from seatrial.model import UsageError
+from seatrial.model.benchmark import BenchmarkHardware
+
+FABRICS = ("ib", "roce", "efa", "tcp")
+ALGORITHMS = {name.casefold(): name for name in ("Ring", "Tree", "NVLS", "NVLSTree", "CollNetChain", "CollNetDirect")}
+_GPUS = re.compile(r"(?:(\d{1,4})\s*[x×]\s*)?(.*\S)\s*")
+_NICS = re.compile(r"(\d{1,3})\s*[x×]\s*(?:(\d{1,2})\s*[x×]\s*)?(\d{1,5}(?:\.\d+)?)")
+_UNNAMED = ("NVIDIA Graphics Device", "Graphics Device")  # what drivers call a GPU that they do not know
+_SEVERAL_PROCESSES = (
+    "several processes printed tables of their own: nccl-tests without MPI=1 runs every process alone, and "
+    "measures no network. Build it with `make MPI=1` and run it again"
+)
+# Operations whose column ``count`` is the part of one rank
+_PARTS = ("all_gather", "reduce_scatter", "all_to_all")
+
+
+@dataclass(frozen=True)
+class HardwareOptions:
+    """The options of the command. ``models``: GPU models that ``gpus`` can mean, empty without the option."""
+
+    gpus_text: str = ""
+    gpus_per_node: int | None = None
+    models: tuple[Sku, ...] = ()
+    nodes: int | None = None
+    ports: int | None = None
+    port_gbps: float | None = None
+    nics_text: str = ""
+    fabric: str = ""
+    algorithm: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int | None:
+        """The number of GPUs on all nodes; None if an option is missing."""
+        return self.gpus_per_node * self.nodes if self.gpus_per_node and self.nodes else None
+
+
+@dataclass
+class Resolved:
+    """The hardware of one table; ``problems``: why it cannot be judged."""
+
+    hardware: BenchmarkHardware
+    contradictions: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def hardware_options(
+    gpus: str | None = None,
+    nodes: int | None = None,
+    nics: str | None = None,
+    fabric: str | None = None,
+    algorithm: str | None = None,
+) -> HardwareOptions:
+    """The options, parsed. Raises UsageError for text that is not of the form 8xH200, 8x400 or a known name."""
+    count: int | None = None
+    models: tuple[Sku, ...] = ()
+    notes: tuple[str, ...] = ()
+    if gpus is not None:
+        match = _GPUS.fullmatch(gpus.strip())
+        if not match or match[1] == "0":
+            raise UsageError(f"--gpus {gpus!r}: expected GPUs per node and their model, such as 8xH200")
+        count = int(match[1]) if match[1] else None
+        models, notes = _named_models(match[2])
+    if nodes is not None and nodes < 1:
+        raise UsageError(f"--nodes {nodes}: expected a positive number")
+    ports = _NICS.fullmatch(nics.strip()) if nics is not None else None
+    if nics is not None and (not ports or int(ports[1]) * float(ports[3]) <= 0):
+        raise UsageError(f"--nics {nics!r}: expected ports of a node and Gbit/s of each, such as 8x400")
+    if fabric is not None and fabric not in FABRICS:
+        raise UsageError(f"--fabric {fabric!r}: expected one of {', '.join(FABRICS)}")
+    if algorithm is not None and algorithm.casefold() not in ALGORITHMS:
+        raise UsageError(f"--algorithm {algorithm!r}: expected one of {', '.join(ALGORITHMS.values())}")
+    return HardwareOptions(
+        gpus_text=gpus or "",
+        gpus_per_node=count,
+        models=models,
+        nodes=nodes,
+        ports=int(ports[1]) * int(ports[2] or 1) if ports else None,
+        port_gbps=float(ports[3]) if ports else None,
+        nics_text=nics or "",
+        fabric=fabric or "",
+        algorithm=ALGORITHMS[algorithm.casefold()] if algorithm else "",
+        notes=notes,
+    )
+
+
+def _named_models(text: str) -> tuple[tuple[Sku, ...], tuple[str, ...]]:
+    """The models that a name such as ``H200`` or ``A100 SXM 80GB`` can mean, and a note if it is short for one.
+
+    A name without form factor means the SXM module, as the vendor's own NVML name of H200 and B200 does.
+    """
+    words = _words(text)
+    exact = [sku for sku in skus() if any(words == _words(name) for name in (sku.name, *sku.nvml_names))]
+    if exact:
+        return tuple(exact), ()
+    matching = [sku for sku in skus() if _matches(words, sku)]
+    if not matching:
+        unknown = Sku(name=text, nvml_names=(text,))
+        known = ", ".join(sku.name.removeprefix("NVIDIA ") for sku in skus())
+        return (unknown,), (f"no data of GPU model {text}; known models: {known}",)
+    modules = [sku for sku in matching if any(word.startswith("sxm") for word in _words(sku.name))]
+    if len(matching) > 1 and len(modules) == 1:
+        others = ", ".join(sku.name for sku in matching if sku not in modules)
+        return tuple(modules), (f"--gpus: {text} is read as {modules[0].name}; other models: {others}",)
+    return tuple(matching), ()
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[^a-z0-9]+", text.casefold()) if word and word != "nvidia"]
+
+
+def _matches(words: Sequence[str], sku: Sku) -> bool:
+    """Whether each word is one of the model's names; ``sxm`` also stands for ``sxm4``."""
+    known = {word for name in (sku.name, *sku.nvml_names) for word in _words(name)}
+    return bool(words) and all(word in known or (word == "sxm" and "sxm4" in known) for word in words)
+
+
+@dataclass(frozen=True)
+class GpuName:
+    """The NVML name of the GPUs, empty if unknown, and its source. ``contradiction`` and ``problem`` may be empty."""
+
+    name: str = ""
+    source: str = ""
+    contradiction: str = ""
+    problem: str = ""
+
+
+def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
+    """The name of the GPUs: from the output if it lists them, else from --gpus."""
+    names = sorted({name for name in listed if name and name not in _UNNAMED})
+    if names:
+        meant = [_words(name) for sku in options.models for name in sku.nvml_names]
+        text = f"--gpus {options.gpus_text} contradicts the output, which lists {', '.join(names)}; judged as listed"
+        contradicts = bool(meant) and any(_words(name) not in meant for name in names)
+        return GpuName(MODEL_SEPARATOR.join(names), "output", text if contradicts else "")
+    if len(options.models) > 1:
+        several = ", ".join(sku.name for sku in options.models)
+        return GpuName(problem=f"--gpus {options.gpus_text} can mean several GPU models: {several}; name one of them")
+    if not options.models:
+        return GpuName(problem="the output does not name the GPU model: give --gpus, such as --gpus 8xH200")
+    return GpuName(options.models[0].nvml_names[0], "--gpus")
+
+
+def rank_range(rows: Sequence[Row], operation: str) -> tuple[int, float] | None:
+    """The lowest and the highest number of ranks with which ``rows`` agree; None if they do not depend on it.
+
+    From size and count where count is the part of one rank; for an all-reduce from busbw ÷ algbw = 2(n−1)/n.
+    """
+    low, high = 1, math.inf
+    for row in rows:
+        if row.size < 2**20:
+            continue
+        if operation in _PARTS:
+            if not row.data_size or row.size % row.data_size:
+                return None
+            low, high = max(low, row.size // row.data_size), min(high, row.size // row.data_size)
+        elif operation == "all_reduce":
+            for timing in (row.out_of_place, row.in_place):
+                if timing and timing.algbw >= 1:
+                    smallest, largest = _ratio_range(timing.busbw, timing.algbw)
+                    low = max(low, math.ceil(2 / (2 - smallest) - 1e-6) if smallest < 2 else 2**31)
+                    high = min(high, math.floor(2 / (2 - largest) + 1e-6) if largest < 2 else math.inf)
+    return None if (low, high) == (1, math.inf) else (low, high)
+
+
+def _ratio_range(busbw: float, algbw: float) -> tuple[float, float]:
+    """The range of busbw ÷ algbw, since both are rounded to two decimals, or to fewer from 1,000 on."""
+    rounding = [0.0051 if value < 1000 else 0.051 if value < 10000 else 0.51 for value in (busbw, algbw)]
+    return (busbw - rounding[0]) / (algbw + rounding[1]), (busbw + rounding[0]) / (algbw - rounding[1])
+
+
+def resolve(options: HardwareOptions, output: NcclTestsOutput, table: Table, operation: str) -> Resolved:
+    """The hardware of one table. ``operation``: the name of the collective, empty if unknown."""
+    gpu = gpu_name(options, (device.name for device in table.devices))
+    sources = {"gpu": gpu.source} if gpu.name else {}
+    contradictions = [gpu.contradiction] if gpu.contradiction else []
+    problems = _process_problems(table)
+    measured = rank_range(table.rows, operation)
+    ranks, ranks_source = _ranks(options, output, table, measured)
+    nodes, gpus = _shape(options, output, table, ranks)
+    if nodes:
+        sources["nodes"] = "--nodes" if options.nodes else "output"
+    if gpus:
+        sources["gpus_per_node"] = "--gpus" if options.gpus_per_node else "output"
+    if ranks:
+        sources["ranks"] = ranks_source
+    if not problems:
+        problems += _shape_problems(options, output, table, measured)
+    if not problems and not (ranks and nodes):
+        problems.append("the output does not name the number of GPUs and nodes: give --gpus and --nodes")
+    if gpu.problem:
+        problems.append(gpu.problem)
+    fabric, fabric_source = _fabric(options, output) if (nodes or 1) > 1 else ("", "")
+    if fabric:
+        sources["fabric"] = fabric_source
+    if options.ports:
+        sources["ports"] = "--nics"
+    contradictions += _network_contradictions(options, output) if (nodes or 1) > 1 else []
+    hardware = BenchmarkHardware(
+        gpu=gpu.name,
+        gpus_per_node=gpus,
+        nodes=nodes,
+        ranks=ranks,
+        fabric=fabric,
+        ports=options.ports,
+        port_gbps=options.port_gbps,
+        sources=sources,
+    )
+    return Resolved(hardware, contradictions, problems)
+
+
+def _complete_list(devices: Sequence[Device]) -> bool:
+    """Whether every rank from 0 on is listed once."""
+    return bool(devices) and sorted(device.rank for device in devices) == list(range(len(devices)))
+
+
+def _process_problems(table: Table) -> list[str]:
+    """Why the table is not of one group of ranks, as text; empty if it is."""
+    processes: dict[int, set[tuple[str, int]]] = {}
+    for device in table.devices:
+        processes.setdefault(device.rank, set()).add((device.host, device.pid))
+    repeated = [rank for rank, of_rank in processes.items() if len(of_rank) > 1]
+    if repeated:
+        hosts = sorted({host for rank in repeated for host, _ in processes[rank]})
+        return [
+            f"rank {repeated[0]} is listed {len(processes[repeated[0]])} times ({', '.join(hosts[:4])}): "
+            f"{_SEVERAL_PROCESSES}"
+        ]
+    if sizes := _interleaved_sizes(table.rows):
+        return [f"the size {sizes[0]} B appears {sizes[1]} times in one sweep: {_SEVERAL_PROCESSES}"]
+    if any(device.group for device in table.devices):
+        return [
+            "NCCL_TESTS_SPLIT made several communicators: the bandwidth is that of one of them, and no reference "
+            "value applies"
+        ]
+    return []
+
+
+def _interleaved_sizes(rows: Sequence[Row]) -> tuple[int, int] | None:
+    """A size that one ascending sweep contains several times, and how often; None if there is none."""
+    seen: dict[tuple[object, ...], int] = {}
+    last = 0
+    for row in rows:
+        if row.size < last:
+            seen.clear()
+        last = row.size
+        key = (row.size, row.type, row.redop, row.root)
+        seen[key] = seen.get(key, 0) + 1
+        if row.size >= 2**20 and seen[key] > 1:
+            return row.size, sum((other.size, other.type, other.redop, other.root) == key for other in rows)
+    return None
+
+
+def _ranks(
+    options: HardwareOptions, output: NcclTestsOutput, table: Table, measured: tuple[int, float] | None
+) -> tuple[int | None, str]:
+    """The number of ranks and its source: the table itself, NCCL's log, the list of devices, then the options."""
+    if measured and measured[0] == measured[1]:
+        return measured[0], "columns of the table"
+    if len(output.comm_sizes) == 1:
+        return next(iter(output.comm_sizes))[0], "NCCL's log"
+    fits = measured is None or measured[0] <= len(table.devices) <= measured[1]
+    if _complete_list(table.devices) and fits:
+        return len(table.devices), "list of devices"
+    return (options.ranks, "--gpus and --nodes") if options.ranks else (None, "")
+
+
+def _shape(
+    options: HardwareOptions, output: NcclTestsOutput, table: Table, ranks: int | None
+) -> tuple[int | None, int | None]:
+    """The number of nodes, and of GPUs per node."""
+    nodes, gpus = options.nodes, options.gpus_per_node
+    if nodes is None and len(output.comm_sizes) == 1:
+        nodes = next(iter(output.comm_sizes))[1]
+    hosts = {device.host for device in table.devices}
+    if nodes is None and ranks and ranks == len(table.devices):
+        nodes = len(hosts)
+    if gpus is None and nodes is None and ranks and table.devices:
+        last = max(device.index for device in table.devices) + 1
+        gpus = last if max(device.rank for device in table.devices) + 1 == ranks and ranks % last == 0 else None
+    if nodes is None and gpus and ranks and ranks % gpus == 0:
+        nodes = ranks // gpus
+    if gpus is None and nodes and ranks and ranks % nodes == 0:
+        gpus = ranks // nodes
+    return nodes or None, gpus or None
+
+
+def _shape_problems(
+    options: HardwareOptions, output: NcclTestsOutput, table: Table, measured: tuple[int, float] | None
+) -> list[str]:
+    """Where the table, NCCL's log, the list of devices and the options disagree on ranks and nodes; the first only."""
+    hosts = {device.host for device in table.devices}
+    last_rank = max((device.rank for device in table.devices), default=-1)
+    last_device = max((device.index for device in table.devices), default=-1)
+    listed = len(table.devices) if _complete_list(table.devices) else None
+    if listed and measured and not measured[0] <= listed <= measured[1]:
+        listed = None  # an excerpt of the list
+    counts = {f"{_option_text(options)} are {options.ranks} GPUs": options.ranks, f"{listed} GPUs are listed": listed}
+    if len(output.comm_sizes) == 1:
+        ranks, nodes = next(iter(output.comm_sizes))
+        counts[f"NCCL's log has {ranks} ranks on {nodes} nodes"] = ranks
+        if options.nodes and nodes != options.nodes:
+            return [f"--nodes {options.nodes} contradicts NCCL's log, which has {nodes} nodes"]
+    if measured:
+        text = f"{measured[0]}" if measured[0] == measured[1] else f"{measured[0]} to {measured[1]:.0f}"
+        columns = f"the columns of the table are those of {text} ranks"
+        if wrong := [name for name, count in counts.items() if count and not measured[0] <= count <= measured[1]]:
+            is_one_node = bool(options.gpus_per_node and measured[1] <= options.gpus_per_node)
+            hint = f". If all GPUs were started, {_SEVERAL_PROCESSES}" if is_one_node else ""
+            return [f"{columns}, but {wrong[0]}{hint}"]
+        if last_rank >= measured[1]:
+            return [f"{columns}, but rank {last_rank} is listed"]
+    if len({count for count in counts.values() if count}) > 1:
+        return ["; ".join(name for name, count in counts.items() if count)]
+    if options.nodes and (len(hosts) > options.nodes or (listed and len(hosts) != options.nodes)):
+        return [f"--nodes {options.nodes} contradicts the list of devices, which has {len(hosts)} hosts"]
+    if options.gpus_per_node and last_device >= options.gpus_per_node:
+        return [f"--gpus {options.gpus_text} contradicts the list of devices, which has device {last_device}"]
+    return []
+
+
+def _option_text(options: HardwareOptions) -> str:
+    return f"--gpus {options.gpus_text} --nodes {options.nodes}"
+
+
+def _fabric(options: HardwareOptions, output: NcclTestsOutput) -> tuple[str, str]:
+    """The kind of the network between nodes, and its source."""
+    if options.fabric:
+        return options.fabric, "--fabric"
+    names = [name for name in output.nccl.transports if name.startswith("NET/")]
+    network = (output.nccl.network or "").casefold()
+    if output.nccl.uses_sockets or network == "socket":
+        return "tcp", "NCCL's log"
+    if any("libfabric" in name.casefold() or "ofi" in name.casefold() for name in (*names, network)):
+        return "efa", "NCCL's log"
+    if network.startswith("ib") or any(name.startswith("NET/IB") for name in names):
+        return "roce" if output.uses_roce else "ib", "NCCL's log"
+    return ("rdma", "assumed") if options.ports else ("", "")
+
+
+def _network_contradictions(options: HardwareOptions, output: NcclTestsOutput) -> list[str]:
+    texts = []
+    logged, _ = _fabric(HardwareOptions(), output)
+    expected = options.fabric or ("rdma" if options.ports else "")
+    if logged == "tcp" and expected not in ("", "tcp"):
+        given = f"--fabric {options.fabric}" if options.fabric else f"--nics {options.nics_text}"
+        texts.append(f"{given}: NCCL's log has sockets (NET/Socket), so that NCCL did not use RDMA")
+    elif logged and options.fabric and logged != options.fabric:
+        texts.append(f"--fabric {options.fabric} contradicts NCCL's log, which has {logged}")
+    hcas = output.nccl.hcas
+    if hcas and options.ports and len(set(hcas)) != options.ports:
+        texts.append(
+            f"--nics {options.nics_text}: NCCL's log lists {len(set(hcas))} RDMA ports ({', '.join(hcas[:9])})"
+        )
+    return texts
+
+
+def known_algorithm(options: HardwareOptions, output: NcclTestsOutput, table: Table) -> str:
+    """The algorithm of an all-reduce: of the option, else NCCL_ALGO, else in NCCL's log (TUNING); empty if unknown."""
+    setting = table.settings.get("NCCL_ALGO") or output.nccl.settings.get("NCCL_ALGO", "")
+    if name := options.algorithm or ALGORITHMS.get(setting.casefold(), ""):
+        return name
+    choices = [choice for choice in output.nccl.choices if choice.operation == "AllReduce"]
+    largest = max(choices, key=lambda choice: choice.size, default=None)
+    if largest is None:
+        return ""
+    return ALGORITHMS.get(NCCL_ALGO_NAMES.get(largest.algorithm, largest.algorithm).casefold(), "")
+
+
+def links_of(
+    hardware: BenchmarkHardware, output: NcclTestsOutput, algorithm: str, labels: Sequence[str]
+) -> tuple[Links, TcpFabric]:
+    """The links as the model of the network reads them; ``labels``: the sizes of an all-reduce by ``algorithm``."""
+    gbps = hardware.ports * hardware.port_gbps if hardware.ports and hardware.port_gbps else None
+    algorithms = {("all_reduce", label): algorithm for label in labels if algorithm}
+    if hardware.fabric == "tcp":
+        interfaces = TcpInterfaces(output.nccl.socket_interfaces, gbps) if gbps else None
+        return Links(network="tcp", tcp=interfaces, algorithms=algorithms), TcpFabric(gbps)
+    ports = None
+    if hardware.ports and hardware.port_gbps:
+        ports = RdmaPorts(hardware.fabric, hardware.ports, hardware.port_gbps)
+    network = {"efa": "efa", "": ""}.get(hardware.fabric, "rdma")
+    return Links(ports=ports, network=network, algorithms=algorithms), TcpFabric()

@@ -1,0 +1,449 @@
+"""Judges tables of nccl-tests as measurements of the checks collectives.*: by the same rules and reference values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import get_args
+
+from pydantic import JsonValue
+
+from seatrial.checks import catalog
+from seatrial.checks.base import Check
+from seatrial.discover.nccl_tests_output import NcclTestsOutput, Row, Table
+from seatrial.hardware.bounds import hardware_bound
+from seatrial.hardware.fabric_model import node_links
+from seatrial.hardware.network_bounds import default_algorithm, network_bound
+from seatrial.hardware.references import NO_PEERS, Reference, References, Sku, references_for
+from seatrial.judge.plausibility import metric_lookup
+from seatrial.judge.rules import judge_check
+from seatrial.judge.thresholds import MAX_RATIO_OF_BOUND
+from seatrial.model import (
+    CLUSTER,
+    Baseline,
+    BasisKind,
+    Measurement,
+    Metric,
+    Outcome,
+    Reason,
+    Rule,
+    UsageError,
+    Verdict,
+    parse_bytes,
+    worst,
+)
+from seatrial.model.benchmark import BenchmarkBound, BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
+from seatrial.pipeline.benchmark_hardware import HardwareOptions, Resolved, known_algorithm, links_of, resolve
+from seatrial.pipeline.nccl_tests_table import (
+    OPERATIONS,
+    SATURATING_BYTES,
+    Place,
+    allows,
+    busbw,
+    measured_sizes,
+    possible_operations,
+    series_of,
+    size_label,
+    table_notes,
+    table_problems,
+    variant_text,
+    wrong_elements,
+)
+
+_NODE_SIZES = ("16GiB", "8GiB", "4GiB", "1GiB")  # of the reference values of one node in data/skus
+_WORST_FIRST = (Outcome.FAIL, Outcome.UNJUDGED, Outcome.WARN, Outcome.PASS)
+# The rule's own fix reads a fact that nccl-tests does not report
+_WRONG_DATA_FIX = (
+    "Do not train on these nodes. Run all_reduce_perf -c 1 on each node alone, then on pairs of nodes: the node, or "
+    "the path between two nodes, with wrong elements is at fault"
+)
+
+
+def judge_output(
+    output: NcclTestsOutput,
+    options: HardwareOptions,
+    file: str,
+    operation: str = "",
+    baseline: Baseline | None = None,
+) -> BenchmarkJudgement:
+    """The verdicts on all tables. ``operation``: that of the option, empty without it. Raises UsageError."""
+    if operation and operation not in OPERATIONS.values():
+        raise UsageError(f"--operation {operation!r}: expected one of {', '.join(OPERATIONS.values())}")
+    judged = [
+        _judge_series(_Series(output, table, rows, options, baseline), operation)
+        for table in output.tables
+        for rows in series_of(table.rows) or [[]]
+    ]
+    results = [result for result, _ in judged]
+    notes = list(options.notes)
+    if not output.tables:
+        notes.append(f"no table of results{f': {output.failure}' if output.failure else ''}")
+    if output.nccl.version:
+        notes.append(f"NCCL {output.nccl.version}")
+    tables = (table.settings for table in output.tables)
+    settings = output.nccl.settings | {name: value for table in tables for name, value in table.items()}
+    notes += [f"set for this run: {name}={value}" for name, value in sorted(settings.items())[:30]]
+    return BenchmarkJudgement(
+        tool="nccl-tests",
+        file=file,
+        outcome=overall_outcome(results),
+        hardware=judged[-1][1].hardware if judged else BenchmarkHardware(),
+        contradictions=tuple(dict.fromkeys(text for _, resolved in judged for text in resolved.contradictions)),
+        notes=tuple(notes),
+        results=tuple(results),
+    )
+
+
+def with_next_step(verdict: Verdict) -> Verdict:
+    """The verdict; without a reference value its next step is to find one."""
+    missing = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
+    if verdict.outcome is not Outcome.UNJUDGED or missing.isdisjoint(verdict.reasons):
+        return verdict
+    step = "`seatrial skus` lists the sizes and numbers of GPUs with a reference value: run again with one of them"
+    return replace(verdict, fix=f"{step}, or give --baseline FILE, learned from good runs of `seatrial run`")
+
+
+def overall_outcome(results: Sequence[BenchmarkResult]) -> Outcome:
+    """FAIL if one result fails, else UNJUDGED if one that a check measures is not judged, or if none is judged."""
+    outcomes = [result.outcome for result in results if result.check or result.outcome is Outcome.FAIL]
+    return min(outcomes, key=_WORST_FIRST.index, default=Outcome.UNJUDGED)
+
+
+@dataclass(frozen=True)
+class _Series:
+    """The rows of one data type, reduction and root; empty for a table without rows."""
+
+    output: NcclTestsOutput
+    table: Table
+    rows: Sequence[Row]
+    options: HardwareOptions
+    baseline: Baseline | None
+
+    def resolved(self, operation: str) -> Resolved:
+        """The hardware, if the table is of ``operation``."""
+        resolved = resolve(self.options, self.output, self.table, operation)
+        if resolved.hardware.ranks == 1:
+            text = (
+                "the table was measured by one rank, so that no GPU communicated: nccl-tests without MPI=1 runs every"
+            )
+            resolved.problems.append(f"{text} process alone. Build it with `make MPI=1`, or use the option -g")
+        return resolved
+
+    @property
+    def named_operation(self) -> str:
+        """The operation of the program that the output names; empty if it names none, or one without a check."""
+        return OPERATIONS.get(self.table.program, "")
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A series as measurements of one operation, on known hardware, and the reference values that apply.
+
+    ``algorithm``: NCCL's algorithm of an all-reduce, empty if unknown.
+    """
+
+    operation: str
+    series: _Series
+    resolved: Resolved
+    algorithm: str
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        return self.series.rows
+
+    @property
+    def hardware(self) -> BenchmarkHardware:
+        return self.resolved.hardware
+
+    @property
+    def nodes(self) -> int:
+        return self.hardware.nodes or 1
+
+    @property
+    def check(self) -> Check:
+        return catalog()[f"collectives.{self.operation}"]
+
+    @cached_property
+    def references(self) -> References:
+        labels = [size_label(row.size) for row in self.rows]
+        links, tcp = links_of(self.hardware, self.series.output, self.algorithm, labels)
+        return references_for(links, self.series.baseline, tcp=tcp)
+
+    @cached_property
+    def facts(self) -> dict[str, JsonValue]:
+        """The facts that the check would have recorded, as far as its rules and the reference values read them."""
+        settings: Mapping[str, str] = self.series.output.nccl.settings | self.series.table.settings
+        return {
+            "gpu": self.hardware.gpu,
+            "world_size": self.hardware.ranks,
+            "nodes": self.hardware.nodes,
+            "backend": "nccl",
+            "backend_environment": dict(settings),
+        }
+
+    @cached_property
+    def sku(self) -> Sku | None:
+        sku = self.references.sku(self.hardware.gpu)
+        return sku if isinstance(sku, Sku) else None
+
+    def has_reference(self, label: str) -> bool:
+        """Whether there is a reference value at a size on this hardware."""
+        found = self.references.find(f"{self.operation}.busbw.{label}", self.facts, NO_PEERS, "GB/s")
+        return isinstance(found, Reference)
+
+    @cached_property
+    def rule(self) -> Rule:
+        """The check's rule on the bus bandwidth on this number of nodes."""
+        rules = [rule for rule in self.check.rules if rule.metric.startswith("busbw.")]
+        in_range = (rule for rule in rules if rule.min_nodes <= self.nodes <= (rule.max_nodes or self.nodes))
+        return next(in_range, rules[0])
+
+
+def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Resolved]:
+    """The result of one series. Of several operations that its columns allow, only one may be possible physically."""
+    if not series.rows:
+        return _without_rows(series, operation), series.resolved("")
+    named = operation or series.named_operation
+    if not named and series.table.program:
+        text = f"{series.table.program}_perf has no check in seatrial, and no reference values"
+        return _unjudged(series, series.table.program, "", [text]), series.resolved("")
+    if named and not allows(series.table, series.rows, named):
+        last = series.rows[-1]
+        text = f"the columns are not those of {named}: {variant_text(last)}, count {last.count} at {last.size} B"
+        return _unjudged(series, named, named, [text]), series.resolved(named)
+    possible = [named] if named else possible_operations(series.table, series.rows)
+    if not possible:
+        text = "no operation that seatrial measures has these columns: gather and scatter have no reference values"
+        return _unjudged(series, "unknown operation", "", [text]), series.resolved("")
+    inputs = [_input(series, name) for name in possible]
+    plausible = [each for each in inputs if not _exceeds_bound(each)] or inputs
+    if len(plausible) > 1:
+        text = f"the columns are those of {' or '.join(possible)}: name it with --operation"
+        problems = [*plausible[0].resolved.problems, *table_problems(series.table, series.rows), text]
+        return _unjudged(series, " or ".join(possible), possible[0], problems), plausible[0].resolved
+    result = _judge(plausible[0])
+    if not named:
+        impossible = [name for name in possible if name != result.name]
+        why = f", since {', '.join(impossible)} cannot reach this bandwidth" if impossible else ""
+        note = f"the output does not name the program: {result.name} by its columns{why}"
+        result = result.model_copy(update={"notes": (note, *result.notes)})
+    return result, plausible[0].resolved
+
+
+def _input(series: _Series, operation: str) -> _Input:
+    algorithm = known_algorithm(series.options, series.output, series.table) if operation == "all_reduce" else ""
+    return _Input(operation, series, series.resolved(operation), algorithm)
+
+
+def _without_rows(series: _Series, operation: str) -> BenchmarkResult:
+    table = series.table
+    name = operation or series.named_operation or table.program or "unknown operation"
+    reason = table.failure or (table.rejected[0] if table.rejected else "the run ended before its first result")
+    return BenchmarkResult(
+        name=name,
+        outcome=Outcome.UNJUDGED,
+        check=f"collectives.{name}" if name in OPERATIONS.values() else "",
+        problems=(f"the table has no complete row: {reason}",),
+    )
+
+
+def _unjudged(series: _Series, name: str, operation: str, problems: Sequence[str]) -> BenchmarkResult:
+    """The result of a series without reference values; it fails if its data is wrong."""
+    verdicts = _wrong_data_verdicts(series, operation or "all_reduce")
+    is_wrong = any(verdict.outcome is Outcome.FAIL for verdict in verdicts)
+    return BenchmarkResult(
+        name=name,
+        outcome=Outcome.FAIL if is_wrong else Outcome.UNJUDGED,
+        variant=variant_text(series.rows[-1]),
+        check=f"collectives.{operation}" if operation else "",
+        measured=measured_sizes(series.rows),
+        verdicts=verdicts if operation else (),
+        problems=tuple(problems),
+        notes=tuple(table_notes(series.table, series.rows)),
+    )
+
+
+def _judge(each: _Input) -> BenchmarkResult:
+    """The verdicts on one operation, by the rules of its check."""
+    hardware, series = each.hardware, each.series
+    problems = [*each.resolved.problems]
+    notes: list[str] = []
+    verdicts, others, label = _wrong_data_verdicts(series, each.operation), tuple[Verdict, ...](), ""
+    if not problems:
+        if each.nodes > 1 and not hardware.ports:
+            notes.append("the rate of the network ports is unknown: give --nics, such as --nics 8x400")
+        label, reference_label = _deciding_size(each)
+        if reference_label != label:
+            notes.append(
+                f"no reference value at {label}: that of {reference_label} is used, since the bandwidth inside a node "
+                "does not decrease with the size"
+            )
+        bandwidth = _bandwidth_verdicts(each, label, reference_label)
+        if problem := _depends_on_algorithm(each, bandwidth, label):
+            problems.append(problem)
+        else:
+            verdicts += bandwidth
+            others = _other_sizes(each, label)
+    problems += table_problems(series.table, series.rows)
+    return BenchmarkResult(
+        name=each.operation,
+        outcome=_outcome(verdicts, others, problems),
+        variant=variant_text(each.rows[-1]),
+        check=each.check.name,
+        path=_path(each),
+        measured=measured_sizes(each.rows),
+        bound=_bound(each, label) if label else None,
+        verdicts=tuple(map(with_next_step, verdicts)),
+        other_sizes=others,
+        problems=tuple(problems),
+        notes=(*notes, *table_notes(series.table, series.rows)),
+    )
+
+
+def _outcome(verdicts: Sequence[Verdict], others: Sequence[Verdict], problems: Sequence[str]) -> Outcome:
+    """The worst of the verdicts; a problem makes PASS and WARN UNJUDGED, a FAIL at another size makes PASS a WARN."""
+    outcome = worst(verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.SKIP)
+    if outcome is Outcome.FAIL:
+        return outcome
+    has_bandwidth = any(verdict.metric.startswith("busbw") for verdict in verdicts)
+    if problems or not has_bandwidth or outcome in (Outcome.ERROR, Outcome.UNJUDGED):
+        return Outcome.UNJUDGED
+    return Outcome.WARN if any(verdict.outcome is Outcome.FAIL for verdict in others) else outcome
+
+
+def _deciding_size(each: _Input) -> tuple[str, str]:
+    """The label of the size that decides, and that of its reference value.
+
+    It is the size of the check's own rule, else the largest with a reference value, else the largest. Inside one node
+    a size without a reference value is compared with that of the largest smaller size.
+    """
+    sizes = sorted({row.size for row in each.rows}, reverse=True)
+    labels = [size_label(size) for size in sizes]
+    with_reference = [label for label in labels if each.has_reference(label)]
+    own = each.rule.metric.partition(".")[2]
+    if with_reference:
+        label = own if own in with_reference else with_reference[0]
+        return label, label
+    if each.hardware.nodes == 1:
+        for smaller in _NODE_SIZES:
+            if sizes[0] >= parse_bytes(smaller) and each.has_reference(smaller):
+                return labels[0], smaller
+    return labels[0], labels[0]
+
+
+def _other_sizes(each: _Input, deciding: str) -> tuple[Verdict, ...]:
+    """The verdicts on the other sizes that saturate the links and have a reference value."""
+    labels = dict.fromkeys(size_label(row.size) for row in each.rows if row.size >= SATURATING_BYTES)
+    return tuple(
+        verdict
+        for label in labels
+        if label != deciding and each.has_reference(label)
+        for verdict in _bandwidth_verdicts(each, label, label)
+    )
+
+
+def _bandwidth_verdicts(each: _Input, label: str, reference_label: str) -> tuple[Verdict, ...]:
+    """The verdicts on the bus bandwidth at one size, out of place and in place."""
+    rules, metrics = [], []
+    place: Place
+    for place in get_args(Place):
+        # NCCL has no all-to-all in place: the program measures copies that overwrite each other
+        is_valid = place == "out_of_place" or each.operation != "all_to_all"
+        value = busbw(each.rows, label, place) if is_valid else None
+        if value is None:
+            continue
+        name = f"busbw_{place}.{label}"
+        metrics.append(Metric(name=name, value=value, unit="GB/s", subject=CLUSTER))
+        update = {
+            "metric": name,
+            "reference": f"{each.operation}.busbw.{reference_label}",
+            "reference_optional": False,
+            "min_nodes": 1,
+            "max_nodes": None,
+        }
+        rules.append(each.rule.model_copy(update=update))
+    measurement = Measurement(check=each.check.name, subject=CLUSTER, metrics=tuple(metrics), facts=each.facts)
+    check = replace(each.check, rules=tuple(rules))
+    return tuple(judge_check(check, [measurement], {}, "", each.references)) if rules else ()
+
+
+def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]:
+    """The verdict of the check's rule on wrong elements; none if the run did not check the data."""
+    wrong = wrong_elements(series.table, series.rows)
+    if wrong is None:
+        return ()
+    check = catalog()[f"collectives.{operation}"]
+    rules = tuple(rule for rule in check.rules if rule.metric == "wrong_elements")
+    rules = tuple(rule.model_copy(update={"fix": _WRONG_DATA_FIX}) for rule in rules)
+    metric = Metric(name="wrong_elements", value=float(max(round(wrong), wrong > 0)), unit="count", subject=CLUSTER)
+    measurement = Measurement(check=check.name, subject=CLUSTER, metrics=(metric,))
+    return tuple(judge_check(replace(check, rules=rules), [measurement], {}, ""))
+
+
+def _depends_on_algorithm(each: _Input, verdicts: Sequence[Verdict], label: str) -> str:
+    """Why a FAIL is none yet: the algorithm is assumed, and with Ring the same bandwidth would not fail. Else empty."""
+    failed = next((verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL and verdict.basis), None)
+    if (
+        each.operation != "all_reduce"
+        or each.algorithm
+        or each.nodes not in (2, 3)
+        or failed is None
+        or not failed.basis
+    ):
+        return ""
+    if failed.basis.kind is not BasisKind.FABRIC_MODEL:
+        return ""
+    ring = _bandwidth_verdicts(replace(each, algorithm="Ring"), label, label)
+    good = next((verdict for verdict in ring if verdict.outcome in (Outcome.PASS, Outcome.WARN)), None)
+    if good is None or any(verdict.outcome is Outcome.FAIL for verdict in ring):
+        return ""
+    return (
+        f"the outcome at {label} depends on the algorithm, which the output does not name: {failed.value:g} GB/s are "
+        f"{failed.ratio:.0%} of the bound with {default_algorithm('all_reduce', each.nodes, nvls=_has_nvls(each))}, "
+        f"NCCL's usual choice, and {good.ratio:.0%} with Ring. If NCCL_ALGO was set, give --algorithm Ring; else "
+        "--algorithm NVLSTree or Tree, or run again with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV,TUNING"
+    )
+
+
+def _has_nvls(each: _Input) -> bool:
+    environment = each.facts["backend_environment"]
+    disabled = isinstance(environment, dict) and environment.get("NCCL_NVLS_ENABLE") == "0"
+    return bool(each.sku and each.sku.nvls and not disabled)
+
+
+def _path(each: _Input) -> str:
+    """The links that the data took, as text."""
+    hardware, sku = each.hardware, each.sku
+    if not hardware.nodes or each.resolved.problems:
+        return "unknown"
+    if hardware.nodes == 1:
+        links = "an unknown link" if sku is None else "NVLink" if "nvlink" in sku.spec else "PCIe"
+        return f"inside one node, over {links} only"
+    if sku and sku.across_nodes:
+        return f"between {hardware.nodes} nodes, over NVLink or the network"
+    ports = f" {hardware.ports} x {hardware.port_gbps:g} Gb/s" if hardware.ports else ""
+    return f"between {hardware.nodes} nodes, over the network ({hardware.fabric or 'unknown'}{ports})"
+
+
+def _bound(each: _Input, label: str) -> BenchmarkBound | None:
+    """The largest bandwidth that the links allow: of the network between nodes, else of the links inside a node."""
+    if each.nodes == 1:
+        lookup = metric_lookup(each.check, f"busbw.{label}", f"{each.operation}.busbw.{label}")
+        bound = hardware_bound(lookup, each.facts, each.references)
+        return BenchmarkBound(value=bound.value, unit=bound.unit, derivation=bound.derivation) if bound else None
+    hardware = each.hardware
+    if not (each.sku and hardware.gpus_per_node and hardware.ports and hardware.port_gbps) or each.sku.across_nodes:
+        return None
+    ports = f"network ports ({hardware.fabric})"
+    node = node_links(each.sku, hardware.gpus_per_node, hardware.ports, hardware.port_gbps, ports)
+    algorithm = each.algorithm or default_algorithm(each.operation, each.nodes, nvls=_has_nvls(each))
+    network = network_bound(each.operation, algorithm, each.nodes, node)
+    return BenchmarkBound(value=network.value, unit="GB/s", derivation=network.arithmetic) if network else None
+
+
+def _exceeds_bound(each: _Input) -> bool:
+    """Whether the operation cannot be the measured one, since its bandwidth between nodes is above the bound."""
+    bound = _bound(each, "") if each.nodes > 1 and not each.resolved.problems else None
+    values = [value for size in measured_sizes(each.rows) for value in (size.out_of_place, size.in_place) if value]
+    return bool(bound and values and max(values) > MAX_RATIO_OF_BOUND * bound.value)

@@ -1,0 +1,157 @@
+"""Judges results of nvbandwidth as measurements of the checks transfer.host and transfer.peers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pydantic import JsonValue
+
+from seatrial.checks import catalog
+from seatrial.discover.nvbandwidth_output import Matrix, NvbandwidthOutput
+from seatrial.hardware.bounds import hardware_bound
+from seatrial.hardware.links import Links
+from seatrial.hardware.references import References, references_for
+from seatrial.judge.plausibility import metric_lookup
+from seatrial.judge.rules import judge_check
+from seatrial.model import Baseline, Measurement, Metric, Outcome, Reason, Verdict, worst
+from seatrial.model.benchmark import BenchmarkBound, BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
+from seatrial.pipeline.benchmark_hardware import HardwareOptions, gpu_name
+from seatrial.pipeline.judge_nccl_tests import with_next_step
+
+# Testcase → check and metric of seatrial that measure the same: copies of the copy engines
+_METRICS = {
+    "host_to_device_memcpy_ce": ("transfer.host", "h2d_single"),
+    "device_to_host_memcpy_ce": ("transfer.host", "d2h_single"),
+    "device_to_device_memcpy_read_ce": ("transfer.peers", "unidirectional"),
+    "device_to_device_memcpy_write_ce": ("transfer.peers", "unidirectional"),
+    "device_to_device_bidirectional_memcpy_read_ce_total": ("transfer.peers", "bidirectional"),
+    "device_to_device_bidirectional_memcpy_write_ce_total": ("transfer.peers", "bidirectional"),
+}
+_NODE = "node"  # subject: nvbandwidth names its host only in some versions
+_WRONG_DATA = "Invalid value when checking the pattern"
+_MAX_OTHERS = 40  # testcases without a reference value that a note lists
+
+
+def judge_output(
+    output: NvbandwidthOutput, options: HardwareOptions, file: str, baseline: Baseline | None = None
+) -> BenchmarkJudgement:
+    """The verdicts on all testcases that a check of seatrial measures too; the others are listed in a note."""
+    gpu = gpu_name(options, output.devices)
+    problems = [gpu.problem] if gpu.problem else []
+    contradictions = [gpu.contradiction] if gpu.contradiction else []
+    devices = len(output.devices) or max((len(matrix.rows[0]) for matrix in output.matrices if matrix.rows), default=0)
+    if options.gpus_per_node and devices and devices != options.gpus_per_node:
+        problems.append(f"--gpus {options.gpus_text}: nvbandwidth measured {devices} GPUs")
+    hosts = len(output.hosts)
+    if hosts > 1 or (options.nodes or 1) > 1:
+        text = "nvbandwidth of several nodes measures NVLink between them, for which no reference value is known"
+        problems.append(text if hosts > 1 else "nvbandwidth measures one node: run it on each node, without --nodes")
+    links = Links(mig_models=frozenset(name for name in output.devices if " MIG " in name))
+    references = references_for(links, baseline)
+    results = [
+        _judge_matrix(matrix, gpu.name, references, problems) for matrix in output.matrices if matrix.name in _METRICS
+    ]
+    results += [_failed(name, text) for name, text in output.failures.items()]
+    others = [matrix.name for matrix in output.matrices if matrix.name not in _METRICS]
+    notes = [*options.notes]
+    if output.version:
+        notes.append(f"nvbandwidth {output.version}")
+    if output.failure:
+        notes.append(f"message of nvbandwidth: {output.failure}")
+    if others:
+        more = f" and {len(others) - _MAX_OTHERS} more" if len(others) > _MAX_OTHERS else ""
+        notes.append(f"without a reference value, not judged: {', '.join(others[:_MAX_OTHERS])}{more}")
+    outcomes = [Outcome.UNJUDGED if result.outcome is Outcome.ERROR else result.outcome for result in results]
+    return BenchmarkJudgement(
+        tool="nvbandwidth",
+        file=file,
+        outcome=worst([*outcomes, *([Outcome.UNJUDGED] if output.failure or not results else [])]),
+        hardware=BenchmarkHardware(
+            gpu=gpu.name,
+            gpus_per_node=devices or None,
+            nodes=max(hosts, 1),
+            sources={"gpu": gpu.source, "gpus_per_node": "output", "nodes": "output"} if gpu.name else {},
+        ),
+        contradictions=tuple(contradictions),
+        notes=tuple(notes),
+        results=tuple(results),
+    )
+
+
+def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Sequence[str]) -> BenchmarkResult:
+    """The verdicts on one testcase: on each GPU, or each ordered pair of GPUs."""
+    check_name, metric = _METRICS[matrix.name]
+    check = catalog()[check_name]
+    rules = tuple(rule for rule in check.rules if rule.metric == metric)
+    facts: dict[str, JsonValue] = {"gpu": gpu, "backend": "cuda", "world_size": 1, "nodes": 1}
+    metrics = _metrics(matrix, metric)
+    problems = list(problems)
+    if not matrix.is_complete or not metrics:
+        problems.append(f"the result of {matrix.name} is truncated" if metrics else "no value: the GPUs have no access")
+    verdicts: tuple[Verdict, ...] = ()
+    bound = None
+    if metrics and not problems:
+        devices = max(len(matrix.rows[0]), 1)
+        measurements = [
+            Measurement(
+                check=check_name,
+                subject=f"{_NODE}/gpu{index}",
+                rank=index,
+                facts=facts,
+                metrics=tuple(each for each in metrics if each.subject.partition("->")[0] == f"{_NODE}/gpu{index}"),
+            )
+            for index in range(devices)
+        ]
+        verdicts = tuple(
+            map(with_next_step, judge_check(replace(check, rules=rules), measurements, {}, "", references))
+        )
+        found = hardware_bound(metric_lookup(check, metric, rules[0].reference or ""), facts, references)
+        bound = BenchmarkBound(value=found.value, unit=found.unit, derivation=found.derivation) if found else None
+    outcome = worst(verdict.outcome for verdict in verdicts)
+    return BenchmarkResult(
+        name=matrix.name,
+        outcome=Outcome.UNJUDGED if outcome is Outcome.ERROR else outcome,
+        variant=matrix.title,
+        check=check_name,
+        path="between the GPUs of one node" if check_name == "transfer.peers" else "between host and GPU",
+        bound=bound,
+        verdicts=verdicts,
+        problems=tuple(problems),
+    )
+
+
+def _metrics(matrix: Matrix, metric: str) -> list[Metric]:
+    """The values as metrics; the title's arrow is the direction of the copy between the GPUs of row and column."""
+    if len(matrix.rows) == 1 and "GPU(row)" not in matrix.title:
+        return [
+            Metric(name=metric, value=value, unit="GB/s", subject=f"{_NODE}/gpu{column}")
+            for column, value in enumerate(matrix.rows[0])
+            if value is not None
+        ]
+    is_reversed = "GPU(row) <- GPU(column)" in matrix.title
+    metrics = []
+    for row, values in enumerate(matrix.rows):
+        for column, value in enumerate(values):
+            if row != column and value is not None:  # versions before 0.4 print 0.00 on the diagonal
+                source, target = (column, row) if is_reversed else (row, column)
+                subject = f"{_NODE}/gpu{source}->gpu{target}"
+                metrics.append(Metric(name=metric, value=value, unit="GB/s", subject=subject))
+    return metrics
+
+
+def _failed(name: str, text: str) -> BenchmarkResult:
+    """The result of a testcase that ended with an error; data that differs from what was copied is a FAIL."""
+    check, _ = _METRICS.get(name, ("", ""))
+    if text.startswith(_WRONG_DATA):
+        verdict = Verdict(
+            check,
+            _NODE,
+            Outcome.FAIL,
+            reasons=(Reason.MEASUREMENT_FAILED,),
+            detail=f"copied data differs from its source: {text}",
+            fix="Do not use this node. dcgmi diag -r 3; dmesg | grep -E 'Xid|SXid'",
+        )
+        return BenchmarkResult(name=name, outcome=Outcome.FAIL, check=check, verdicts=(verdict,))
+    problem = f"the testcase ended with an error: {text}"
+    return BenchmarkResult(name=name, outcome=Outcome.UNJUDGED, check=check, problems=(problem,))

@@ -1,0 +1,152 @@
+"""What one table of nccl-tests says by itself: its operation, sizes, wrong elements, and whether it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal
+
+from seatrial.discover.nccl_tests_output import REDUCTIONS, Row, Table, Timing
+from seatrial.model import format_bytes
+from seatrial.model.benchmark import MeasuredSize
+
+# Program of nccl-tests without _perf → operation of seatrial; programs without a check have no entry
+OPERATIONS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "sendrecv": "send_receive",
+}
+Place = Literal["out_of_place", "in_place"]
+SATURATING_BYTES = round(0.99 * 2**30)  # 1 GiB, rounded down to a multiple of the ranks
+_MIB = 2**20
+_MAX_TEXT = 300
+
+
+def series_of(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each data type, reduction and root; rows without data are left out."""
+    series: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        if row.size:
+            series.setdefault((row.type, row.redop, row.root), []).append(row)
+    return list(series.values())
+
+
+def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
+    """The operations that the columns allow, among those that seatrial measures; empty if there is none.
+
+    Source: the functions GetCollByteCount and RunTest of each program in NVIDIA/nccl-tests src/.
+    """
+    last = rows[-1]
+    is_part = last.data_size < last.size
+    is_rooted = last.root is not None and last.root >= 0
+    if last.redop in REDUCTIONS:
+        if is_rooted:
+            return ["reduce"]
+        if is_part:
+            return ["reduce_scatter"]
+        ratio_is_one = all(abs(timing.busbw - timing.algbw) < 0.02 for row in rows for timing in timings(row))
+        return ["all_reduce", "send_receive"] if ratio_is_one else ["all_reduce"]
+    if is_rooted:
+        return [] if is_part else ["broadcast"]
+    if not is_part:
+        return ["send_receive"]  # before 2.13 it has no column redop
+    checked_in_place = any(row.in_place and row.in_place.wrong is not None for row in rows)
+    checked_out_of_place = any(row.out_of_place and row.out_of_place.wrong is not None for row in rows)
+    if checked_out_of_place and not checked_in_place:
+        return ["all_to_all"]  # since 2.13.1 it is not checked in place
+    return ["all_gather"] if checked_in_place and table.counts_wrong else ["all_gather", "all_to_all"]
+
+
+def allows(table: Table, rows: Sequence[Row], operation: str) -> bool:
+    """Whether the table can be of ``operation``. Nothing contradicts an all-to-all of 2.13.0, checked in place."""
+    possible = possible_operations(table, rows)
+    return operation in possible or (operation == "all_to_all" and "all_gather" in possible)
+
+
+def timings(row: Row) -> list[Timing]:
+    """The measurements out of place and in place, as far as the row has them."""
+    return [timing for timing in (row.out_of_place, row.in_place) if timing]
+
+
+def busbw(rows: Sequence[Row], label: str, place: Place) -> float | None:
+    """The bus bandwidth at one size; the median where the option -N repeats the sweep. None if not measured."""
+    values = [
+        timing.busbw
+        for row in rows
+        if size_label(row.size) == label
+        and (timing := row.out_of_place if place == "out_of_place" else row.in_place) is not None
+    ]
+    return median(values) if values else None
+
+
+def measured_sizes(rows: Sequence[Row]) -> tuple[MeasuredSize, ...]:
+    """The bandwidths at each size, the largest last."""
+    by_label: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.size):
+        by_label.setdefault(size_label(row.size), []).append(row)
+    return tuple(
+        MeasuredSize(
+            size=of_size[0].size,
+            label=label,
+            out_of_place=busbw(of_size, label, "out_of_place"),
+            in_place=busbw(of_size, label, "in_place"),
+            wrong=max((t.wrong for row in of_size for t in timings(row) if t.wrong is not None), default=None),
+        )
+        for label, of_size in by_label.items()
+    )
+
+
+def wrong_elements(table: Table, rows: Sequence[Row]) -> float | None:
+    """The largest number of wrong elements, in the rows or the summary; None if the run did not check the data."""
+    counts = [timing.wrong for row in rows for timing in timings(row) if timing.wrong is not None]
+    if not counts and not table.out_of_bounds:
+        return None
+    return max([*(counts if table.counts_wrong else ()), float(table.out_of_bounds or 0)])
+
+
+def variant_text(row: Row) -> str:
+    """Data type, reduction and root, where the columns have them."""
+    root = f"root {row.root}" if row.root is not None and row.root >= 0 else ""
+    return ", ".join(filter(None, (row.type, row.redop if row.redop != "none" else "", root)))
+
+
+def size_label(size: int) -> str:
+    """The label of a size. nccl-tests rounds a size down to a multiple of the ranks: 1073741568 B is 1GiB."""
+    rounded = round(size / _MIB) * _MIB
+    nominal = rounded if rounded and abs(size - rounded) < rounded / 1000 else size
+    text = format_bytes(nominal)
+    return f"{nominal}B" if "." in text else text
+
+
+def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
+    """Why the table is not the whole result of a run that ended well."""
+    problems = []
+    if table.failure:
+        problems.append(f"the run ended with an error: {table.failure[:_MAX_TEXT]}")
+    if table.rejected:
+        more = f" (and {len(table.rejected) - 1} more)" if len(table.rejected) > 1 else ""
+        problems.append(f"the table is damaged: {table.rejected[0]}{more}; no value is taken from such rows")
+    largest = max(row.size for row in rows)
+    # the size after the largest one would still be within the limit
+    following = largest + table.step_bytes if table.step_bytes else 2 * largest
+    if table.max_bytes and not table.footers and following <= table.max_bytes:
+        text = f"it ends at {size_label(largest)} of {format_bytes(table.max_bytes)}"
+        problems.append(f"the table is truncated: {text}; the run did not end, or the rest of the file is missing")
+    if largest < SATURATING_BYTES:
+        text = f"the largest size is {size_label(largest)}: too small to judge"
+        problems.append(f"{text}, since latency limits it; run again with -b 1G -e 16G -f 2")
+    return problems
+
+
+def table_notes(table: Table, rows: Sequence[Row]) -> list[str]:
+    """Facts about the table that the reader should know, without effect on the outcome."""
+    notes = []
+    if wrong_elements(table, rows) is None:
+        notes.append("the data was not checked (option -c 0)")
+    if not table.footers:
+        notes.append("no summary below the table: an excerpt, or the run did not end")
+    return notes
