@@ -52,7 +52,12 @@ def refreshed_findings(
 
 
 def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
-    """The findings in logs: their roots, or the cascade if there is no root; the earliest first.
+    """The findings in logs, see ordered_matches."""
+    return tuple(_finding(match, subject="", confidence="medium") for match in ordered_matches(matches))
+
+
+def ordered_matches(matches: Iterable[Match]) -> tuple[Match, ...]:
+    """The roots of failures, or the cascade if there is no root: the earliest match of each signature, ordered by time.
 
     Lines without a time come last, in the order of the logs.
     """
@@ -60,7 +65,7 @@ def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
     first_of_each: dict[str, Match] = {}
     for match in ordered:
         first_of_each.setdefault(match.signature.id, match)
-    return tuple(_finding(match, subject="", confidence="medium") for match in first_of_each.values())
+    return tuple(first_of_each.values())
 
 
 def _refusal(result: JobResult) -> Finding:
