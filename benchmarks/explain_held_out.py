@@ -60,7 +60,9 @@ def counts(logs: Iterable[Log]) -> dict[str, dict[str, int]]:
     table: dict[str, dict[str, int]] = {}
     for log in logs:
         kind = "incidents" if log.expected else "healthy"
-        row = table.setdefault(f"{kind}, {'held out' if log.held_out else 'used for patterns'}", {"logs": 0, "passed": 0})
+        row = table.setdefault(
+            f"{kind}, {'held out' if log.held_out else 'used for patterns'}", {"logs": 0, "passed": 0}
+        )
         row["logs"] += 1
         row["passed"] += log.passed
     return dict(sorted(table.items()))
@@ -84,7 +86,9 @@ def main() -> None:
         print(f"{kind:<32}{row['logs']:>8}{row['passed']:>8}{row['passed'] / row['logs']:>8.1%}")
     failed = [log for log in logs if not log.passed]
     for log in failed:
-        print(f"{log.file}: expected {' or '.join(log.expected) or 'nothing'}, found {', '.join(log.found) or 'nothing'}")
+        print(
+            f"{log.file}: expected {' or '.join(log.expected) or 'nothing'}, found {', '.join(log.found) or 'nothing'}"
+        )
     if arguments.write:
         result = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
         key = "now" if "first" in result else "first"
