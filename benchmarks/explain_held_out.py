@@ -29,18 +29,18 @@ RESULT = _ROOT / "docs" / "results" / "explain-held-out.json"
 
 @dataclass(frozen=True)
 class Log:
-    """A log, its source, the signatures that name its root cause (none: a healthy system) and what was found."""
+    """A log, its source, the signatures that name its root cause (none: a healthy system) and its findings."""
 
     file: str
     source: str
     expected: list[str]
     held_out: bool
-    found: list[str]
+    findings: list[str]
 
     @property
     def passed(self) -> bool:
         """Whether the first finding is expected, or there is none and none is expected."""
-        return self.found[:1] == [] if not self.expected else bool(set(self.found[:1]) & set(self.expected))
+        return self.findings[:1] == [] if not self.expected else bool(set(self.findings[:1]) & set(self.expected))
 
 
 def is_held_out(source: str) -> bool:
@@ -52,7 +52,7 @@ def is_held_out(source: str) -> bool:
 def read_logs() -> list[Log]:
     """All logs of the index, searched with the signatures of today."""
     rows = yaml.safe_load((INCIDENTS / "index.yaml").read_text(encoding="utf-8"))
-    return [Log(**row, found=_found(INCIDENTS / row["file"])) for row in rows]
+    return [Log(**row, findings=_findings(INCIDENTS / row["file"])) for row in rows]
 
 
 def counts(logs: Iterable[Log]) -> dict[str, dict[str, int]]:
@@ -68,7 +68,7 @@ def counts(logs: Iterable[Log]) -> dict[str, dict[str, int]]:
     return dict(sorted(table.items()))
 
 
-def _found(path: Path) -> list[str]:
+def _findings(path: Path) -> list[str]:
     with path.open("rb") as file:
         return [match.signature.id for match in ordered_matches(search(file, path.name))]
 
@@ -87,7 +87,7 @@ def main() -> None:
     failed = [log for log in logs if not log.passed]
     for log in failed:
         print(
-            f"{log.file}: expected {' or '.join(log.expected) or 'nothing'}, found {', '.join(log.found) or 'nothing'}"
+            f"{log.file}: expected {' or '.join(log.expected) or 'nothing'}, findings: {', '.join(log.findings) or 'nothing'}"
         )
     if arguments.write:
         result = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}

@@ -96,18 +96,18 @@ def _follow(paths: list[Path], as_json: bool) -> None:
 
     if as_json or len(paths) != 1 or paths[0].is_dir():
         raise UsageError("--follow reads one log, and not with --json")
-    is_known = False
+    has_findings = False
     try:
         with open_log(STDIN) if paths[0] == STDIN else open_file(paths[0], pipes=True) as opened:
             stream, name = opened if isinstance(opened, tuple) else (_GrowingFile(opened, paths[0]), str(paths[0]))
             for match in search(stream, name):
                 findings = explain_matches([match])
-                is_known = is_known or bool(findings)
+                has_findings = has_findings or bool(findings)
                 print_findings(findings, 0, stdout())
                 sys.stdout.flush()
     except OSError as error:
         raise UsageError(f"cannot read {paths[0]}: {error.strerror or error}") from error
-    if not is_known:
+    if not has_findings:
         raise typer.Exit(EXIT_NOTHING_KNOWN)
 
 

@@ -56,8 +56,8 @@ def log_files(path: Path, errors: list[str]) -> list[Path]:
         onerror=lambda error: errors.append(f"cannot read {error.filename}: {error.strerror}"),
     ):
         subfolders[:] = [name for name in subfolders if name not in _NO_LOG_FOLDERS]
-        found = (Path(folder, name) for name in names if is_run or Path(name).suffix not in _NO_LOGS)
-        files += [file for file in found if (not is_run or file.suffix in _RUN_SUFFIXES) and _is_regular(file)]
+        candidates = (Path(folder, name) for name in names if is_run or Path(name).suffix not in _NO_LOGS)
+        files += [file for file in candidates if (not is_run or file.suffix in _RUN_SUFFIXES) and _is_regular(file)]
     if not files and len(errors) == unread:
         errors.append(f"no logs in {path}")
     return sorted(files, key=_natural_order)
