@@ -86,9 +86,8 @@ def main() -> None:
         print(f"{kind:<32}{row['logs']:>8}{row['passed']:>8}{row['passed'] / row['logs']:>8.1%}")
     failed = [log for log in logs if not log.passed]
     for log in failed:
-        print(
-            f"{log.file}: expected {' or '.join(log.expected) or 'nothing'}, findings: {', '.join(log.findings) or 'nothing'}"
-        )
+        expected, findings = " or ".join(log.expected) or "nothing", ", ".join(log.findings) or "nothing"
+        print(f"{log.file}: expected {expected}, findings: {findings}")
     if arguments.write:
         result = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
         key = "now" if "first" in result else "first"

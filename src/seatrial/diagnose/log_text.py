@@ -73,9 +73,7 @@ def _without_json(file: Readable) -> Iterator[bytes]:
     is_json = _record_text(data.partition(b"\n")[0]) is not None
     rest, is_long = b"", False
     while data:
-        if not is_json:
-            yield data
-        elif is_long and b"\n" not in data:
+        if not is_json or (is_long and b"\n" not in data):
             yield data
         else:
             if is_long:
