@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -114,3 +115,92 @@ def test_follow_prints_a_failure_when_it_is_written(tmp_path: Path) -> None:
 def test_follow_needs_one_log(tmp_path: Path) -> None:
     for arguments in (("a", "b"), (tmp_path,), ("a", "--json")):
         assert call("explain", "--follow", *arguments)[0] == 2
+
+
+def _stdin(data: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "seatrial", "explain", "-", *arguments]
+    return subprocess.run(command, input=data, capture_output=True, check=False, timeout=60)
+
+
+def test_gzip_on_standard_input() -> None:
+    done = _stdin(gzip.compress(b"x\n" * 9 + OOM.encode()), "--json")
+    (finding,) = json.loads(done.stdout)
+    assert (done.returncode, finding["source"]) == (0, "standard input:10")
+    done = _stdin(gzip.compress(b"fine\n" * 99)[:-20])
+    assert (done.returncode, b"truncated or damaged" in done.stderr) == (2, True)
+
+
+def test_files_of_a_folder_that_are_no_logs(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\x00" * 600 + OOM.encode())
+    (tmp_path / "train.py").write_text(f"# {OOM}")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "log").write_text(OOM)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "gone.log").symlink_to(tmp_path / "nosuch")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "slurm-7.out").write_text("fine\n" + OOM)
+    code, out, err = call("explain", tmp_path, "--json")
+    assert (code, [finding["source"] for finding in json.loads(out)]) == (0, [f"{tmp_path}/slurm-7.out:2"])
+    assert f"1 binary files not read, such as {tmp_path}/model.safetensors" in err
+    assert f"cannot read {tmp_path}/gone.log: No such file" in err
+    assert call("explain", tmp_path / "model.safetensors")[0] == 0, "a file that is named is read"
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (b"\x28\xb5\x2f\xfd", "zstd -dc"),
+        (b"\xfd7zXZ\x00", "xz -dc"),
+        (b"BZh91AY&SY", "bzip2 -dc"),
+        (b"LPKSHHRH", "journalctl -o short-iso-precise --file"),
+        ("CUDA out of memory\n".encode("utf-16"), "iconv -f UTF-16"),
+    ],
+)
+def test_other_formats_are_named_with_the_command_that_unpacks_them(head: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(head)
+    code, _, err = call("explain", tmp_path / "x")
+    assert (code, words in err, len(err.splitlines())) == (2, True, 1)
+
+
+def test_devices_and_folders_without_permission(tmp_path: Path) -> None:
+    code, _, err = call("explain", "/dev/zero")
+    assert (code, "not a regular file" in err) == (2, True)
+    (tmp_path / "closed").mkdir(mode=0)
+    (tmp_path / "x.log").write_text(OOM)
+    try:
+        code, out, err = call("explain", tmp_path)
+        assert (code, "GPU out of memory" in out) == (0, True)
+        assert os.geteuid() == 0 or f"cannot read {tmp_path}/closed: Permission denied" in err
+    finally:
+        (tmp_path / "closed").chmod(0o700)
+
+
+def test_logs_of_ranks_are_ordered_by_time_and_rank(tmp_path: Path) -> None:
+    for rank, message in ((10, "Read-only file system"), (2, "Too many open files")):
+        (tmp_path / f"rank{rank}.log").write_text(f"2026-11-23T05:56:51Z start\n{message}\n")
+    (tmp_path / "dmesg.txt").write_text("[Mon Nov 23 05:56:50 2026] NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n")
+    findings = json.loads(call("explain", tmp_path, "--json")[1])
+    assert [finding["subject"] for finding in findings] == ["", "rank 2", "rank 10"]
+    assert "(rank 2; " in call("explain", tmp_path)[1]
+
+
+def test_escape_sequences_of_a_log_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_bytes(b"\x1b]0;title\x07\x9b31mCUDA out of memory\x1b[2J\n")
+    out = call("explain", tmp_path / "x.log")[1]
+    assert "CUDA out of memory" in out
+    assert not {"\x1b", "\x07", "\x9b"} & set(out)
+
+
+def test_follow_reads_the_log_that_replaced_a_rotated_one(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("step 1\n")
+    command = [sys.executable, "-m", "seatrial", "explain", "--follow", str(log)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        time.sleep(2)
+        log.rename(tmp_path / "train.log.1")
+        log.write_text(OOM)
+        assert process.stdout
+        assert "GPU out of memory" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode == 130

@@ -9,8 +9,9 @@ import tracemalloc
 
 import pytest
 
-from seatrial.diagnose import explain, log_search
-from seatrial.diagnose.log_search import line_blocks, search
+from seatrial.diagnose import explain, log_text
+from seatrial.diagnose.log_search import search
+from seatrial.diagnose.log_text import line_blocks
 from seatrial.diagnose.signature import MAX_LINE
 from seatrial.diagnose.signatures import signatures
 
@@ -59,7 +60,7 @@ def test_blocks_do_not_change_the_result(size: int, monkeypatch: pytest.MonkeyPa
     lines = [source.choice(examples) if source.random() < 0.2 else b"y" * source.randrange(9000) for _ in range(60)]
     text = b"\n".join(lines)
     whole = list(search(io.BytesIO(text), "x"))
-    monkeypatch.setattr(log_search, "BLOCK_BYTES", size)
+    monkeypatch.setattr(log_text, "BLOCK_BYTES", size)
     assert list(search(io.BytesIO(text), "x")) == whole != []
 
 

@@ -169,3 +169,35 @@ def test_read_a_part_of_a_log() -> None:
     start = file.read_bytes().index(b"AllReduce: 10485760 Bytes") - len("vm:2416:2416 [0] NCCL INFO ")
     (choice,) = read(file, 100, start).choices
     assert choice.size == 10485760
+
+
+def test_gpudirect_over_pcie_is_gpudirect() -> None:
+    """NCCL src/transport/net.cc writes GDRDMA(PCI) where the NIC also has a data-direct path."""
+    log = parse("n1:9:9 [3] NCCL INFO Channel 02/0 : 3[3] -> 8[0] [send] via NET/IB/2/GDRDMA(PCI)/Shared\n")
+    assert log.transports == {"NET/IB/GDRDMA": 1}
+    assert not log.rdma_without_gpudirect
+
+
+RINGS = "n1:9:9 [3] NCCL INFO Connected all rings, use ring PXN 0 GDR {}\n"
+
+
+@pytest.mark.parametrize(
+    ("network", "nodes", "rings", "transports"),
+    [
+        ("AWS Libfabric", 2, RINGS.format(1), {"NET/AWS Libfabric/GDRDMA": 1}),
+        ("IB", 2, RINGS.format(0), {"NET/IB": 1}),
+        ("IB", 2, "", {}),  # GPUDirect RDMA is not known
+        ("Socket", 2, "", {"NET/Socket": 1}),
+        ("IB", 1, RINGS.format(1), {}),
+    ],
+)
+def test_network_of_a_log_without_connections(network: str, nodes: int, rings: str, transports: dict[str, int]) -> None:
+    text = f"n1:9:9 [3] NCCL INFO Using network {network}\n"
+    text += f"n1:9:9 [3] NCCL INFO comm 0x1 rank 0 nRanks 16 nNodes {nodes} localRanks 8 localRank 0 MNNVL 0\n{rings}"
+    assert parse(text).transports == transports
+
+
+def test_lines_with_a_time_are_read_as_those_without() -> None:
+    text = (LOGS / "h200-sockets-2.28.9.log").read_text()
+    timed = "".join(f"[2026-05-05 06:16:47] {line}\n" for line in text.splitlines())
+    assert parse(timed) == parse(text)

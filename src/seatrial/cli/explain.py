@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import sys
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -22,10 +18,7 @@ from seatrial.model import UsageError
 if TYPE_CHECKING:
     from seatrial.diagnose.signatures import Match
 
-_T = TypeVar("_T")
-_STDIN = Path("-")
 _POLL_S = 0.5
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def explain(
@@ -37,26 +30,28 @@ def explain(
 ) -> None:
     """Find known failures in logs; print the cause, the first command to run and the fix of each, the earliest first.
 
+    Reads plain text and the output of journalctl (also -o json), dmesg, kubectl logs and docker, gzipped or not.
+    Folders: all text files except source code. All failures: docs/troubleshooting.md.
+
     YAML files in ~/.config/seatrial/signatures, or in the folder $SEATRIAL_SIGNATURES, add signatures of failures or
-    change the fields of known ones by their id, such as the action of xid.79.
+    change the fields of known ones by their id, such as the action of xid.79 (docs/explain.md).
 
     Exit codes: 0 a known failure was found, 4 none, 2 if no log could be read.
     """
     from seatrial.diagnose import explain as explain_matches
     from seatrial.diagnose.signatures import signatures
-    from seatrial.pipeline.run_directory import log_files
     from seatrial.report.inventory import print_findings
 
     if follow:
         _follow(paths, as_json)
         return
-    errors: list[str] = []
-    logs = [log for path in paths for log in _without_errors(partial(log_files, path), errors)]
-    unread_folders = len(errors)
-    findings = explain_matches(match for log in logs for match in _without_errors(partial(_search, log), errors))
-    for error in errors:
+    logs = _Logs()
+    findings = explain_matches(match for path in paths for match in logs.matches(path))
+    for error in logs.errors:
         print(f"seatrial: {error}", file=sys.stderr)
-    if not findings and len(errors) - unread_folders == len(logs):
+    if logs.binary:
+        print(f"seatrial: {len(logs.binary)} binary files not read, such as {logs.binary[0]}", file=sys.stderr)
+    if not findings and not logs.read_count:
         raise typer.Exit(EXIT_USAGE)
     if as_json:
         print_json([finding.model_dump(mode="json") for finding in findings])
@@ -66,69 +61,64 @@ def explain(
         raise typer.Exit(EXIT_NOTHING_KNOWN)
 
 
-def _without_errors(read: Callable[[], Iterable[_T]], errors: list[str]) -> Iterator[_T]:
-    """The items of ``read()``; an error ends them and is added to ``errors``, so that the other logs are still read."""
-    try:
-        yield from read()
-    except (UsageError, ValueError) as error:
-        errors.append(str(error))
+class _Logs:
+    """Searches logs one by one. What cannot be read is collected, so that the other logs are still read."""
 
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.binary: list[str] = []
+        self.read_count = 0
 
-def _search(log: Path) -> Iterator[Match]:
-    """The failures in a log, or in standard input. Raises UsageError if it cannot be read to its end."""
-    from seatrial.diagnose.log_search import search
+    def matches(self, path: Path) -> Iterator[Match]:
+        """The failures in a log, or in the logs of a folder."""
+        from seatrial.diagnose.log_files import BinaryFileError, log_files, open_log
+        from seatrial.diagnose.log_search import search
 
-    with _open(log) as (file, name):
-        yield from search(file, name)
-
-
-@contextmanager
-def _open(log: Path) -> Iterator[tuple[BinaryIO, str]]:
-    """The log, unpacked if it is gzipped, and its name. Raises UsageError."""
-    from seatrial.util.input_files import LimitedGzip, open_file
-
-    name = "standard input" if log == _STDIN else str(log)
-    try:
-        if log == _STDIN:
-            if sys.stdin is None:  # Python's value for a closed stream
-                raise UsageError("standard input is closed")
-            yield sys.stdin.buffer, name
-            return
-        with open_file(log, pipes=True) as file:
-            is_gzip = file.seekable() and file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-            if file.seekable():
-                file.seek(0)
-            yield (cast("BinaryIO", LimitedGzip(file)) if is_gzip else file), name
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UsageError(f"{name}: the gzip data is truncated or damaged: {error}") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
+        in_folder = path.is_dir()
+        for log in log_files(path, self.errors):
+            try:
+                with open_log(log, in_folder) as (stream, name):
+                    yield from search(stream, name)
+                self.read_count += 1
+            except BinaryFileError as error:
+                self.binary.append(str(error))
+            except (UsageError, ValueError) as error:
+                self.errors.append(str(error))
 
 
 def _follow(paths: list[Path], as_json: bool) -> None:
     """Print each failure when its line is written. Ends at Ctrl-C, or at the end of standard input."""
     from seatrial.diagnose import explain as explain_matches
+    from seatrial.diagnose.log_files import STDIN, open_log
     from seatrial.diagnose.log_search import search
     from seatrial.report.inventory import print_findings
+    from seatrial.util.input_files import open_file
 
     if as_json or len(paths) != 1 or paths[0].is_dir():
         raise UsageError("--follow reads one log, and not with --json")
-    with _open(paths[0]) as (file, name):
-        has_findings = False
-        for match in search(file if paths[0] == _STDIN else _GrowingFile(file), name):
-            findings = explain_matches([match])
-            has_findings = has_findings or bool(findings)
-            print_findings(findings, 0, stdout())
-            sys.stdout.flush()
+    has_findings = False
+    try:
+        with open_log(STDIN) if paths[0] == STDIN else open_file(paths[0], pipes=True) as opened:
+            stream, name = opened if isinstance(opened, tuple) else (_GrowingFile(opened, paths[0]), str(paths[0]))
+            for match in search(stream, name):
+                findings = explain_matches([match])
+                has_findings = has_findings or bool(findings)
+                print_findings(findings, 0, stdout())
+                sys.stdout.flush()
+    except OSError as error:
+        raise UsageError(f"cannot read {paths[0]}: {error.strerror or error}") from error
     if not has_findings:
         raise typer.Exit(EXIT_NOTHING_KNOWN)
 
 
 class _GrowingFile:
-    """A log that is still written: ``read`` waits for whole lines, and starts again if the file becomes shorter."""
+    """A log that is still written: ``read`` waits for whole lines.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    It starts again if the file becomes shorter, and opens the new file if a log rotation replaced it.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path = file, path
         self._incomplete = b""
 
     def read(self, size: int, /) -> bytes:
@@ -138,9 +128,21 @@ class _GrowingFile:
             self._incomplete = data[end:]
             if end or len(data) >= size:
                 return data[:end] if end else self._take()
-            if os.fstat(self._file.fileno()).st_size < self._file.tell():
-                self._file.seek(0)
+            self._reopen()
             time.sleep(_POLL_S)
+
+    def _reopen(self) -> None:
+        from seatrial.util.input_files import open_file
+
+        here = os.fstat(self._file.fileno())
+        try:
+            there = os.stat(self._path)
+        except OSError:
+            return  # between the removal of the old log and the first line of the new one
+        if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
+            self._file = open_file(self._path, pipes=True)
+        elif self._file.seekable() and here.st_size < self._file.tell():
+            self._file.seek(0)
 
     def _take(self) -> bytes:
         data, self._incomplete = self._incomplete, b""

@@ -9,6 +9,7 @@ from pathlib import Path
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
 from seatrial.diagnose.localize import finding_source, localize
+from seatrial.diagnose.log_origin import line_rank
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.signatures import Match, search_lines
 from seatrial.model import Finding, JobResult, JobState, Measurement, Trial, Verdict
@@ -52,15 +53,32 @@ def refreshed_findings(
 
 
 def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
-    """The findings in logs: their roots, or the cascade if there is no root; the earliest first.
+    """The findings in logs, see ordered_matches."""
+    return tuple(_finding(match, _rank_name(match), "medium") for match in ordered_matches(matches))
 
-    Lines without a time come last, in the order of the logs.
+
+def ordered_matches(matches: Iterable[Match]) -> tuple[Match, ...]:
+    """The roots of failures, or the cascade if there is no root: the earliest match of each signature.
+
+    They are ordered by time and, at the same time, by rank. Lines without a time come last, in the order of the logs.
     """
-    ordered = sorted(_reported(matches), key=lambda match: math.inf if match.time is None else match.time)
+    ordered = sorted(_reported(matches), key=_order)
     first_of_each: dict[str, Match] = {}
     for match in ordered:
         first_of_each.setdefault(match.signature.id, match)
-    return tuple(_finding(match, subject="", confidence="medium") for match in first_of_each.values())
+    return tuple(first_of_each.values())
+
+
+def _order(match: Match) -> tuple[float, float]:
+    if match.time is None:
+        return math.inf, 0
+    rank = line_rank(match.line, match.source)
+    return match.time, math.inf if rank is None else rank
+
+
+def _rank_name(match: Match) -> str:
+    rank = line_rank(match.line, match.source)
+    return "" if rank is None else f"rank {rank}"
 
 
 def _refusal(result: JobResult) -> Finding:

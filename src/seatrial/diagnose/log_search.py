@@ -1,7 +1,8 @@
 """Search of logs for failure signatures, in constant memory and at the speed of the disk.
 
 hyperscan finds candidates for all patterns in one pass over blocks of whole lines; Python's ``re`` confirms each of
-them on its line. Only the first MAX_LINE bytes of a line count, so that the result does not depend on the blocks.
+them on its line. Only the first MAX_LINE bytes of a line count, so that the result does not depend on the blocks. Lines
+end at a newline or carriage return, and are numbered by newlines, as by editors.
 """
 
 from __future__ import annotations
@@ -9,24 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
+from seatrial.diagnose.log_text import Readable, line_blocks
 from seatrial.diagnose.signature import MAX_LINE, Signature
 from seatrial.diagnose.signatures import Match, signatures
 from seatrial.model import UsageError
 from seatrial.util.log_time import log_time
 
-BLOCK_BYTES = 2**20
 # Lines before a match that are searched for a time if its line has none, and the bytes of each: fewer than MAX_LINE, so
 # that a cut line gives the same result
 _CONTEXT_LINES = 50
 _CONTEXT_BYTES = 200
-
-
-class Readable(Protocol):
-    """A binary stream."""
-
-    def read(self, size: int, /) -> bytes: ...
 
 
 def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
@@ -40,11 +35,12 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
     lines_before = 0
     context: list[bytes] = []
     for block in line_blocks(file):
-        for begin, end, number in sorted(_candidates(database, block, matched)):
-            line = block[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
+        text = block.replace(b"\r", b"\n")
+        for begin, end, number in sorted(_candidates(database, text, matched)):
+            line = text[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
             if number not in matched and all_signatures[number].matches(line) and not (ignore and ignore in line):
                 matched.add(number)
-                earlier = [*context, *_last_lines(block[:begin])][-_CONTEXT_LINES:]
+                earlier = [*context, *_last_lines(text[:begin])][-_CONTEXT_LINES:]
                 line_number = lines_before + block.count(b"\n", 0, begin) + 1
                 yield Match(
                     signature=all_signatures[number],
@@ -53,27 +49,7 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
                     time=_latest_time(earlier, line),
                 )
         lines_before += block.count(b"\n")
-        context = [*context, *_last_lines(block)][-_CONTEXT_LINES:]
-
-
-def line_blocks(file: Readable) -> Iterator[bytes]:
-    """The stream as blocks of whole lines; a line that is longer than a block is cut to MAX_LINE bytes."""
-    rest, is_cut = b"", False
-    while chunk := file.read(BLOCK_BYTES):
-        if is_cut:
-            newline = chunk.find(b"\n")
-            if newline < 0:
-                continue
-            chunk, is_cut = chunk[newline:], False
-        data = rest + chunk
-        end = data.rfind(b"\n") + 1
-        rest = data[end:]
-        if end:
-            yield data[:end]
-        if len(rest) > max(MAX_LINE, BLOCK_BYTES):
-            rest, is_cut = rest[:MAX_LINE], True
-    if rest:
-        yield rest + b"\n"
+        context = [*context, *_last_lines(text)][-_CONTEXT_LINES:]
 
 
 def _candidates(database: Any, block: bytes, matched: set[int]) -> set[tuple[int, int, int]]:

@@ -1,7 +1,7 @@
 """Parses NCCL's log: transports, networks, RDMA ports, algorithms.
 
-Supports NCCL 2.18 to 2.28 with NCCL_DEBUG=INFO and the subsystems INIT, NET, P2P and ENV. With TUNING the first rank of
-a communicator also logs algorithm and protocol of each operation.
+Supports NCCL 2.18 to 2.31 with NCCL_DEBUG=INFO and the subsystems INIT, NET, P2P and ENV. With TUNING the first rank of
+a communicator also logs algorithm and protocol of each operation. NCCL 2.30 may put a time before each line.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _SOCKET_INTERFACES = re.compile(r"NET/Socket : Using (.+)")
 _SOCKET_INTERFACE = re.compile(r"\[\d+\]([^\s:]+):\S+")
 _HCA = re.compile(r"([\w.-]+):(\d+)/(?:IB|RoCE)")
 _CHANNELS = re.compile(r"(\d+) coll channels, .*?(\d+) nvls channels")
+# NCCL src/init.cc, 2.24 and later: whether all ranks use GPUDirect RDMA
+_RINGS = re.compile(r"Connected all rings, use ring PXN \d GDR (\d)")
 _NODES = re.compile(r"nRanks \d+ nNodes (\d+)")
 # NCCL src/enqueue.cc. 2.23 and later log names; 2.20 to 2.22 log numbers and no operation
 _CHOICE = re.compile(
@@ -57,10 +59,10 @@ class AlgorithmChoice(Frozen):
 class NcclLog(Frozen):
     """The content of one rank's log; fields are None if not logged.
 
-    ``transports``: number of this rank's connections by transport (``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA``).
-    ``network`` is the network
-    between nodes, ``nodes`` the number of nodes. ``hcas`` are the RDMA ports (``mlx5_0/1``) of NCCL's IB transport,
-    ``socket_interfaces`` the interfaces of its socket transport.
+    ``transports``: number of this rank's connections by transport (``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA``); 1 if NCCL
+    logs the network between nodes without its connections. ``network`` is the network between nodes, ``nodes`` the
+    number of nodes. ``hcas`` are the RDMA ports (``mlx5_0/1``) of NCCL's IB transport, ``socket_interfaces`` the
+    interfaces of its socket transport.
     """
 
     version: str | None = None
@@ -118,7 +120,7 @@ def parse(text: str) -> NcclLog:
         nodes=int(nodes) if (nodes := _first_match(_NODES, text)) else None,
         channels=int(channels[1]) if channels else None,
         nvls_channels=int(channels[2]) if channels else None,
-        transports=dict(Counter(_transports(text))),
+        transports=dict(Counter(_transports(text)) or Counter(_network_transport(text))),
         settings={match[1]: match[2] for match in _SETTING.finditer(text)},
         choices=tuple(dict.fromkeys(_choices(text))),
     )
@@ -157,8 +159,21 @@ def _transports(text: str) -> Iterator[str]:
     for match in _VIA.finditer(text):
         kind, *more = match[1].strip().split("/")
         if kind == "NET":
-            yield "/".join([kind, *more[:1], *(["GDRDMA"] if "GDRDMA" in more else [])])
+            # also GDRDMA(PCI), over PCIe instead of the data-direct path of the NIC
+            has_gpudirect = any(part.startswith("GDRDMA") for part in more)
+            yield "/".join([kind, *more[:1], *(["GDRDMA"] if has_gpudirect else [])])
         elif kind == "P2P":
             yield "/".join([kind, *more[:1]])
         else:
             yield kind
+
+
+def _network_transport(text: str) -> Iterator[str]:
+    """The transport between nodes, where NCCL logs no connections; nothing if GPUDirect RDMA of RDMA is not logged."""
+    network, nodes = _first_match(_NETWORK, text), _first_match(_NODES, text)
+    if network and nodes and int(nodes) > 1:
+        gpudirect = _first_match(_RINGS, text)
+        if network == "Socket":
+            yield "NET/Socket"
+        elif gpudirect:
+            yield f"NET/{network}{'/GDRDMA' if gpudirect == '1' else ''}"

@@ -23,7 +23,6 @@ from seatrial.util.input_files import MAX_RECORD_BYTES, parse_json, read_text
 from seatrial.util.journal import Journal
 from seatrial.util.secrets import PRIVATE
 
-_LOG_SUFFIXES = (".log", ".err", ".out")
 _DISCARDED_CHECKS, _DISCARDED_RETRIES = "discarded_checks", "discarded_retries"  # keys of records in measurements.jsonl
 
 
@@ -242,19 +241,3 @@ def _check_version(document: object, file: Path) -> None:
             f"{file} is no trial.json of this version: schema_version is {reprlib.repr(version)}, expected one of "
             f"{VERSIONS}: use the version of seatrial that wrote it ({writer})"
         )
-
-
-def log_files(path: Path) -> list[Path]:
-    """Return the log files of a run directory's jobs, all files of another folder, or ``path`` itself if it is none.
-
-    Raises UsageError for a directory without logs.
-    """
-    if not path.is_dir():
-        return [path]
-    if (path / "jobs").is_dir():
-        files = [file for file in (path / "jobs").rglob("*") if file.suffix in _LOG_SUFFIXES and file.is_file()]
-    else:
-        files = [file for file in path.rglob("*") if file.is_file()]
-    if not files:
-        raise UsageError(f"no logs in {path}")
-    return sorted(files)

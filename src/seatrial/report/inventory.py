@@ -130,7 +130,8 @@ def print_findings(findings: Sequence[Finding], pattern_count: int, console: Con
         text = f"No known failure: none of {pattern_count} patterns matches. An unknown failure is possible."
         console.print(text, highlight=False, soft_wrap=True)
     for finding in findings:
-        source = escape(clean(f"({finding.source}; confidence: {finding.confidence})"))
+        subject = f"{finding.subject}; " if finding.subject else ""
+        source = escape(clean(f"({subject}{finding.source}; confidence: {finding.confidence})"))
         console.print(f"[bold]{escape(clean(finding.title))}[/]  {source}", highlight=False, soft_wrap=True)
         for title, text in (("cause", finding.evidence), ("run first", finding.first_command), ("fix", finding.fix)):
             console.print(f"  {title:<11}{escape(clean(text))}", highlight=False, soft_wrap=True)

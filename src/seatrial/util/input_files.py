@@ -15,7 +15,7 @@ import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 MAX_RECORD_BYTES = 4 * 2**30  # trial.json and measurements.jsonl: 0.9 GB for 1,024 nodes of 8 GPUs
 MAX_CONFIG_BYTES = 2**20  # YAML. Trials and baselines are a page long; PyYAML needs minutes for a larger file
@@ -119,18 +119,34 @@ def gzip_lines(path: Path) -> Iterator[bytes]:
 
 
 class LimitedGzip(gzip.GzipFile):
-    """A gzipped log. Reading raises ValueError once it has expanded more than MAX_GZIP_RATIO times, and above 1 GiB."""
+    """A gzipped log. Reading raises ValueError once it has expanded more than MAX_GZIP_RATIO times, and above 1 GiB.
 
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(fileobj=file)
-        self._left = os.fstat(file.fileno()).st_size * MAX_GZIP_RATIO + 2**30
+    ``file`` may be a pipe; ``name`` is for the message.
+    """
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._packed = _Counted(file)
+        super().__init__(fileobj=cast("BinaryIO", self._packed), mode="rb")
+        self._log_name, self._unpacked = name, 0
 
     def read(self, size: int | None = -1) -> bytes:
         """As GzipFile.read; raises ValueError beyond the limit."""
         data = super().read(size)
-        self._left -= len(data)
-        if self._left < 0:
-            raise ValueError(f"{self.name}: expands more than {MAX_GZIP_RATIO} times; read up to there")
+        self._unpacked += len(data)
+        if self._unpacked > self._packed.count * MAX_GZIP_RATIO + 2**30:
+            raise ValueError(f"{self._log_name}: expands more than {MAX_GZIP_RATIO} times; read up to there")
+        return data
+
+
+class _Counted:
+    """A stream that counts the bytes that were read from it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.count = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.count += len(data)
         return data
 
 

@@ -11,35 +11,59 @@ _MONTHS = {
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1
     )
 }
-_PREFIX = r"^[^\n]{0,80}?"
-# Formats: ISO 8601 (Slurm, journalctl -o short-iso, Python logging, NCCL 2.30), syslog and dmesg -T, glog (PyTorch)
-_ISO = re.compile(
-    _PREFIX
-    + r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T ](?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?"
-    r"(?P<zone>Z|[+-]\d\d:?\d\d)?"
+# kubectl logs --prefix puts the names of pod and container before the time
+_PREFIX = r"^(?:\[pod/[^\]\n]{1,150}\] )?[^\n]{0,80}?"
+_CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?"
+_FORMATS = (
+    # ISO 8601 (Slurm, journalctl, dmesg --time-format=iso, Python's logging, NCCL 2.30, kubectl, docker), Go's log
+    re.compile(
+        _PREFIX
+        + r"(?P<year>\d{4})(?P<sep>[-/])(?P<month>\d\d)(?P=sep)(?P<day>\d\d)[T ]"
+        + _CLOCK
+        + r"(?P<zone>Z|[+-]\d\d:?\d\d)?"
+    ),
+    # syslog, journalctl -o short, dmesg -T
+    re.compile(
+        _PREFIX
+        + r"\b(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}(?P<day>\d{1,2}) "
+        + _CLOCK
+        + r"(?: (?P<year>\d{4}))?"
+    ),
+    # glog: PyTorch writes months of one digit, Kubernetes of two
+    re.compile(_PREFIX + r"\b[IWEF](?P<month>\d{1,2}?)(?P<day>\d\d) " + _CLOCK),
+    # journalctl -o short-unix and -o export
+    re.compile(r"^(?P<unix>\d{10})\.\d{6} |^__REALTIME_TIMESTAMP=(?P<unix2>\d{10})\d{6}$"),
 )
-_SYSLOG = re.compile(
-    _PREFIX + r"\b(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}(?P<day>\d{1,2}) "
-    r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?(?: (?P<year>\d{4}))?"
-)
-_GLOG = re.compile(_PREFIX + r"\b[IWEF](?P<month>\d\d)(?P<day>\d\d) (?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)\.(?P<f>\d{6})")
-_DEFAULT_YEAR = datetime.now(UTC).year
+_DAY_S = 86400.0
 
 
 def log_time(line: str) -> float | None:
-    """The time of ``line`` in Unix seconds, None if it has none; the default year is the current one, the zone UTC."""
-    for pattern in (_ISO, _SYSLOG, _GLOG):
+    """The time of ``line`` in Unix seconds, None if it has none, as seconds since the boot are.
+
+    The default zone is UTC, the default year the one that makes the time the latest that is not in the future.
+    """
+    for pattern in _FORMATS:
         if match := pattern.search(line):
             parts = match.groupdict()
-            month = int(parts["month"]) if "month" in parts else _MONTHS[parts["name"]]
-            fraction = float(f"0.{parts['f']}") if parts["f"] else 0.0
-            try:
-                clock = (int(parts["h"]), int(parts["m"]), int(parts["s"]))
-                time = datetime(int(parts.get("year") or _DEFAULT_YEAR), month, int(parts["day"]), *clock, tzinfo=UTC)
-            except ValueError:
-                return None
-            return time.timestamp() + fraction - _zone_offset(parts.get("zone"))
+            if seconds := parts.get("unix") or parts.get("unix2"):
+                return float(seconds)
+            return _calendar_time(parts)
     return None
+
+
+def _calendar_time(parts: dict[str, str | None]) -> float | None:
+    now = datetime.now(UTC)
+    month = int(parts["month"] or 0) if "month" in parts else _MONTHS[parts["name"] or ""]
+    day, hour, minute, second = (int(parts[name] or 0) for name in ("day", "h", "m", "s"))
+    fraction = float(f"0.{parts['f']}") if parts["f"] else 0.0
+    year = parts.get("year")
+    try:
+        seconds = datetime(int(year or now.year), month, day, hour, minute, second, tzinfo=UTC).timestamp()
+        if not year and seconds > now.timestamp() + _DAY_S:
+            seconds = datetime(now.year - 1, month, day, hour, minute, second, tzinfo=UTC).timestamp()
+    except ValueError:  # no date, such as 29 February of another year
+        return None
+    return seconds + fraction - _zone_offset(parts.get("zone"))
 
 
 def _zone_offset(zone: str | None) -> float:

@@ -1,0 +1,130 @@
+"""Files that ``seatrial explain`` reads: the logs of a folder, and a log as a stream, unpacked if it is gzipped."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import stat
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from seatrial.diagnose.log_text import Readable
+from seatrial.model import UsageError
+from seatrial.util.input_files import LimitedGzip, open_file
+
+STDIN = Path("-")
+_RUN_SUFFIXES = (".log", ".err", ".out")
+# Programs and documents quote error messages
+_NO_LOGS = frozenset((".py", ".pyc", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".go", ".rs", ".js", ".html"))
+_NO_LOG_FOLDERS = frozenset((".git", "__pycache__", "site-packages", "node_modules", ".venv"))
+_GZIP = b"\x1f\x8b"
+_HEAD_BYTES = 1024
+# First bytes of other formats → what it is, and the command that unpacks it
+_FORMATS = {
+    b"\x28\xb5\x2f\xfd": ("zstd data", "zstd -dc"),
+    b"\xfd7zXZ\x00": ("xz data", "xz -dc"),
+    b"BZh": ("bzip2 data", "bzip2 -dc"),
+    b"LPKSHHRH": ("a binary journal", "journalctl -o short-iso-precise --file"),
+    b"\xff\xfe": ("UTF-16 text", "iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": ("UTF-16 text", "iconv -f UTF-16 -t UTF-8"),
+}
+
+
+class BinaryFileError(UsageError):
+    """A file of a folder is no text."""
+
+
+def log_files(path: Path, errors: list[str]) -> list[Path]:
+    """The logs of a run directory's jobs or of another folder, in the order of the numbers in their names.
+
+    ``path`` itself if it is no folder. Links to folders are not followed. Adds a sentence to ``errors`` for a folder
+    without logs and for each folder that cannot be read.
+    """
+    if not path.is_dir():
+        return [path]
+    is_run = (path / "jobs").is_dir()
+    files: list[Path] = []
+    unread = len(errors)
+    for folder, subfolders, names in os.walk(
+        path / "jobs" if is_run else path,
+        onerror=lambda error: errors.append(f"cannot read {error.filename}: {error.strerror}"),
+    ):
+        subfolders[:] = [name for name in subfolders if name not in _NO_LOG_FOLDERS]
+        candidates = (Path(folder, name) for name in names if is_run or Path(name).suffix not in _NO_LOGS)
+        files += [file for file in candidates if (not is_run or file.suffix in _RUN_SUFFIXES) and _is_regular(file)]
+    if not files and len(errors) == unread:
+        errors.append(f"no logs in {path}")
+    return sorted(files, key=_natural_order)
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return True  # such as a broken link: reading it tells why
+
+
+def _natural_order(path: Path) -> list[tuple[int, str]]:
+    """Key that sorts rank2.log before rank10.log."""
+    return [(int(digits or 0), text) for text, digits in re.findall(r"(\D*)(\d{0,18})", str(path))]
+
+
+@contextmanager
+def open_log(log: Path, in_folder: bool = False) -> Iterator[tuple[Readable, str]]:
+    """The stream of a log or of standard input, unpacked if it is gzipped, and its name.
+
+    Raises UsageError if it cannot be read to its end, and BinaryFileError for a file ``in_folder`` that is no text.
+    """
+    name = "standard input" if log == STDIN else str(log)
+    try:
+        if log == STDIN:
+            if sys.stdin is None:  # Python's value for a closed stream
+                raise UsageError("standard input is closed")
+            yield _unpacked(sys.stdin.buffer, name, in_folder), name
+            return
+        with open_file(log, pipes=True) as file:
+            yield _unpacked(file, name, in_folder), name
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(f"{name}: the gzip data is truncated or damaged: {error}; read up to there") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
+
+
+def _unpacked(file: BinaryIO, name: str, in_folder: bool) -> Readable:
+    head = _head(cast("BufferedReader", file))
+    stream = _AfterHead(head, file)
+    if head.startswith(_GZIP):
+        return LimitedGzip(cast("BinaryIO", stream), name)
+    for magic, (kind, command) in _FORMATS.items():
+        if head.startswith(magic):
+            raise UsageError(f"{name} is {kind}, which is not read; run: {command} {name} | seatrial explain -")
+    if in_folder and b"\x00" in head:
+        raise BinaryFileError(name)
+    return stream
+
+
+def _head(file: BufferedReader) -> bytes:
+    """The first bytes; a pipe may deliver them one by one, and the first line is enough to know a text."""
+    head = b""
+    while len(head) < _HEAD_BYTES and (b"\n" not in head or len(head) < 8) and (more := file.read1(_HEAD_BYTES)):
+        head += more
+    return head
+
+
+class _AfterHead:
+    """A stream whose first bytes were read already."""
+
+    def __init__(self, head: bytes, file: BinaryIO) -> None:
+        self._head, self._file = head, file
+
+    def read(self, size: int, /) -> bytes:
+        if not self._head:
+            return self._file.read(size)
+        data, self._head = self._head[:size], self._head[size:]
+        return data

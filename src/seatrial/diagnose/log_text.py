@@ -1,0 +1,111 @@
+"""The text of a log as blocks of whole lines: without colours, and unpacked from journalctl's and Docker's JSON.
+
+The result does not depend on the sizes of the reads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from seatrial.diagnose.signature import MAX_LINE
+
+BLOCK_BYTES = 2**20
+# ECMA-48 control sequences, such as colours, and the selection of a character set; bounded, so that a read that ends
+# within one can wait for the rest
+_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]{0,32}[ -/]{0,4}[@-~]|[ -/][0-~])")
+_ESCAPE_BYTES = 40
+_LINE_END = re.compile(rb"[\r\n]")
+_MAX_RECORD = 2**18  # bytes; longer lines are not unpacked
+_JSON_BEGIN = re.compile(rb'\s{0,9}\{\s?"')
+
+
+class Readable(Protocol):
+    """A binary stream."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def line_blocks(file: Readable) -> Iterator[bytes]:
+    """The stream as blocks of whole lines; a line that is longer than a block is cut to MAX_LINE bytes.
+
+    A carriage return ends a line too: progress bars write many updates into one line.
+    """
+    rest, is_cut = b"", False
+    for chunk in _without_escapes(_without_json(file)):
+        if is_cut:
+            line_end = _LINE_END.search(chunk)
+            if not line_end:
+                continue
+            chunk, is_cut = chunk[line_end.start() :], False
+        data = rest + chunk
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        rest = data[end:]
+        if end:
+            yield data[:end]
+        if len(rest) > max(MAX_LINE, BLOCK_BYTES):
+            rest, is_cut = rest[:MAX_LINE], True
+    if rest:
+        yield rest + b"\n"
+
+
+def _without_escapes(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        data, rest = rest + chunk, b""
+        if b"\x1b" in data:
+            last = data.rfind(b"\x1b")
+            if len(data) - last < _ESCAPE_BYTES and not _ESCAPE.match(data, last):
+                data, rest = data[:last], data[last:]
+            data = _ESCAPE.sub(b"", data)
+        yield data
+    yield rest
+
+
+def _without_json(file: Readable) -> Iterator[bytes]:
+    """The stream; if its first line is a JSON record of a journal or container, the text of each record on its line."""
+    data = file.read(BLOCK_BYTES)
+    while data and not _LINE_END.search(data) and len(data) < _MAX_RECORD and (more := file.read(BLOCK_BYTES)):
+        data += more
+    is_json = _record_text(data.partition(b"\n")[0]) is not None
+    rest, is_long = b"", False
+    while data:
+        if not is_json or (is_long and b"\n" not in data):
+            yield data
+        else:
+            if is_long:
+                end = data.index(b"\n") + 1
+                yield data[:end]
+                data, is_long = data[end:], False
+            *lines, rest = (rest + data).split(b"\n")
+            yield b"".join((_record_text(line) or line) + b"\n" for line in lines)
+            if len(rest) > _MAX_RECORD:
+                yield rest
+                rest, is_long = b"", True
+        data = file.read(BLOCK_BYTES)
+    yield _record_text(rest) or rest
+
+
+def _record_text(line: bytes) -> bytes | None:
+    """The time and text of a record of ``journalctl -o json`` or of Docker's json-file; None if it is neither."""
+    if len(line) > _MAX_RECORD or not _JSON_BEGIN.match(line):
+        return None
+    try:
+        record: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    text = record.get("MESSAGE", record.get("log"))
+    if isinstance(text, list):  # journalctl's form of a message that is not UTF-8
+        text = bytes(byte for byte in text if isinstance(byte, int) and 0 <= byte < 256).decode(errors="replace")
+    if not isinstance(text, str):
+        return None
+    time = record.get("time", "")
+    stamp = record.get("__REALTIME_TIMESTAMP", "")
+    if isinstance(stamp, str) and stamp.isdecimal() and len(stamp) <= 16:
+        time = datetime.fromtimestamp(int(stamp) / 1e6, UTC).isoformat()
+    words = [time, record.get("_HOSTNAME", ""), record.get("SYSLOG_IDENTIFIER", "")]
+    prefix = " ".join(word for word in words if isinstance(word, str) and word)
+    return f"{prefix}: {text}".encode(errors="replace").rstrip(b"\n").replace(b"\n", b"\r")
