@@ -32,6 +32,8 @@ def explain(
 
     Reads plain text and the output of journalctl (also -o json), dmesg, kubectl logs and docker, gzipped or not.
     Folders: all text files except source code. All failures: docs/troubleshooting.md.
+    Dumps of torch's flight recorder (comm_lib_trace_rank_0, nccl_trace_rank_0, or JSON) name the rank that did not
+    arrive in a collective.
 
     YAML files in ~/.config/seatrial/signatures, or in the folder $SEATRIAL_SIGNATURES, add signatures of failures or
     change the fields of known ones by their id, such as the action of xid.79 (docs/explain.md).
@@ -39,6 +41,7 @@ def explain(
     Exit codes: 0 a known failure was found, 4 none, 2 if no log could be read.
     """
     from seatrial.diagnose import explain as explain_matches
+    from seatrial.diagnose.flight_recorder import recorder_findings
     from seatrial.diagnose.signatures import signatures
     from seatrial.report.inventory import print_findings
 
@@ -46,12 +49,14 @@ def explain(
         _follow(paths, as_json)
         return
     logs = _Logs()
-    findings = explain_matches(match for path in paths for match in logs.matches(path))
-    for error in logs.errors:
-        print(f"seatrial: {error}", file=sys.stderr)
+    failures = explain_matches(match for path in paths for match in logs.matches(path))
+    hangs, notes = recorder_findings(logs.dumps, logs.errors)
+    for message in (*logs.errors, *notes):
+        print(f"seatrial: {message}", file=sys.stderr)
     if logs.binary:
         print(f"seatrial: {len(logs.binary)} binary files not read, such as {logs.binary[0]}", file=sys.stderr)
-    if not findings and not logs.read_count:
+    findings = (*hangs, *failures)
+    if not findings and not notes and not logs.read_count:
         raise typer.Exit(EXIT_USAGE)
     if as_json:
         print_json([finding.model_dump(mode="json") for finding in findings])
@@ -67,15 +72,20 @@ class _Logs:
     def __init__(self) -> None:
         self.errors: list[str] = []
         self.binary: list[str] = []
+        self.dumps: dict[Path, None] = {}  # of torch's flight recorder
         self.read_count = 0
 
     def matches(self, path: Path) -> Iterator[Match]:
         """The failures in a log, or in the logs of a folder."""
         from seatrial.diagnose.log_files import BinaryFileError, log_files, open_log
         from seatrial.diagnose.log_search import search
+        from seatrial.discover.flight_recorder import is_dump
 
         in_folder = path.is_dir()
         for log in log_files(path, self.errors):
+            if is_dump(log):
+                self.dumps[log] = None
+                continue
             try:
                 with open_log(log, in_folder) as (stream, name):
                     yield from search(stream, name)

@@ -19,7 +19,7 @@ from seatrial.model import UsageError
 from seatrial.util.input_files import LimitedGzip, open_file
 
 STDIN = Path("-")
-_RUN_SUFFIXES = (".log", ".err", ".out")
+_RUN_LOG = re.compile(r"\.(?:log|err|out)$|_trace_rank_")  # also dumps of torch's flight recorder
 # Programs and documents quote error messages
 _NO_LOGS = frozenset((".py", ".pyc", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".go", ".rs", ".js", ".html"))
 _NO_LOG_FOLDERS = frozenset((".git", "__pycache__", "site-packages", "node_modules", ".venv"))
@@ -57,7 +57,7 @@ def log_files(path: Path, errors: list[str]) -> list[Path]:
     ):
         subfolders[:] = [name for name in subfolders if name not in _NO_LOG_FOLDERS]
         candidates = (Path(folder, name) for name in names if is_run or Path(name).suffix not in _NO_LOGS)
-        files += [file for file in candidates if (not is_run or file.suffix in _RUN_SUFFIXES) and _is_regular(file)]
+        files += [file for file in candidates if (not is_run or _RUN_LOG.search(file.name)) and _is_regular(file)]
     if not files and len(errors) == unread:
         errors.append(f"no logs in {path}")
     return sorted(files, key=_natural_order)

@@ -119,7 +119,7 @@ def _opened(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFile | Non
         head = stream.peek(2)[:2]
         is_packed = head == _GZIP_MAGIC
         if is_packed:
-            stream = LimitedGzip(stream)
+            stream = LimitedGzip(stream, name)
         head = stream.read(_HEAD_BYTES)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UsageError(f"cannot read {name}: {error}") from error
