@@ -82,8 +82,9 @@ def observations(compared: Mapping[str, RankTimes], loaded: Mapping[str, RankTim
     for subject, slowdown in by_subject.items():
         yield Metric(name=SLOWDOWN, value=max(0.0, 100 * (slowdown.low - 1)), unit="%", subject=subject)
     if by_subject:
-        slowest = sorted(by_subject, key=lambda subject: -by_subject[subject].ratio)[:_MAX_NAMED]
-        yield Fact(name="slowest_ranks", value={subject: _text(by_subject[subject]) for subject in slowest})
+        slowest = sorted(by_subject, key=lambda subject: -by_subject[subject].ratio)
+        named = [subject for subject in slowest if by_subject[subject].ratio > 1][:_MAX_NAMED] or slowest[:1]
+        yield Fact(name="slowest_ranks", value={subject: _text(by_subject[subject]) for subject in named})
     shares = {subject: share for subject, times in loaded.items() if (share := times.data_wait_share) is not None}
     yield Fact(name="data_wait_timed", value="yes" if shares else "no: the training did not time the data loader")
     for subject, share in shares.items():
