@@ -39,7 +39,7 @@ class Details:
             return {}
         subjects = {verdict.subject for verdict in evidence}
         nodes = {subject.partition("/")[0] for subject in subjects}
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         for measurement in self._measurements:
             node, entries = measurement.subject.partition("/")[0], measurement.facts.get(cause.processes_fact)
             if node not in nodes or not isinstance(entries, list):
@@ -49,8 +49,8 @@ class Details:
                 if not isinstance(entry, Mapping) or not isinstance(pid, int):
                     continue
                 if "gpu" not in entry or f"{node}/gpu{entry['gpu']}" in subjects:
-                    found.setdefault(pid, str(entry.get("name", "unknown")))
-        return found
+                    names.setdefault(pid, str(entry.get("name", "unknown")))
+        return names
 
     def _paths(self, cause: Cause, evidence: Sequence[Verdict]) -> list[str]:
         """The absolute paths in the names of the metrics; without any, those in the cause's fact."""

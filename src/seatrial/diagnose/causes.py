@@ -34,9 +34,9 @@ class _Suspect:
     place: str  # a subject
     explains: tuple[str, ...]
     wrong_results: bool
-    own: tuple[Verdict, ...] = ()  # the verdicts that are its evidence
+    evidence_verdicts: tuple[Verdict, ...] = ()  # the verdicts that are its evidence
     only_here: bool = False  # it explains verdicts on subjects of the place only, not on the cluster
-    consequence_of: tuple[str, ...] = ()  # causes or variables that explain ``own`` at the same place
+    consequence_of: tuple[str, ...] = ()  # causes or variables that explain them at the same place
     variable: str = ""  # name of the environment variable, if it is one
 
 
@@ -60,7 +60,9 @@ def cause_findings(
         *_suspects_by_variable(measurements, checks, node_prefix),
         *_suspects_by_difference(measurements, checks, node_prefix),
     ]
-    evidence_of = {verdict: suspect for suspect in suspects if suspect.consequence_of for verdict in suspect.own}
+    evidence_of = {
+        verdict: suspect for suspect in suspects if suspect.consequence_of for verdict in suspect.evidence_verdicts
+    }
     bad_by_node: dict[str, list[Verdict]] = {}  # with CLUSTER, for thousands of suspects
     for verdict in bad:
         for node in {end.partition("/")[0] for end in _ends(verdict.subject)}:
@@ -80,18 +82,21 @@ def cause_findings(
 def _needed_findings(explained: Sequence[tuple[_Suspect, Sequence[Verdict]]]) -> list[Finding]:
     """The findings of ``explained``, the most certain first, without consequences and without needless causes."""
     evidence_explained = {
-        verdict for suspect, consequences in explained for verdict in consequences if verdict not in suspect.own
+        verdict
+        for suspect, consequences in explained
+        for verdict in consequences
+        if verdict not in suspect.evidence_verdicts
     }
     findings: list[Finding] = []
     best: dict[Explained, int] = {}  # verdict → confidence of the most certain cause that explains it
     for suspect, consequences in explained:
-        if suspect.consequence_of and evidence_explained.issuperset(suspect.own):
+        if suspect.consequence_of and evidence_explained.issuperset(suspect.evidence_verdicts):
             continue  # a cause of this cause has a finding
         rank = _CONFIDENCE_ORDER.index(suspect.finding.confidence)
         keys = [Explained.of(verdict) for verdict in consequences]
         is_needed = any(best.get(key, rank) >= rank for key in keys)
-        if is_needed or any(verdict.outcome is Outcome.FAIL for verdict in suspect.own):
-            all_keys = dict.fromkeys([*map(Explained.of, suspect.own), *keys])
+        if is_needed or any(verdict.outcome is Outcome.FAIL for verdict in suspect.evidence_verdicts):
+            all_keys = dict.fromkeys([*map(Explained.of, suspect.evidence_verdicts), *keys])
             for key in all_keys:
                 best.setdefault(key, rank)
             findings.append(suspect.finding.model_copy(update={"explains": tuple(all_keys)}))
@@ -110,7 +115,7 @@ def _is_explained(
 
     ``shown``: the suspect whose evidence the verdict is, if that can be a consequence of another cause.
     """
-    if verdict in suspect.own or (suspect.only_here and verdict.subject == CLUSTER):
+    if verdict in suspect.evidence_verdicts or (suspect.only_here and verdict.subject == CLUSTER):
         return False
     if shown is not None:
         name = suspect.variable or suspect.finding.cause
@@ -152,24 +157,30 @@ def _suspects_by_verdict(
     details = Details(measurements)
     for cause in causes():
         evidence = [v for v in bad if v.outcome in (Outcome.FAIL, Outcome.WARN) and cause.is_evidence(v)]
-        for place, own in _by_place(cause, evidence, verdicts).items():
-            has_failed = any(verdict.outcome is Outcome.FAIL for verdict in own)
-            names = details.process_names(cause, own)
+        for place, evidence_verdicts in _by_place(cause, evidence, verdicts).items():
+            has_failed = any(verdict.outcome is Outcome.FAIL for verdict in evidence_verdicts)
+            names = details.process_names(cause, evidence_verdicts)
             finding = Finding(
                 cause=cause.id,
                 title=f"{cause.title}: {and_more(names, _MAX_NAMED)}" if names else cause.title,
                 subject=place,
                 confidence="high" if has_failed else "medium",
-                evidence=and_more([verdict.evidence or verdict.summary for verdict in own], _MAX_NAMED),
-                first_command=_command(details.command(cause, own), place, node_prefix),
+                evidence=and_more([verdict.evidence or verdict.summary for verdict in evidence_verdicts], _MAX_NAMED),
+                first_command=_command(details.command(cause, evidence_verdicts), place, node_prefix),
                 fix=_filled(cause.fix, place),
                 action=cause.action,
                 source=and_more(
-                    list(dict.fromkeys(f"{verdict.metric} of {verdict.check}" for verdict in own)), _MAX_NAMED
+                    list(dict.fromkeys(f"{verdict.metric} of {verdict.check}" for verdict in evidence_verdicts)),
+                    _MAX_NAMED,
                 ),
             )
             yield _Suspect(
-                finding, place, cause.explains, cause.wrong_results, tuple(own), consequence_of=cause.consequence_of
+                finding,
+                place,
+                cause.explains,
+                cause.wrong_results,
+                tuple(evidence_verdicts),
+                consequence_of=cause.consequence_of,
             )
 
 

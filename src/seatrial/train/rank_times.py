@@ -80,7 +80,7 @@ def slowdowns(ranks: Sequence[RankTimes]) -> dict[int, Slowdown]:
     for index, rank in enumerate(ranks):
         if rank.compute_s:
             groups.setdefault(rank.device, []).append(index)
-    found: dict[int, Slowdown] = {}
+    by_index: dict[int, Slowdown] = {}
     for indices in groups.values():
         steps = min(len(ranks[index].compute_s) for index in indices)
         if len(indices) < 2 or steps < MIN_STEPS:
@@ -89,8 +89,8 @@ def slowdowns(ranks: Sequence[RankTimes]) -> dict[int, Slowdown]:
         ratios = list(zip(*(list(_ratios(column)) for column in columns), strict=True))
         for index, samples in zip(indices, ratios, strict=True):
             low, high = median_interval(samples) or (min(samples), max(samples))
-            found[index] = Slowdown(median(samples), low, high, steps)
-    return found
+            by_index[index] = Slowdown(median(samples), low, high, steps)
+    return by_index
 
 
 def _ratios(seconds: Sequence[float]) -> Iterator[float]:
@@ -99,7 +99,7 @@ def _ratios(seconds: Sequence[float]) -> Iterator[float]:
     position = {value: index for index, value in enumerate(ordered)}
     count = len(seconds) - 1
     for value in seconds:
-        own = position[value]
-        others = [ordered[index if index < own else index + 1] for index in ((count - 1) // 2, count // 2)]
+        rank = position[value]
+        others = [ordered[index if index < rank else index + 1] for index in ((count - 1) // 2, count // 2)]
         middle = sum(others) / 2
         yield value / middle if middle > 0 else 1.0

@@ -76,8 +76,8 @@ def observations(compared: Mapping[str, RankTimes], loaded: Mapping[str, RankTim
 
     ``compared``: subject → times of its rank, for the comparison of compute times; ``loaded``: for the wait for data.
     """
-    found = slowdowns(list(compared.values()))
-    by_subject = {subject: found[index] for index, subject in enumerate(compared) if index in found}
+    by_index = slowdowns(list(compared.values()))
+    by_subject = {subject: by_index[index] for index, subject in enumerate(compared) if index in by_index}
     yield Fact(name="ranks_compared", value="yes" if by_subject else f"no: {_not_compared(compared)}")
     for subject, slowdown in by_subject.items():
         yield Metric(name=SLOWDOWN, value=max(0.0, 100 * (slowdown.low - 1)), unit="%", subject=subject)
