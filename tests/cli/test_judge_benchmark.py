@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import sys
@@ -155,9 +156,7 @@ def test_lines_in_any_order_cut_and_damaged(text: str, end: int, damage: bytes, 
     content = text.encode(errors="replace")
     path = tmp_path / "output"
     path.write_bytes(content[:end] + damage + content[end + len(damage) :])
-    try:
-        benchmark = open_benchmark(path)
-        if benchmark:
-            assert lines(benchmark.judge(hardware_options("8xH100", 2, "8x400")))
-    except UsageError as error:
-        assert str(error)
+    with contextlib.suppress(UsageError):
+        if benchmark := open_benchmark(path):
+            judgement = benchmark.judge(hardware_options("8xH100", 2, "8x400"))
+            assert lines(judgement)[-1] == f"Outcome: {judgement.outcome}"

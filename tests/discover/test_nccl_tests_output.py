@@ -19,8 +19,12 @@ HEADER = """\
 #       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
 """
-ROW_4G = "  4294967296    1073741824     float     sum      -1    24361  176.31  330.58      0    24365  176.27  330.51      0"
-ROW_8G = "  8589934592    2147483648     float     sum      -1    47535  180.71  338.82      0    47743  179.92  337.35      0"
+ROW_4G = (
+    "  4294967296    1073741824   float     sum      -1   24361  176.31  330.58      0   24365  176.27  330.51      0"
+)
+ROW_8G = (
+    "  8589934592    2147483648   float     sum      -1   47535  180.71  338.82      0   47743  179.92  337.35      0"
+)
 FOOTER = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 70.742\n"
 
 
@@ -64,8 +68,8 @@ def test_prefixes_of_launchers(prefix: str, suffix: str) -> None:
 
 def test_row_that_the_log_of_nccl_breaks_into_lines() -> None:
     text = HEADER + (
-        "  4294967296    1073741824     float     sum      -1ip-10-0-0-1:31:45 [0] NCCL INFO comm 0x55 nRanks 16 nNodes 2\n"
-        "    24361  176.31  330.58      0ip-10-0-0-1:31:46 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] via NET/IB/0/GDRDMA\n"
+        "  4294967296   1073741824   float   sum    -1ip-10-0-0-1:31:45 [0] NCCL INFO comm 0x55 nRanks 16 nNodes 2\n"
+        "  24361  176.31  330.58    0ip-10-0-0-1:31:46 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] via NET/IB/0/GDRDMA\n"
         "    24365  176.27  330.51      0\n"
     )
     output = read(text)
@@ -134,7 +138,8 @@ def test_several_programs_in_one_log() -> None:
     gather = ROW_8G.replace("2147483648 ", "134217728 ").replace("sum", "none")
     text = (
         f"+ NCCL_ALGO=Ring mpirun -np 16 ./build/all_reduce_perf -b 8 -e 8G -f 2\n{HEADER}{ROW_4G}\n{ROW_8G}\n{FOOTER}"
-        f"# Collective test concluded: all_reduce_perf\n+ mpirun ./build/all_gather_perf -b 8\n{HEADER}{gather}\n{FOOTER}"
+        "# Collective test concluded: all_reduce_perf\n+ mpirun ./build/all_gather_perf -b 8\n"
+        f"{HEADER}{gather}\n{FOOTER}"
     )
     tables = read(text).tables
     assert [(table.program, len(table.rows), table.footers) for table in tables] == [
@@ -191,7 +196,8 @@ def test_json_report() -> None:
     (table,) = output.tables
     (row,) = table.rows
     assert (table.program, table.max_bytes, table.footers) == ("all_gather", 2**30, 1)
-    assert row.out_of_place and (row.out_of_place.busbw, row.root, row.in_place and row.in_place.wrong) == (
+    assert row.out_of_place
+    assert (row.out_of_place.busbw, row.root, row.in_place and row.in_place.wrong) == (
         326.65,
         -1,
         None,
@@ -222,7 +228,8 @@ WORDS = st.sampled_from(
 def test_words_of_the_format_in_any_order(text: str) -> None:
     for table in read(text).tables:
         for row in table.rows:
-            assert row.out_of_place and row.in_place
+            assert row.out_of_place
+            assert row.in_place
             assert row.size >= 0
 
 

@@ -134,12 +134,13 @@ def test_sizes_too_small() -> None:
     result = only_result(judged(table(5.3, size=2**29), gpus="8xH100", nodes=2, nics="8x400"))
     assert result.outcome is Outcome.UNJUDGED
     assert "too small to judge" in result.problems[-1]
-    assert result.bound and result.bound.value == 480
+    assert result.bound
+    assert result.bound.value == 480
 
 
 def test_truncated_table() -> None:
     head = "# nThread 1 nGpus 1 minBytes 1073741824 maxBytes 17179869184 step: 2(factor) warmup iters: 5 iters: 20\n"
-    options = {"gpus": "8xH100", "nodes": 2, "nics": "8x400"}
+    options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "8x400"}
     truncated = only_result(judged(head + table(470, footer=""), **options))
     assert truncated.outcome is Outcome.UNJUDGED
     assert "it ends at 8GiB of 16GiB" in truncated.problems[0]
@@ -158,7 +159,7 @@ def test_run_that_ended_with_an_error() -> None:
 
 def test_forced_ring_on_two_nodes() -> None:
     """190 GB/s are half of what NCCL's usual algorithm reaches on four ports of 400 Gb/s, and good for Ring."""
-    options = {"gpus": "8xH100", "nodes": 2, "nics": "4x400"}
+    options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "4x400"}
     unknown = only_result(judged(table(190), **options))
     assert unknown.outcome is Outcome.UNJUDGED
     assert "depends on the algorithm" in unknown.problems[0]
@@ -173,7 +174,8 @@ def test_one_node_is_judged_by_the_data_of_the_gpu_model() -> None:
     result = only_result(judged(table(473, ranks=8), gpus="8xH200", nodes=1))
     assert (result.outcome, result.path) == (Outcome.PASS, "inside one node, over NVLink only")
     basis = next(verdict.basis for verdict in result.verdicts if verdict.metric.startswith("busbw"))
-    assert basis and (basis.kind, basis.expected) == (BasisKind.SKU, 473)
+    assert basis
+    assert (basis.kind, basis.expected) == (BasisKind.SKU, 473)
     assert judged(table(240, ranks=8), gpus="8xH200", nodes=1).outcome is Outcome.FAIL
     between = only_result(judged(table(473, size=2**31, ranks=8), gpus="8xH200", nodes=1))
     assert any("that of 1GiB is used" in note for note in between.notes)
@@ -230,7 +232,7 @@ def test_log_of_nccl_names_nodes_network_and_settings() -> None:
 
 
 def test_operation_from_columns() -> None:
-    options = {"gpus": "8xH100", "nodes": 2, "nics": "8x400"}
+    options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "8x400"}
     unchecked = table(360, operation="all_gather", wrong="N/A")
     assert only_result(judged(unchecked, **options)).name == "all_gather"  # an all-to-all reaches 94 GB/s
     low = only_result(judged(table(60, operation="all_gather", wrong="N/A"), **options))

@@ -26,7 +26,8 @@ def test_every_pair_of_a_good_node() -> None:
     judgement = judged(PEERS)
     (result,) = judgement.results
     assert (judgement.outcome, result.check, len(result.verdicts)) == (Outcome.PASS, "transfer.peers", 56)
-    assert result.bound and result.bound.value == 450
+    assert result.bound
+    assert result.bound.value == 450
 
 
 def test_slow_pair_is_named() -> None:

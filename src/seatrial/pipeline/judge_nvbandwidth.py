@@ -40,7 +40,7 @@ def judge_output(
     gpu = gpu_name(options, output.devices)
     problems = [gpu.problem] if gpu.problem else []
     contradictions = [gpu.contradiction] if gpu.contradiction else []
-    devices = len(output.devices) or max((len(matrix.rows[0]) for matrix in output.matrices if matrix.rows), default=0)
+    devices = len(output.devices) or max((len(row) for matrix in output.matrices for row in matrix.rows), default=0)
     if options.gpus_per_node and devices and devices != options.gpus_per_node:
         problems.append(f"--gpus {options.gpus_text}: nvbandwidth measured {devices} GPUs")
     hosts = len(output.hosts)
@@ -87,12 +87,14 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
     facts: dict[str, JsonValue] = {"gpu": gpu, "backend": "cuda", "world_size": 1, "nodes": 1}
     metrics = _metrics(matrix, metric)
     problems = list(problems)
-    if not matrix.is_complete or not metrics:
-        problems.append(f"the result of {matrix.name} is truncated" if metrics else "no value: the GPUs have no access")
+    if not matrix.is_complete:
+        problems.append(f"the result is truncated: {len(matrix.rows)} complete rows")
+    elif not metrics:
+        problems.append("no pair of GPUs has a value: they have no peer access to each other")
     verdicts: tuple[Verdict, ...] = ()
     bound = None
     if metrics and not problems:
-        devices = max(len(matrix.rows[0]), 1)
+        devices = max(map(len, matrix.rows))
         measurements = [
             Measurement(
                 check=check_name,

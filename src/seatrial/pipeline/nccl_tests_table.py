@@ -105,7 +105,8 @@ def wrong_elements(table: Table, rows: Sequence[Row]) -> float | None:
     counts = [timing.wrong for row in rows for timing in timings(row) if timing.wrong is not None]
     if not counts and not table.out_of_bounds:
         return None
-    return max([*(counts if table.counts_wrong else ()), float(table.out_of_bounds or 0)])
+    in_rows = max(counts, default=0.0) if table.counts_wrong else 0.0
+    return max(in_rows, float(table.out_of_bounds or 0))
 
 
 def variant_text(row: Row) -> str:
