@@ -1,4 +1,4 @@
-"""`seatrial judge` with the output of a benchmark: recognition by content, exit codes, JSON, input that is neither."""
+"""pipeline/benchmark_file.py and `seatrial judge`: recognition by content, exit codes, JSON, input that is neither."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seatrial.model import UsageError
 from seatrial.pipeline.benchmark_file import open_benchmark
 from seatrial.pipeline.benchmark_hardware import hardware_options
 from seatrial.report.benchmark import lines
-from tests.discover.test_nccl_tests_output import report as nccl_tests_report
+from tests.discover.test_nccl_tests_json import report as nccl_tests_report
 from tests.discover.test_nvbandwidth_output import report as nvbandwidth_report
 from tests.paths import FIXTURES
 from tests.pipeline.test_load_trial import record
