@@ -335,7 +335,7 @@ class _Reader:
         if out_of_place is None or in_place is None:
             self._reject(row, "has text where a number is expected")
             return
-        if self._has_known_algbw(redop):
+        if self._algbw_is_comparable(redop):
             for timing in (out_of_place, in_place):
                 if not _is_consistent(complete, timing):
                     self._reject(row, f"algbw {timing.algbw:g} GB/s contradicts the time of {timing.time_us:g} us")
@@ -347,7 +347,7 @@ class _Reader:
         if len(self.table.rejected) < _MAX_ROWS:
             self.table.rejected.append(f"row of {row.head[0]} B: {reason}")
 
-    def _has_known_algbw(self, redop: str) -> bool:
+    def _algbw_is_comparable(self, redop: str) -> bool:
         """Whether algbw is size ÷ time: since 2.13, except for two programs and for CPU times (option -C)."""
         program = self.table.program or self.mentioned
         return bool(redop) and self.table.counts_wrong and not self.has_cpu_time and program not in _OTHER_ALGBW

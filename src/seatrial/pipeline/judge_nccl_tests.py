@@ -34,7 +34,7 @@ from seatrial.model import (
     worst,
 )
 from seatrial.model.benchmark import BenchmarkBound, BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
-from seatrial.pipeline.benchmark_hardware import HardwareOptions, Resolved, known_algorithm, links_of, resolve
+from seatrial.pipeline.benchmark_hardware import HardwareOptions, Resolved, all_reduce_algorithm, links_of, resolve
 from seatrial.pipeline.nccl_tests_table import (
     OPERATIONS,
     SATURATING_BYTES,
@@ -189,8 +189,8 @@ class _Input:
 
     def has_reference(self, label: str) -> bool:
         """Whether there is a reference value at a size on this hardware."""
-        found = self.references.find(f"{self.operation}.busbw.{label}", self.facts, NO_PEERS, "GB/s")
-        return isinstance(found, Reference)
+        reference = self.references.find(f"{self.operation}.busbw.{label}", self.facts, NO_PEERS, "GB/s")
+        return isinstance(reference, Reference)
 
     @cached_property
     def rule(self) -> Rule:
@@ -232,7 +232,7 @@ def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Res
 
 
 def _input(series: _Series, operation: str) -> _Input:
-    algorithm = known_algorithm(series.options, series.output, series.table) if operation == "all_reduce" else ""
+    algorithm = all_reduce_algorithm(series.options, series.output, series.table) if operation == "all_reduce" else ""
     return _Input(operation, series, series.resolved(operation), algorithm)
 
 
@@ -315,15 +315,15 @@ def _outcome(verdicts: Sequence[Verdict], others: Sequence[Verdict], problems: S
 def _deciding_size(each: _Input) -> tuple[str, str]:
     """The label of the size that decides, and that of its reference value.
 
-    It is the size of the check's own rule, else the largest with a reference value, else the largest. Inside one node
+    It is the size of the check's rule, else the largest with a reference value, else the largest. Inside one node
     a size without a reference value is compared with that of the largest smaller size.
     """
     sizes = sorted({row.size for row in each.rows}, reverse=True)
     labels = [size_label(size) for size in sizes]
     with_reference = [label for label in labels if each.has_reference(label)]
-    own = each.rule.metric.partition(".")[2]
+    check_size = each.rule.metric.partition(".")[2]
     if with_reference:
-        label = own if own in with_reference else with_reference[0]
+        label = check_size if check_size in with_reference else with_reference[0]
         return label, label
     if each.hardware.nodes == 1:
         for smaller in _NODE_SIZES:

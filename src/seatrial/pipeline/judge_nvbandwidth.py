@@ -108,8 +108,8 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
         verdicts = tuple(
             map(with_next_step, judge_check(replace(check, rules=rules), measurements, {}, "", references))
         )
-        found = hardware_bound(metric_lookup(check, metric, rules[0].reference or ""), facts, references)
-        bound = BenchmarkBound(value=found.value, unit=found.unit, derivation=found.derivation) if found else None
+        limit = hardware_bound(metric_lookup(check, metric, rules[0].reference or ""), facts, references)
+        bound = BenchmarkBound(value=limit.value, unit=limit.unit, derivation=limit.derivation) if limit else None
     outcome = worst(verdict.outcome for verdict in verdicts)
     return BenchmarkResult(
         name=matrix.name,
@@ -143,7 +143,7 @@ def _metrics(matrix: Matrix, metric: str) -> list[Metric]:
 
 
 def _failed(name: str, text: str) -> BenchmarkResult:
-    """The result of a testcase that ended with an error; data that differs from what was copied is a FAIL."""
+    """The result of a testcase that ended with an error; copied data that differs from its source is a FAIL."""
     check, _ = _METRICS.get(name, ("", ""))
     if text.startswith(_WRONG_DATA):
         verdict = Verdict(

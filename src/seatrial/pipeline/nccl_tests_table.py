@@ -1,4 +1,4 @@
-"""What one table of nccl-tests says by itself: its operation, sizes, wrong elements, and whether it is complete."""
+"""Facts of one table of nccl-tests: its operation, sizes, wrong elements, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
             return ["reduce"]
         if is_part:
             return ["reduce_scatter"]
-        ratio_is_one = all(abs(timing.busbw - timing.algbw) < 0.02 for row in rows for timing in timings(row))
-        return ["all_reduce", "send_receive"] if ratio_is_one else ["all_reduce"]
+        equal_bandwidths = all(abs(timing.busbw - timing.algbw) < 0.02 for row in rows for timing in timings(row))
+        return ["all_reduce", "send_receive"] if equal_bandwidths else ["all_reduce"]
     if is_rooted:
         return [] if is_part else ["broadcast"]
     if not is_part:
