@@ -130,6 +130,20 @@ def test_columns_of_single_iterations_and_timestamps() -> None:
     assert busbws(only_table(text)) == [(330.58, 330.5)]
 
 
+def test_columns_of_one_place() -> None:
+    table = only_table(
+        "# size count type redop root time algbw busbw #wrong\n 268435456 67108864 float sum -1 228738 1.17 1.17 0"
+    )
+    assert busbws(table) == [(1.17, None)]
+
+
+def test_data_that_was_not_checked() -> None:
+    """Some versions print 0 wrong elements with -c 0."""
+    row = only_table(HEADER.replace("validation: 1", "validation: 0 graph: 0") + ROW_8G).rows[0]
+    assert row.out_of_place
+    assert row.out_of_place.wrong is None
+
+
 def test_several_programs_in_one_log() -> None:
     gather = ROW_8G.replace("2147483648 ", "134217728 ").replace("sum", "none")
     text = (

@@ -33,7 +33,9 @@ def row(
     ("entry", "operations"),
     [
         (row(redop="sum", busbw=187.5), ["all_reduce"]),
-        (row(redop="sum"), ["all_reduce", "send_receive"]),
+        (row(redop="sum"), ["all_reduce"]),  # of two ranks
+        (row(redop="sum", wrong=(0.0, None)), ["send_receive"]),
+        (row(redop="sum", wrong=(None, None)), ["all_reduce", "send_receive"]),
         (row(redop="sum", ranks=8), ["reduce_scatter"]),
         (row(redop="max", root=0), ["reduce"]),
         (row(root=0), ["broadcast"]),

@@ -348,8 +348,8 @@ def _bandwidth_verdicts(each: _Input, label: str, reference_label: str) -> tuple
     rules, metrics = [], []
     place: Place
     for place in get_args(Place):
-        # NCCL has no all-to-all in place: the program measures copies that overwrite each other
-        is_valid = place == "out_of_place" or each.operation != "all_to_all"
+        # These two do not exist in place: the program measures copies that overwrite each other
+        is_valid = place == "out_of_place" or each.operation not in ("all_to_all", "send_receive")
         value = busbw(each.rows, label, place) if is_valid else None
         if value is None:
             continue

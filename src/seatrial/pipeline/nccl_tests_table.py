@@ -43,28 +43,39 @@ def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
     last = rows[-1]
     is_part = last.data_size < last.size
     is_rooted = last.root is not None and last.root >= 0
+    checked_in_place = any(row.in_place and row.in_place.wrong is not None for row in rows)
+    checked_out_of_place = any(row.out_of_place and row.out_of_place.wrong is not None for row in rows)
+    # two operations are not checked in place: all-to-all, send and receive (since 2.13.1)
+    is_checked_once = checked_out_of_place and not checked_in_place and all(row.in_place for row in rows)
+    is_checked_twice = checked_out_of_place and checked_in_place and table.counts_wrong
     if last.redop in REDUCTIONS:
         if is_rooted:
             return ["reduce"]
         if is_part:
             return ["reduce_scatter"]
-        equal_bandwidths = all(abs(timing.busbw - timing.algbw) < 0.02 for row in rows for timing in timings(row))
-        return ["all_reduce", "send_receive"] if equal_bandwidths else ["all_reduce"]
+        if is_checked_twice or not _has_equal_bandwidths(rows):
+            return ["all_reduce"]
+        return ["send_receive"] if is_checked_once else ["all_reduce", "send_receive"]
     if is_rooted:
         return [] if is_part else ["broadcast"]
     if not is_part:
         return ["send_receive"]  # before 2.13 it has no column redop
-    checked_in_place = any(row.in_place and row.in_place.wrong is not None for row in rows)
-    checked_out_of_place = any(row.out_of_place and row.out_of_place.wrong is not None for row in rows)
-    if checked_out_of_place and not checked_in_place:
-        return ["all_to_all"]  # since 2.13.1 it is not checked in place
-    return ["all_gather"] if checked_in_place and table.counts_wrong else ["all_gather", "all_to_all"]
+    if is_checked_once:
+        return ["all_to_all"]
+    return ["all_gather"] if is_checked_twice else ["all_gather", "all_to_all"]
 
 
 def allows(table: Table, rows: Sequence[Row], operation: str) -> bool:
-    """Whether the table can be of ``operation``. Nothing contradicts an all-to-all of 2.13.0, checked in place."""
+    """Whether the table can be of ``operation``. Before 2.13.1 all operations count wrong elements in place."""
     possible = possible_operations(table, rows)
-    return operation in possible or (operation == "all_to_all" and "all_gather" in possible)
+    if operation == "send_receive" and possible == ["all_reduce"]:
+        return _has_equal_bandwidths(rows)
+    return operation in possible or (operation == "all_to_all" and possible == ["all_gather"])
+
+
+def _has_equal_bandwidths(rows: Sequence[Row]) -> bool:
+    """Whether busbw is algbw: send and receive, or an all-reduce of two ranks."""
+    return all(abs(timing.busbw - timing.algbw) < 0.02 for row in rows for timing in timings(row))
 
 
 def timings(row: Row) -> list[Timing]:
