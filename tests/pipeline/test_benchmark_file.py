@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from seatrial.pipeline.benchmark_hardware import hardware_options
 from seatrial.report.benchmark import lines
 from tests.discover.test_nccl_tests_json import report as nccl_tests_report
 from tests.discover.test_nvbandwidth_output import report as nvbandwidth_report
-from tests.paths import FIXTURES
+from tests.paths import FIXTURES, ROOT
 from tests.pipeline.test_load_trial import record
 from tests.processes import call
 
@@ -43,6 +44,14 @@ def test_answer_has_value_bound_expectation_source_and_path() -> None:
     assert "published figures on 2 to 12 nodes" in out
     assert "over the network (rdma 8 x 400 Gb/s)" in out
     assert "next: " in out
+
+
+def test_example_of_the_documentation() -> None:
+    page = (ROOT / "docs" / "judge-nccl-tests.md").read_text()
+    (command,) = re.findall(r"\$ seatrial judge slurm-1234.out (.*)", page)
+    (example,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    _, out, _ = call("judge", SLOW, *command.split())
+    assert out.replace(str(SLOW), "slurm-1234.out") == example
 
 
 def test_json_document() -> None:

@@ -80,6 +80,19 @@ def test_gpu_model_that_contradicts_the_output() -> None:
     assert judgement.outcome is Outcome.PASS
 
 
+def test_part_of_the_name_of_a_model_without_data() -> None:
+    judgement = judged(DEVICES.replace("NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-32GB") + table(100), gpus="8xV100")
+    assert judgement.contradictions == ()
+    assert judgement.outcome is Outcome.UNJUDGED
+
+
+def test_sockets() -> None:
+    """The limits of TCP, not those of RDMA: a third of the bound is low, and no FAIL."""
+    options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "1x100"}
+    assert judged(table(8), **options, fabric="tcp").outcome is Outcome.WARN
+    assert judged(table(8), **options, fabric="ib").outcome is Outcome.FAIL
+
+
 def test_log_of_nccl_names_nodes_network_and_settings() -> None:
     log = (
         "n0:1:2 [0] NCCL INFO NCCL_NVLS_ENABLE set by environment to 0.\n"
@@ -95,7 +108,9 @@ def test_log_of_nccl_names_nodes_network_and_settings() -> None:
     assert "sockets" in judged(sockets + table(380), gpus="8xH100", nics="8x400").contradictions[0]
     assert judged(sockets + table(380), gpus="8xH100", nics="8x400").hardware.fabric == "tcp"
     other = judged(log + table(380), gpus="8xH100", nics="8x400", nodes=3)
-    assert "--nodes 3 contradicts NCCL's log" in only_result(other).problems[0]
+    assert "--nodes 3 contradicts NCCL's log: 16 ranks, 2 nodes" in only_result(other).problems[0]
+    alone = judged(log.replace("nRanks 16 nNodes 2", "nRanks 8 nNodes 1") + table(470, ranks=8), gpus="8xH100", nodes=2)
+    assert "MPI=1" in only_result(alone).problems[0]
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(1, (1, 1)), (2, (2, 2)), (16, (16, 16)), (24, (24, 24))])

@@ -73,7 +73,14 @@ def test_wrong_elements() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "label"), [(2**30, "1GiB"), (1073741568, "1GiB"), (1000, "1000B"), (3 * 2**29, "1610612736B")]
+    ("size", "label"),
+    [
+        (2**30, "1GiB"),
+        (1073741568, "1GiB"),
+        (1000, "1000B"),
+        (3 * 2**29, "1536MiB"),
+        (2**30 + 10 * 2**20 + 2**19, "1084751872B"),
+    ],
 )
 def test_size_labels(size: int, label: str) -> None:
     assert size_label(size) == label

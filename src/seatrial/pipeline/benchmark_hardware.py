@@ -145,9 +145,8 @@ def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
     """The name of the GPUs: from the output if it lists them, else from --gpus."""
     names = sorted({name for name in listed if name and name not in _UNNAMED})
     if names:
-        meant = [_name_tokens(name) for sku in options.models for name in sku.nvml_names]
         text = f"--gpus {options.gpus_text} contradicts the output, which lists {', '.join(names)}; judged as listed"
-        contradicts = bool(meant) and any(_name_tokens(name) not in meant for name in names)
+        contradicts = bool(options.models) and not all(_is_meant(name, options.models) for name in names)
         return GpuName(MODEL_SEPARATOR.join(names), "output", text if contradicts else "")
     if len(options.models) > 1:
         several = ", ".join(sku.name for sku in options.models)
@@ -155,6 +154,16 @@ def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
     if not options.models:
         return GpuName(problem="the output does not name the GPU model: give --gpus, such as --gpus 8xH200")
     return GpuName(options.models[0].nvml_names[0], "--gpus")
+
+
+def _is_meant(listed: str, models: Sequence[Sku]) -> bool:
+    """Whether a listed GPU is one of ``models``; of a model without data the option may be a part of the name."""
+    tokens = _name_tokens(listed)
+    return any(
+        tokens == _name_tokens(name) if sku in skus() else set(_name_tokens(name)) <= set(tokens)
+        for sku in models
+        for name in sku.nvml_names
+    )
 
 
 def rank_range(rows: Sequence[Row], operation: str) -> tuple[int, float] | None:
@@ -316,7 +325,8 @@ def _shape_problems(
         ranks, nodes = next(iter(output.comm_sizes))
         counts[f"NCCL's log has {ranks} ranks on {nodes} nodes"] = ranks
         if options.nodes and nodes != options.nodes:
-            return [f"--nodes {options.nodes} contradicts NCCL's log, which has {nodes} nodes"]
+            hint = f". If all nodes were started, {_SEVERAL_PROCESSES}" if nodes == 1 else ""
+            return [f"--nodes {options.nodes} contradicts NCCL's log: {ranks} ranks, {nodes} nodes{hint}"]
     if measured:
         text = f"{measured[0]}" if measured[0] == measured[1] else f"{measured[0]} to {measured[1]:.0f}"
         columns = f"the columns of the table are those of {text} ranks"

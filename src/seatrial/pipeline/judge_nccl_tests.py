@@ -413,10 +413,10 @@ def _has_nvls(each: _Input) -> bool:
 
 
 def _path(each: _Input) -> str:
-    """The links that the data took, as text."""
+    """The links that the data took, as text; empty if unknown."""
     hardware, sku = each.hardware, each.sku
     if not hardware.nodes or each.resolved.problems:
-        return "unknown"
+        return ""
     if hardware.nodes == 1:
         links = "an unknown link" if sku is None else "NVLink" if "nvlink" in sku.spec else "PCIe"
         return f"inside one node, over {links} only"

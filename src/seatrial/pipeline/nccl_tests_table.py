@@ -23,6 +23,7 @@ OPERATIONS = {
 Place = Literal["out_of_place", "in_place"]
 SATURATING_BYTES = round(0.99 * 2**30)  # 1 GiB, rounded down to a multiple of the ranks
 _MIB = 2**20
+_MAX_ROUNDING = 2**16  # bytes: 16 for each of 4,096 ranks
 _MAX_TEXT = 300
 
 
@@ -128,10 +129,12 @@ def variant_text(row: Row) -> str:
 
 def size_label(size: int) -> str:
     """The label of a size. nccl-tests rounds a size down to a multiple of the ranks: 1073741568 B is 1GiB."""
-    rounded = round(size / _MIB) * _MIB
-    nominal = rounded if rounded and abs(size - rounded) < rounded / 1000 else size
+    next_mib = -(-size // _MIB) * _MIB
+    nominal = next_mib if size >= _MIB and next_mib - size <= _MAX_ROUNDING else size
     text = format_bytes(nominal)
-    return f"{nominal}B" if "." in text else text
+    if "." not in text:
+        return text
+    return f"{nominal}B" if nominal % _MIB else f"{nominal // _MIB}MiB"
 
 
 def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
