@@ -138,6 +138,9 @@ def test_options_of_the_other_kind(tmp_path: Path) -> None:
     code, _, err = call("judge", path, "--gpus", "8xH100")
     assert code == 2
     assert "a record has its hardware" in err
+    code, _, err = call("judge", tmp_path / "missing", "--gpus", "8xH100")
+    assert code == 2
+    assert "cannot read" in err
     code, _, err = call("judge", GOOD, "--why-not")
     assert code == 2
     assert "--why-not" in err

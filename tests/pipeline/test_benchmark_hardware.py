@@ -93,6 +93,12 @@ def test_sockets() -> None:
     assert judged(table(8), **options, fabric="ib").outcome is Outcome.FAIL
 
 
+def test_rows_of_different_numbers_of_ranks() -> None:
+    row = table(470, ranks=8, size=2**34).splitlines()[1]
+    result = only_result(judged(table(470).replace("# Out", f"{row}\n# Out"), gpus="8xH100", nodes=2, nics="8x400"))
+    assert "different numbers of ranks" in result.problems[0]
+
+
 def test_log_of_nccl_names_nodes_network_and_settings() -> None:
     log = (
         "n0:1:2 [0] NCCL INFO NCCL_NVLS_ENABLE set by environment to 0.\n"

@@ -199,8 +199,8 @@ def resolve(options: HardwareOptions, output: NcclTestsOutput, table: Table, ope
     gpu = gpu_name(options, (device.name for device in table.devices))
     sources = {"gpu": gpu.source} if gpu.name else {}
     contradictions = [gpu.contradiction] if gpu.contradiction else []
-    problems = _process_problems(table)
     measured = rank_range(table.rows, operation)
+    problems = _process_problems(table, measured)
     ranks, ranks_source = _ranks(options, output, table, measured)
     nodes, gpus = _shape(options, output, table, ranks)
     if nodes:
@@ -239,7 +239,7 @@ def _complete_list(devices: Sequence[Device]) -> bool:
     return bool(devices) and sorted(device.rank for device in devices) == list(range(len(devices)))
 
 
-def _process_problems(table: Table) -> list[str]:
+def _process_problems(table: Table, measured: tuple[int, float] | None) -> list[str]:
     """Why the table is not of one group of ranks, as text; empty if it is."""
     processes: dict[int, set[tuple[str, int]]] = {}
     for device in table.devices:
@@ -258,6 +258,8 @@ def _process_problems(table: Table) -> list[str]:
             "NCCL_TESTS_SPLIT made several communicators: the bandwidth is that of one of them, and no reference "
             "value applies"
         ]
+    if measured and measured[0] > measured[1]:
+        return ["the rows of the table are those of different numbers of ranks: several runs in one table"]
     return []
 
 
