@@ -194,6 +194,10 @@ def test_operation_from_columns() -> None:
     named = only_result(judged(table(60, operation="all_gather", wrong="N/A"), "all_to_all", **options))
     assert (named.name, named.outcome) == ("all_to_all", Outcome.FAIL)
     assert only_result(judged(table(360, operation="reduce_scatter"), **options)).name == "reduce_scatter"
+    other = "all_gather_perf and all_reduce_perf were run with mpirun, then:\n"  # a line about another program
+    assert only_result(judged(other + table(470), **options)).outcome is Outcome.PASS
+    command = "mpirun -np 16 all_reduce_perf -b 8G\n"  # the output is more precise than the option
+    assert only_result(judged(command + table(470), "all_gather", **options)).name == "all_reduce"
     mismatch = only_result(judged(table(470), "all_gather", **options))
     assert "the columns are not those of all_gather" in mismatch.problems[0]
 

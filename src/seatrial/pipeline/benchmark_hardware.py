@@ -26,6 +26,10 @@ _SEVERAL_PROCESSES = (
     "several processes printed tables of their own: nccl-tests without MPI=1 runs every process alone, and "
     "measures no network. Build it with `make MPI=1` and run it again"
 )
+_ONE_RANK = (
+    "the table was measured by one rank, so that no GPU communicated: nccl-tests without MPI=1 runs every process "
+    "alone. Build it with `make MPI=1`, or use the option -g"
+)
 # Operations whose column ``count`` is the part of one rank
 _PARTS = ("all_gather", "reduce_scatter", "all_to_all")
 
@@ -213,8 +217,8 @@ def resolve(options: HardwareOptions, output: NcclTestsOutput, table: Table, ope
         problems += _shape_problems(options, output, table, measured)
     if not problems and not (ranks and nodes):
         problems.append("the output does not name the number of GPUs and nodes: give --gpus and --nodes")
-    if gpu.problem:
-        problems.append(gpu.problem)
+    problems += [_ONE_RANK] if ranks == 1 else []
+    problems += [gpu.problem] if gpu.problem else []
     fabric, fabric_source = _fabric(options, output) if (nodes or 1) > 1 else ("", "")
     if fabric:
         sources["fabric"] = fabric_source

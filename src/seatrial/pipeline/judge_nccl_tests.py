@@ -122,13 +122,7 @@ class _Series:
 
     def resolved(self, operation: str) -> Resolved:
         """The hardware, if the table is of ``operation``."""
-        resolved = resolve(self.options, self.output, self.table, operation)
-        if resolved.hardware.ranks == 1:
-            text = (
-                "the table was measured by one rank, so that no GPU communicated: nccl-tests without MPI=1 runs every"
-            )
-            resolved.problems.append(f"{text} process alone. Build it with `make MPI=1`, or use the option -g")
-        return resolved
+        return resolve(self.options, self.output, self.table, operation)
 
     @property
     def named_operation(self) -> str:
@@ -204,14 +198,16 @@ def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Res
     """The result of one series. Of several operations that its columns allow, only one may be possible physically."""
     if not series.rows:
         return _without_rows(series, operation), series.resolved("")
-    named = operation or series.named_operation
-    if not named and series.table.program:
+    if not series.named_operation and series.table.program:
         text = f"{series.table.program}_perf has no check in seatrial, and no reference values"
         return _unjudged(series, series.table.program, "", [text]), series.resolved("")
-    if named and not allows(series.table, series.rows, named):
+    # a name that the columns exclude is from a line about another program
+    names = filter(None, (series.named_operation, operation))
+    named = next((name for name in names if allows(series.table, series.rows, name)), "")
+    if operation and not named:
         last = series.rows[-1]
-        text = f"the columns are not those of {named}: {variant_text(last)}, count {last.count} at {last.size} B"
-        return _unjudged(series, named, named, [text]), series.resolved(named)
+        text = f"the columns are not those of {operation}: {variant_text(last)}, count {last.count} at {last.size} B"
+        return _unjudged(series, operation, operation, [text]), series.resolved(operation)
     possible = [named] if named else possible_operations(series.table, series.rows)
     if not possible:
         text = "no operation that seatrial measures has these columns: gather and scatter have no reference values"
@@ -238,7 +234,7 @@ def _input(series: _Series, operation: str) -> _Input:
 
 def _without_rows(series: _Series, operation: str) -> BenchmarkResult:
     table = series.table
-    name = operation or series.named_operation or table.program or "unknown operation"
+    name = series.named_operation or operation or table.program or "unknown operation"
     reason = table.failure or (table.rejected[0] if table.rejected else "the run ended before its first result")
     return BenchmarkResult(
         name=name,
