@@ -79,7 +79,7 @@ def test_bidirectional_testcase_has_a_total() -> None:
 
 
 def report() -> dict[str, Any]:
-    """As json_output.cpp writes it: numbers are text, and three matrices of a bidirectional testcase follow each other."""
+    """As json_output.cpp writes it: numbers are text; the three matrices of a bidirectional testcase are one list."""
     rows = [["N/A", value, value, "N/A"] for value in ("391.9", "391.8", "783.7")]
     return {
         "nvbandwidth": {

@@ -31,7 +31,10 @@ EXAMPLES = {
     ),
     "evaluate": _examples("evaluate function-calling-qwen2-7b --out RUN"),
     "judge": _examples(
-        "judge seatrial-runs/RUN", "judge seatrial-runs/RUN --why-not", "judge seatrial-runs/RUN --baseline site.yaml"
+        "judge seatrial-runs/RUN",
+        "judge seatrial-runs/RUN --why-not",
+        "judge seatrial-runs/RUN --baseline site.yaml",
+        "judge nccl-tests.out --gpus 8xH200 --nodes 2 --nics 8x400",
     ),
     "learn": _examples("baseline learn seatrial-runs/RUN1 seatrial-runs/RUN2 --out site.yaml"),
     "report": _examples("report seatrial-runs/RUN --format junit"),

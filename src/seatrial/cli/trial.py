@@ -250,7 +250,7 @@ def judge(
         else:
             print("\n".join(benchmark_text.lines(judgement)))
         raise typer.Exit(EXIT_CODES_OF_OUTCOMES[judgement.outcome])
-    if any(value is not None for value in (gpus, nodes, nics, fabric, operation, algorithm)):
+    if run.exists() and any(value is not None for value in (gpus, nodes, nics, fabric, operation, algorithm)):
         raise UsageError(
             "--gpus to --algorithm are for the output of nccl-tests or nvbandwidth: a record has its hardware"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from seatrial.discover import nccl_log
 from seatrial.discover.nccl_log import NcclLog
@@ -35,6 +35,7 @@ _ROOT = re.compile(r"\s+(-1|\d{1,6}(?!\.?\d))")
 _NUMBER = re.compile(r"N/A|[-+]?(?:nan|inf|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)", re.IGNORECASE)
 _HEADER = re.compile(r"\bsize\s+count\s.*\b(?:cpu)?time\s+algbw\s+busbw\b")
 _RUN = re.compile(r"nThread\s+\d+\s+nGpus\s+(\d+)\s+minBytes\s+(\d+)\s+maxBytes\s+(\d+)\s+step:\s*(\d+)\s*\((\w+)\)")
+_NOT_CHECKED = re.compile(r"validation:\s*0\b")
 _REDUCED = re.compile(r"Reducing maxBytes to (\d+)")
 _DEVICE = re.compile(
     r"Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)\s+\[[^\]]*\]\s*(.*)"
@@ -104,7 +105,8 @@ class Table:
     ``max_bytes``: the largest size that was asked for, None if the text does not have the line with the parameters.
     ``footers``: number of summaries below the table. ``rejected``: rows that are incomplete or contradict themselves.
     ``counts_wrong``: the columns named ``#wrong`` count wrong elements; before 2.13 ``error`` is a deviation.
-    ``settings``: NCCL_ variables in the command above the table.
+    ``settings``: NCCL_ variables in the command above the table. ``is_checked``: False with the option -c 0, where some
+    versions print 0 wrong elements.
     """
 
     program: str = ""
@@ -115,6 +117,7 @@ class Table:
     footers: int = 0
     out_of_bounds: int | None = None
     counts_wrong: bool = True
+    is_checked: bool = True
     failure: str = ""
     devices: list[Device] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
@@ -199,6 +202,7 @@ class _Reader:
             self._start_table()
             self.table.max_bytes = int(match[3][:19])
             self.table.step_bytes = int(match[4][:19]) if match[5] == "bytes" else 0
+            self.table.is_checked = not _NOT_CHECKED.search(line)
         elif match := _REDUCED.search(line):
             self.table.max_bytes = int(match[1][:19])
         elif _CONCLUDED not in line and (match := _PROGRAM.search(line)) and not _FAILURES.search(line):
@@ -318,8 +322,12 @@ class _Reader:
             row.numbers.append(match[0])
             if match[0] != token:  # the text of another rank follows without a blank
                 break
-        if len(row.numbers) >= 2 * self._width():
+        if len(row.numbers) >= self._places() * self._width():
             self._complete(row)
+
+    def _places(self) -> int:
+        """1 for a table from which the columns of one place were removed, else 2: out of place and in place."""
+        return 1 if self.columns.count("time") == 1 else 2
 
     def _width(self) -> int:
         """Number of columns of one place: time, algbw, busbw, #wrong, and the times of single iterations."""
@@ -329,14 +337,17 @@ class _Reader:
     def _complete(self, row: _OpenRow) -> None:
         self.open_rows.pop(row.prefix, None)
         width = self._width()
-        out_of_place, in_place = _timing(row.numbers[:width]), _timing(row.numbers[width : 2 * width])
+        places = [_timing(row.numbers[start : start + width]) for start in (0, width)[: self._places()]]
         size, count, type_name, redop = row.head
+        if not self.table.is_checked:
+            places = [timing and replace(timing, wrong=None) for timing in places]
+        out_of_place, in_place = places[0], places[1] if len(places) > 1 else None
         complete = Row(size, count, type_name, redop, row.root, out_of_place, in_place)
-        if out_of_place is None or in_place is None:
+        if None in places:
             self._reject(row, "has text where a number is expected")
             return
-        if self._has_known_algbw(redop):
-            for timing in (out_of_place, in_place):
+        if self._algbw_is_comparable(redop):
+            for timing in filter(None, places):
                 if not _is_consistent(complete, timing):
                     self._reject(row, f"algbw {timing.algbw:g} GB/s contradicts the time of {timing.time_us:g} us")
                     return
@@ -347,7 +358,7 @@ class _Reader:
         if len(self.table.rejected) < _MAX_ROWS:
             self.table.rejected.append(f"row of {row.head[0]} B: {reason}")
 
-    def _has_known_algbw(self, redop: str) -> bool:
+    def _algbw_is_comparable(self, redop: str) -> bool:
         """Whether algbw is size ÷ time: since 2.13, except for two programs and for CPU times (option -C)."""
         program = self.table.program or self.mentioned
         return bool(redop) and self.table.counts_wrong and not self.has_cpu_time and program not in _OTHER_ALGBW

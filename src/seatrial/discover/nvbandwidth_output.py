@@ -85,8 +85,9 @@ def parse_json(document: dict[str, Any]) -> NvbandwidthOutput:
             matrices += _json_matrices(name, title, rows)
         elif status not in ("Waived", "Passed"):
             failures[name] = str(testcase.get("error") or f"status {status or 'unknown'}")[:300]
-    devices = [_JSON_DEVICE.fullmatch(str(text)[:300]) for text in report.get("GPU Device list") or ()]
-    named = [match for match in devices if match]
+    devices = report.get("GPU Device list")
+    texts = [str(text)[:300] for text in devices] if isinstance(devices, list) else []
+    named = [match for match in map(_JSON_DEVICE.fullmatch, texts) if match]
     return NvbandwidthOutput(
         version=str(report.get("version", ""))[:40],
         devices=tuple(match[2] for match in named),

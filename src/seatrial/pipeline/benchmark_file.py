@@ -1,4 +1,4 @@
-"""Recognises by its content what `seatrial judge` is given: a record of seatrial, or the output of a benchmark."""
+"""Recognises the file of `seatrial judge` by its content: a record of seatrial, or the output of a benchmark."""
 
 from __future__ import annotations
 

@@ -26,6 +26,10 @@ _SEVERAL_PROCESSES = (
     "several processes printed tables of their own: nccl-tests without MPI=1 runs every process alone, and "
     "measures no network. Build it with `make MPI=1` and run it again"
 )
+_ONE_RANK = (
+    "the table was measured by one rank, so that no GPU communicated: nccl-tests without MPI=1 runs every process "
+    "alone. Build it with `make MPI=1`, or use the option -g"
+)
 # Operations whose column ``count`` is the part of one rank
 _PARTS = ("all_gather", "reduce_scatter", "all_to_all")
 
@@ -105,30 +109,30 @@ def _named_models(text: str) -> tuple[tuple[Sku, ...], tuple[str, ...]]:
 
     A name without form factor means the SXM module, as the vendor's own NVML name of H200 and B200 does.
     """
-    words = _words(text)
-    exact = [sku for sku in skus() if any(words == _words(name) for name in (sku.name, *sku.nvml_names))]
+    tokens = _name_tokens(text)
+    exact = [sku for sku in skus() if any(tokens == _name_tokens(name) for name in (sku.name, *sku.nvml_names))]
     if exact:
         return tuple(exact), ()
-    matching = [sku for sku in skus() if _matches(words, sku)]
+    matching = [sku for sku in skus() if _matches(tokens, sku)]
     if not matching:
         unknown = Sku(name=text, nvml_names=(text,))
-        known = ", ".join(sku.name.removeprefix("NVIDIA ") for sku in skus())
-        return (unknown,), (f"no data of GPU model {text}; known models: {known}",)
-    modules = [sku for sku in matching if any(word.startswith("sxm") for word in _words(sku.name))]
+        models = ", ".join(sku.name.removeprefix("NVIDIA ") for sku in skus())
+        return (unknown,), (f"no data of GPU model {text}; models with data: {models}",)
+    modules = [sku for sku in matching if any(token.startswith("sxm") for token in _name_tokens(sku.name))]
     if len(matching) > 1 and len(modules) == 1:
         others = ", ".join(sku.name for sku in matching if sku not in modules)
         return tuple(modules), (f"--gpus: {text} is read as {modules[0].name}; other models: {others}",)
     return tuple(matching), ()
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in re.split(r"[^a-z0-9]+", text.casefold()) if word and word != "nvidia"]
+def _name_tokens(text: str) -> list[str]:
+    return [token for token in re.split(r"[^a-z0-9]+", text.casefold()) if token and token != "nvidia"]
 
 
-def _matches(words: Sequence[str], sku: Sku) -> bool:
-    """Whether each word is one of the model's names; ``sxm`` also stands for ``sxm4``."""
-    known = {word for name in (sku.name, *sku.nvml_names) for word in _words(name)}
-    return bool(words) and all(word in known or (word == "sxm" and "sxm4" in known) for word in words)
+def _matches(tokens: Sequence[str], sku: Sku) -> bool:
+    """Whether each token is one of the model's names; ``sxm`` also stands for ``sxm4``."""
+    sku_tokens = {token for name in (sku.name, *sku.nvml_names) for token in _name_tokens(name)}
+    return bool(tokens) and all(token in sku_tokens or (token == "sxm" and "sxm4" in sku_tokens) for token in tokens)
 
 
 @dataclass(frozen=True)
@@ -145,9 +149,8 @@ def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
     """The name of the GPUs: from the output if it lists them, else from --gpus."""
     names = sorted({name for name in listed if name and name not in _UNNAMED})
     if names:
-        meant = [_words(name) for sku in options.models for name in sku.nvml_names]
         text = f"--gpus {options.gpus_text} contradicts the output, which lists {', '.join(names)}; judged as listed"
-        contradicts = bool(meant) and any(_words(name) not in meant for name in names)
+        contradicts = bool(options.models) and not all(_is_meant(name, options.models) for name in names)
         return GpuName(MODEL_SEPARATOR.join(names), "output", text if contradicts else "")
     if len(options.models) > 1:
         several = ", ".join(sku.name for sku in options.models)
@@ -155,6 +158,16 @@ def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
     if not options.models:
         return GpuName(problem="the output does not name the GPU model: give --gpus, such as --gpus 8xH200")
     return GpuName(options.models[0].nvml_names[0], "--gpus")
+
+
+def _is_meant(listed: str, models: Sequence[Sku]) -> bool:
+    """Whether a listed GPU is one of ``models``; of a model without data the option may be a part of the name."""
+    tokens = _name_tokens(listed)
+    return any(
+        tokens == _name_tokens(name) if sku in skus() else set(_name_tokens(name)) <= set(tokens)
+        for sku in models
+        for name in sku.nvml_names
+    )
 
 
 def rank_range(rows: Sequence[Row], operation: str) -> tuple[int, float] | None:
@@ -190,8 +203,8 @@ def resolve(options: HardwareOptions, output: NcclTestsOutput, table: Table, ope
     gpu = gpu_name(options, (device.name for device in table.devices))
     sources = {"gpu": gpu.source} if gpu.name else {}
     contradictions = [gpu.contradiction] if gpu.contradiction else []
-    problems = _process_problems(table)
     measured = rank_range(table.rows, operation)
+    problems = _process_problems(table, measured)
     ranks, ranks_source = _ranks(options, output, table, measured)
     nodes, gpus = _shape(options, output, table, ranks)
     if nodes:
@@ -204,8 +217,8 @@ def resolve(options: HardwareOptions, output: NcclTestsOutput, table: Table, ope
         problems += _shape_problems(options, output, table, measured)
     if not problems and not (ranks and nodes):
         problems.append("the output does not name the number of GPUs and nodes: give --gpus and --nodes")
-    if gpu.problem:
-        problems.append(gpu.problem)
+    problems += [_ONE_RANK] if ranks == 1 else []
+    problems += [gpu.problem] if gpu.problem else []
     fabric, fabric_source = _fabric(options, output) if (nodes or 1) > 1 else ("", "")
     if fabric:
         sources["fabric"] = fabric_source
@@ -230,7 +243,7 @@ def _complete_list(devices: Sequence[Device]) -> bool:
     return bool(devices) and sorted(device.rank for device in devices) == list(range(len(devices)))
 
 
-def _process_problems(table: Table) -> list[str]:
+def _process_problems(table: Table, measured: tuple[int, float] | None) -> list[str]:
     """Why the table is not of one group of ranks, as text; empty if it is."""
     processes: dict[int, set[tuple[str, int]]] = {}
     for device in table.devices:
@@ -249,6 +262,8 @@ def _process_problems(table: Table) -> list[str]:
             "NCCL_TESTS_SPLIT made several communicators: the bandwidth is that of one of them, and no reference "
             "value applies"
         ]
+    if measured and measured[0] > measured[1]:
+        return ["the rows of the table are those of different numbers of ranks: several runs in one table"]
     return []
 
 
@@ -316,13 +331,14 @@ def _shape_problems(
         ranks, nodes = next(iter(output.comm_sizes))
         counts[f"NCCL's log has {ranks} ranks on {nodes} nodes"] = ranks
         if options.nodes and nodes != options.nodes:
-            return [f"--nodes {options.nodes} contradicts NCCL's log, which has {nodes} nodes"]
+            hint = f". If all nodes were started, {_SEVERAL_PROCESSES}" if nodes == 1 else ""
+            return [f"--nodes {options.nodes} contradicts NCCL's log: {ranks} ranks, {nodes} nodes{hint}"]
     if measured:
         text = f"{measured[0]}" if measured[0] == measured[1] else f"{measured[0]} to {measured[1]:.0f}"
         columns = f"the columns of the table are those of {text} ranks"
         if wrong := [name for name, count in counts.items() if count and not measured[0] <= count <= measured[1]]:
-            is_one_node = bool(options.gpus_per_node and measured[1] <= options.gpus_per_node)
-            hint = f". If all GPUs were started, {_SEVERAL_PROCESSES}" if is_one_node else ""
+            is_single_node = bool(options.gpus_per_node and measured[1] <= options.gpus_per_node)
+            hint = f". If all GPUs were started, {_SEVERAL_PROCESSES}" if is_single_node else ""
             return [f"{columns}, but {wrong[0]}{hint}"]
         if last_rank >= measured[1]:
             return [f"{columns}, but rank {last_rank} is listed"]
@@ -371,7 +387,7 @@ def _network_contradictions(options: HardwareOptions, output: NcclTestsOutput) -
     return texts
 
 
-def known_algorithm(options: HardwareOptions, output: NcclTestsOutput, table: Table) -> str:
+def all_reduce_algorithm(options: HardwareOptions, output: NcclTestsOutput, table: Table) -> str:
     """The algorithm of an all-reduce: of the option, else NCCL_ALGO, else in NCCL's log (TUNING); empty if unknown."""
     setting = table.settings.get("NCCL_ALGO") or output.nccl.settings.get("NCCL_ALGO", "")
     if name := options.algorithm or ALGORITHMS.get(setting.casefold(), ""):

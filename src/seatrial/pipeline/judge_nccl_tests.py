@@ -34,7 +34,7 @@ from seatrial.model import (
     worst,
 )
 from seatrial.model.benchmark import BenchmarkBound, BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
-from seatrial.pipeline.benchmark_hardware import HardwareOptions, Resolved, known_algorithm, links_of, resolve
+from seatrial.pipeline.benchmark_hardware import HardwareOptions, Resolved, all_reduce_algorithm, links_of, resolve
 from seatrial.pipeline.nccl_tests_table import (
     OPERATIONS,
     SATURATING_BYTES,
@@ -122,13 +122,7 @@ class _Series:
 
     def resolved(self, operation: str) -> Resolved:
         """The hardware, if the table is of ``operation``."""
-        resolved = resolve(self.options, self.output, self.table, operation)
-        if resolved.hardware.ranks == 1:
-            text = (
-                "the table was measured by one rank, so that no GPU communicated: nccl-tests without MPI=1 runs every"
-            )
-            resolved.problems.append(f"{text} process alone. Build it with `make MPI=1`, or use the option -g")
-        return resolved
+        return resolve(self.options, self.output, self.table, operation)
 
     @property
     def named_operation(self) -> str:
@@ -189,8 +183,8 @@ class _Input:
 
     def has_reference(self, label: str) -> bool:
         """Whether there is a reference value at a size on this hardware."""
-        found = self.references.find(f"{self.operation}.busbw.{label}", self.facts, NO_PEERS, "GB/s")
-        return isinstance(found, Reference)
+        reference = self.references.find(f"{self.operation}.busbw.{label}", self.facts, NO_PEERS, "GB/s")
+        return isinstance(reference, Reference)
 
     @cached_property
     def rule(self) -> Rule:
@@ -204,14 +198,16 @@ def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Res
     """The result of one series. Of several operations that its columns allow, only one may be possible physically."""
     if not series.rows:
         return _without_rows(series, operation), series.resolved("")
-    named = operation or series.named_operation
-    if not named and series.table.program:
+    if not series.named_operation and series.table.program:
         text = f"{series.table.program}_perf has no check in seatrial, and no reference values"
         return _unjudged(series, series.table.program, "", [text]), series.resolved("")
-    if named and not allows(series.table, series.rows, named):
+    # a name that the columns exclude is from a line about another program
+    names = filter(None, (series.named_operation, operation))
+    named = next((name for name in names if allows(series.table, series.rows, name)), "")
+    if operation and not named:
         last = series.rows[-1]
-        text = f"the columns are not those of {named}: {variant_text(last)}, count {last.count} at {last.size} B"
-        return _unjudged(series, named, named, [text]), series.resolved(named)
+        text = f"the columns are not those of {operation}: {variant_text(last)}, count {last.count} at {last.size} B"
+        return _unjudged(series, operation, operation, [text]), series.resolved(operation)
     possible = [named] if named else possible_operations(series.table, series.rows)
     if not possible:
         text = "no operation that seatrial measures has these columns: gather and scatter have no reference values"
@@ -232,13 +228,13 @@ def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Res
 
 
 def _input(series: _Series, operation: str) -> _Input:
-    algorithm = known_algorithm(series.options, series.output, series.table) if operation == "all_reduce" else ""
+    algorithm = all_reduce_algorithm(series.options, series.output, series.table) if operation == "all_reduce" else ""
     return _Input(operation, series, series.resolved(operation), algorithm)
 
 
 def _without_rows(series: _Series, operation: str) -> BenchmarkResult:
     table = series.table
-    name = operation or series.named_operation or table.program or "unknown operation"
+    name = series.named_operation or operation or table.program or "unknown operation"
     reason = table.failure or (table.rejected[0] if table.rejected else "the run ended before its first result")
     return BenchmarkResult(
         name=name,
@@ -315,15 +311,15 @@ def _outcome(verdicts: Sequence[Verdict], others: Sequence[Verdict], problems: S
 def _deciding_size(each: _Input) -> tuple[str, str]:
     """The label of the size that decides, and that of its reference value.
 
-    It is the size of the check's own rule, else the largest with a reference value, else the largest. Inside one node
+    It is the size of the check's rule, else the largest with a reference value, else the largest. Inside one node
     a size without a reference value is compared with that of the largest smaller size.
     """
     sizes = sorted({row.size for row in each.rows}, reverse=True)
     labels = [size_label(size) for size in sizes]
     with_reference = [label for label in labels if each.has_reference(label)]
-    own = each.rule.metric.partition(".")[2]
+    check_size = each.rule.metric.partition(".")[2]
     if with_reference:
-        label = own if own in with_reference else with_reference[0]
+        label = check_size if check_size in with_reference else with_reference[0]
         return label, label
     if each.hardware.nodes == 1:
         for smaller in _NODE_SIZES:
@@ -348,8 +344,8 @@ def _bandwidth_verdicts(each: _Input, label: str, reference_label: str) -> tuple
     rules, metrics = [], []
     place: Place
     for place in get_args(Place):
-        # NCCL has no all-to-all in place: the program measures copies that overwrite each other
-        is_valid = place == "out_of_place" or each.operation != "all_to_all"
+        # These two do not exist in place: the program measures copies that overwrite each other
+        is_valid = place == "out_of_place" or each.operation not in ("all_to_all", "send_receive")
         value = busbw(each.rows, label, place) if is_valid else None
         if value is None:
             continue
@@ -413,10 +409,10 @@ def _has_nvls(each: _Input) -> bool:
 
 
 def _path(each: _Input) -> str:
-    """The links that the data took, as text."""
+    """The links that the data took, as text; empty if unknown."""
     hardware, sku = each.hardware, each.sku
     if not hardware.nodes or each.resolved.problems:
-        return "unknown"
+        return ""
     if hardware.nodes == 1:
         links = "an unknown link" if sku is None else "NVLink" if "nvlink" in sku.spec else "PCIe"
         return f"inside one node, over {links} only"

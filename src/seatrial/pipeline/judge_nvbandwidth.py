@@ -40,7 +40,7 @@ def judge_output(
     gpu = gpu_name(options, output.devices)
     problems = [gpu.problem] if gpu.problem else []
     contradictions = [gpu.contradiction] if gpu.contradiction else []
-    devices = len(output.devices) or max((len(matrix.rows[0]) for matrix in output.matrices if matrix.rows), default=0)
+    devices = len(output.devices) or max((len(row) for matrix in output.matrices for row in matrix.rows), default=0)
     if options.gpus_per_node and devices and devices != options.gpus_per_node:
         problems.append(f"--gpus {options.gpus_text}: nvbandwidth measured {devices} GPUs")
     hosts = len(output.hosts)
@@ -87,12 +87,14 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
     facts: dict[str, JsonValue] = {"gpu": gpu, "backend": "cuda", "world_size": 1, "nodes": 1}
     metrics = _metrics(matrix, metric)
     problems = list(problems)
-    if not matrix.is_complete or not metrics:
-        problems.append(f"the result of {matrix.name} is truncated" if metrics else "no value: the GPUs have no access")
+    if not matrix.is_complete:
+        problems.append(f"the result is truncated: {len(matrix.rows)} complete rows")
+    elif not metrics:
+        problems.append("no pair of GPUs has a value: they have no peer access to each other")
     verdicts: tuple[Verdict, ...] = ()
     bound = None
     if metrics and not problems:
-        devices = max(len(matrix.rows[0]), 1)
+        devices = max(map(len, matrix.rows))
         measurements = [
             Measurement(
                 check=check_name,
@@ -106,8 +108,8 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
         verdicts = tuple(
             map(with_next_step, judge_check(replace(check, rules=rules), measurements, {}, "", references))
         )
-        found = hardware_bound(metric_lookup(check, metric, rules[0].reference or ""), facts, references)
-        bound = BenchmarkBound(value=found.value, unit=found.unit, derivation=found.derivation) if found else None
+        limit = hardware_bound(metric_lookup(check, metric, rules[0].reference or ""), facts, references)
+        bound = BenchmarkBound(value=limit.value, unit=limit.unit, derivation=limit.derivation) if limit else None
     outcome = worst(verdict.outcome for verdict in verdicts)
     return BenchmarkResult(
         name=matrix.name,
@@ -141,7 +143,7 @@ def _metrics(matrix: Matrix, metric: str) -> list[Metric]:
 
 
 def _failed(name: str, text: str) -> BenchmarkResult:
-    """The result of a testcase that ended with an error; data that differs from what was copied is a FAIL."""
+    """The result of a testcase that ended with an error; copied data that differs from its source is a FAIL."""
     check, _ = _METRICS.get(name, ("", ""))
     if text.startswith(_WRONG_DATA):
         verdict = Verdict(

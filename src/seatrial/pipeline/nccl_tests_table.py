@@ -1,4 +1,4 @@
-"""What one table of nccl-tests says by itself: its operation, sizes, wrong elements, and whether it is complete."""
+"""Facts of one table of nccl-tests: its operation, sizes, wrong elements, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ OPERATIONS = {
 Place = Literal["out_of_place", "in_place"]
 SATURATING_BYTES = round(0.99 * 2**30)  # 1 GiB, rounded down to a multiple of the ranks
 _MIB = 2**20
+_MAX_ROUNDING = 2**16  # bytes: 16 for each of 4,096 ranks
 _MAX_TEXT = 300
 
 
@@ -43,28 +44,39 @@ def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
     last = rows[-1]
     is_part = last.data_size < last.size
     is_rooted = last.root is not None and last.root >= 0
+    checked_in_place = any(row.in_place and row.in_place.wrong is not None for row in rows)
+    checked_out_of_place = any(row.out_of_place and row.out_of_place.wrong is not None for row in rows)
+    # two operations are not checked in place: all-to-all, send and receive (since 2.13.1)
+    is_checked_once = checked_out_of_place and not checked_in_place and all(row.in_place for row in rows)
+    is_checked_twice = checked_out_of_place and checked_in_place and table.counts_wrong
     if last.redop in REDUCTIONS:
         if is_rooted:
             return ["reduce"]
         if is_part:
             return ["reduce_scatter"]
-        ratio_is_one = all(abs(timing.busbw - timing.algbw) < 0.02 for row in rows for timing in timings(row))
-        return ["all_reduce", "send_receive"] if ratio_is_one else ["all_reduce"]
+        if is_checked_twice or not _has_equal_bandwidths(rows):
+            return ["all_reduce"]
+        return ["send_receive"] if is_checked_once else ["all_reduce", "send_receive"]
     if is_rooted:
         return [] if is_part else ["broadcast"]
     if not is_part:
         return ["send_receive"]  # before 2.13 it has no column redop
-    checked_in_place = any(row.in_place and row.in_place.wrong is not None for row in rows)
-    checked_out_of_place = any(row.out_of_place and row.out_of_place.wrong is not None for row in rows)
-    if checked_out_of_place and not checked_in_place:
-        return ["all_to_all"]  # since 2.13.1 it is not checked in place
-    return ["all_gather"] if checked_in_place and table.counts_wrong else ["all_gather", "all_to_all"]
+    if is_checked_once:
+        return ["all_to_all"]
+    return ["all_gather"] if is_checked_twice else ["all_gather", "all_to_all"]
 
 
 def allows(table: Table, rows: Sequence[Row], operation: str) -> bool:
-    """Whether the table can be of ``operation``. Nothing contradicts an all-to-all of 2.13.0, checked in place."""
+    """Whether the table can be of ``operation``. Before 2.13.1 all operations count wrong elements in place."""
     possible = possible_operations(table, rows)
-    return operation in possible or (operation == "all_to_all" and "all_gather" in possible)
+    if operation == "send_receive" and possible == ["all_reduce"]:
+        return _has_equal_bandwidths(rows)
+    return operation in possible or (operation == "all_to_all" and possible == ["all_gather"])
+
+
+def _has_equal_bandwidths(rows: Sequence[Row]) -> bool:
+    """Whether busbw is algbw: send and receive, or an all-reduce of two ranks."""
+    return all(abs(timing.busbw - timing.algbw) < 0.02 for row in rows for timing in timings(row))
 
 
 def timings(row: Row) -> list[Timing]:
@@ -105,7 +117,8 @@ def wrong_elements(table: Table, rows: Sequence[Row]) -> float | None:
     counts = [timing.wrong for row in rows for timing in timings(row) if timing.wrong is not None]
     if not counts and not table.out_of_bounds:
         return None
-    return max([*(counts if table.counts_wrong else ()), float(table.out_of_bounds or 0)])
+    in_rows = max(counts, default=0.0) if table.counts_wrong else 0.0
+    return max(in_rows, float(table.out_of_bounds or 0))
 
 
 def variant_text(row: Row) -> str:
@@ -116,10 +129,12 @@ def variant_text(row: Row) -> str:
 
 def size_label(size: int) -> str:
     """The label of a size. nccl-tests rounds a size down to a multiple of the ranks: 1073741568 B is 1GiB."""
-    rounded = round(size / _MIB) * _MIB
-    nominal = rounded if rounded and abs(size - rounded) < rounded / 1000 else size
+    next_mib = -(-size // _MIB) * _MIB
+    nominal = next_mib if size >= _MIB and next_mib - size <= _MAX_ROUNDING else size
     text = format_bytes(nominal)
-    return f"{nominal}B" if "." in text else text
+    if "." not in text:
+        return text
+    return f"{nominal}B" if nominal % _MIB else f"{nominal // _MIB}MiB"
 
 
 def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:

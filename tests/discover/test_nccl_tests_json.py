@@ -1,0 +1,62 @@
+"""discover/nccl_tests_json.py: the report of option -J, and JSON with other values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seatrial.discover import nccl_tests_json
+
+
+def report() -> dict[str, Any]:
+    """As util.cu of nccl-tests 2.19 writes it with -J."""
+    place = {"time": 2465.33, "alg_bw": 435.54, "bus_bw": 326.65, "nwrong": 0.0}
+    device = {"rank": 0, "group": 0, "pid": 7, "hostname": "n1", "device": 0, "device_hex": "0000:1a:00"}
+    return {
+        "version": 3,
+        "start_time": "2026-11-23 08:00:00",
+        "args": ["/opt/nccl-tests/build/all_gather_perf", "-J", "out.json"],
+        "env": ["HOME=/root", "NCCL_ALGO=Ring"],
+        "nccl_version": 22809,
+        "config": {"maximum_bytes": 2**30, "step_factor": 4, "devices": [device | {"device_info": "NVIDIA H200"}]},
+        "results": [
+            {"size": 2**30, "count": 67108864, "type": "float", "redop": "none", "root": "    -1"}
+            | {"out_of_place": place, "in_place": place | {"nwrong": None}}
+        ],
+        "out_of_bounds": {"count": 0, "okay": "true"},
+        "average_bus_bandwidth": {"bandwidth": 326.6, "okay": "unchecked"},
+        "errors": [],
+    }
+
+
+def test_json_report() -> None:
+    document = report()
+    assert nccl_tests_json.is_report(document)
+    output = nccl_tests_json.parse(document)
+    (table,) = output.tables
+    (row,) = table.rows
+    assert (table.program, table.max_bytes, table.footers) == ("all_gather", 2**30, 1)
+    assert row.out_of_place
+    assert (row.out_of_place.busbw, row.root, row.in_place and row.in_place.wrong) == (
+        326.65,
+        -1,
+        None,
+    )
+    assert (output.nccl.version, output.nccl.settings) == ("2.28.9", {"NCCL_ALGO": "Ring"})
+    assert [device.name for device in table.devices] == ["NVIDIA H200"]
+
+
+@settings(max_examples=20)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda child: st.lists(child, max_size=3)
+    )
+)
+def test_json_report_with_values_of_other_types(value: Any) -> None:
+    for key in report():
+        nccl_tests_json.parse(report() | {key: value})
+    entry = report()["results"][0]
+    for key in entry:
+        nccl_tests_json.parse(report() | {"results": [entry | {key: value}]})

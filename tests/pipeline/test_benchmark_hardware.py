@@ -1,0 +1,140 @@
+"""pipeline/benchmark_hardware.py: options, the output, and where they contradict each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from seatrial.discover.nccl_tests_output import Row, Timing
+from seatrial.model import Outcome, UsageError
+from seatrial.pipeline.benchmark_hardware import hardware_options, rank_range
+from tests.pipeline.test_judge_nccl_tests import judged, only_result, table
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"gpus": "0xH100"}, "--gpus"),
+        ({"gpus": ""}, "--gpus"),
+        ({"nodes": 0}, "--nodes"),
+        ({"nics": "8"}, "--nics"),
+        ({"nics": "8x0"}, "--nics"),
+        ({"fabric": "wifi"}, "--fabric"),
+        ({"algorithm": "fast"}, "--algorithm"),
+    ],
+)
+def test_invalid_options(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        hardware_options(**options)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "names"),
+    [
+        ("8xH200", ["NVIDIA H200 SXM"]),
+        ("8 x NVIDIA H100 80GB HBM3", ["NVIDIA H100 SXM"]),
+        ("h100", ["NVIDIA H100 SXM"]),
+        ("8xH100 PCIe", ["NVIDIA H100 PCIe"]),
+        ("8xA100 SXM 40GB", ["NVIDIA A100 SXM4 40GB"]),
+        ("4xA100 SXM", ["NVIDIA A100 SXM4 40GB", "NVIDIA A100 SXM4 80GB"]),
+        ("8xB300", ["B300"]),
+    ],
+)
+def test_names_of_gpu_models(gpus: str, names: list[str]) -> None:
+    assert [sku.name for sku in hardware_options(gpus).models] == names
+
+
+def test_gpu_model_that_the_option_leaves_open() -> None:
+    result = only_result(judged(table(230), gpus="8xA100", nodes=2, nics="8x200"))
+    assert result.outcome is Outcome.UNJUDGED
+    assert "can mean several GPU models" in result.problems[0]
+    listed = "#  Rank  0 Group  0 Pid 1 on n0 device  0 [0x0f] NVIDIA A100-SXM4-40GB\n"
+    assert judged(listed + table(230), gpus="8xA100", nodes=2, nics="8x200").outcome is Outcome.PASS
+
+
+DEVICES = "".join(
+    f"#  Rank {rank} Group  0 Pid {rank + 5} on n{rank // 8} device {rank % 8} [0x0f] NVIDIA H100 80GB HBM3\n"
+    for rank in range(16)
+)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "text"),
+    [
+        ("8xH100", 1, "are those of 16 ranks"),
+        ("8xH100", 4, "are those of 16 ranks"),
+        ("4xH100", 4, "which has 2 hosts"),
+    ],
+)
+def test_numbers_of_gpus_and_nodes_that_contradict_the_output(gpus: str, nodes: int, text: str) -> None:
+    judgement = judged(DEVICES + table(470), gpus=gpus, nodes=nodes, nics="8x400")
+    assert judgement.outcome is Outcome.UNJUDGED
+    assert text in only_result(judgement).problems[0]
+
+
+def test_gpu_model_that_contradicts_the_output() -> None:
+    judgement = judged(DEVICES + table(470), gpus="8xH200", nics="8x400")
+    assert "lists NVIDIA H100 80GB HBM3; judged as listed" in judgement.contradictions[0]
+    assert (judgement.hardware.gpu, judgement.hardware.nodes) == ("NVIDIA H100 80GB HBM3", 2)
+    assert judgement.outcome is Outcome.PASS
+
+
+def test_part_of_the_name_of_a_model_without_data() -> None:
+    judgement = judged(DEVICES.replace("NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-32GB") + table(100), gpus="8xV100")
+    assert judgement.contradictions == ()
+    assert judgement.outcome is Outcome.UNJUDGED
+
+
+def test_sockets() -> None:
+    """The limits of TCP, not those of RDMA: a third of the bound is low, and no FAIL."""
+    options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "1x100"}
+    assert judged(table(8), **options, fabric="tcp").outcome is Outcome.WARN
+    assert judged(table(8), **options, fabric="ib").outcome is Outcome.FAIL
+
+
+def test_rows_of_different_numbers_of_ranks() -> None:
+    row = table(470, ranks=8, size=2**34).splitlines()[1]
+    result = only_result(judged(table(470).replace("# Out", f"{row}\n# Out"), gpus="8xH100", nodes=2, nics="8x400"))
+    assert "different numbers of ranks" in result.problems[0]
+
+
+def test_log_of_nccl_names_nodes_network_and_settings() -> None:
+    log = (
+        "n0:1:2 [0] NCCL INFO NCCL_NVLS_ENABLE set by environment to 0.\n"
+        "n0:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>\n"
+        "n0:1:2 [0] NCCL INFO Using network IB\n"
+        "n0:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0\n"
+    )
+    judgement = judged(log + table(380), gpus="8xH100", nics="8x400")
+    assert (judgement.hardware.nodes, judgement.hardware.ranks, judgement.hardware.fabric) == (2, 16, "roce")
+    assert "NCCL's log lists 2 RDMA ports" in judgement.contradictions[0]
+    assert "set for this run: NCCL_NVLS_ENABLE=0" in judgement.notes
+    sockets = log.replace("Using network IB", "Using network Socket")
+    assert "sockets" in judged(sockets + table(380), gpus="8xH100", nics="8x400").contradictions[0]
+    assert judged(sockets + table(380), gpus="8xH100", nics="8x400").hardware.fabric == "tcp"
+    other = judged(log + table(380), gpus="8xH100", nics="8x400", nodes=3)
+    assert "--nodes 3 contradicts NCCL's log: 16 ranks, 2 nodes" in only_result(other).problems[0]
+    alone = judged(log.replace("nRanks 16 nNodes 2", "nRanks 8 nNodes 1") + table(470, ranks=8), gpus="8xH100", nodes=2)
+    assert "MPI=1" in only_result(alone).problems[0]
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, (1, 1)), (2, (2, 2)), (16, (16, 16)), (24, (24, 24))])
+def test_ranks_of_an_all_reduce(ranks: int, expected: tuple[int, int]) -> None:
+    """busbw ÷ algbw = 2(n−1)/n, within rounding to two decimals."""
+    timing = Timing(20000.0, 200.0, round(200 * 2 * (ranks - 1) / ranks, 2), 0.0)
+    assert rank_range([Row(2**32, 2**30, "float", "sum", -1, timing, timing)], "all_reduce") == expected
+
+
+def test_ranks_of_a_large_all_reduce_are_a_range() -> None:
+    timing = Timing(84625.0, 203.01, 405.74, 0.0)  # 1,440 ranks
+    ranks = rank_range([Row(2**34, 2**32, "float", "sum", -1, timing, timing)], "all_reduce")
+    assert ranks
+    assert ranks[0] < 1440 < ranks[1]
+
+
+def test_ranks_from_the_count_of_one_rank() -> None:
+    timing = Timing(2767.0, 388.05, 363.80, 0.0)
+    row = Row(2**30, 2**24, "float", "none", -1, timing, timing)
+    assert rank_range([row], "all_gather") == (16, 16)
+    assert rank_range([row], "broadcast") is None

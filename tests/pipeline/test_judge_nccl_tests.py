@@ -1,0 +1,215 @@
+"""Verdicts on the output of nccl-tests: published outputs, and tables that cannot be judged."""
+
+from __future__ import annotations
+
+import runpy
+from typing import Any
+
+import pytest
+
+from seatrial.discover import nccl_tests_output
+from seatrial.model import BasisKind, Outcome, UsageError
+from seatrial.model.benchmark import BenchmarkJudgement, BenchmarkResult
+from seatrial.pipeline.benchmark_hardware import hardware_options
+from seatrial.pipeline.judge_nccl_tests import judge_output
+from seatrial.util import data_files
+from tests.paths import BENCHMARKS, FIXTURES
+
+FOLDER = FIXTURES / "nccl-tests"
+PUBLISHED: list[dict[str, Any]] = data_files.parse((FOLDER / "published" / "sources.yaml").read_text(encoding="utf-8"))
+COLUMNS = "time algbw busbw #wrong"
+
+
+def judged(text: str, operation: str = "", **options: Any) -> BenchmarkJudgement:
+    return judge_output(nccl_tests_output.parse(text.splitlines()), hardware_options(**options), "file", operation)
+
+
+def published(entry: dict[str, Any]) -> BenchmarkJudgement:
+    text = (FOLDER / "published" / entry["file"]).read_text(encoding="utf-8")
+    names = ("gpus", "nodes", "nics", "algorithm")
+    return judged(text, **{name: entry[name] for name in names if name in entry})
+
+
+def only_result(judgement: BenchmarkJudgement) -> BenchmarkResult:
+    (result,) = judgement.results
+    return result
+
+
+def table(
+    busbw: float,
+    *,
+    size: int = 2**33,
+    ranks: int = 16,
+    operation: str = "all_reduce",
+    wrong: str = "0",
+    footer: str = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 1\n",
+) -> str:
+    """A table with one row, as nccl-tests 2.19 prints it."""
+    factor = 2 * (ranks - 1) / ranks if operation == "all_reduce" else (ranks - 1) / ranks
+    algbw = busbw / factor
+    count = size // 4 if operation == "all_reduce" else size // 4 // ranks
+    redop = "sum" if operation in ("all_reduce", "reduce_scatter") else "none"
+    place = f"{size / algbw / 1e3:.1f} {algbw:.2f} {busbw:.2f} {wrong}"
+    return (
+        f"# size count type redop root {COLUMNS} {COLUMNS}\n{size} {count} float {redop} -1 {place} {place}\n{footer}"
+    )
+
+
+@pytest.mark.parametrize("entry", PUBLISHED, ids=lambda entry: str(entry["file"]))
+def test_published_output(entry: dict[str, Any]) -> None:
+    judgement = published(entry)
+    result = only_result(judgement)
+    assert result.name == entry["operation"]
+    assert judgement.hardware.ranks == entry["ranks"]
+    assert result.measured[-1].out_of_place == entry["busbw"]
+    assert (result.outcome, judgement.outcome) == (entry["outcome"], entry["outcome"])
+    if entry["published"] == "healthy":
+        assert result.outcome is not Outcome.FAIL
+    else:
+        assert result.outcome is not Outcome.PASS
+
+
+def test_agrees_with_the_published_figures() -> None:
+    """Each figure of benchmarks/published_figures.yaml that a fixture contains has the same outcome."""
+    module = runpy.run_path(str(BENCHMARKS / "published_figures.py"))
+    figures = module["data_files"].parse(module["FIGURES"].read_text(encoding="utf-8"))
+    expected = {
+        (row.figure["op"], row.figure["busbw"]): row.outcome for row in map(module["judged"], figures) if row.outcome
+    }
+    compared = 0
+    for entry in PUBLISHED:
+        result = only_result(published(entry))
+        for verdict in (*result.verdicts, *result.other_sizes):
+            key = (result.name, verdict.value)
+            if verdict.metric.startswith("busbw_out_of_place") and key in expected:
+                assert verdict.outcome == expected[key], (entry["file"], verdict.metric)
+                compared += 1
+    assert compared >= 34
+
+
+def test_wrong_elements_fail_whatever_the_bandwidth() -> None:
+    result = only_result(judged(table(470, wrong="3"), gpus="8xH100", nodes=2, nics="8x400"))
+    assert result.outcome is Outcome.FAIL
+    assert [verdict.metric for verdict in result.verdicts if verdict.outcome is Outcome.FAIL] == ["wrong_elements"]
+    footer = "# Out of bounds values : 4096 FAILED\n# Avg bus bandwidth    : 1\n"
+    assert judged(table(470, footer=footer), gpus="8xH100", nodes=2, nics="8x400").outcome is Outcome.FAIL
+    assert judged(table(470, wrong="3")).outcome is Outcome.FAIL  # also on unknown hardware
+
+
+def test_program_without_a_check() -> None:
+    text = f"# Collective test starting: hypercube_perf\n{table(300, operation='all_gather')}"
+    result = only_result(judged(text, gpus="8xH100", nodes=2, nics="8x400"))
+    assert (result.name, result.check, result.outcome) == ("hypercube", "", Outcome.UNJUDGED)
+    wrong = text.replace(" 0\n", " 7\n")
+    assert judged(wrong, gpus="8xH100", nodes=2, nics="8x400").outcome is Outcome.FAIL
+
+
+def test_build_without_mpi() -> None:
+    """Each node measures itself: 8 ranks where 16 were asked for, or the tables of both nodes interleaved."""
+    alone = only_result(judged(table(470, ranks=8), gpus="8xH100", nodes=2, nics="8x400"))
+    assert alone.outcome is Outcome.UNJUDGED
+    assert "the columns of the table are those of 8 ranks" in alone.problems[0]
+    assert "MPI=1" in alone.problems[0]
+    row = table(470, ranks=8).splitlines()[1]
+    both = only_result(judged(table(460, ranks=8).replace("# Out", f"{row}\n# Out", 1)))
+    assert "appears 2 times in one sweep" in both.problems[0]
+    hosts = "".join(
+        f"#  Rank  0 Group  0 Pid {pid} on n{pid} device  0 [0x0f] NVIDIA H100 80GB HBM3\n" for pid in (1, 2)
+    )
+    listed = only_result(judged(hosts + table(470, ranks=8)))
+    assert "rank 0 is listed 2 times (n1, n2)" in listed.problems[0]
+
+
+def test_one_rank_measures_no_communication() -> None:
+    text = f"# size count type redop root {COLUMNS} {COLUMNS}\n" + (
+        f"{2**33} {2**31} float sum -1 {' '.join(['2952.5 2909.4 0.00 0'] * 2)}\n# Avg bus bandwidth    : 0\n"
+    )
+    result = only_result(judged(text, gpus="1xH100", nodes=1))
+    assert result.outcome is Outcome.UNJUDGED
+    assert "measured by one rank" in result.problems[0]
+
+
+def test_sizes_too_small() -> None:
+    result = only_result(judged(table(5.3, size=2**29), gpus="8xH100", nodes=2, nics="8x400"))
+    assert result.outcome is Outcome.UNJUDGED
+    assert "too small to judge" in result.problems[-1]
+    assert result.bound
+    assert result.bound.value == 480
+
+
+def test_truncated_table() -> None:
+    head = "# nThread 1 nGpus 1 minBytes 1073741824 maxBytes 17179869184 step: 2(factor) warmup iters: 5 iters: 20\n"
+    options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "8x400"}
+    truncated = only_result(judged(head + table(470, footer=""), **options))
+    assert truncated.outcome is Outcome.UNJUDGED
+    assert "it ends at 8GiB of 16GiB" in truncated.problems[0]
+    assert judged(head + table(470), **options).outcome is Outcome.PASS
+    assert judged(head + table(100, footer=""), **options).outcome is Outcome.FAIL  # complete rows are evidence
+    empty = only_result(judged(head, **options))
+    assert "no complete row" in empty.problems[0]
+
+
+def test_run_that_ended_with_an_error() -> None:
+    text = table(470, footer="") + "n1: Test NCCL failure common.cu:1279 'unhandled system error'\n"
+    result = only_result(judged(text, gpus="8xH100", nodes=2, nics="8x400"))
+    assert result.outcome is Outcome.UNJUDGED
+    assert "unhandled system error" in result.problems[0]
+
+
+def test_forced_ring_on_two_nodes() -> None:
+    """190 GB/s are half of what NCCL's usual algorithm reaches on four ports of 400 Gb/s, and good for Ring."""
+    options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "4x400"}
+    unknown = only_result(judged(table(190), **options))
+    assert unknown.outcome is Outcome.UNJUDGED
+    assert "depends on the algorithm" in unknown.problems[0]
+    assert judged(table(190), **options, algorithm="Ring").outcome is Outcome.PASS
+    assert judged(table(190), **options, algorithm="nvlstree").outcome is Outcome.FAIL
+    command = "NCCL_ALGO=RING mpirun -np 16 all_reduce_perf -b 8G -e 8G\n"
+    assert judged(command + table(190), **options).outcome is Outcome.PASS
+    assert judged(table(100), **options).outcome is Outcome.FAIL  # too low for any algorithm
+
+
+def test_one_node_is_judged_by_the_data_of_the_gpu_model() -> None:
+    result = only_result(judged(table(473, ranks=8), gpus="8xH200", nodes=1))
+    assert (result.outcome, result.path) == (Outcome.PASS, "inside one node, over NVLink only")
+    basis = next(verdict.basis for verdict in result.verdicts if verdict.metric.startswith("busbw"))
+    assert basis
+    assert (basis.kind, basis.expected) == (BasisKind.SKU, 473)
+    assert judged(table(240, ranks=8), gpus="8xH200", nodes=1).outcome is Outcome.FAIL
+    between = only_result(judged(table(473, size=2**31, ranks=8), gpus="8xH200", nodes=1))
+    assert any("that of 1GiB is used" in note for note in between.notes)
+
+
+def test_bandwidth_above_the_links_is_no_pass() -> None:
+    result = only_result(judged(table(2000, ranks=8), gpus="8xH200", nodes=1))
+    assert result.outcome is Outcome.UNJUDGED
+
+
+def test_operation_from_columns() -> None:
+    options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "8x400"}
+    unchecked = table(360, operation="all_gather", wrong="N/A")
+    assert only_result(judged(unchecked, **options)).name == "all_gather"  # an all-to-all reaches 94 GB/s
+    low = only_result(judged(table(60, operation="all_gather", wrong="N/A"), **options))
+    assert (low.name, low.outcome) == ("all_gather or all_to_all", Outcome.UNJUDGED)
+    named = only_result(judged(table(60, operation="all_gather", wrong="N/A"), "all_to_all", **options))
+    assert (named.name, named.outcome) == ("all_to_all", Outcome.FAIL)
+    assert only_result(judged(table(360, operation="reduce_scatter"), **options)).name == "reduce_scatter"
+    other = "all_gather_perf and all_reduce_perf were run with mpirun, then:\n"  # a line about another program
+    assert only_result(judged(other + table(470), **options)).outcome is Outcome.PASS
+    command = "mpirun -np 16 all_reduce_perf -b 8G\n"  # the output is more precise than the option
+    assert only_result(judged(command + table(470), "all_gather", **options)).name == "all_reduce"
+    mismatch = only_result(judged(table(470), "all_gather", **options))
+    assert "the columns are not those of all_gather" in mismatch.problems[0]
+
+
+def test_one_unjudged_operation_of_several() -> None:
+    first = f"mpirun all_reduce_perf\n{table(470)}"
+    second = f"mpirun broadcast_perf\n{table(45).replace(' sum -1 ', ' none 0 ')}"
+    judgement = judged(first + second, gpus="8xH100", nodes=64, nics="8x400")
+    assert [result.name for result in judgement.results] == ["all_reduce", "broadcast"]
+    assert judgement.outcome is Outcome.UNJUDGED
+
+
+def test_invalid_operation() -> None:
+    with pytest.raises(UsageError, match="--operation"):
+        judged(table(470), "allreduce")

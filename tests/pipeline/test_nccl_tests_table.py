@@ -1,0 +1,86 @@
+"""pipeline/nccl_tests_table.py: what a table says by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from seatrial.discover.nccl_tests_output import Row, Table, Timing
+from seatrial.pipeline.nccl_tests_table import (
+    busbw,
+    measured_sizes,
+    possible_operations,
+    series_of,
+    size_label,
+    wrong_elements,
+)
+
+
+def row(
+    size: int = 2**30,
+    *,
+    ranks: int = 1,
+    redop: str = "none",
+    root: int | None = -1,
+    wrong: tuple[float | None, float | None] = (0.0, 0.0),
+    busbw: float = 100.0,
+) -> Row:
+    """A row whose count is the part of one of ``ranks`` ranks."""
+    out_of_place, in_place = (Timing(1.0, 100.0, busbw, count) for count in wrong)
+    return Row(size, size // 4 // ranks, "float", redop, root, out_of_place, in_place)
+
+
+@pytest.mark.parametrize(
+    ("entry", "operations"),
+    [
+        (row(redop="sum", busbw=187.5), ["all_reduce"]),
+        (row(redop="sum"), ["all_reduce"]),  # of two ranks
+        (row(redop="sum", wrong=(0.0, None)), ["send_receive"]),
+        (row(redop="sum", wrong=(None, None)), ["all_reduce", "send_receive"]),
+        (row(redop="sum", ranks=8), ["reduce_scatter"]),
+        (row(redop="max", root=0), ["reduce"]),
+        (row(root=0), ["broadcast"]),
+        (row(root=0, ranks=8), []),  # gather or scatter
+        (row(ranks=8), ["all_gather"]),
+        (row(ranks=8, wrong=(0.0, None)), ["all_to_all"]),
+        (row(ranks=8, wrong=(None, None)), ["all_gather", "all_to_all"]),
+        (row(redop="", root=None), ["send_receive"]),
+    ],
+)
+def test_operations_that_the_columns_allow(entry: Row, operations: list[str]) -> None:
+    assert possible_operations(Table(), [entry]) == operations
+
+
+def test_repeated_sweep_has_the_median() -> None:
+    """Option -N."""
+    rows = [row(busbw=value) for value in (90.0, 100.0, 80.0)]
+    assert busbw(rows, "1GiB", "in_place") == 90
+    (size,) = measured_sizes(rows)
+    assert (size.label, size.out_of_place, size.wrong) == ("1GiB", 90, 0)
+
+
+def test_series_of_data_types_and_reductions() -> None:
+    rows = [row(redop="sum"), row(redop="max"), row(0), row(2**31, redop="sum")]
+    assert [len(series) for series in series_of(rows)] == [2, 1]
+
+
+def test_wrong_elements() -> None:
+    assert wrong_elements(Table(), [row(wrong=(None, None))]) is None
+    assert wrong_elements(Table(), [row(wrong=(0.0, 5.0))]) == 5
+    deviation = Table(counts_wrong=False)  # column error of old versions
+    assert wrong_elements(deviation, [row(wrong=(1e-6, 1e-6))]) == 0
+    deviation.out_of_bounds = 3
+    assert wrong_elements(deviation, [row(wrong=(1e-6, 1e-6))]) == 3
+
+
+@pytest.mark.parametrize(
+    ("size", "label"),
+    [
+        (2**30, "1GiB"),
+        (1073741568, "1GiB"),
+        (1000, "1000B"),
+        (3 * 2**29, "1536MiB"),
+        (2**30 + 10 * 2**20 + 2**19, "1084751872B"),
+    ],
+)
+def test_size_labels(size: int, label: str) -> None:
+    assert size_label(size) == label
