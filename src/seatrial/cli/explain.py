@@ -39,18 +39,21 @@ def explain(
     Exit codes: 0 a known failure was found, 4 none, 2 if no log could be read.
     """
     from seatrial.diagnose import explain as explain_matches
-    from seatrial.diagnose.signatures import signatures
+    from seatrial.diagnose.signatures import signature_errors, signatures
     from seatrial.report.inventory import print_findings
+    from seatrial.report.text import clean
 
+    for error in signature_errors():
+        print(f"seatrial: {clean(error)}; this signature is not used", file=sys.stderr)
     if follow:
         _follow(paths, as_json)
         return
     logs = _Logs()
     findings = explain_matches(match for path in paths for match in logs.matches(path))
-    for error in logs.errors:
-        print(f"seatrial: {error}", file=sys.stderr)
     if logs.binary:
-        print(f"seatrial: {len(logs.binary)} binary files not read, such as {logs.binary[0]}", file=sys.stderr)
+        logs.errors.append(f"{len(logs.binary)} binary files not read, such as {logs.binary[0]}")
+    for error in logs.errors:
+        print(f"seatrial: {clean(error)}", file=sys.stderr)
     if not findings and not logs.read_count:
         raise typer.Exit(EXIT_USAGE)
     if as_json:
