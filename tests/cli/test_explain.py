@@ -149,9 +149,10 @@ def test_files_of_a_folder_that_are_no_logs(tmp_path: Path) -> None:
     (tmp_path / "slurm-7.out").write_text("fine\n" + OOM)
     code, out, err = call("explain", tmp_path, "--json")
     assert (code, [finding["source"] for finding in json.loads(out)]) == (0, [f"{tmp_path}/slurm-7.out:2"])
-    assert f"1 binary files not read, such as {tmp_path}/model.safetensors" in err
+    assert f"binary files that are not read: 1, such as {tmp_path}/model.safetensors" in err
     assert f"cannot read {tmp_path}/gone.log: No such file" in err
-    assert call("explain", tmp_path / "model.safetensors")[0] == 0, "a file that is named is read"
+    code, _, err = call("explain", tmp_path / "model.safetensors")
+    assert (code, "binary files that are not read" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

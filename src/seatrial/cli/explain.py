@@ -51,7 +51,7 @@ def explain(
     logs = _Logs()
     findings = explain_matches(match for path in paths for match in logs.matches(path))
     if logs.binary:
-        logs.errors.append(f"{len(logs.binary)} binary files not read, such as {logs.binary[0]}")
+        logs.errors.append(f"binary files that are not read: {len(logs.binary)}, such as {logs.binary[0]}")
     for error in logs.errors:
         print(f"seatrial: {clean(error)}", file=sys.stderr)
     if not findings and not logs.read_count:

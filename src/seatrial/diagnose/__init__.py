@@ -61,8 +61,8 @@ def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
     findings = []
     for match in ordered_matches(all_matches):
         finding = _finding(match, _rank_name(match), "medium")
-        if others := len(logs[match.signature.id]) - 1:
-            finding = finding.model_copy(update={"evidence": f"{finding.evidence} Also in {others} other logs."})
+        if (count := len(logs[match.signature.id])) > 1:
+            finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
         findings.append(finding)
     return tuple(findings)
 

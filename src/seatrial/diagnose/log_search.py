@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from seatrial.diagnose.log_text import Readable, line_blocks
+from seatrial.diagnose.log_text import TO_NEWLINES, Readable, line_blocks
 from seatrial.diagnose.patterns import compile_patterns
 from seatrial.diagnose.signature import MAX_LINE
 from seatrial.diagnose.signatures import Match, signatures
@@ -34,7 +34,7 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
     lines_before = 0
     context: list[bytes] = []
     for block in line_blocks(file):
-        text = block.replace(b"\r", b"\n")
+        text = block.translate(TO_NEWLINES)
         for begin, end, number in sorted(_candidates(database, text, matched)):
             line = text[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
             if number not in matched and all_signatures[number].matches(line) and not (ignore and ignore in line):
