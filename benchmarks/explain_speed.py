@@ -33,8 +33,8 @@ _TEMPLATES = (
     "\x1b[32mINFO\x1b[0m 11-23 05:{m:02}:{c:02} worker.py:{p}] Memory profiling takes {c}.{m} seconds",
     "Nov 23 05:{m:02}:{c:02} node{n} kernel: [{p}.{c:06}] mlx5_core 0000:{c:02x}:00.0 eth{r}: Link up",
     "[2026-11-23T05:{m:02}:{c:02}.{p:03}] sched: Allocate JobId={p} NodeList=node[{n}-{q}] #CPUs=128 Partition=gpu",
-    "  File \"/opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py\", line {p}, in _call_impl",
-    "10.0.{c}.{m} - - [23/Nov/2026:05:{m:02}:{c:02} +0000] \"GET /metrics HTTP/1.1\" 200 {p}",
+    '  File "/opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py", line {p}, in _call_impl',
+    '10.0.{c}.{m} - - [23/Nov/2026:05:{m:02}:{c:02} +0000] "GET /metrics HTTP/1.1" 200 {p}',
 )
 
 

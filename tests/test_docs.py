@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools import metrics_page, references_page
+from tools import metrics_page, references_page, troubleshooting_page
 
 from seatrial.checks import catalog
 from seatrial.checks.fabric._collective import CollectiveOptions
@@ -105,6 +106,41 @@ def test_the_list_of_metrics_is_generated_and_every_meaning_is_used() -> None:
     metrics = [(check.name, metric) for check in catalog().values() for metric in check.metrics]
     used = {metrics_page.meaning(check, metric) for check, metric in metrics}
     assert set(metrics_page._MEANINGS.values()) - used == set()
+
+
+def test_the_pages_of_failures_are_generated() -> None:
+    pages = troubleshooting_page.pages()
+    committed = {path: path.read_text() for path in [troubleshooting_page.PAGE, *troubleshooting_page.FOLDER.glob("*")]}
+    assert committed == pages, "run: python tools/troubleshooting_page.py"
+    assert max(map(len, pages.values())) < 100_000
+
+
+def test_links_of_the_index_of_failures_lead_to_their_headings() -> None:
+    anchors = {
+        f"troubleshooting/{path.name}#{troubleshooting_page._anchor(heading)}"
+        for path, text in troubleshooting_page.pages().items()
+        for heading in re.findall(r"^## (.+)$", text, re.MULTILINE)
+    }
+    links = re.findall(r"\]\((troubleshooting/[^)]+#[^)]+)\)", troubleshooting_page.PAGE.read_text())
+    assert len(links) > 350
+    assert set(links) - anchors == set()
+
+
+def test_the_example_of_a_signature_of_a_site_works(tmp_path: Path) -> None:
+    (example,) = blocks(ROOT / "docs" / "explain.md", "yaml")
+    (tmp_path / "site.yaml").write_text(example)
+    log = "bb: stage-in of vol7 failed\nNVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "seatrial", "explain", "-", "--json"],
+        env={**os.environ, "SEATRIAL_SIGNATURES": str(tmp_path)},
+        input=log,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    site, xid = json.loads(done.stdout)
+    assert site["first_command"] == "bbctl status vol7"
+    assert (xid["action"], xid["title"][:6]) == ("replace-hardware", "Xid 79")
 
 
 def test_the_list_of_reference_values_is_generated() -> None:

@@ -101,6 +101,13 @@ def test_findings_are_ordered_by_time_across_logs() -> None:
     assert [finding.source for finding in explain(matches)] == ["early:2", "late:3"]
 
 
+def test_a_failure_of_many_logs_is_one_finding() -> None:
+    matches = [match for number in range(8) for match in search(io.BytesIO(OOM), f"rank{number}.log")]
+    (finding,) = explain(matches)
+    assert (finding.source, finding.subject) == ("rank0.log:1", "rank 0")
+    assert finding.evidence.startswith("In 8 logs. ")
+
+
 def test_blocks_end_at_lines() -> None:
     text = b"a\n" * 10 + b"b"
     assert b"".join(line_blocks(io.BytesIO(text))) == text + b"\n"

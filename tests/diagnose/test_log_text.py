@@ -34,6 +34,7 @@ def journal(message: object, microseconds: int = 1795413411250000) -> bytes:
         (b"fine\r\n" * 3 + OOM + b"\r\nfine\r\n", ["x:4"]),
         (b"\r 1%\r 2%" * 5000 + OOM + b"\nfine\n", ["x:1"]),  # a progress bar before the error, beyond MAX_LINE
         (b"fine\n\x1b[1;35mtorch.OutOfMemoryError\x1b[0m: \x1b[35mCUDA out\x1b[0m of memory\n", ["x:2"]),
+        (b"\0" * 5000 + OOM + b"\n", ["x:1"]),  # after a loss of power
         (b"\x1b(BCUDA \x1b[Kout of memory", ["x:1"]),
         (b"CUDA\x1b out of memory\n" + OOM, ["x:2"]),
         (journal("fine") + b"\n" + journal("first\n" + OOM.decode()) + b"\n", ["x:2"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from seatrial.diagnose import log_search
-from seatrial.diagnose.signatures import search_lines, signatures
+from seatrial.diagnose.signatures import _signatures_and_errors, check_signatures, search_lines, signatures
 from seatrial.model import UsageError
 from tests.diagnose.test_signature import ROW
 from tests.processes import call
@@ -22,9 +23,9 @@ OWN = {**ROW, "id": "site.storage", "pattern": "storage of hall 3 is down", "exa
 @pytest.fixture(autouse=True)
 def _empty_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("SEATRIAL_SIGNATURES", str(tmp_path))
-    signatures.cache_clear()
+    _signatures_and_errors.cache_clear()
     yield
-    signatures.cache_clear()
+    _signatures_and_errors.cache_clear()
     log_search._database.cache_clear()
 
 
@@ -51,7 +52,7 @@ def test_default_folder_and_empty_files(tmp_path: Path, monkeypatch: pytest.Monk
     folder.mkdir(parents=True)
     write(folder, [OWN])
     write(folder, "# nothing yet\n", "empty.yaml")
-    signatures.cache_clear()
+    _signatures_and_errors.cache_clear()
     assert "site.storage" in {signature.id for signature in signatures()}
 
 
@@ -66,6 +67,7 @@ def test_default_folder_and_empty_files(tmp_path: Path, monkeypatch: pytest.Monk
         ([{"id": "xid.79", "acton": "none"}], "row 1 (xid.79): acton: "),
         ([{**OWN, "pattern": "(a+)+"}], "row 1 (site.storage): pattern '(a+)+' repeats a repetition"),
         ([{**OWN, "pattern": "a*"}], "row 1 (site.storage): pattern 'a*' matches every line"),
+        ([{**OWN, "pattern": r"st\u006frage of hall"}], "is not supported by the search of logs: "),
         ([{**OWN, "pattern": "other"}], "row 1 (site.storage): the pattern does not match the example"),
         ([{**OWN, "counter_examples": OWN["examples"]}], "row 1 (site.storage): the pattern matches the counter-"),
         ([OWN, OWN], "row 2 (site.storage): the same id is in "),
@@ -78,7 +80,7 @@ def test_default_folder_and_empty_files(tmp_path: Path, monkeypatch: pytest.Monk
 def test_wrong_row_is_named(rows: Any, reason: str, tmp_path: Path) -> None:
     write(tmp_path, rows)
     with pytest.raises(UsageError) as error:
-        signatures()
+        check_signatures()
     assert str(error.value).startswith(str(tmp_path / "a.yaml"))
     assert reason in str(error.value)
 
@@ -86,13 +88,16 @@ def test_wrong_row_is_named(rows: Any, reason: str, tmp_path: Path) -> None:
 def test_folder_of_the_variable_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEATRIAL_SIGNATURES", str(tmp_path / "nosuch"))
     with pytest.raises(UsageError, match="this is not a folder"):
-        signatures()
+        check_signatures()
 
 
-def test_explain_reports_a_wrong_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, [{**OWN, "pattern": "(a"}])
+def test_explain_names_a_wrong_row_and_uses_the_others(tmp_path: Path) -> None:
+    write(tmp_path, [{**OWN, "pattern": "(a"}, {"id": "xid.79", "action": "replace-hardware"}])
+    write(tmp_path, "- [", "b.yaml")
     log = tmp_path / "x.log"
     log.write_text(XID_79 + "\n")
-    code, _, err = call("explain", log)
-    assert (code, f"{tmp_path}/a.yaml, row 1 (site.storage): pattern" in err, "Traceback" in err) == (2, True, False)
+    code, out, err = call("explain", log, "--json")
+    assert (code, json.loads(out)[0]["action"], "Traceback" in err) == (0, "replace-hardware", False)
+    assert f"{tmp_path}/a.yaml, row 1 (site.storage): pattern" in err
+    assert f"{tmp_path}/b.yaml: not valid YAML" in err
     assert call("checks")[0] == 0

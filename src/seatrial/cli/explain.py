@@ -42,19 +42,22 @@ def explain(
     """
     from seatrial.diagnose import explain as explain_matches
     from seatrial.diagnose.flight_recorder import recorder_findings
-    from seatrial.diagnose.signatures import signatures
+    from seatrial.diagnose.signatures import signature_errors, signatures
     from seatrial.report.inventory import print_findings
+    from seatrial.report.text import clean
 
+    for error in signature_errors():
+        print(f"seatrial: {clean(error)}; this signature is not used", file=sys.stderr)
     if follow:
         _follow(paths, as_json)
         return
     logs = _Logs()
     failures = explain_matches(match for path in paths for match in logs.matches(path))
     hangs, notes = recorder_findings(logs.dumps, logs.errors)
-    for message in (*logs.errors, *notes):
-        print(f"seatrial: {message}", file=sys.stderr)
     if logs.binary:
-        print(f"seatrial: {len(logs.binary)} binary files not read, such as {logs.binary[0]}", file=sys.stderr)
+        logs.errors.append(f"binary files that are not read: {len(logs.binary)}, such as {logs.binary[0]}")
+    for message in (*logs.errors, *notes):
+        print(f"seatrial: {clean(message)}", file=sys.stderr)
     findings = (*hangs, *failures)
     if not findings and not notes and not logs.read_count:
         raise typer.Exit(EXIT_USAGE)

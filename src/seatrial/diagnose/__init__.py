@@ -53,8 +53,18 @@ def refreshed_findings(
 
 
 def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
-    """The findings in logs, see ordered_matches."""
-    return tuple(_finding(match, _rank_name(match), "medium") for match in ordered_matches(matches))
+    """The findings in logs, see ordered_matches; the evidence has the number of logs that show the same failure."""
+    all_matches = list(matches)
+    logs: dict[str, set[str]] = {}
+    for match in all_matches:
+        logs.setdefault(match.signature.id, set()).add(match.source.rpartition(":")[0])
+    findings = []
+    for match in ordered_matches(all_matches):
+        finding = _finding(match, _rank_name(match), "medium")
+        if (count := len(logs[match.signature.id])) > 1:
+            finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
+        findings.append(finding)
+    return tuple(findings)
 
 
 def ordered_matches(matches: Iterable[Match]) -> tuple[Match, ...]:

@@ -25,6 +25,7 @@ _NO_LOGS = frozenset((".py", ".pyc", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h",
 _NO_LOG_FOLDERS = frozenset((".git", "__pycache__", "site-packages", "node_modules", ".venv"))
 _GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 1024
+_PRINTABLE = bytes([*range(32, 127), *b"\t\r\n\x1b"])
 # First bytes of other formats → what it is, and the command that unpacks it
 _FORMATS = {
     b"\x28\xb5\x2f\xfd": ("zstd data", "zstd -dc"),
@@ -37,7 +38,7 @@ _FORMATS = {
 
 
 class BinaryFileError(UsageError):
-    """A file of a folder is no text."""
+    """A file is no text."""
 
 
 def log_files(path: Path, errors: list[str]) -> list[Path]:
@@ -79,7 +80,8 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
 def open_log(log: Path, in_folder: bool = False) -> Iterator[tuple[Readable, str]]:
     """The stream of a log or of standard input, unpacked if it is gzipped, and its name.
 
-    Raises UsageError if it cannot be read to its end, and BinaryFileError for a file ``in_folder`` that is no text.
+    Raises UsageError if it cannot be read to its end, and BinaryFileError if it is no text; a file ``in_folder``
+    is no text if zero bytes are among its first bytes.
     """
     name = "standard input" if log == STDIN else str(log)
     try:
@@ -104,9 +106,15 @@ def _unpacked(file: BinaryIO, name: str, in_folder: bool) -> Readable:
     for magic, (kind, command) in _FORMATS.items():
         if head.startswith(magic):
             raise UsageError(f"{name} is {kind}, which is not read; run: {command} {name} | seatrial explain -")
-    if in_folder and b"\x00" in head:
+    if b"\0" in head and (in_folder or not _is_mostly_text(head)):
         raise BinaryFileError(name)
     return stream
+
+
+def _is_mostly_text(head: bytes) -> bool:
+    """Whether the bytes besides zeros are text; a log may begin with a run of zeros."""
+    data = head.replace(b"\0", b"")
+    return len(data.translate(None, _PRINTABLE)) <= len(data) / 10
 
 
 def _head(file: BufferedReader) -> bytes:

@@ -7,15 +7,14 @@ end at a newline or carriage return, and are numbered by newlines, as by editors
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from seatrial.diagnose.log_text import Readable, line_blocks
-from seatrial.diagnose.signature import MAX_LINE, Signature
+from seatrial.diagnose.log_text import TO_NEWLINES, Readable, line_blocks
+from seatrial.diagnose.patterns import compile_patterns
+from seatrial.diagnose.signature import MAX_LINE
 from seatrial.diagnose.signatures import Match, signatures
-from seatrial.model import UsageError
 from seatrial.util.log_time import log_time
 
 # Lines before a match that are searched for a time if its line has none, and the bytes of each: fewer than MAX_LINE, so
@@ -35,7 +34,7 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
     lines_before = 0
     context: list[bytes] = []
     for block in line_blocks(file):
-        text = block.replace(b"\r", b"\n")
+        text = block.translate(TO_NEWLINES)
         for begin, end, number in sorted(_candidates(database, text, matched)):
             line = text[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
             if number not in matched and all_signatures[number].matches(line) and not (ignore and ignore in line):
@@ -69,27 +68,7 @@ def _candidates(database: Any, block: bytes, matched: set[int]) -> set[tuple[int
 
 @cache
 def _database() -> Any:
-    """The patterns of all signatures, compiled once: this takes about two seconds."""
-    import hyperscan  # not needed to run a trial without failures
-
-    all_signatures = signatures()
-    database = hyperscan.Database()
-    flags = hyperscan.HS_FLAG_MULTILINE | hyperscan.HS_FLAG_PREFILTER  # prefilter: lookarounds match too much here
-    try:
-        database.compile(
-            expressions=[_expression(signature) for signature in all_signatures],
-            ids=list(range(len(all_signatures))),
-            elements=len(all_signatures),
-            flags=[flags] * len(all_signatures),
-        )
-    except hyperscan.error as error:
-        raise UsageError(f"a signature has a pattern that the search of logs does not support: {error}") from error
-    return database
-
-
-def _expression(signature: Signature) -> bytes:
-    # hyperscan has no named groups of Python's form
-    return re.sub(r"\(\?P<\w+>", "(?:", signature.pattern).encode()
+    return compile_patterns(signatures())
 
 
 def _last_lines(data: bytes) -> list[bytes]:

@@ -18,8 +18,10 @@ BLOCK_BYTES = 2**20
 # within one can wait for the rest
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]{0,32}[ -/]{0,4}[@-~]|[ -/][0-~])")
 _ESCAPE_BYTES = 40
-_LINE_END = re.compile(rb"[\r\n]")
+_LINE_END = re.compile(rb"[\r\n\0]")
 _MAX_RECORD = 2**18  # bytes; longer lines are not unpacked
+# Line ends that do not count as lines
+TO_NEWLINES = bytes.maketrans(b"\r\0", b"\n\n")
 _JSON_BEGIN = re.compile(rb'\s{0,9}\{\s?"')
 
 
@@ -32,7 +34,8 @@ class Readable(Protocol):
 def line_blocks(file: Readable) -> Iterator[bytes]:
     """The stream as blocks of whole lines; a line that is longer than a block is cut to MAX_LINE bytes.
 
-    A carriage return ends a line too: progress bars write many updates into one line.
+    A carriage return ends a line too, as progress bars write many updates into one line, and so does a zero byte, as
+    files have runs of them after a loss of power.
     """
     rest, is_cut = b"", False
     for chunk in _without_escapes(_without_json(file)):
@@ -42,7 +45,7 @@ def line_blocks(file: Readable) -> Iterator[bytes]:
                 continue
             chunk, is_cut = chunk[line_end.start() :], False
         data = rest + chunk
-        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        end = max(data.rfind(b"\n"), data.rfind(b"\r"), data.rfind(b"\0")) + 1
         rest = data[end:]
         if end:
             yield data[:end]

@@ -8,7 +8,7 @@ from functools import cache
 from seatrial.diagnose.signature import MAX_LINE, Signature
 from seatrial.diagnose.site_signatures import with_site_rows
 from seatrial.diagnose.xid import xid_rows
-from seatrial.model import Frozen
+from seatrial.model import Frozen, UsageError
 from seatrial.util import data_files
 
 
@@ -22,10 +22,26 @@ class Match(Frozen):
 
 
 @cache
-def signatures() -> tuple[Signature, ...]:
-    """All signatures: those that ship with seatrial, changed and completed by those of the site. Raises UsageError."""
+def _signatures_and_errors() -> tuple[tuple[Signature, ...], tuple[str, ...]]:
     shipped = [*(row for rows in data_files.read_all("signatures") for row in rows), *xid_rows()]
-    return tuple(with_site_rows({row["id"]: row for row in shipped}))
+    signatures, errors = with_site_rows({row["id"]: row for row in shipped})
+    return tuple(signatures), tuple(errors)
+
+
+def signatures() -> tuple[Signature, ...]:
+    """All signatures: those that ship with seatrial, changed and completed by the valid rows of the site."""
+    return _signatures_and_errors()[0]
+
+
+def signature_errors() -> tuple[str, ...]:
+    """What is wrong with the files of the site, a sentence each."""
+    return _signatures_and_errors()[1]
+
+
+def check_signatures() -> None:
+    """Raise UsageError if a file of the site is wrong."""
+    if errors := signature_errors():
+        raise UsageError(errors[0])
 
 
 def search_lines(lines: Iterable[str], source: str) -> list[Match]:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from seatrial.diagnose.patterns import unsupported
 from seatrial.diagnose.signature import Row, Signature
 from seatrial.model import UsageError
 
@@ -18,22 +19,41 @@ VARIABLE = "SEATRIAL_SIGNATURES"
 _MAX_BYTES = 2**20
 
 
-def with_site_rows(shipped: Mapping[str, Row]) -> list[Signature]:
-    """The shipped signatures (ID → row) with the changes and additions of the site.
+def with_site_rows(shipped: Mapping[str, Row]) -> tuple[list[Signature], list[str]]:
+    """The shipped signatures (ID → row) with the changes and additions of the site, and what is wrong with its files.
 
-    A row with the ID of a shipped signature replaces the fields that it has. Raises UsageError, with file and row.
+    A row with the ID of a shipped signature replaces the fields that it has. A wrong row is left out.
     """
     rows = dict(shipped)
     site: dict[str, tuple[str, Signature]] = {}  # ID → file and row
-    for path in _files():
-        for number, row in enumerate(_read(path), 1):
-            place = f"{path}, row {number}"
+    errors: list[str] = []
+    for place, row in _rows(errors):
+        try:
             signature = _signature(row, shipped, place)
             if signature.id in site:
                 raise UsageError(f"{place} ({signature.id}): the same id is in {site[signature.id][0]}")
+        except UsageError as error:
+            errors.append(str(error))
+        else:
             site[signature.id] = place, signature
             rows.pop(signature.id, None)
-    return [*(Signature.model_validate(row) for row in rows.values()), *(signature for _, signature in site.values())]
+    valid = [Signature.model_validate(row) for row in rows.values()]
+    return [*valid, *(signature for _, signature in site.values())], errors
+
+
+def _rows(errors: list[str]) -> Iterator[tuple[str, Any]]:
+    """File and number of each row with the row; adds a sentence to ``errors`` for a file that cannot be read."""
+    try:
+        files = _files()
+    except UsageError as error:
+        errors.append(str(error))
+        return
+    for path in files:
+        try:
+            for number, row in enumerate(_read(path), 1):
+                yield f"{path}, row {number}", row
+        except UsageError as error:
+            errors.append(str(error))
 
 
 def _files() -> list[Path]:
@@ -97,6 +117,8 @@ def _fault(signature: Signature) -> str:
         )
     if signature.matches(""):
         return f"pattern {signature.pattern!r} matches every line"
+    if reason := unsupported(signature):
+        return f"pattern {signature.pattern!r} is not supported by the search of logs: {reason}"
     if missed := next((text for text in signature.examples if not signature.matches(text)), None):
         return f"the pattern does not match the example {missed!r}"
     if matched := next((text for text in signature.counter_examples if signature.matches(text)), None):

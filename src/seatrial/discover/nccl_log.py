@@ -59,8 +59,8 @@ class AlgorithmChoice(Frozen):
 class NcclLog(Frozen):
     """The content of one rank's log; fields are None if not logged.
 
-    ``transports``: number of this rank's connections by transport (``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA``); 1 if
-    NCCL logs the network without its connections. ``network`` is the network between nodes, ``nodes`` the
+    ``transports``: number of this rank's connections by transport (``P2P/CUMEM``, ``SHM``, ``NET/IB/GDRDMA``); 1 where
+    NCCL logs the network between nodes without its connections. ``network`` is the network between nodes, ``nodes`` the
     number of nodes. ``hcas`` are the RDMA ports (``mlx5_0/1``) of NCCL's IB transport, ``socket_interfaces`` the
     interfaces of its socket transport.
     """

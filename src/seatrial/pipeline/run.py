@@ -13,7 +13,7 @@ from seatrial import __version__, report, telemetry
 from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
-from seatrial.diagnose.signatures import signatures
+from seatrial.diagnose.signatures import check_signatures
 from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
@@ -69,7 +69,7 @@ def run(run_dir: RunDir, display: Display) -> Trial:
         baseline = load_baseline(results.settings)
         gpu_models = this_host.gpu_models(results.settings)
         plausibility.validate_thresholds(results.settings, catalog(), gpu_models, baseline)
-        signatures()  # a wrong file of the site must fail here, not after hours of measurements
+        check_signatures()  # a wrong file of the site must fail here, not after hours of measurements
     with _record_stop_reason(results):
         load_earlier_sessions(results, this_host.machine(results.settings))
         remaining = remaining_plan(plan, results, this_host, nodes)

@@ -23,6 +23,7 @@ MAX_DOCUMENT_BYTES = 64 * 2**20  # other JSON files, such as manifests and confi
 MAX_NESTING = 100  # levels in JSON; records have about ten
 MAX_LINE_BYTES = 2**27  # a line of telemetry: a GPU for a day at 10 samples a second has 60 MB
 MAX_GZIP_RATIO = 200  # telemetry: 10 to 40, as a column of times hardly compresses
+LOG_ALLOWANCE = 2**30  # unpacked bytes of a log besides the ratio: repeated lines shrink a thousandfold
 _GZIP_ALLOWANCE = 2**20  # of unpacked bytes besides the ratio, for small files
 
 
@@ -133,7 +134,7 @@ class LimitedGzip(gzip.GzipFile):
         """As GzipFile.read; raises ValueError beyond the limit."""
         data = super().read(size)
         self._unpacked += len(data)
-        if self._unpacked > self._packed.count * MAX_GZIP_RATIO + 2**30:
+        if self._unpacked > self._packed.count * MAX_GZIP_RATIO + LOG_ALLOWANCE:
             raise ValueError(f"{self._log_name}: expands more than {MAX_GZIP_RATIO} times; read up to there")
         return data
 

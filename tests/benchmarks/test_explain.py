@@ -1,0 +1,53 @@
+"""benchmarks/explain_held_out.py and explain_speed.py: the logs, the rule that holds sources out, and the numbers."""
+
+from __future__ import annotations
+
+import json
+import runpy
+
+import pytest
+
+from tests.paths import BENCHMARKS
+
+HELD_OUT = runpy.run_path(str(BENCHMARKS / "explain_held_out.py"))
+SPEED = runpy.run_path(str(BENCHMARKS / "explain_speed.py"))
+
+
+def test_numbers_do_not_get_worse() -> None:
+    logs = HELD_OUT["read_logs"]()
+    committed = json.loads(HELD_OUT["RESULT"].read_text(encoding="utf-8"))
+    unexpected = {log.file for log in logs if not log.passed} - {log["file"] for log in committed["now"]["failed"]}
+    assert unexpected == set()
+    assert HELD_OUT["counts"](logs) == committed["now"]["counts"]
+    assert {kind: row["logs"] for kind, row in committed["first"]["counts"].items()} == {
+        kind: row["logs"] for kind, row in committed["now"]["counts"].items()
+    }, "a log that is added later has no first measurement"
+
+
+def test_logs_are_held_out_by_the_rule_and_are_short() -> None:
+    logs = HELD_OUT["read_logs"]()
+    assert [log.held_out for log in logs] == [HELD_OUT["is_held_out"](log.source) for log in logs]
+    files = {path.name: path.stat().st_size for path in HELD_OUT["INCIDENTS"].glob("*.log")}
+    assert set(files) == {log.file for log in logs}
+    assert max(files.values()) <= 8192
+    assert len([log for log in logs if log.expected]) >= 120
+    assert len([log for log in logs if not log.expected]) >= 30
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected", "passed"),
+    [(["a", "b"], ["a"], True), (["b", "a"], ["a"], False), ([], ["a"], False), ([], [], True), (["a"], [], False)],
+)
+def test_the_first_finding_counts(findings: list[str], expected: list[str], passed: bool) -> None:
+    log = HELD_OUT["Log"](file="x", source="x", expected=expected, held_out=True, findings=findings)
+    assert log.passed is passed
+
+
+def test_speed_is_measured_and_judged() -> None:
+    result = SPEED["run"](2**22)
+    assert result["megabytes"] == 4
+    assert result["findings"] > 5
+    good = {"megabytes": 1074, "cpu_seconds": 20.0, "megabytes_per_cpu_second": 53.7, "peak_memory_mb": 150}
+    assert SPEED["meets_limits"](good)
+    for name, value in (("cpu_seconds", 22.0), ("megabytes_per_cpu_second", 49.0), ("peak_memory_mb", 201)):
+        assert not SPEED["meets_limits"](good | {name: value})
