@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Generator
 from functools import cache
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.paths import ROOT
+from tests.processes import Program
 
 # The files that take longest, of each tier, start first: no worker is to be left with one of them at the end.
 LONGEST = (
@@ -44,6 +46,17 @@ def pytest_collection_finish() -> None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     return FilePerWorker(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the output of the test's programs to the report of a failure, and kill those that still run."""
+    report = yield
+    if report.failed:
+        report.sections += [("seatrial process", program.report()) for program in Program.started]
+    if report.failed or report.when == "teardown":
+        Program.started.clear()
+    return report
 
 
 class FilePerWorker(LoadScopeScheduling):  # type: ignore[misc]
