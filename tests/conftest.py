@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Generator
 from functools import cache
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from seatrial.util.signals import STOP_SIGNALS
 from tests.paths import ROOT
 from tests.processes import Program
 
@@ -18,13 +20,28 @@ LONGEST = (
     "tests/launch/test_slurm_on_rig.py",
     "tests/checks/slurm/test_slurm_on_rig.py",
     "tests/checks/faults/test_training_failure_on_rig.py",
+    "tests/launch/test_lost_nodes_on_rig.py",
+    "tests/launch/test_bad_sites_on_rig.py",
+    "tests/launch/test_left_over_on_rig.py",
     "tests/pipeline/test_training_trial.py",
+    "tests/checks/faults/test_training_failure.py",
     "tests/train/hf/test_run.py",
     "tests/train/test_checkpoint.py",
     "tests/launch/test_crashes.py",
     "tests/test_bad_input.py",
     "tests/pipeline/test_run.py",
+    "tests/bench/test_child_ranks.py",
+    "tests/pipeline/test_mutations.py",
+    "tests/test_docs.py",
+    "tests/test_hostile_input.py",
+    "tests/launch/test_torchrun.py",
+    "tests/diagnose/test_signatures.py",
 )
+
+# Ignored by what started pytest (nohup, or a shell that starts it in the background): tests send these signals.
+for stop in STOP_SIGNALS:
+    if signal.getsignal(stop) is signal.SIG_IGN:
+        signal.signal(stop, signal.default_int_handler if stop is signal.SIGINT else signal.SIG_DFL)
 
 gc.disable()  # until all is imported: see pytest_collection_finish
 
