@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder
 
+# Python caches compiled modules: without the cache each of hundreds of processes compiles 200 modules again
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: trial cluster-trial test test-cluster test-training lint setup clean
 .DEFAULT_GOAL := trial
 

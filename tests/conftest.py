@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import signal
+from collections.abc import Generator
 from functools import cache
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from seatrial.util.signals import STOP_SIGNALS
 from tests.paths import ROOT
+from tests.processes import Program
 
 # The files that take longest, of each tier, start first: no worker is to be left with one of them at the end.
 LONGEST = (
@@ -16,13 +20,28 @@ LONGEST = (
     "tests/launch/test_slurm_on_rig.py",
     "tests/checks/slurm/test_slurm_on_rig.py",
     "tests/checks/faults/test_training_failure_on_rig.py",
+    "tests/launch/test_lost_nodes_on_rig.py",
+    "tests/launch/test_bad_sites_on_rig.py",
+    "tests/launch/test_left_over_on_rig.py",
     "tests/pipeline/test_training_trial.py",
+    "tests/checks/faults/test_training_failure.py",
     "tests/train/hf/test_run.py",
     "tests/train/test_checkpoint.py",
     "tests/launch/test_crashes.py",
     "tests/test_bad_input.py",
     "tests/pipeline/test_run.py",
+    "tests/bench/test_child_ranks.py",
+    "tests/pipeline/test_mutations.py",
+    "tests/test_docs.py",
+    "tests/test_hostile_input.py",
+    "tests/launch/test_torchrun.py",
+    "tests/diagnose/test_signatures.py",
 )
+
+# Ignored by what started pytest (nohup, or a shell that starts it in the background): tests send these signals.
+for stop in STOP_SIGNALS:
+    if signal.getsignal(stop) is signal.SIG_IGN:
+        signal.signal(stop, signal.default_int_handler if stop is signal.SIGINT else signal.SIG_DFL)
 
 gc.disable()  # until all is imported: see pytest_collection_finish
 
@@ -44,6 +63,17 @@ def pytest_collection_finish() -> None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     return FilePerWorker(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the output of the test's programs to the report of a failure, and kill those that still run."""
+    report = yield
+    if report.failed:
+        report.sections += [("seatrial process", program.report()) for program in Program.started]
+    if report.failed or report.when == "teardown":
+        Program.started.clear()
+    return report
 
 
 class FilePerWorker(LoadScopeScheduling):  # type: ignore[misc]

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import psutil
@@ -43,28 +44,42 @@ def alive(pid: int) -> bool:
 class Program:
     """A ``seatrial`` process with captured output; ``first`` is Python code that runs before it."""
 
+    started: ClassVar[list[Program]] = []  # in the current test
+
     def __init__(
         self, *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, first: str = ""
     ) -> None:
         self.tag = os.urandom(8).hex()
         start = ["-c", f"{first}\nfrom seatrial.cli.app import main\nmain()"] if first else ["-m", "seatrial"]
+        self.command = [sys.executable, *start, *map(str, arguments)]
         self.process = subprocess.Popen(
-            [sys.executable, *start, *map(str, arguments)],
+            self.command,
             env={**os.environ, "COLUMNS": "200", TAG: self.tag, **(env or {})},
             cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.output: tuple[str, str] | None = None
+        self.started.append(self)
 
     def finish(self, seconds: float = 180) -> tuple[int, str, str]:
         """Wait for the end; return exit code, standard output and standard error."""
-        try:
-            out, err = self.process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
+        self.output = out, err = self.process.communicate(timeout=seconds)
         return self.process.returncode, out, err
+
+    def report(self) -> str:
+        """Return how the process ended and what it printed; it is killed if it still runs."""
+        running = self.process.poll() is None
+        if self.output is None:
+            self.process.kill()
+            try:
+                self.finish(seconds=10)
+            except (subprocess.TimeoutExpired, ValueError) as error:  # another process has it open, or the test read it
+                self.output = (f"cannot be read: {error}", "")
+        out, err = self.output or ("", "")
+        end = "killed after the failure of the test" if running else f"exit code {self.process.returncode}"
+        return f"{shlex.join(self.command)}\n{end}\n--- stdout\n{out}\n--- stderr\n{err}"
 
     def left_behind(self) -> list[int]:
         """Return the pids of its processes that still run."""

@@ -33,7 +33,7 @@ def blocks(document: Path, language: str) -> list[str]:
 
 def test_following_add_a_check_adds_a_check(tmp_path: Path) -> None:
     guide = ROOT / "docs" / "add-a-check.md"
-    shutil.copytree(ROOT / "src" / "seatrial", tmp_path / "seatrial", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src" / "seatrial", tmp_path / "seatrial", ignore=shutil.ignore_patterns("*.pyc.*"))
     node_check, test, cluster_check = blocks(guide, "python")
     checks = tmp_path / "seatrial" / "checks" / "host"
     (checks / "processes.py").write_text(node_check)

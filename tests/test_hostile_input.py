@@ -226,13 +226,13 @@ def _check_files(out: Path) -> None:
 
 def test_stopped_sampler_ends_with_the_run(tmp_path: Path) -> None:
     trial = tmp_path / "host.yaml"
-    trial.write_text("telemetry: {hz: 5}\nchecks: {host.inventory: , filesystem.speed: }\n")
+    trial.write_text("telemetry: {hz: 5}\nchecks: {filesystem.speed: {options: {size: 64MiB, files: 1000}}}\n")
     program = Program("run", trial, "--out", tmp_path / "out")
     sampler = until(lambda: _samplers(tmp_path / "out"))[0]
     sampler.send_signal(signal.SIGSTOP)
     code, _, err = program.finish()
     assert code in (0, 1, 3), err
-    until(lambda: not _samplers(tmp_path / "out"), seconds=10)
+    until(lambda: not _samplers(tmp_path / "out"))
 
 
 def _samplers(out: Path) -> list[psutil.Process]:

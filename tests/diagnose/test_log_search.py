@@ -39,6 +39,12 @@ def test_every_example_is_found() -> None:
             assert signature.id in [identifier for identifier, _ in found(example.encode() + b"\n")], example
 
 
+def test_expression_for_hyperscan_has_no_upper_limits() -> None:
+    pattern = r"(?P<gpu>\d{1,3})x{0,60}?[{1,2}][^]{1,2}\]]\{1,2}y{4}z{2,}"
+    signature = signatures()[0].model_copy(update={"pattern": pattern})
+    assert log_search._expression(signature) == rb"(?:\d{1,})x{0,}?[{1,2}][^]{1,2}\]]\{1,2}y{4}z{2,}"
+
+
 def test_pattern_does_not_match_across_lines() -> None:
     assert found(b"NVRM: Xid (PCI:0000:79:00\n): 48, pid=79\n") == []
     assert found(b"NVRM: Xid (PCI:0000\nNVRM: Xid (PCI:0000:79:00): 48,\nx): 48,") == [("xid.48", "x:2")]

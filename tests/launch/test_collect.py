@@ -223,12 +223,6 @@ def test_damaged_package_is_sent_again(collector: Collector) -> None:
     assert len((collector.folder.parents[1] / "a").read_bytes()) == 9_999
 
 
-def test_srun_runs_one_task_per_node() -> None:
-    argv = SrunTransport("7", nodes="n[0-3]").command("hostname")
-    assert argv[:4] == ["srun", "--jobid=7", "--nodelist=n[0-3]", "--ntasks-per-node=1"]
-    assert argv[-1] == "hostname"
-
-
 @pytest.mark.parametrize("text", [f"{SrunTransport('7').script}\n{NODE_SCRIPT}", END_SCRIPT])
 def test_shellcheck_finds_nothing(text: str, tmp_path: Path) -> None:
     script = tmp_path / "node.sh"

@@ -17,27 +17,13 @@ from seatrial.checks.training.checkpoint import (
     save_and_load_rates,
 )
 from seatrial.checks.training.checkpoint import _flip_a_bit as flip_a_bit
-from seatrial.model import Metric, SeatrialError
-from seatrial.train import loop, train_config, variants
+from seatrial.model import Metric
 from tests.checks.training.check_helpers import failed_metrics
 from tests.checks.training.test_checkpoint_runs import make_plan
 from tests.train.test_compare import record, write_steps
 
 NAN_MESSAGE = "rank 1 (n0): non-finite gradient"
 BIT_FLIP_MESSAGE = "__1_0.distcp: SHA-256 mismatch"
-
-
-def test_expected_error_is_the_error_of_each_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def peer_error(*_: object) -> None:
-        raise SeatrialError("stopped after rank 1")
-
-    def rank_error(*_: object) -> None:
-        raise SeatrialError(BIT_FLIP_MESSAGE)
-
-    monkeypatch.setattr(loop, "train", peer_error)
-    monkeypatch.setattr(loop, "train_without_error_propagation", rank_error)
-    variant = variants.Variant(settings=train_config.load("tiny/checkpoint"), out=tmp_path, expect_error=True)
-    assert variants.run_variant(variant) == BIT_FLIP_MESSAGE
 
 
 def write_manifest(folder: Path, **digests: str) -> None:

@@ -1,0 +1,116 @@
+"""Parallelism of a model on one rank; test_loop.py and test_checkpoint.py have several ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from seatrial.model import UsageError
+from seatrial.train import parallel
+from seatrial.train.parallel import World
+from tests.train.ranks import config
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def no_group() -> None:
+    """Close the process group that a failed training of another test has left open."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with parallel.process_group(60) as world:
+        yield world
+
+
+def test_group_without_torchrun_is_one_rank_and_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    with parallel.process_group(60) as world:
+        assert (world.rank, world.size, world.is_rank0) == (0, 1, True)
+        assert dist.get_backend() == "gloo"
+        assert world.gather("x") == ["x"]
+        with parallel.process_group(60):
+            pass
+        assert dist.is_initialized(), "a group that was open before stays open"
+    assert not dist.is_initialized()
+
+
+def test_single_rank_gathers_and_reduces_without_a_group() -> None:
+    alone, value = World(0, 1, CPU, "n0"), torch.tensor([2.0])
+    assert not dist.is_initialized()
+    alone.barrier()
+    assert (alone.gather(3), alone.all_reduce_sum(value) is value, value.tolist()) == ([3], True, [2.0])
+
+
+def test_sharded_model_has_all_parameters_in_shards(world: World) -> None:
+    built = parallel.build(config(parallel={"strategy": "fsdp2"}), world)
+    counts = parallel.tensor_counts(built.model)
+    assert counts["sharded_tensors"] == counts["parameter_tensors"] == len(built.trained_parameters) > 0
+    assert built.train_module is built.model
+    assert parallel.sharding_errors(built.model, ranks=1) == []
+    assert not any(isinstance(parallel.unshard(tensor), DTensor) for tensor in built.model.parameters())
+
+
+def test_unsharded_model_is_an_error_for_each_parameter(world: World) -> None:
+    model = parallel.build(config(), world).model
+    counts = parallel.tensor_counts(model)
+    assert counts["sharded_tensors"] == 0
+    errors = parallel.sharding_errors(model, ranks=1)
+    assert len(errors) == counts["parameter_tensors"]
+    assert errors[0].endswith("is not sharded")
+
+
+def test_parameter_that_is_not_sharded_by_rows_is_an_error(world: World) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+
+    def errors(*placements: Replicate | Shard, ranks: int = 1) -> list[str]:
+        layer = nn.Linear(2, 4, bias=False)
+        layer.weight = nn.Parameter(distribute_tensor(layer.weight.data, mesh, placements))
+        return parallel.sharding_errors(layer, ranks)
+
+    assert errors(Shard(0)) == []
+    assert "weight is (Replicate(),)" in errors(Replicate())[0]
+    assert "weight is (Shard(dim=1),)" in errors(Shard(1))[0]
+    assert "over 1 ranks" in errors(Shard(0), ranks=2)[0]
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(4, 3), (4, 4)])
+def test_replicas_need_a_divisor_with_two_ranks_each(ranks: int, replicas: int) -> None:
+    with pytest.raises(UsageError, match=f"parallel.replicas {replicas}: expected a divisor of {ranks} ranks"):
+        parallel._mesh(World(0, ranks, CPU, "n0"), replicas)
+
+
+def test_gradient_sync_is_off_in_ddp_only(world: World) -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
+    for enabled in (True, False):
+        with parallel.gradient_sync(model, enabled):
+            assert model.require_backward_grad_sync is enabled
+        assert model.require_backward_grad_sync
+    with parallel.gradient_sync(nn.Linear(1, 1), enabled=False):
+        pass
+
+
+def test_deterministic_run_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: precisions.append(precision))
+    precisions: list[str] = []
+    try:
+        parallel.prepare_kernels(config(deterministic=True))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert precisions == ["highest"]
+        parallel.prepare_kernels(config(bf16=True))
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert precisions == ["highest"]
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -1,0 +1,67 @@
+"""Short runs in one child process: expected errors and injected faults. The checks that use them run real ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from seatrial.model import SeatrialError
+from seatrial.train import checkpoint, loop, train_config
+from seatrial.train.variants import InjectedFault, Variant, injected_fault, run_variant
+from tests.train.ranks import config
+
+BIT_FLIP_MESSAGE = "__1_0.distcp: SHA-256 mismatch"
+
+
+def test_expected_error_is_the_error_of_each_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def peer_error(*_: object) -> None:
+        raise SeatrialError("stopped after rank 1")
+
+    def rank_error(*_: object) -> None:
+        raise SeatrialError(BIT_FLIP_MESSAGE)
+
+    monkeypatch.setattr(loop, "train", peer_error)
+    monkeypatch.setattr(loop, "train_without_error_propagation", rank_error)
+    variant = Variant(settings=train_config.load("tiny/checkpoint"), out=tmp_path, expect_error=True)
+    assert run_variant(variant) == BIT_FLIP_MESSAGE
+    with pytest.raises(SeatrialError, match="stopped after rank 1"):
+        run_variant(variant.model_copy(update={"expect_error": False}))
+
+
+def test_nan_is_the_gradient_of_one_step_of_one_rank(tmp_path: Path) -> None:
+    settings, fault = config(max_steps=3), InjectedFault(kind="nan", rank=0, step=2)
+    message = run_variant(Variant(settings=settings, out=tmp_path / "nan", fault=fault, expect_error=True))
+    assert message.startswith("step 2: "), message
+    assert "not finite" in message
+    dist.destroy_process_group()  # training leaves it open after an error
+    elsewhere = fault.model_copy(update={"rank": 1})
+    assert run_variant(Variant(settings=settings, out=tmp_path / "other rank", fault=elsewhere)) == ""
+    assert run_variant(Variant(settings=settings, out=tmp_path / "no fault")) == ""
+
+
+def test_original_methods_are_restored_after_a_fault() -> None:
+    def methods() -> tuple[object, object]:
+        return checkpoint.Checkpointer._finalize, loop.Trainer.step
+
+    originals = methods()
+    for kind, changed in (("kill_in_save", (True, False)), ("nan", (False, True))):
+        fault = InjectedFault.model_validate({"kind": kind, "rank": 0, "step": 1})
+        with contextlib.suppress(ZeroDivisionError), injected_fault(fault):
+            assert tuple(new is not old for new, old in zip(methods(), originals, strict=True)) == changed
+            raise ZeroDivisionError
+        assert methods() == originals
+
+
+def test_rank_is_killed_only_in_the_save_of_its_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda _pid, number: killed.append(number))
+    settings = config(max_steps=2, checkpoint={"every": 1})
+    for rank, expected in ((1, []), (0, [signal.SIGKILL])):
+        fault = InjectedFault(kind="kill_in_save", rank=rank, step=2)
+        run_variant(Variant(settings=settings, out=tmp_path / str(rank), fault=fault))
+        assert killed == expected
