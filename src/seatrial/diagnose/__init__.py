@@ -8,6 +8,8 @@ from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
+from seatrial.diagnose.hangs import CAUSE as HANG
+from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.signatures import Match, search_lines
@@ -24,8 +26,8 @@ def diagnose(
     run_dir: Path,
     node_prefix: str = "",
 ) -> tuple[Finding, ...]:
-    """The findings of a trial: causes of bad verdicts, then one per title and subject from errors of checks, from logs,
-    and from verdicts that locate a fault.
+    """The findings of a trial: causes of bad verdicts, hangs, then one per title and subject from errors of checks,
+    from logs, and from verdicts that locate a fault.
 
     A fault that an error of a check explains is not reported again from logs. The logs of a job that its nodes refused
     have no other fault. ``node_prefix``: see cause_findings.
@@ -38,7 +40,8 @@ def diagnose(
         if finding.title not in explained:
             findings.setdefault((finding.title, finding.subject), finding)
     causes = cause_findings(verdicts, measurements, checks, node_prefix)
-    return (*causes, *findings.values(), *localize(verdicts, measurements, checks))
+    hangs = hang_findings(results, verdicts, run_dir, node_prefix)
+    return (*causes, *hangs, *findings.values(), *localize(verdicts, measurements, checks))
 
 
 def refreshed_findings(
@@ -46,7 +49,7 @@ def refreshed_findings(
 ) -> tuple[Finding, ...]:
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
-    kept = [finding for finding in trial.findings if finding.source not in sources and not finding.cause]
+    kept = [finding for finding in trial.findings if finding.source not in sources and finding.cause in ("", HANG)]
     causes = cause_findings(verdicts, trial.measurements, checks, node_prefix)
     return (*causes, *kept, *localize(verdicts, trial.measurements, checks))
 
