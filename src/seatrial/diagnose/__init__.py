@@ -8,6 +8,8 @@ from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
+from seatrial.diagnose.hangs import CAUSE as HANG
+from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_origin import line_rank
 from seatrial.diagnose.log_search import search
@@ -25,8 +27,8 @@ def diagnose(
     run_dir: Path,
     node_prefix: str = "",
 ) -> tuple[Finding, ...]:
-    """The findings of a trial: causes of bad verdicts, then one per title and subject from errors of checks, from logs,
-    and from verdicts that locate a fault.
+    """The findings of a trial: causes of bad verdicts, hangs, then one per title and subject from errors of checks,
+    from logs, and from verdicts that locate a fault.
 
     A fault that an error of a check explains is not reported again from logs. The logs of a job that its nodes refused
     have no other fault. ``node_prefix``: see cause_findings.
@@ -39,7 +41,8 @@ def diagnose(
         if finding.title not in explained:
             findings.setdefault((finding.title, finding.subject), finding)
     causes = cause_findings(verdicts, measurements, checks, node_prefix)
-    return (*causes, *findings.values(), *localize(verdicts, measurements, checks))
+    hangs = hang_findings(results, verdicts, run_dir, node_prefix)
+    return (*causes, *hangs, *findings.values(), *localize(verdicts, measurements, checks))
 
 
 def refreshed_findings(
@@ -47,7 +50,7 @@ def refreshed_findings(
 ) -> tuple[Finding, ...]:
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
-    kept = [finding for finding in trial.findings if finding.source not in sources and not finding.cause]
+    kept = [finding for finding in trial.findings if finding.source not in sources and finding.cause in ("", HANG)]
     causes = cause_findings(verdicts, trial.measurements, checks, node_prefix)
     return (*causes, *kept, *localize(verdicts, trial.measurements, checks))
 
@@ -95,7 +98,9 @@ def _refusal(result: JobResult) -> Finding:
     """The finding for nodes that do not have what the trial needs."""
     _, _, command = result.cause.partition(". Run first")
     return Finding(
-        title="The node does not have what the trial needs",
+        title="A node cannot reach the rendezvous of the job"
+        if "rendezvous" in result.cause
+        else "The node does not have what the trial needs",
         subject=result.failed_subject,
         confidence="high",
         evidence=result.cause,

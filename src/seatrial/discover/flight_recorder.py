@@ -25,7 +25,7 @@ _KEPT = 20  # collectives that are kept before and after the first one that is n
 _MAX_TENSORS, _MAX_DIMENSIONS, _MAX_FRAMES, _MAX_TEXT = 64, 8, 100, 300
 _MAX_ENTRIES, _MAX_RANKS = 100_000, 1_000_000
 # Files of libraries: a frame in any other file is the user's
-_LIBRARY_FILE = re.compile(r"/(?:site|dist)-packages/|/torch/|/lib/python\d|^<|/seatrial/bench/(?:rank|group)\.py$")
+_LIBRARY_FILE = re.compile(r"/(?:site|dist)-packages/(?!seatrial/)|/torch/|/lib/python\d[^/]*/(?!site-)|^<")
 
 
 class Frame(NamedTuple):
