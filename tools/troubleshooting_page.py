@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from seatrial.diagnose.causes import causes, variables
+from seatrial.diagnose.cause_data import causes, variables
 from seatrial.diagnose.xid import xid_rows
 from seatrial.util import data_files
 

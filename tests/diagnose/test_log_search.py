@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 
-from seatrial.diagnose import explain, log_text
+from seatrial.diagnose import explain, log_text, patterns
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.log_text import line_blocks
 from seatrial.diagnose.signature import MAX_LINE
@@ -42,7 +42,7 @@ def test_every_example_is_found() -> None:
 def test_expression_for_hyperscan_has_no_upper_limits() -> None:
     pattern = r"(?P<gpu>\d{1,3})x{0,60}?[{1,2}][^]{1,2}\]]\{1,2}y{4}z{2,}"
     signature = signatures()[0].model_copy(update={"pattern": pattern})
-    assert log_search._expression(signature) == rb"(?:\d{1,})x{0,}?[{1,2}][^]{1,2}\]]\{1,2}y{4}z{2,}"
+    assert patterns._expression(signature) == rb"(?:\d{1,})x{0,}?[{1,2}][^]{1,2}\]]\{1,2}y{4}z{2,}"
 
 
 def test_pattern_does_not_match_across_lines() -> None:

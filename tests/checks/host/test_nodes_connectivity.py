@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.bench.connectivity import RESOLVE_TIMEOUT_S
+from seatrial.bench.tcp import RESOLVE_TIMEOUT_S
 from seatrial.checks.host.nodes_connectivity import CHECK, compare_versions, read_versions
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, Metric, Outcome, Verdict
