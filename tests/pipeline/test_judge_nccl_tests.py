@@ -87,6 +87,12 @@ def test_agrees_with_the_published_figures() -> None:
     assert compared >= 34
 
 
+def test_unjudged_results_state_why() -> None:
+    for entry in PUBLISHED:
+        result = only_result(published(entry))
+        assert bool(result.problems) is (result.outcome is Outcome.UNJUDGED), entry["file"]
+
+
 def test_wrong_elements_fail_whatever_the_bandwidth() -> None:
     result = only_result(judged(table(470, wrong="3"), gpus="8xH100", nodes=2, nics="8x400"))
     assert result.outcome is Outcome.FAIL
@@ -183,6 +189,10 @@ def test_one_node_is_judged_by_the_data_of_the_gpu_model() -> None:
 def test_bandwidth_above_the_links_is_no_pass() -> None:
     result = only_result(judged(table(2000, ranks=8), gpus="8xH200", nodes=1))
     assert result.outcome is Outcome.UNJUDGED
+    assert result.problems
+    between = only_result(judged(table(700), gpus="8xH200", nodes=2, nics="8x400"))
+    assert between.outcome is Outcome.UNJUDGED
+    assert "implausibly high" in between.problems[0]
 
 
 def test_operation_from_columns() -> None:

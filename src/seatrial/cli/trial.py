@@ -231,10 +231,10 @@ def judge(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge a finished run, or the output of nccl-tests or nvbandwidth, with the rules of this version. Needs no GPU.
+    """Judge a finished run, or the output of nccl-tests or nvbandwidth, with the rules of this version.
 
-    Options from --gpus to --algorithm describe the hardware of a benchmark where its output does not. Exit codes for a
-    benchmark: 0 PASS or WARN, 1 FAIL, 3 UNJUDGED, 2 if the file is neither.
+    Needs no GPU, changes no file. Options from --gpus to --algorithm describe the hardware of a benchmark
+    where its output does not. Exit codes for a benchmark: 0 PASS or WARN, 1 FAIL, 3 UNJUDGED, 2 if the file is neither.
     """
     from seatrial.pipeline.benchmark_file import open_benchmark
     from seatrial.pipeline.benchmark_hardware import hardware_options

@@ -282,6 +282,8 @@ def _judge(each: _Input) -> BenchmarkResult:
             verdicts += bandwidth
             others = _other_sizes(each, label)
     problems += table_problems(series.table, series.rows)
+    undecided = (verdict for verdict in verdicts if verdict.outcome in (Outcome.UNJUDGED, Outcome.ERROR))
+    problems += dict.fromkeys(verdict.detail or verdict.summary for verdict in undecided) if not problems else ()
     return BenchmarkResult(
         name=each.operation,
         outcome=_outcome(verdicts, others, problems),
