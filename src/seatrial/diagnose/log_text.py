@@ -109,6 +109,6 @@ def _record_text(line: bytes) -> bytes | None:
     stamp = record.get("__REALTIME_TIMESTAMP", "")
     if isinstance(stamp, str) and stamp.isdecimal() and len(stamp) <= 16:
         time = datetime.fromtimestamp(int(stamp) / 1e6, UTC).isoformat()
-    words = [time, record.get("_HOSTNAME", ""), record.get("SYSLOG_IDENTIFIER", "")]
-    prefix = " ".join(word for word in words if isinstance(word, str) and word)
+    fields = [time, record.get("_HOSTNAME", ""), record.get("SYSLOG_IDENTIFIER", "")]
+    prefix = " ".join(field for field in fields if isinstance(field, str) and field)
     return f"{prefix}: {text}".encode(errors="replace").rstrip(b"\n").replace(b"\n", b"\r")
