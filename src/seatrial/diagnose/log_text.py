@@ -71,7 +71,7 @@ def _without_escapes(chunks: Iterator[bytes]) -> Iterator[bytes]:
 def _without_json(file: Readable) -> Iterator[bytes]:
     """The stream; if its first line is a JSON record of a journal or container, the text of each record on its line."""
     data = file.read(BLOCK_BYTES)
-    while data and not _LINE_END.search(data) and len(data) < _MAX_RECORD and (more := file.read(BLOCK_BYTES)):
+    while data and b"\n" not in data and len(data) <= _MAX_RECORD and (more := file.read(BLOCK_BYTES)):
         data += more
     is_json = _record_text(data.partition(b"\n")[0]) is not None
     rest, is_long = b"", False
