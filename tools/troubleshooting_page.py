@@ -56,7 +56,7 @@ Find a failure by the line that you read, or let `seatrial explain PATH…` find
 ([how](explain.md)). {_GENERATED}
 
 1. Look for the line in the tables below, or search this page for a part of it.
-2. Follow the link: what it means, the first command to run, the fix and the action.
+2. Follow the link for the meaning, the first command to run, the fix and the action.
 3. If the problem is a measured value and no line: [causes of bad verdicts](troubleshooting/causes.md).
 4. For a number after `Xid`: [all Xids](troubleshooting/xid-catalog.md).
 
@@ -155,7 +155,7 @@ def _xid_page() -> str:
     ]
     for fact in catalog["nvlink"]:
         advice = [actions.get(fact[key], fact[key]) for key in ("immediate", "investigatory") if fact[key]]
-        bits = " or ".join(f"`{word}`" for word in fact["intrinfo"])
+        bits = " or ".join(f"`{mask}`" for mask in fact["intrinfo"])
         cells = [
             fact["unit"],
             fact["severity"],

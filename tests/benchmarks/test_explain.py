@@ -19,14 +19,14 @@ def test_numbers_do_not_get_worse() -> None:
     unexpected = {log.file for log in logs if not log.passed} - {log["file"] for log in committed["now"]["failed"]}
     assert unexpected == set()
     assert HELD_OUT["counts"](logs) == committed["now"]["counts"]
-    assert {kind: row["logs"] for kind, row in committed["first"]["counts"].items()} == {
-        kind: row["logs"] for kind, row in committed["now"]["counts"].items()
-    }, "a log that is added later has no first measurement"
+    first = {kind: row["logs"] for round_ in committed["first"].values() for kind, row in round_["counts"].items()}
+    now = {kind: row["logs"] for kind, row in committed["now"]["counts"].items()}
+    assert first == now, "a log that is added later has no first measurement"
 
 
 def test_logs_are_held_out_by_the_rule_and_are_short() -> None:
     logs = HELD_OUT["read_logs"]()
-    assert [log.held_out for log in logs] == [HELD_OUT["is_held_out"](log.source) for log in logs]
+    assert [log.held_out for log in logs] == [log.round == 2 or HELD_OUT["is_held_out"](log.source) for log in logs]
     files = {path.name: path.stat().st_size for path in HELD_OUT["INCIDENTS"].glob("*.log")}
     assert set(files) == {log.file for log in logs}
     assert max(files.values()) <= 8192
@@ -39,7 +39,7 @@ def test_logs_are_held_out_by_the_rule_and_are_short() -> None:
     [(["a", "b"], ["a"], True), (["b", "a"], ["a"], False), ([], ["a"], False), ([], [], True), (["a"], [], False)],
 )
 def test_the_first_finding_counts(findings: list[str], expected: list[str], passed: bool) -> None:
-    log = HELD_OUT["Log"](file="x", source="x", expected=expected, held_out=True, findings=findings)
+    log = HELD_OUT["Log"](file="x", source="x", expected=expected, round=1, held_out=True, findings=findings)
     assert log.passed is passed
 
 

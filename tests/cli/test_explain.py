@@ -156,7 +156,7 @@ def test_files_of_a_folder_that_are_no_logs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "words"),
+    ("head", "command"),
     [
         (b"\x28\xb5\x2f\xfd", "zstd -dc"),
         (b"\xfd7zXZ\x00", "xz -dc"),
@@ -165,10 +165,10 @@ def test_files_of_a_folder_that_are_no_logs(tmp_path: Path) -> None:
         ("CUDA out of memory\n".encode("utf-16"), "iconv -f UTF-16"),
     ],
 )
-def test_other_formats_are_named_with_the_command_that_unpacks_them(head: bytes, words: str, tmp_path: Path) -> None:
+def test_other_formats_are_named_with_the_command_that_unpacks_them(head: bytes, command: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(head)
     code, _, err = call("explain", tmp_path / "x")
-    assert (code, words in err, len(err.splitlines())) == (2, True, 1)
+    assert (code, command in err, len(err.splitlines())) == (2, True, 1)
 
 
 def test_devices_and_folders_without_permission(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ XID = b"NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has
 QUOTED = b'Warning  Failed  kubelet  Failed to pull image "nvcr.io/x": not found'
 
 
-def found(text: bytes) -> list[tuple[str, str]]:
+def matches_in(text: bytes) -> list[tuple[str, str]]:
     return [(match.signature.id, match.source) for match in search(io.BytesIO(text), "x")]
 
 
@@ -44,7 +44,7 @@ def journal(message: object, microseconds: int = 1795413411250000) -> bytes:
     ],
 )
 def test_line_ends_colours_and_records(text: bytes, places: list[str]) -> None:
-    assert found(text) == [("cuda.out_of_memory", place) for place in places]
+    assert matches_in(text) == [("cuda.out_of_memory", place) for place in places]
 
 
 def test_records_have_the_time_and_text_of_a_line() -> None:
@@ -53,13 +53,13 @@ def test_records_have_the_time_and_text_of_a_line() -> None:
     assert match.line == f"2026-11-23T05:56:51.250000+00:00 n1: {XID.decode()}"
     assert match.time == 1795413411.25
     record = json.dumps({"log": QUOTED.decode() + "\n", "time": "2026-11-23T05:56:51Z"}).encode()
-    assert found(record) == [("kubernetes.image_pull", "x:1")], "quotes are escaped in the record"
+    assert matches_in(record) == [("kubernetes.image_pull", "x:1")], "quotes are escaped in the record"
 
 
 def test_other_json_lines_are_searched_as_text() -> None:
-    assert found(b'{"level":"error","msg":"CUDA out of memory"}\n') == [("cuda.out_of_memory", "x:1")]
-    assert found(b"[1, 2]\n" + OOM) == [("cuda.out_of_memory", "x:2")]
-    assert found(b"{" * 10**5 + b"\n" + OOM) == [("cuda.out_of_memory", "x:2")]
+    assert matches_in(b'{"level":"error","msg":"CUDA out of memory"}\n') == [("cuda.out_of_memory", "x:1")]
+    assert matches_in(b"[1, 2]\n" + OOM) == [("cuda.out_of_memory", "x:2")]
+    assert matches_in(b"{" * 10**5 + b"\n" + OOM) == [("cuda.out_of_memory", "x:2")]
 
 
 def pieces() -> list[bytes]:
@@ -102,7 +102,7 @@ def test_long_records_are_cut_like_long_lines(monkeypatch: pytest.MonkeyPatch) -
     text = journal("x") + b"\n" + long + b"\n" + journal(OOM.decode()) + b"\n"
     for size in (2**10, 2**20):
         monkeypatch.setattr(log_text, "BLOCK_BYTES", size)
-        assert found(text) == [("cuda.out_of_memory", "x:3")]
+        assert matches_in(text) == [("cuda.out_of_memory", "x:3")]
 
 
 def test_blocks_have_no_escape_sequences() -> None:

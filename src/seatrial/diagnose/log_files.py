@@ -26,7 +26,7 @@ _NO_LOG_FOLDERS = frozenset((".git", "__pycache__", "site-packages", "node_modul
 _GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 1024
 _PRINTABLE = bytes([*range(32, 127), *b"\t\r\n\x1b"])
-# First bytes of other formats → what it is, and the command that unpacks it
+# First bytes of other formats → name of the format, and the command that unpacks it
 _FORMATS = {
     b"\x28\xb5\x2f\xfd": ("zstd data", "zstd -dc"),
     b"\xfd7zXZ\x00": ("xz data", "xz -dc"),

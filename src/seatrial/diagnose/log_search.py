@@ -2,7 +2,7 @@
 
 hyperscan finds candidates for all patterns in one pass over blocks of whole lines; Python's ``re`` confirms each of
 them on its line. Only the first MAX_LINE bytes of a line count, so that the result does not depend on the blocks. Lines
-end at a newline or carriage return, and are numbered by newlines, as by editors.
+end at a newline, carriage return or zero byte, and are numbered by newlines, as by editors.
 """
 
 from __future__ import annotations

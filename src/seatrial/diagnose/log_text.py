@@ -71,7 +71,7 @@ def _without_escapes(chunks: Iterator[bytes]) -> Iterator[bytes]:
 def _without_json(file: Readable) -> Iterator[bytes]:
     """The stream; if its first line is a JSON record of a journal or container, the text of each record on its line."""
     data = file.read(BLOCK_BYTES)
-    while data and not _LINE_END.search(data) and len(data) < _MAX_RECORD and (more := file.read(BLOCK_BYTES)):
+    while data and b"\n" not in data and len(data) <= _MAX_RECORD and (more := file.read(BLOCK_BYTES)):
         data += more
     is_json = _record_text(data.partition(b"\n")[0]) is not None
     rest, is_long = b"", False
@@ -109,6 +109,6 @@ def _record_text(line: bytes) -> bytes | None:
     stamp = record.get("__REALTIME_TIMESTAMP", "")
     if isinstance(stamp, str) and stamp.isdecimal() and len(stamp) <= 16:
         time = datetime.fromtimestamp(int(stamp) / 1e6, UTC).isoformat()
-    words = [time, record.get("_HOSTNAME", ""), record.get("SYSLOG_IDENTIFIER", "")]
-    prefix = " ".join(word for word in words if isinstance(word, str) and word)
+    fields = [time, record.get("_HOSTNAME", ""), record.get("SYSLOG_IDENTIFIER", "")]
+    prefix = " ".join(field for field in fields if isinstance(field, str) and field)
     return f"{prefix}: {text}".encode(errors="replace").rstrip(b"\n").replace(b"\n", b"\r")

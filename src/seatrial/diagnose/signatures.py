@@ -34,7 +34,7 @@ def signatures() -> tuple[Signature, ...]:
 
 
 def signature_errors() -> tuple[str, ...]:
-    """What is wrong with the files of the site, a sentence each."""
+    """The errors of the files of the site, a sentence each."""
     return _signatures_and_errors()[1]
 
 

@@ -20,7 +20,7 @@ _MAX_BYTES = 2**20
 
 
 def with_site_rows(shipped: Mapping[str, Row]) -> tuple[list[Signature], list[str]]:
-    """The shipped signatures (ID → row) with the changes and additions of the site, and what is wrong with its files.
+    """The shipped signatures (ID → row) with the changes and additions of the site, and the errors of its files.
 
     A row with the ID of a shipped signature replaces the fields that it has. A wrong row is left out.
     """
