@@ -14,7 +14,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder
 # Python caches compiled modules: without the cache each of hundreds of processes compiles 200 modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: trial cluster-trial test test-cluster test-training lint setup clean
+.PHONY: trial cluster-trial test unit-tests test-cluster test-training lint setup clean
 .DEFAULT_GOAL := trial
 
 # a run without GPUs is accepted only with --gpus-per-node 0; 0x10de is NVIDIA's vendor ID
@@ -26,8 +26,12 @@ trial: $(SETUP)
 cluster-trial: $(SETUP)
 	$(BIN)/python -m tests.rig --nodes 4 -- $(BIN)/seatrial run --launcher slurm --nodes 4 --gpus-per-node 0
 
+# side by side, since mypy uses one core; `make lint` alone shows its errors sooner
+test: $(SETUP)
+	+$(MAKE) --no-print-directory -j 2 lint unit-tests
+
 # three workers on two cores: a third of the time these tests wait for processes
-test: lint
+unit-tests: $(SETUP)
 	$(PYTEST) -n 3 -m "not cluster and not training"
 
 test-cluster: $(SETUP)
