@@ -66,9 +66,11 @@ def test_foreign_process_explains_slow_checks_of_its_gpu_and_of_the_cluster() ->
 
 def test_low_speed_does_not_explain_damaged_data_but_memory_errors_do() -> None:
     damaged = bad("collectives.all_reduce", CLUSTER, "wrong_elements")
-    (finding,) = found(BUSY, damaged)
+    finding, corrupted = found(BUSY, damaged)
     assert explained(finding) == {("gpu.inventory", GPU1)}
-    (finding,) = found(bad("gpu.inventory", GPU1, "ecc_uncorrected"), damaged)
+    assert corrupted.cause == "data_corrupted"
+    finding, _ = found(bad("gpu.inventory", GPU1, "ecc_uncorrected"), damaged)
+    assert finding.cause == "uncorrectable_memory_errors"
     assert ("collectives.all_reduce", CLUSTER) in explained(finding)
 
 
