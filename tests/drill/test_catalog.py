@@ -9,11 +9,12 @@ import pytest
 
 from seatrial import checks
 from seatrial.diagnose.causes import causes
+from seatrial.diagnose.failed_rank import RANK_FAILED, RANK_HUNG
 from seatrial.diagnose.signatures import signatures
 from seatrial.drill import catalog
 from seatrial.drill.base import Drill
 
-OTHER_CAUSES = {"environment_variable", "node_differs"}  # of diagnose/causes.py
+OTHER_CAUSES = {"environment_variable", "node_differs", RANK_FAILED, RANK_HUNG}
 
 
 @pytest.mark.parametrize("drill", catalog().values(), ids=lambda drill: drill.name)

@@ -8,11 +8,15 @@ from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
+from seatrial.diagnose.failed_rank import RANK_FAILED, RANK_HUNG, failed_rank_finding
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.signatures import Match, search_lines
 from seatrial.model import Finding, JobResult, JobState, Measurement, Trial, Verdict
 from seatrial.util.input_files import open_file
+
+_RANK_CAUSES = (RANK_FAILED, RANK_HUNG)
+_KEPT_CAUSES = ("", *_RANK_CAUSES)  # of findings that do not come from verdicts
 
 
 def diagnose(
@@ -31,11 +35,11 @@ def diagnose(
     have no other fault. ``node_prefix``: see cause_findings.
     """
     refused = [_refusal(result) for result in results[-1:] if result.state is JobState.REFUSED]
-    errors = _findings_in_errors([*measurements, *retries])
+    errors = list(_findings_in_errors([*measurements, *retries]))
     findings = {(finding.title, finding.subject): finding for finding in (*refused, *errors)}
     explained = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
-        if finding.title not in explained:
+        if finding.title not in explained and not (errors and finding.cause in _RANK_CAUSES):
             findings.setdefault((finding.title, finding.subject), finding)
     causes = cause_findings(verdicts, measurements, checks, node_prefix)
     return (*causes, *findings.values(), *localize(verdicts, measurements, checks))
@@ -46,7 +50,7 @@ def refreshed_findings(
 ) -> tuple[Finding, ...]:
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
-    kept = [finding for finding in trial.findings if finding.source not in sources and not finding.cause]
+    kept = [finding for finding in trial.findings if finding.source not in sources and finding.cause in _KEPT_CAUSES]
     causes = cause_findings(verdicts, trial.measurements, checks, node_prefix)
     return (*causes, *kept, *localize(verdicts, trial.measurements, checks))
 
@@ -93,7 +97,11 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
         if result.state is JobState.COMPLETED:
             yield from _findings_of_completed_job(logs, run_dir, result.job)
         else:
-            for match in _reported(match for log in logs for match in _search_log(log, run_dir)):
+            matches = _reported(match for log in logs for match in _search_log(log, run_dir))
+            has_root = any(match.signature.role == "root" for match in matches)
+            if not has_root and (failed_rank := failed_rank_finding(result, folder)):
+                yield failed_rank
+            for match in matches:
                 yield _finding(match, result.failed_subject or result.job, "medium")
 
 
