@@ -9,7 +9,7 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose, refreshed_findings
 from seatrial.diagnose.failed_rank import failed_rank_finding
-from seatrial.model import JobResult, JobState
+from seatrial.model import Explained, JobResult, JobState, Outcome, Verdict
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import ROOT
 
@@ -73,3 +73,25 @@ def test_finding_is_kept_when_a_record_is_judged_again(tmp_path: Path) -> None:
     assert finding
     trial = record.model_copy(update={"findings": (finding,)})
     assert finding in refreshed_findings(trial, record.verdicts, catalog())
+
+
+def test_end_of_a_hung_job_by_seatrial_is_no_cause(tmp_path: Path) -> None:
+    log = attempt(tmp_path, "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15\n")
+    findings = diagnose([result(JobState.HUNG, HANG)], [], [], [], catalog(), tmp_path)
+    assert [finding.cause for finding in findings] == ["rank_hung"]
+    log.write_text("NVRM: Xid (PCI:0000:17:00): 79, pid=4711, GPU has fallen off the bus.\n")
+    findings = diagnose([result(JobState.HUNG, HANG)], [], [], [], catalog(), tmp_path)
+    assert "Xid 79" in findings[0].title
+    assert len(findings) == 1
+
+
+def test_failure_in_the_log_of_a_program_explains_its_exit_code(tmp_path: Path) -> None:
+    evidence = "exit_code = 1 on cluster; problems: rank 1 on n0: CUDA out of memory. Tried to allocate 2.00 GiB"
+    verdicts = [
+        Verdict("train.fsdp", "cluster", Outcome.FAIL, "exit_code", evidence=evidence),
+        Verdict("train.fsdp", "cluster", Outcome.FAIL, "loss_drop", evidence="No space left on device"),
+        Verdict("train.lora", "cluster", Outcome.PASS, "exit_code", evidence="No space left on device"),
+    ]
+    (finding,) = diagnose([], [], [], verdicts, catalog(), tmp_path)
+    assert (finding.title, finding.subject, finding.confidence) == ("GPU out of memory", "rank 1 on n0", "high")
+    assert finding.explains == (Explained(check="train.fsdp", subject="cluster", metric="exit_code"),)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
-from seatrial.diagnose.failed_rank import RANK_FAILED, RANK_HUNG, failed_rank_finding
+from seatrial.diagnose.failed_rank import RANK_FAILED, RANK_HUNG, SIGTERM_SIGNATURES, failed_rank_finding
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.signatures import Match, search_lines
-from seatrial.model import Finding, JobResult, JobState, Measurement, Trial, Verdict
+from seatrial.model import Explained, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict
 from seatrial.util.input_files import open_file
 
+_EXIT_CODE = "exit_code"  # end of the names of these metrics
+_RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
 _RANK_CAUSES = (RANK_FAILED, RANK_HUNG)
 _KEPT_CAUSES = ("", *_RANK_CAUSES)  # of findings that do not come from verdicts
 
@@ -36,7 +39,8 @@ def diagnose(
     """
     refused = [_refusal(result) for result in results[-1:] if result.state is JobState.REFUSED]
     errors = list(_findings_in_errors([*measurements, *retries]))
-    findings = {(finding.title, finding.subject): finding for finding in (*refused, *errors)}
+    programs = _findings_in_exit_codes(verdicts)
+    findings = {(finding.title, finding.subject): finding for finding in (*refused, *errors, *programs)}
     explained = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
         if finding.title not in explained and not (errors and finding.cause in _RANK_CAUSES):
@@ -88,6 +92,16 @@ def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding
                 yield _finding(match, measurement.subject, "high")
 
 
+def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
+    """Known failures in the evidence of a FAIL on an exit code, which is the end of the program's log."""
+    for verdict in verdicts:
+        if verdict.outcome is Outcome.FAIL and verdict.metric.endswith(_EXIT_CODE):
+            rank = _RANK_ON_NODE.search(verdict.evidence)
+            for match in _reported(search_lines(verdict.evidence.splitlines(), verdict.check)):
+                finding = _finding(match, rank[0] if rank else verdict.subject, "high")
+                yield finding.model_copy(update={"explains": (Explained.of(verdict),)})
+
+
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:
     for result in sorted(results, key=lambda result: result.state is JobState.COMPLETED):
         if result.state in (JobState.CANCELLED, JobState.REFUSED):
@@ -97,7 +111,10 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
         if result.state is JobState.COMPLETED:
             yield from _findings_of_completed_job(logs, run_dir, result.job)
         else:
-            matches = _reported(match for log in logs for match in _search_log(log, run_dir))
+            found = (match for log in logs for match in _search_log(log, run_dir))
+            if result.state is JobState.HUNG:  # seatrial itself ended its processes
+                found = (match for match in found if match.signature.id not in SIGTERM_SIGNATURES)
+            matches = _reported(found)
             has_root = any(match.signature.role == "root" for match in matches)
             if not has_root and (failed_rank := failed_rank_finding(result, folder)):
                 yield failed_rank

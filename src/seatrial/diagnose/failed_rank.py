@@ -9,6 +9,8 @@ from pathlib import Path
 from seatrial.model import Finding, JobResult, JobState
 
 RANK_FAILED, RANK_HUNG = "rank_failed", "rank_hung"  # values of Finding.cause
+# torchrun prints these when seatrial ends a job
+SIGTERM_SIGNATURES = ("torchrun.agent_signal", "torchrun.terminated")
 _RANK = re.compile(r"rank (\d+)\b")
 _FIRST_COMMAND = re.compile(r"Run first[^:]*: ([^.;]+)")
 _TAIL_LINES = 50
