@@ -12,7 +12,8 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.diagnose.causes import Cause, cause_findings, causes, variables
+from seatrial.diagnose.cause_data import Cause, causes, variables
+from seatrial.diagnose.causes import cause_findings
 from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
@@ -181,12 +182,14 @@ def test_cause_names_checks_and_metrics_that_exist(cause: Cause) -> None:
         checks = [check for name, check in catalog().items() if fnmatchcase(name, pattern)]
         assert checks, pattern
         for metric in metrics:
-            declared = any(fnmatchcase(metric, name) for check in checks for name in check.metrics)
+            declared = any(
+                fnmatchcase(metric, name) or fnmatchcase(name, metric) for check in checks for name in check.metrics
+            )
             assert declared or metric.startswith("new_errors."), metric
     assert all(
         any(fnmatchcase(name, pattern) for name in catalog()) for pattern in cause.explains if pattern != "fabric.*"
     )
-    assert not re.findall(r"\{(?!gpu\}|node\}|port\})", re.sub(r"\{[a-z]+,|awk '.*'", "", cause.first_command))
+    assert not re.findall(r"\{(?!gpu\}|node\}|port\}|paths\})", re.sub(r"\{[a-z]+,|awk '.*'", "", cause.first_command))
     assert len({other.id for other in causes()}) == len(causes())
 
 
