@@ -87,8 +87,8 @@ def _clean(runs: CleanRuns) -> str:
     known = ", ".join(f"`{name}`" for name in runs.known) or "none"
     return (
         f"- Checks: {', '.join(f'`{name}`' for name in runs.checks)}. {runs.runs} runs without a fault, "
-        f"{runs.runs_with_alarm} with a false alarm. With {CONFIDENCE:.0%} confidence at most {runs.upper_bound:.1%} of "
-        f"all runs have one (without an alarm: the rule of three, 3 / runs). Alarms: {listed}. "
+        f"{runs.runs_with_alarm} with a false alarm. With {CONFIDENCE:.0%} confidence at most {runs.upper_bound:.1%} "
+        f"of all runs have one (without an alarm: the rule of three, 3 / runs). Alarms: {listed}. "
         f"True conditions of this machine, not counted: {known}."
     )
 

@@ -70,7 +70,7 @@ def test_low_speed_does_not_explain_damaged_data_but_memory_errors_do() -> None:
     finding, corrupted = found(BUSY, damaged)
     assert explained(finding) == {("gpu.inventory", GPU1)}
     assert corrupted.cause == "data_corrupted"
-    finding, _ = found(bad("gpu.inventory", GPU1, "ecc_uncorrected"), damaged)
+    (finding,) = found(bad("gpu.inventory", GPU1, "ecc_uncorrected"), damaged)
     assert finding.cause == "uncorrectable_memory_errors"
     assert ("collectives.all_reduce", CLUSTER) in explained(finding)
 
