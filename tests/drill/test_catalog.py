@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from seatrial import checks
-from seatrial.diagnose.causes import causes
+from seatrial.diagnose.cause_data import causes
 from seatrial.diagnose.failed_rank import RANK_FAILED, RANK_HUNG
 from seatrial.diagnose.signatures import signatures
 from seatrial.drill import catalog
