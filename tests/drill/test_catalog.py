@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
+from importlib import import_module
 
 import pytest
 
@@ -23,6 +24,8 @@ def test_drill_names_what_exists(drill: Drill) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", drill.name)
     for name, options in drill.trial.checks.items():
         known[name].options.model_validate(options)
+    if drill.fault:
+        assert callable(import_module(f"seatrial.drill.faults.{drill.fault}").install)
     for pattern in (drill.expected.place, drill.expected.command, drill.expected.refusal):
         re.compile(pattern)
     assert drill.expected.place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
+from seatrial.drill.cpu._host import HOST
 from seatrial.drill.injection import Injection
 
 
@@ -25,7 +26,7 @@ DRILL = Drill(
         check="host.inventory",
         metric="memlock_unlimited",
         cause="memlock_limited",
-        place=r"memlock_unlimited",
+        place=rf"^{HOST}: .*memlock_unlimited",
         command=r"ulimit -l",
         action="fix-config",
     ),
