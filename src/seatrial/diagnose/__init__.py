@@ -111,10 +111,10 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
         if result.state is JobState.COMPLETED:
             yield from _findings_of_completed_job(logs, run_dir, result.job)
         else:
-            found = (match for log in logs for match in _search_log(log, run_dir))
-            if result.state is JobState.HUNG:  # seatrial itself ended its processes
-                found = (match for match in found if match.signature.id not in SIGTERM_SIGNATURES)
-            matches = _reported(found)
+            # seatrial itself ends the processes of a job that hangs
+            ignored = SIGTERM_SIGNATURES if result.state is JobState.HUNG else ()
+            all_matches = (match for log in logs for match in _search_log(log, run_dir))
+            matches = _reported(match for match in all_matches if match.signature.id not in ignored)
             has_root = any(match.signature.role == "root" for match in matches)
             if not has_root and (failed_rank := failed_rank_finding(result, folder)):
                 yield failed_rank
