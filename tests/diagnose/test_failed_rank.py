@@ -95,3 +95,10 @@ def test_failure_in_the_log_of_a_program_explains_its_exit_code(tmp_path: Path) 
     (finding,) = diagnose([], [], [], verdicts, catalog(), tmp_path)
     assert (finding.title, finding.subject, finding.confidence) == ("GPU out of memory", "rank 1 on n0", "high")
     assert finding.explains == (Explained(check="train.fsdp", subject="cluster", metric="exit_code"),)
+
+
+def test_rank_that_a_message_names_is_the_place(tmp_path: Path) -> None:
+    evidence = "problems: rank 0 on n0: exit code 1; NonFiniteError: step 3. rank 1 (n0): its gradient is not finite"
+    verdict = Verdict("train.fsdp", "cluster", Outcome.FAIL, "exit_code", evidence=evidence)
+    (finding,) = diagnose([], [], [], [verdict], catalog(), tmp_path)
+    assert finding.subject == "rank 1"

@@ -98,7 +98,10 @@ def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
         if verdict.outcome is Outcome.FAIL and verdict.metric.endswith(_EXIT_CODE):
             rank = _RANK_ON_NODE.search(verdict.evidence)
             for match in _reported(search_lines(verdict.evidence.splitlines(), verdict.check)):
-                finding = _finding(match, rank[0] if rank else verdict.subject, "high")
+                named_rank = match.signature.filled("rank {rank}", match.line)  # not the rank that ended first
+                is_named = named_rank.removeprefix("rank ").isdigit()
+                subject = named_rank if is_named else rank[0] if rank else verdict.subject
+                finding = _finding(match, subject, "high")
                 yield finding.model_copy(update={"explains": (Explained.of(verdict),)})
 
 
