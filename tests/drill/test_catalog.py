@@ -10,12 +10,13 @@ import pytest
 
 from seatrial import checks
 from seatrial.diagnose.cause_data import causes
-from seatrial.diagnose.failed_rank import RANK_FAILED, RANK_HUNG
+from seatrial.diagnose.failed_rank import RANK_FAILED
+from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.signatures import signatures
 from seatrial.drill import catalog
 from seatrial.drill.base import Drill
 
-OTHER_CAUSES = {"environment_variable", "node_differs", RANK_FAILED, RANK_HUNG}
+OTHER_CAUSES = {"environment_variable", "node_differs", RANK_FAILED, HANG}
 
 
 @pytest.mark.parametrize("drill", catalog().values(), ids=lambda drill: drill.name)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
-from seatrial.diagnose.failed_rank import RANK_FAILED, RANK_HUNG, SIGTERM_SIGNATURES, failed_rank_finding
+from seatrial.diagnose.failed_rank import RANK_FAILED, SIGTERM_SIGNATURES, failed_rank_finding
+from seatrial.diagnose.hangs import CAUSE as HANG
+from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.signatures import Match, search_lines
@@ -18,7 +20,7 @@ from seatrial.util.input_files import open_file
 
 _EXIT_CODE = "exit_code"  # end of the names of these metrics
 _RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
-_RANK_CAUSES = (RANK_FAILED, RANK_HUNG)
+_RANK_CAUSES = (RANK_FAILED, HANG)
 _KEPT_CAUSES = ("", *_RANK_CAUSES)  # of findings that do not come from verdicts
 
 
@@ -31,8 +33,8 @@ def diagnose(
     run_dir: Path,
     node_prefix: str = "",
 ) -> tuple[Finding, ...]:
-    """The findings of a trial: causes of bad verdicts, then one per title and subject from errors of checks, from logs,
-    and from verdicts that locate a fault.
+    """The findings of a trial: causes of bad verdicts, hangs, then one per title and subject from errors of checks,
+    from logs, and from verdicts that locate a fault.
 
     A fault that an error of a check explains is not reported again from logs. The logs of a job that its nodes refused
     have no other fault. ``node_prefix``: see cause_findings.
@@ -41,12 +43,13 @@ def diagnose(
     errors = list(_findings_in_errors([*measurements, *retries]))
     programs = _findings_in_exit_codes(verdicts)
     findings = {(finding.title, finding.subject): finding for finding in (*refused, *errors, *programs)}
+    hangs = list(hang_findings(results, verdicts, run_dir, node_prefix))
     explained = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
-        if finding.title not in explained and not (errors and finding.cause in _RANK_CAUSES):
+        if finding.title not in explained and not ((errors or hangs) and finding.cause in _RANK_CAUSES):
             findings.setdefault((finding.title, finding.subject), finding)
     causes = cause_findings(verdicts, measurements, checks, node_prefix)
-    return (*causes, *findings.values(), *localize(verdicts, measurements, checks))
+    return (*causes, *hangs, *findings.values(), *localize(verdicts, measurements, checks))
 
 
 def refreshed_findings(
