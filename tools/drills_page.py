@@ -14,7 +14,7 @@ from typing import Any
 from seatrial.drill import catalog
 from seatrial.drill.base import DrillResult
 from seatrial.drill.clean import CONFIDENCE, CleanRuns
-from seatrial.drill.text import PARTS, totals
+from seatrial.drill.text import PARTS, part_text, totals
 
 ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "drills.md", ROOT / "docs" / "results" / "drills.json"
@@ -37,7 +37,7 @@ seatrial drill cpu --clean 40         # the same checks 40 times without a fault
 | located | finding or verdict names the rank, node, GPU, setting or file |
 | explained | the first finding is the injected cause, and no other |
 | first command | the first command of this finding is the right one for the fault |
-| action | the finding has the right action, such as `fix-environment` |
+| action | the finding has the right action, such as `fix-environment`; a refusal has none |
 
 Exit codes: 0 all parts of all drills hold, 1 one does not, 3 a drill could not run here.
 
@@ -74,7 +74,7 @@ def page(document: dict[str, Any]) -> str:
 
 
 def _row(result: DrillResult) -> str:
-    parts = ["yes" if getattr(result, part) else "**no**" for part in PARTS]
+    parts = [part_text(result, part).replace("NO", "**NO**") for part in PARTS]
     cells = [f"`{result.name}`", _cell(result.title), *parts, f"{result.seconds:g}", _cell(result.finding)]
     return f"| {' | '.join(cells)} |"
 

@@ -111,7 +111,8 @@ MESSAGE = "seatrial: cannot write to --out /data/run: Read-only file system; nam
 
 
 def test_a_refusal_is_read_from_standard_error() -> None:
-    assert evaluated(None, MESSAGE, REFUSAL).holds
+    refused = evaluated(None, MESSAGE, REFUSAL)
+    assert (refused.holds, refused.action_right) == (True, None)
     assert not evaluated(None, "Traceback", REFUSAL).seen
     assert not evaluated(None, MESSAGE.replace("/data", "/other"), REFUSAL).located
 

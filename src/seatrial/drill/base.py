@@ -100,7 +100,7 @@ class DrillResult(Frozen):
     """The result of one drill. ``could_not_run``: why it could not run here; the other fields are then empty.
 
     ``seconds``: from the injection, or the start of the trial if earlier, to the end of the trial.
-    ``problems``: what was expected and what was read instead, for each part that does not hold.
+    ``action_right``: None for a refusal, which has no action. ``problems``: what was expected and what was read instead, for each part that does not hold.
     """
 
     name: str
@@ -111,7 +111,7 @@ class DrillResult(Frozen):
     located: bool = False
     explained: bool = False
     command_right: bool = False
-    action_right: bool = False
+    action_right: bool | None = False
     seconds: float = 0.0
     decision: str = ""
     finding: str = ""
@@ -122,5 +122,5 @@ class DrillResult(Frozen):
     @property
     def holds(self) -> bool:
         """Whether the drill ran and every part holds."""
-        parts = (self.seen, self.located, self.explained, self.command_right, self.action_right)
+        parts = (self.seen, self.located, self.explained, self.command_right, self.action_right is not False)
         return not self.could_not_run and all(parts)

@@ -106,13 +106,13 @@ def _evaluate_refusal(result: DrillResult, expected: Expected, evidence: Evidenc
         "located": seen and re.search(expected.place, message) is not None,
         "explained": seen and expected.cause in message,
         "command_right": seen and re.search(expected.command, message) is not None,
-        "action_right": True,
     }
     line = next((line for line in message.splitlines() if re.search(expected.refusal, line)), "")
     last = (evidence.errors.strip().splitlines() or ["empty"])[-1]
     return result.model_copy(
         update={
             **parts,
+            "action_right": None,
             "decision": trial.decision.value.value if trial else "refused",
             "finding": line.strip()[:_MAX_TEXT],
             "problems": tuple(

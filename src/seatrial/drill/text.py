@@ -32,7 +32,7 @@ def print_results(results: Sequence[DrillResult], console: Console) -> None:
         if result.could_not_run:
             table.add_row(result.name, *["-"] * len(PARTS), "-")
         else:
-            cells = ["yes" if getattr(result, part) else "NO" for part in PARTS]
+            cells = [part_text(result, part) for part in PARTS]
             table.add_row(result.name, *cells, f"{result.seconds:.1f}")
     console.print(table, highlight=False)
     for result in results:
@@ -43,10 +43,17 @@ def print_results(results: Sequence[DrillResult], console: Console) -> None:
     console.print(totals(results), highlight=False)
 
 
+def part_text(result: DrillResult, part: str) -> str:
+    """yes, NO, or - for a part that the drill does not have."""
+    return {True: "yes", False: "NO", None: "-"}[getattr(result, part)]
+
+
 def totals(results: Sequence[DrillResult]) -> str:
     """How many drills ran, and in how many of them each part holds."""
     ran = [result for result in results if not result.could_not_run]
-    counts = ", ".join(f"{sum(getattr(result, part) for result in ran)} {text}" for part, text in PARTS.items())
+    counts = ", ".join(
+        f"{sum(getattr(result, part) is not False for result in ran)} {text}" for part, text in PARTS.items()
+    )
     could_not = len(results) - len(ran)
     more = f"; {plural(could_not, 'drill')} could not run here" if could_not else ""
     return f"{plural(len(ran), 'drill')} ran: {counts}{more}"
