@@ -8,6 +8,7 @@ from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
+from seatrial.diagnose.confirm import merge, unmerged, with_confirmations
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.signatures import Match, search_lines
@@ -38,7 +39,8 @@ def diagnose(
         if finding.title not in explained:
             findings.setdefault((finding.title, finding.subject), finding)
     causes = cause_findings(verdicts, measurements, checks, node_prefix)
-    return (*causes, *findings.values(), *localize(verdicts, measurements, checks))
+    jobs = frozenset(result.job for result in results)
+    return (*merge(causes, list(findings.values()), jobs), *localize(verdicts, measurements, checks))
 
 
 def refreshed_findings(
@@ -46,9 +48,10 @@ def refreshed_findings(
 ) -> tuple[Finding, ...]:
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
-    kept = [finding for finding in trial.findings if finding.source not in sources and not finding.cause]
+    kept = [finding for finding in unmerged(trial.findings) if finding.source not in sources]
     causes = cause_findings(verdicts, trial.measurements, checks, node_prefix)
-    return (*causes, *kept, *localize(verdicts, trial.measurements, checks))
+    jobs = frozenset(result.job for result in trial.results)
+    return (*merge(causes, kept, jobs), *localize(verdicts, trial.measurements, checks))
 
 
 def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
@@ -93,8 +96,10 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
         if result.state is JobState.COMPLETED:
             yield from _findings_of_completed_job(logs, run_dir, result.job)
         else:
-            for match in _reported(match for log in logs for match in _search_log(log, run_dir)):
-                yield _finding(match, result.failed_subject or result.job, "medium")
+            matches = [match for log in logs for match in _search_log(log, run_dir)]
+            for match in _reported(matches):
+                finding = _finding(match, result.failed_subject or result.job, "medium")
+                yield with_confirmations(finding, match, matches)
 
 
 def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) -> Iterator[Finding]:
