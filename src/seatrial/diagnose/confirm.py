@@ -25,13 +25,13 @@ def with_confirmations(finding: Finding, match: Match, matches: Sequence[Match])
     return _confirmed(finding, f"Confirmed by: {'; '.join(lines)}") if lines else finding
 
 
-def merge(found_causes: Sequence[Finding], others: Sequence[Finding], jobs: frozenset[str]) -> list[Finding]:
+def merge(cause_findings: Sequence[Finding], others: Sequence[Finding], jobs: frozenset[str]) -> list[Finding]:
     """The causes and the other findings, where a finding from a log is part of the cause that it shows as well.
 
     ``jobs``: the subjects of findings from logs that do not name a place. A cause with such a finding has a higher
     confidence, and the finding itself in ``confirmed_by``.
     """
-    merged, rest = list(found_causes), []
+    merged, rest = list(cause_findings), []
     for other in others:
         shown = next((index for index, cause in enumerate(merged) if _shows(other, cause, jobs)), None)
         if shown is None:
