@@ -9,6 +9,7 @@ from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
+from seatrial.diagnose.confirm import merge, unmerged, with_confirmations
 from seatrial.diagnose.failed_rank import RANK_FAILED, SIGTERM_SIGNATURES, failed_rank_finding
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
@@ -20,8 +21,7 @@ from seatrial.util.input_files import open_file
 
 _EXIT_CODE = "exit_code"  # end of the names of these metrics
 _RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
-_RANK_CAUSES = (RANK_FAILED, HANG)
-_KEPT_CAUSES = ("", *_RANK_CAUSES)  # of findings that do not come from verdicts
+_RANK_CAUSES = (RANK_FAILED, HANG)  # of findings that do not come from verdicts
 
 
 def diagnose(
@@ -49,7 +49,9 @@ def diagnose(
         if finding.title not in explained and not ((errors or hangs) and finding.cause in _RANK_CAUSES):
             findings.setdefault((finding.title, finding.subject), finding)
     causes = cause_findings(verdicts, measurements, checks, node_prefix)
-    return (*causes, *hangs, *findings.values(), *localize(verdicts, measurements, checks))
+    jobs = frozenset(result.job for result in results)
+    others = [*hangs, *findings.values()]
+    return (*merge(causes, others, jobs), *localize(verdicts, measurements, checks))
 
 
 def refreshed_findings(
@@ -57,9 +59,12 @@ def refreshed_findings(
 ) -> tuple[Finding, ...]:
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
-    kept = [finding for finding in trial.findings if finding.source not in sources and finding.cause in _KEPT_CAUSES]
+    of_ranks = [finding for finding in trial.findings if finding.cause in _RANK_CAUSES]
+    others = unmerged([finding for finding in trial.findings if finding.cause not in _RANK_CAUSES])
+    kept = [*of_ranks, *(finding for finding in others if finding.source not in sources)]
     causes = cause_findings(verdicts, trial.measurements, checks, node_prefix)
-    return (*causes, *kept, *localize(verdicts, trial.measurements, checks))
+    jobs = frozenset(result.job for result in trial.results)
+    return (*merge(causes, kept, jobs), *localize(verdicts, trial.measurements, checks))
 
 
 def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
@@ -120,12 +125,14 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
             # seatrial itself ends the processes of a job that hangs
             ignored = SIGTERM_SIGNATURES if result.state is JobState.HUNG else ()
             all_matches = (match for log in logs for match in _search_log(log, run_dir))
-            matches = _reported(match for match in all_matches if match.signature.id not in ignored)
-            has_root = any(match.signature.role == "root" for match in matches)
+            matches = [match for match in all_matches if match.signature.id not in ignored]
+            reported = _reported(matches)
+            has_root = any(match.signature.role == "root" for match in reported)
             if not has_root and (failed_rank := failed_rank_finding(result, folder)):
                 yield failed_rank
-            for match in matches:
-                yield _finding(match, result.failed_subject or result.job, "medium")
+            for match in reported:
+                finding = _finding(match, result.failed_subject or result.job, "medium")
+                yield with_confirmations(finding, match, matches)
 
 
 def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) -> Iterator[Finding]:
