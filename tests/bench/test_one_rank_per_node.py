@@ -4,7 +4,6 @@ import errno
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -14,7 +13,6 @@ from seatrial.bench.group import close_group, open_group
 from seatrial.bench.one_rank_per_node import (
     ParticipantError,
     Participants,
-    error_text,
     group_by_text,
     select_participants,
 )
@@ -128,16 +126,3 @@ def test_no_nccl_version_without_nccl() -> None:
 
 def test_names_are_grouped_by_reason() -> None:
     assert group_by_text({"a": "full", "b": "gone", "c": "full"}) == "full (a, c); gone (b)"
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device", "/x"), "/x: No space left on device"),
-        (OSError(errno.EPIPE, "Broken pipe"), "Broken pipe"),
-        (TimeoutError("timed out"), "timed out"),
-        (ValueError(), "ValueError"),
-    ],
-)
-def test_error_text_is_one_line(error: Any, text: str) -> None:
-    assert error_text(error) == text

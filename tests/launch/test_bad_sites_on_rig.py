@@ -128,3 +128,20 @@ def test_run_directory_read_only_on_one_node(make_cluster: Callable[..., Cluster
     code, _, err = started(cluster, trial, out, "--set", f"slurm.scratch={tmp_path / 'scratch'}").finish()
     assert code == 0, err
     assert "not shared: node1" in (out / "jobs" / "nodes" / "attempt1" / "launcher.err").read_text()
+
+
+def test_blocked_rendezvous_port_is_named_before_torchrun_waits(
+    make_cluster: Callable[..., Cluster], trial: Path, tmp_path: Path
+) -> None:
+    cluster = make_cluster(2)
+    rule = ["-p", "tcp", "--dport", "20000:29999", "--jump", "DROP"]
+    assert cluster.run_on("node0", ["iptables", "--append", "INPUT", "-i", "eth0", *rule]).returncode == 0
+    code, _, err = started(cluster, trial, tmp_path / "run", "--only", CHECK).finish()
+    assert code == 3, err
+    record = load(tmp_path / "run")
+    reason = failure(record)
+    assert reason.startswith("node1: cannot connect to the rendezvous at node0, port 2")
+    assert "no answer within 2 s" in reason
+    (finding,) = record.findings
+    assert (finding.subject, finding.first_command.split()[:3]) == ("node1", ["ip", "route", "get"])
+    assert nothing_is_left(cluster)

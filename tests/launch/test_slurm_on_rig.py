@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.model import DecisionValue, JobState, Outcome, Trial
 from tests.processes import Program, load, ranks_in_check, until
 from tests.rig.cluster import Cluster
@@ -105,6 +106,11 @@ def test_a_rank_stopped_on_another_node_is_named(sound: Cluster, trial: Path, tm
     record = load(out)
     assert JobState.HUNG in {result.state for result in record.results}
     assert "node1/rank2" in errors(record)[CHECK]
+    (cause,) = [finding for finding in record.findings if finding.cause == HANG]
+    assert (cause.subject, cause.confidence) == ("node1/rank2", "high")
+    assert "process state T" in cause.title
+    assert [explained.check for explained in cause.explains] == [CHECK]
+    assert "ranks 0-1, 3: " in cause.evidence  # the stacks of the others, on both nodes
     assert nothing_is_left(sound)
 
 

@@ -2,70 +2,35 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from threading import Thread
 
-from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S, Participants, error_text, start_in_thread
+from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S, Participants
+from seatrial.bench.tcp import (
+    CONNECT_TIMEOUT_S,
+    RESOLVE_TIMEOUT_S,
+    Endpoint,
+    Lookup,
+    connection_error,
+    error_text,
+    is_routable,
+    listen,
+    open_connection,
+    resolve_names,
+)
 
-RESOLVE_TIMEOUT_S = 10.0  # twice the default timeout of a resolver, 5 s per server
-CONNECT_TIMEOUT_S = 2.0  # within a cluster a connection takes less than 1 ms; Linux repeats a lost SYN after 1 s
 MAX_PARALLEL_CONNECTS = 32
 PINGS = 10  # per pair, so that at least one of them meets no queue
 _TIMESTAMPS = struct.Struct("!dd")
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """Routable addresses that one node resolves a name to, or ``problem`` if there are none."""
-
-    addresses: tuple[str, ...]
-    problem: str | None = None
-
-
-def resolve_names(names: Sequence[str], resolve: Callable[[str], Sequence[str]]) -> dict[str, Lookup]:
-    """Resolve all names in parallel on this node; a name without an answer within 10 s is unresolved."""
-    pending = {name: start_in_thread(partial(resolve, name)) for name in names}
-    wait(pending.values(), timeout=RESOLVE_TIMEOUT_S)
-    return {name: _lookup(future) for name, future in pending.items()}
-
-
-def _lookup(pending: Future[Sequence[str]]) -> Lookup:
-    if not pending.done():
-        return Lookup((), f"not resolved within {RESOLVE_TIMEOUT_S:g} s")
-    try:
-        addresses = pending.result()
-    except OSError as error:
-        return Lookup((), error_text(error))
-    routable = tuple(address for address in addresses if _is_routable(address))
-    return Lookup(routable, None if routable else f"resolves to {', '.join(addresses)}; other nodes cannot reach that")
-
-
-def _is_routable(address: str) -> bool:
-    parsed = ipaddress.ip_address(address)
-    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified)
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A participant's listener: its port, and the token that it sends on every connection, which identifies it.
-
-    ``address`` is for nodes that cannot resolve the participant's name; None if it is unknown.
-    """
-
-    port: int
-    token: bytes
-    address: str | None
 
 
 @dataclass(frozen=True)
@@ -124,7 +89,7 @@ class ConnectivityProbe:
 
     def listen(self) -> Endpoint:
         """Listen on a free port of all addresses. Raises OSError."""
-        self._listener = _listen()
+        self._listener = listen()
         Thread(target=self._accept, args=(self._listener,), daemon=True).start()
         return Endpoint(self._listener.getsockname()[1], self._token, local_address())
 
@@ -179,12 +144,6 @@ def wall_clock() -> float:
     return time.time()
 
 
-def _listen() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-    return socket.create_server(("", 0), backlog=1024)
-
-
 def local_address() -> str | None:
     """This node's source address towards MASTER_ADDR; None if it is a loopback address or cannot be determined."""
     try:
@@ -194,7 +153,7 @@ def local_address() -> str | None:
             address = str(datagram.getsockname()[0])
     except OSError:
         return None
-    return address if _is_routable(address) else None
+    return address if is_routable(address) else None
 
 
 def _fallback_address(endpoint: Endpoint) -> tuple[str, ...]:
@@ -203,39 +162,11 @@ def _fallback_address(endpoint: Endpoint) -> tuple[str, ...]:
     return (endpoint.address,)
 
 
-def open_connection(addresses: Sequence[str], endpoint: Endpoint) -> socket.socket:
-    """Connect to the first address where a listener sends the endpoint's token. Raises ConnectionError."""
-    errors = []
-    for address in addresses:
-        try:
-            connection = socket.create_connection((address, endpoint.port), timeout=CONNECT_TIMEOUT_S)
-        except OSError as error:
-            errors.append(f"{address}: {_connection_error(error)}")
-            continue
-        token = _receive_token(connection)
-        if token == endpoint.token:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return connection
-        connection.close()
-        errors.append(f"{address}: connected, but {'another program answers' if token else 'received no answer'}")
-    raise ConnectionError("; ".join(errors))
-
-
-def _receive_token(connection: socket.socket) -> bytes:
-    with suppress(OSError):  # no data, or a closed connection: not the expected listener
-        return connection.recv(16, socket.MSG_WAITALL)
-    return b""
-
-
-def _connection_error(error: OSError) -> str:
-    return f"no answer within {CONNECT_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error_text(error)
-
-
 def _measure(connection: socket.socket) -> Connection | str:
     try:
         pings = [_ping(connection) for _ in range(PINGS)]
     except (OSError, struct.error) as error:
-        reason = _connection_error(error) if isinstance(error, OSError) else "the other end closed the connection"
+        reason = connection_error(error) if isinstance(error, OSError) else "the other end closed the connection"
         return f"failed after connecting: {reason}"
     round_trip, offset = min(pings)
     return Connection(median(ping[0] for ping in pings), offset, round_trip / 2)

@@ -5,17 +5,15 @@ Everything here is called by all ranks together, in an open process group (``ben
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import Thread
 from typing import Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from seatrial.bench.rank import gather
+from seatrial.bench.tcp import error_text, start_in_thread
 
 T = TypeVar("T")
 
@@ -102,27 +100,6 @@ def _run(work: Callable[[], T], seconds: float) -> _Done[T] | _Failed:
     except (OSError, ValueError) as error:
         timed_out = not pending.done()
         return _Failed(f"no answer within {seconds:g} s" if timed_out else error_text(error), timed_out)
-
-
-def start_in_thread(work: Callable[[], T]) -> Future[T]:
-    """Start ``work`` in a daemon thread, which does not keep the process alive if it never returns."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:  # handed to the caller by result()
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return future
-
-
-def error_text(error: Exception) -> str:
-    """The error in one line: ``/mnt/x: Permission denied``."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename is not None else error.strerror
-    return str(error) or type(error).__name__
 
 
 def nccl_version() -> str | None:

@@ -83,7 +83,9 @@ def _refusal(result: JobResult) -> Finding:
     """The finding for nodes that do not have what the trial needs."""
     _, _, command = result.cause.partition(". Run first")
     return Finding(
-        title="The node does not have what the trial needs",
+        title="A node cannot reach the rendezvous of the job"
+        if "rendezvous" in result.cause
+        else "The node does not have what the trial needs",
         subject=result.failed_subject,
         confidence="high",
         evidence=result.cause,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from seatrial.bench import connectivity
+from seatrial.bench import connectivity, tcp
 from seatrial.discover import fabric, host
 from tests.bench import cluster
 
@@ -31,7 +31,7 @@ def _resolve_node1_to_loopback(name: str) -> tuple[str, ...]:
 class ClosedPort(connectivity.ConnectivityProbe):
     """Publishes a port and closes it."""
 
-    def listen(self) -> connectivity.Endpoint:
+    def listen(self) -> tcp.Endpoint:
         endpoint = super().listen()
         assert self._listener
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -43,7 +43,7 @@ class ClosedPort(connectivity.ConnectivityProbe):
 class WrongToken(connectivity.ConnectivityProbe):
     """Sends another token than it published, as another program on the port would."""
 
-    def listen(self) -> connectivity.Endpoint:
+    def listen(self) -> tcp.Endpoint:
         endpoint = super().listen()
         self._token = b"SSH-2.0-OpenSSH\r"
         return endpoint
@@ -85,7 +85,7 @@ FAULTS: dict[str, cluster.Fault] = {
     "unknown_name": cluster.on(1, host, "resolve", _resolve_without_node2),
     "loopback_name": cluster.everywhere(host, "resolve", _resolve_node1_to_loopback),
     "resolver_hangs": cluster.everywhere(host, "resolve", _hang),
-    "short_resolve_timeout": cluster.everywhere(connectivity, "RESOLVE_TIMEOUT_S", 0.2),
+    "short_resolve_timeout": cluster.everywhere(tcp, "RESOLVE_TIMEOUT_S", 0.2),
     "known_local_address": cluster.everywhere(connectivity, "local_address", cluster.outside_address),
     "mtu_9000": cluster.everywhere(fabric, "read_nics", _nics(9000, 25_000)),
     "mtu_1500_on_one": cluster.on(1, fabric, "read_nics", _nics(1500, None)),
@@ -94,7 +94,7 @@ FAULTS: dict[str, cluster.Fault] = {
     "closed_port_on_first": cluster.on(1, connectivity, "ConnectivityProbe", ClosedPort),
     "wrong_token": cluster.on(2, connectivity, "ConnectivityProbe", WrongToken),
     "no_answer": cluster.on(2, connectivity, "ConnectivityProbe", NoAnswer),
-    "no_port": cluster.on(1, connectivity, "_listen", _no_port),
+    "no_port": cluster.on(1, connectivity, "listen", _no_port),
     "skewed_clock": cluster.on(1, connectivity, "wall_clock", lambda: time.time() + SKEW_S),
     "clock_1000_s_behind": cluster.on(1, connectivity, "wall_clock", lambda: time.time() - 1000),
 }

@@ -1,0 +1,97 @@
+"""Tries the rendezvous of a job before torchrun: ``python -m seatrial.bench.rendezvous ADDRESS PORT KEY`` on each node.
+
+The first node (SLURM_NODEID 0) listens; the others resolve the address and connect. A node that cannot prints one line,
+``preflight: NODE: …``, which ends the job: torchrun would wait for minutes, and name no node. The exit code is 0, since
+another one makes srun end the other nodes before they have printed theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Thread
+
+from seatrial.bench.tcp import Endpoint, error_text, listen, open_connection, resolve_names
+
+# Between the first and the last start of a node: seconds with srun, more with containers or Python on a busy filesystem
+CONNECT_LIMIT_S, LISTEN_LIMIT_S = 30.0, 60.0
+_RETRY_S = 0.2
+_TOKEN_BYTES = 16
+
+
+def main(arguments: Sequence[str]) -> None:
+    address, port, key = arguments[0], int(arguments[1]), arguments[2]
+    token = key.encode()[:_TOKEN_BYTES].ljust(_TOKEN_BYTES)
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    if os.environ.get("SLURM_NODEID", "0") == "0":
+        problem = serve(port, token, int(os.environ.get("SLURM_NNODES", "1")) - 1, LISTEN_LIMIT_S)
+    else:
+        problem = connect(address, port, token, CONNECT_LIMIT_S)
+    if problem:
+        print(f"preflight: {node}: {problem}")
+
+
+def serve(port: int, token: bytes, clients: int, limit_s: float) -> str:
+    """Listen until this many clients have connected, at most ``limit_s``; return why it cannot listen, else empty.
+
+    A client that does not connect reports that itself.
+    """
+    try:
+        listener = listen(port)
+    except OSError as error:
+        return (
+            f"cannot listen on port {port} for the rendezvous: {error_text(error)}. "
+            f"Run first, on this node: ss -ltnp sport = :{port}"
+        )
+    deadline, answers = time.monotonic() + limit_s, list[Thread]()
+    with listener:
+        while len(answers) < clients and (left_s := deadline - time.monotonic()) > 0:
+            listener.settimeout(left_s)
+            with suppress(OSError):
+                connection, _ = listener.accept()
+                answers.append(Thread(target=_answer, args=(connection, token), daemon=True))
+                answers[-1].start()
+        for answer in answers:
+            answer.join(max(0.0, deadline - time.monotonic()))
+    return ""
+
+
+def _answer(connection: socket.socket, token: bytes) -> None:
+    """Send the token and wait for the client's end, so that the port is free for torchrun at once."""
+    with connection, suppress(OSError):
+        connection.settimeout(CONNECT_LIMIT_S)
+        connection.sendall(token)
+        connection.recv(1)
+
+
+def connect(address: str, port: int, token: bytes, limit_s: float) -> str:
+    """Connect to the first node; return why this is not possible, else empty. A refusal is retried for ``limit_s``."""
+    lookup = resolve_names([address], _resolve)[address]
+    if lookup.problem:
+        reason = f"cannot resolve the address of the rendezvous, {address} (port {port}): {lookup.problem}"
+        return f"{reason}. Run first, on this node: getent ahosts {address}"
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            open_connection(lookup.addresses, Endpoint(port, token, None)).close()
+            return ""
+        except OSError as error:
+            if time.monotonic() > deadline:
+                route = f"ip route get {lookup.addresses[0]}; ping -c 3 {lookup.addresses[0]}"
+                return (
+                    f"cannot connect to the rendezvous at {address}, port {port}: {error_text(error)}. A firewall must "
+                    f"allow all ports between the nodes. Run first, on this node: {route}; on both: nft list ruleset"
+                )
+            time.sleep(_RETRY_S)
+
+
+def _resolve(name: str) -> list[str]:
+    return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

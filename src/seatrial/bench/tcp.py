@@ -1,0 +1,119 @@
+"""Name resolution and TCP connections of one node. Without torch, so that a job script can use it before the ranks."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import Thread
+from typing import TypeVar
+
+T = TypeVar("T")
+RESOLVE_TIMEOUT_S = 10.0  # twice the default timeout of a resolver, 5 s per server
+CONNECT_TIMEOUT_S = 2.0  # within a cluster a connection takes less than 1 ms; Linux repeats a lost SYN after 1 s
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Routable addresses that one node resolves a name to, or ``problem`` if there are none."""
+
+    addresses: tuple[str, ...]
+    problem: str | None = None
+
+
+def resolve_names(names: Sequence[str], resolve: Callable[[str], Sequence[str]]) -> dict[str, Lookup]:
+    """Resolve all names in parallel on this node; a name without an answer within 10 s is unresolved."""
+    pending = {name: start_in_thread(partial(resolve, name)) for name in names}
+    wait(pending.values(), timeout=RESOLVE_TIMEOUT_S)
+    return {name: _lookup(future) for name, future in pending.items()}
+
+
+def _lookup(pending: Future[Sequence[str]]) -> Lookup:
+    if not pending.done():
+        return Lookup((), f"not resolved within {RESOLVE_TIMEOUT_S:g} s")
+    try:
+        addresses = pending.result()
+    except OSError as error:
+        return Lookup((), error_text(error))
+    routable = tuple(address for address in addresses if is_routable(address))
+    return Lookup(routable, None if routable else f"resolves to {', '.join(addresses)}; other nodes cannot reach that")
+
+
+def is_routable(address: str) -> bool:
+    """Whether other nodes can use this address."""
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A participant's listener: its port, and the token that it sends on every connection, which identifies it.
+
+    ``address`` is for nodes that cannot resolve the participant's name; None if it is unknown.
+    """
+
+    port: int
+    token: bytes
+    address: str | None
+
+
+def listen(port: int = 0) -> socket.socket:
+    """Listen on a port of all addresses, 0: any free one. Raises OSError."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+    return socket.create_server(("", port), backlog=1024)
+
+
+def open_connection(addresses: Sequence[str], endpoint: Endpoint) -> socket.socket:
+    """Connect to the first address where a listener sends the endpoint's token. Raises ConnectionError."""
+    errors = []
+    for address in addresses:
+        try:
+            connection = socket.create_connection((address, endpoint.port), timeout=CONNECT_TIMEOUT_S)
+        except OSError as error:
+            errors.append(f"{address}: {connection_error(error)}")
+            continue
+        token = _receive_token(connection)
+        if token == endpoint.token:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
+        connection.close()
+        errors.append(f"{address}: connected, but {'another program answers' if token else 'received no answer'}")
+    raise ConnectionError("; ".join(errors))
+
+
+def _receive_token(connection: socket.socket) -> bytes:
+    with suppress(OSError):  # no data, or a closed connection: not the expected listener
+        return connection.recv(16, socket.MSG_WAITALL)
+    return b""
+
+
+def connection_error(error: OSError) -> str:
+    """The error of a connection in one line; a timeout with its seconds."""
+    return f"no answer within {CONNECT_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error_text(error)
+
+
+def start_in_thread(work: Callable[[], T]) -> Future[T]:
+    """Start ``work`` in a daemon thread, which does not keep the process alive if it never returns."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:  # handed to the caller by result()
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
+def error_text(error: Exception) -> str:
+    """The error in one line: ``/mnt/x: Permission denied``."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename is not None else error.strerror
+    return str(error) or type(error).__name__

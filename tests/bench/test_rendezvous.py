@@ -1,0 +1,73 @@
+"""The test of the rendezvous, between two processes of this host."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from seatrial.bench import rendezvous, tcp
+from seatrial.bench.rendezvous import connect, serve
+
+TOKEN = b"7".ljust(16)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture
+def loopback_is_routable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "is_routable", lambda address: True)
+
+
+@pytest.mark.usefixtures("loopback_is_routable")
+def test_all_nodes_connect_and_the_port_is_free_afterwards(port: int) -> None:
+    with ThreadPoolExecutor() as pool:
+        clients = [pool.submit(connect, "localhost", port, TOKEN, 10) for _ in range(3)]  # two before the server
+        server = pool.submit(serve, port, TOKEN, 3, 20)
+        assert [client.result() for client in clients] == ["", "", ""]
+        assert server.result() == ""
+    with socket.socket() as again:
+        again.bind(("", port))  # without SO_REUSEADDR: no connection is in TIME_WAIT here
+
+
+@pytest.mark.usefixtures("loopback_is_routable")
+def test_node_that_cannot_connect_names_address_and_port(port: int) -> None:
+    assert re.search(
+        f"at localhost, port {port}: .*127.0.0.1: Connection refused", connect("localhost", port, TOKEN, 0)
+    )
+    with socket.create_server(("127.0.0.1", port)), ThreadPoolExecutor() as pool:
+        assert "received no answer" in pool.submit(connect, "127.0.0.1", port, TOKEN, 0).result()
+        assert f"cannot listen on port {port}" in serve(port, TOKEN, 1, 0)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("no-such-host.invalid", "cannot resolve"), ("localhost", "127.0.0.1")])
+def test_name_that_does_not_resolve_to_the_other_node_is_named(name: str, reason: str, port: int) -> None:
+    problem = connect(name, port, TOKEN, 0)
+    assert reason in problem
+    assert f"getent ahosts {name}" in problem
+
+
+def test_a_missing_node_ends_the_server(port: int) -> None:
+    assert serve(port, TOKEN, 1, 0.2) == ""
+
+
+def test_node_reports_itself_in_one_line_and_torch_is_not_imported(port: int) -> None:
+    env = {**os.environ, "SLURM_NODEID": "1", "SLURM_NNODES": "2", "SLURMD_NODENAME": "n1"}
+    program = (
+        "import sys; from seatrial.bench.rendezvous import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    )
+    argv = [sys.executable, "-c", program, "no-such-host.invalid", str(port), "7"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True, timeout=60)
+    line, torch_imported = done.stdout.splitlines()
+    assert line.startswith("preflight: n1: cannot resolve the address of the rendezvous, no-such-host.invalid")
+    assert torch_imported == "False"
+    assert rendezvous.CONNECT_LIMIT_S < rendezvous.LISTEN_LIMIT_S

@@ -1,0 +1,85 @@
+"""Name resolution and connections to listeners of this host."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from seatrial.bench import tcp
+from seatrial.bench.tcp import Endpoint, error_text, open_connection, resolve_names
+
+
+def test_port_without_listener_refuses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1: Connection refused"):
+        open_connection(["127.0.0.1"], Endpoint(port, bytes(16), None))
+
+
+def test_port_with_a_full_queue_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "CONNECT_TIMEOUT_S", 0.2)
+    waiting = []
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        address = server.getsockname()
+        for _ in range(3):  # the kernel drops what does not fit, like a firewall
+            waiting.append(socket.socket())
+            waiting[-1].setblocking(False)
+            waiting[-1].connect_ex(address)
+        with pytest.raises(ConnectionError, match=r"no answer within 0\.2 s"):
+            open_connection(["127.0.0.1"], Endpoint(address[1], bytes(16), None))
+    for connection in waiting:
+        connection.close()
+
+
+def test_port_that_sends_no_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "CONNECT_TIMEOUT_S", 0.2)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        pytest.raises(ConnectionError, match="received no answer"),
+    ):
+        open_connection(["127.0.0.1"], Endpoint(server.getsockname()[1], bytes(16), None))
+
+
+def test_all_addresses_are_tried_and_all_errors_reported() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1: .*; 127\.0\.0\.2: Connection refused"):
+        open_connection(["127.0.0.1", "127.0.0.2"], Endpoint(port, bytes(16), None))
+
+
+def test_names_are_resolved_in_parallel_to_routable_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(name: str) -> Sequence[str]:
+        if name == "unknown":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        if name == "silent":
+            time.sleep(60)
+        return {"good": ("10.0.0.1",), "both": ("127.0.1.1", "10.0.0.2"), "self": ("127.0.1.1", "::1", "fe80::1")}[name]
+
+    monkeypatch.setattr(tcp, "RESOLVE_TIMEOUT_S", 1.0)
+    lookups = resolve_names(["good", "both", "self", "unknown", "silent"], resolve)
+    assert {name: lookup.addresses for name, lookup in lookups.items() if lookup.addresses} == {
+        "good": ("10.0.0.1",),
+        "both": ("10.0.0.2",),
+    }
+    assert lookups["good"].problem is None
+    assert "127.0.1.1, ::1, fe80::1" in (lookups["self"].problem or "")
+    assert lookups["unknown"].problem == "Name or service not known"
+    assert lookups["silent"].problem == "not resolved within 1 s"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/x"), "/x: No space left on device"),
+        (OSError(errno.EPIPE, "Broken pipe"), "Broken pipe"),
+        (TimeoutError("timed out"), "timed out"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_error_text_is_one_line(error: Any, text: str) -> None:
+    assert error_text(error) == text
