@@ -55,8 +55,8 @@ def drill(
     Exit codes: 0 all parts of all drills hold, 1 one does not, 3 a drill could not run here. With --clean: 0 no alarm,
     1 at least one.
     """
-    from seatrial.drill.runner import run_drills, why_not_here
-    from seatrial.drill.text import print_list, print_results
+    from seatrial.drill.runner import why_not_here
+    from seatrial.drill.text import print_list
 
     selected = _selected(names or [], all_ or (list_ and not names))
     if list_:
@@ -70,20 +70,28 @@ def drill(
         raise UsageError("--known needs --clean: drills compare with their own expectation")
     folder = _new_folder(out)
     try:
-        if clean:
-            raise typer.Exit(_run_clean(selected, clean, known or [], folder, as_json))
-        results = list(run_drills(selected, folder, lambda text: print(f"drill {text}", file=sys.stderr)))
+        raise typer.Exit(
+            _run_clean(selected, clean, known or [], folder, as_json) if clean else _run(selected, folder, as_json)
+        )
     finally:
         if not out:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(selected: list[Drill], folder: Path, as_json: bool) -> int:
+    """Run the drills, print their results and return the exit code."""
+    from seatrial.drill.runner import run_drills
+    from seatrial.drill.text import print_results
+
+    results = list(run_drills(selected, folder, lambda text: print(f"drill {text}", file=sys.stderr)))
     if as_json:
         print_json([result.model_dump(mode="json") for result in results])
     else:
         print_results(results, stdout())
     could_run = [result for result in results if not result.could_not_run]
     if not all(result.holds for result in could_run):
-        raise typer.Exit(EXIT_MISSED)
-    raise typer.Exit(EXIT_ALL_HOLD if len(could_run) == len(results) else EXIT_COULD_NOT_RUN)
+        return EXIT_MISSED
+    return EXIT_ALL_HOLD if len(could_run) == len(results) else EXIT_COULD_NOT_RUN
 
 
 def _run_clean(selected: list[Drill], runs: int, known: list[str], folder: Path, as_json: bool) -> int:
