@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from pydantic import JsonValue
 from seatrial.checks import catalog
 from seatrial.diagnose.cause_data import Cause, causes, variables
 from seatrial.diagnose.causes import cause_findings
-from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, Verdict
+from seatrial.judge.rules import judge_check
+from seatrial.model import CLUSTER, Explained, Finding, Measurement, Metric, Outcome, Reason, Trial, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import ROOT
@@ -67,9 +69,11 @@ def test_foreign_process_explains_slow_checks_of_its_gpu_and_of_the_cluster() ->
 
 def test_low_speed_does_not_explain_damaged_data_but_memory_errors_do() -> None:
     damaged = bad("collectives.all_reduce", CLUSTER, "wrong_elements")
-    (finding,) = found(BUSY, damaged)
+    finding, corrupted = found(BUSY, damaged)
     assert explained(finding) == {("gpu.inventory", GPU1)}
+    assert corrupted.cause == "data_corrupted"
     (finding,) = found(bad("gpu.inventory", GPU1, "ecc_uncorrected"), damaged)
+    assert finding.cause == "uncorrectable_memory_errors"
     assert ("collectives.all_reduce", CLUSTER) in explained(finding)
 
 
@@ -203,3 +207,107 @@ def test_variables_have_a_default_and_an_effect() -> None:
 def test_finding_survives_the_record(tmp_path: Path) -> None:
     (finding,) = found(BUSY)
     assert Finding.model_validate(json.loads(finding.model_dump_json())) == finding
+
+
+def test_causes_of_causes_exist() -> None:
+    names = {cause.id for cause in causes()} | {"node_differs"} | set(variables())
+    assert {name for cause in causes() for name in cause.consequence_of} <= names
+
+
+def record_with_a_foreign_process() -> tuple[Trial, list[Measurement]]:
+    """A real record of two GPUs, one of them busy, and the inventory of the same machine with that process.
+
+    The run had no gpu.inventory: its measurement is that of acceptance.trial.json, with one process and its count.
+    """
+    busy = load_trial(RESULTS / "2026-11-23-2xh200" / "busy-gpu.trial.json")
+    acceptance = load_trial(RESULTS / "2026-11-23-2xh200" / "acceptance.trial.json")
+    (inventory,) = (each for each in acceptance.measurements if each.check == "gpu.inventory")
+    process: JsonValue = [{"gpu": 1, "pid": 1800, "name": "python3", "memory": 10 * 2**30}]
+    metrics = tuple(
+        replace(metric, value=1.0) if (metric.name, metric.subject) == ("foreign_processes", "vm/gpu1") else metric
+        for metric in inventory.metrics
+    )
+    changed = {"metrics": metrics, "facts": {**inventory.facts, "foreign_processes": process}}
+    return busy, [inventory.model_copy(update=changed)]
+
+
+def test_record_with_a_busy_gpu_has_one_finding_that_names_the_process() -> None:
+    busy, inventory = record_with_a_foreign_process()
+    checks = catalog()
+    judged = judge_check(checks["gpu.inventory"], inventory, {}, "t")
+    failed = [verdict for verdict in busy.verdicts if verdict.outcome is Outcome.FAIL]
+    (finding,) = cause_findings([*judged, *failed], [*inventory, *busy.measurements], checks)
+    assert finding.title == "another program uses the GPU: python3 (pid 1800)"
+    assert finding.subject == "vm/gpu1"
+    assert {Explained.of(verdict) for verdict in failed} < set(finding.explains)
+    assert len({verdict.check for verdict in failed}) == 5
+    assert finding.first_command.endswith("; ps -o pid,user,lstart,args -p 1800")
+
+
+def test_record_with_two_channels_names_the_variable() -> None:
+    """The record with NCCL_P2P_DISABLE=1, in which the variable is replaced."""
+    trial = load_trial(RESULTS / "2026-11-23-2xh200" / "p2p-disabled.trial.json")
+    text = (
+        trial.model_dump_json()
+        .replace("NCCL_P2P_DISABLE", "NCCL_MAX_NCHANNELS")
+        .replace('"NCCL_MAX_NCHANNELS":"1"', '"NCCL_MAX_NCHANNELS":"2"')
+    )
+    (finding,) = rejudge(Trial.model_validate_json(text)).findings
+    assert finding.title == "NCCL_MAX_NCHANNELS=2 is set"
+    assert "grep -rn NCCL_MAX_NCHANNELS /etc/nccl.conf" in finding.first_command
+
+
+def test_load_of_other_programs_explains_slow_checks_and_names_them() -> None:
+    processes: JsonValue = [{"pid": 4711 + number, "name": "stress-ng", "cpus": 1.0} for number in range(2)]
+    load = Measurement(
+        check="host.load",
+        subject="n0",
+        metrics=(Metric(name="cpu_busy", value=97.0, unit="%", subject="n0"),),
+        facts={"gpu_node": "yes", "busiest_processes": processes},
+    )
+    judged = judge_check(catalog()["host.load"], [load], {}, "t")
+    assert [verdict.outcome for verdict in judged] == [Outcome.WARN]
+    copies = bad("train.ddp", CLUSTER, "tokens_per_second")
+    (finding,) = cause_findings([*judged, copies], [load], catalog(), "ssh {node}")
+    assert finding.title == "other programs use the CPUs of the node: stress-ng (pid 4711), stress-ng (pid 4712)"
+    assert "-p 4711,4712" in finding.first_command
+
+
+@pytest.mark.parametrize(
+    ("check", "metric", "outcome", "settings", "cause"),
+    [
+        ("collectives.transport", "nvls_missing", Outcome.WARN, {}, "nvls_missing"),
+        ("collectives.transport", "nvls_missing", Outcome.WARN, {"NCCL_NVLS_ENABLE": "0"}, "environment_variable"),
+        ("collectives.transport", "socket_despite_rdma", Outcome.FAIL, {}, "sockets_despite_rdma"),
+        ("collectives.transport", "socket_despite_rdma", Outcome.FAIL, {"NCCL_NET": "Socket"}, "environment_variable"),
+        ("collectives.transport", "rdma_without_gpudirect", Outcome.WARN, {}, "rdma_without_gpudirect"),
+        ("filesystem.speed", "write_concurrent./data", Outcome.FAIL, {}, "filesystem_slow"),
+        ("filesystem.shared", "free_bytes", Outcome.WARN, {}, "filesystem_full"),
+    ],
+)
+def test_one_cause_above_its_consequences(
+    check: str, metric: str, outcome: Outcome, settings: dict[str, JsonValue], cause: str
+) -> None:
+    consequences = [slow(), bad("train.ddp", CLUSTER, "tokens_per_second")]
+    facts: dict[str, JsonValue] = {"settings": settings, "filesystems": {"/data": "nfs"}}
+    (finding,) = found(bad(check, CLUSTER, metric, outcome), *consequences, facts=facts)
+    assert finding.cause == cause
+    if finding.cause.startswith("filesystem"):
+        assert " /data" in finding.first_command
+    else:
+        assert ("collectives.all_reduce", CLUSTER) in explained(finding)
+    assert (check, CLUSTER) in explained(finding)
+
+
+def test_no_gpudirect_on_a_node_is_above_rdma_without_it() -> None:
+    host = bad("host.settings", "n1", "gpudirect_rdma_available", Outcome.WARN)
+    (finding,) = found(host, bad("collectives.transport", CLUSTER, "rdma_without_gpudirect", Outcome.WARN), slow())
+    assert (finding.cause, finding.subject) == ("gpudirect_unavailable", "n1")
+
+
+def test_processes_of_other_gpus_and_edited_facts_are_not_named() -> None:
+    processes: JsonValue = [{"gpu": 0, "pid": 7, "name": "other"}, {"gpu": 1, "pid": "x"}, 3]
+    measurements = [Measurement(check="gpu.inventory", subject="n0", facts={"foreign_processes": processes})]
+    (finding,) = cause_findings([BUSY], measurements, catalog())
+    assert finding.title == "another program uses the GPU"
+    assert "ps -o" not in finding.first_command

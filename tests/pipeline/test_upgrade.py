@@ -46,6 +46,7 @@ def test_nothing_measured_is_lost(path: Path) -> None:
             assert [metric["value"] for metric in first["metrics"]] == [metric.value for metric in second.metrics]
             added = {"retried"} if "tried_again" not in first["facts"] else set()
             added |= {"node_stage", "cluster_stage", "p99_ratio_measured"}
+            added |= {"ranks_compared", "data_wait_timed", "nvls_expected"}
             assert len(first["facts"]) == len(second.facts.keys() - added)
             assert len(first["series"]) == len(second.series)
     assert [list(job.checks) for job in trial.jobs] == [list(job.options) for job in trial.jobs]
@@ -126,3 +127,22 @@ def test_record_of_version_2_has_the_present_facts_of_filesystem_shared() -> Non
     (facts, *_) = [m.facts for m in load_trial(path).measurements if m.check == "filesystem.shared"]
     assert {"any_path_usable", "any_path_shared"} <= facts.keys()
     assert not {"usable", "examined"} & facts.keys()
+
+
+@pytest.mark.parametrize(
+    ("check", "facts", "added"),
+    [
+        ("train.ddp", {"device": "cpu"}, {"ranks_compared", "data_wait_timed"}),
+        ("train.throughput", {"device": "cuda"}, {"ranks_compared", "data_wait_timed"}),
+        ("collectives.transport", {"backend": "nccl"}, {"nvls_expected"}),
+        ("collectives.transport", {}, set()),  # of another rank than 0
+        ("train.fsdp", {"device": "cuda"}, set()),
+    ],
+)
+def test_rules_on_ranks_and_nvls_do_not_apply_to_earlier_records(
+    check: str, facts: dict[str, Any], added: set[str]
+) -> None:
+    document = upgrade({"schema_version": "2", "measurements": [{"check": check, "metrics": [], "facts": {**facts}}]})
+    upgraded = document["measurements"][0]["facts"]  # type: ignore[index]
+    assert upgraded.keys() - facts.keys() == added
+    assert all(str(upgraded[name]).startswith("no: ") for name in added)

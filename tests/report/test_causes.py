@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from seatrial.model import Explained, Finding, Outcome, Reason, Trial, Verdict
-from seatrial.report import html_page, markdown
+from seatrial.report import html_page, junit, markdown
 from seatrial.report.causes import cause_text, causes
 from seatrial.report.view import problems
 from tests.report import samples
@@ -50,4 +50,21 @@ def test_pages_have_causes_before_other_problems() -> None:
     assert page.index('id="causes"') < page.index("GPU busy</b>") < page.index('id="attention"') < page.index("n/gpu0")
     text = markdown.render(trial(BUSY))
     assert text.index("### Causes") < text.index("explains FAIL") < text.index("### FAIL")
+    assert text.index("### Not explained by a cause") < text.index("### FAIL")
     assert 'id="causes"' not in html_page.render(trial())
+    assert "### Not explained" not in markdown.render(trial())
+
+
+def test_two_verdicts_on_one_metric_are_both_shown() -> None:
+    by_trial = Verdict("device.memory", "n/gpu1", Outcome.FAIL, "copy", (Reason.BELOW_PEERS,), value=1, unit="GB/s")
+    both = trial(BUSY).model_copy(update={"verdicts": (*VERDICTS, by_trial)})
+    (view,) = causes(both)
+    assert by_trial in [verdict for group in view.groups for verdict in group.verdicts]
+    assert all(by_trial not in group.verdicts for group in problems(both))
+
+
+def test_junit_names_the_cause_of_each_failure_or_says_that_it_is_unexplained() -> None:
+    text = junit.render(trial(BUSY))
+    assert text.count("cause: GPU busy on n/gpu1 (high confidence)") == 2
+    assert text.count("cause: unexplained") == 4  # with three checks that have no verdict
+    assert "cause:" not in junit.render(trial())

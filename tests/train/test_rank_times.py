@@ -1,4 +1,4 @@
-"""Slowdowns of ranks relative to their peers: what is found, and what noise is not."""
+"""Slowdowns of ranks relative to their peers: a slow rank is recognized, noise is not."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def ranks_with_noise(factors: list[float], noise: float, steps: int = 40, seed: 
 
 
 def test_slow_rank_and_its_interval() -> None:
-    found = slowdowns(ranks_with_noise([1, 1, 1.38, 1], noise=0.02))
-    slow = found[2]
+    by_rank = slowdowns(ranks_with_noise([1, 1, 1.38, 1], noise=0.02))
+    slow = by_rank[2]
     assert slow.ratio == pytest.approx(1.38, abs=0.02)
     assert 1.35 < slow.low < slow.ratio < slow.high < 1.41
     assert slow.steps == 40
-    assert all(found[index].high < 1.02 for index in (0, 1, 3))
+    assert all(by_rank[index].high < 1.02 for index in (0, 1, 3))
 
 
 def test_equal_ranks_on_a_noisy_machine_have_no_lower_bound_above_10_percent() -> None:
     for seed in range(100):
-        found = slowdowns(ranks_with_noise([1.0] * 4, noise=0.3, steps=20, seed=seed))
-        assert all(slowdown.low < 1.10 for slowdown in found.values())
+        by_rank = slowdowns(ranks_with_noise([1.0] * 4, noise=0.3, steps=20, seed=seed))
+        assert all(slowdown.low < 1.10 for slowdown in by_rank.values())
 
 
 def test_slow_phase_of_a_rank_is_no_slow_rank() -> None:
@@ -39,13 +39,13 @@ def test_slow_phase_of_a_rank_is_no_slow_rank() -> None:
 
 
 def test_two_ranks_are_compared_with_each_other() -> None:
-    found = slowdowns([RankTimes("CPU", (2.0,) * 8, (), ()), RankTimes("CPU", (1.0,) * 8, (), ())])
-    assert (found[0].ratio, found[1].ratio) == (2, 0.5)
+    by_rank = slowdowns([RankTimes("CPU", (2.0,) * 8, (), ()), RankTimes("CPU", (1.0,) * 8, (), ())])
+    assert (by_rank[0].ratio, by_rank[1].ratio) == (2, 0.5)
 
 
 def test_other_device_models_are_no_peers() -> None:
-    found = slowdowns([RankTimes(model, (2.0,) * 8, (), ()) for model in ("NVIDIA H200", "NVIDIA L40S")])
-    assert found == {}
+    by_rank = slowdowns([RankTimes(model, (2.0,) * 8, (), ()) for model in ("NVIDIA H200", "NVIDIA L40S")])
+    assert by_rank == {}
 
 
 @pytest.mark.parametrize("compute", [(), (1.0,) * 5])
@@ -73,5 +73,5 @@ def test_times_of_steps_survive_metrics_json() -> None:
 
 
 def test_thousand_ranks_take_little_time() -> None:
-    found = slowdowns(ranks_with_noise([1.0] * 1023 + [1.5], noise=0.02, steps=12))
-    assert [index for index, slowdown in found.items() if slowdown.low > 1.1] == [1023]
+    by_rank = slowdowns(ranks_with_noise([1.0] * 1023 + [1.5], noise=0.02, steps=12))
+    assert [index for index, slowdown in by_rank.items() if slowdown.low > 1.1] == [1023]

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
+from seatrial.diagnose.confirm import merge, unmerged, with_confirmations
+from seatrial.diagnose.failed_rank import RANK_FAILED, SIGTERM_SIGNATURES, failed_rank_finding
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_origin import line_rank
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.signatures import Match, search_lines
-from seatrial.model import Finding, JobResult, JobState, Measurement, Trial, Verdict
+from seatrial.model import Explained, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict
 from seatrial.util.input_files import open_file
+
+_EXIT_CODE = "exit_code"  # end of the names of these metrics
+_RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
+_RANK_CAUSES = (RANK_FAILED, HANG)  # of findings that do not come from verdicts
 
 
 def diagnose(
@@ -34,15 +41,18 @@ def diagnose(
     have no other fault. ``node_prefix``: see cause_findings.
     """
     refused = [_refusal(result) for result in results[-1:] if result.state is JobState.REFUSED]
-    errors = _findings_in_errors([*measurements, *retries])
-    findings = {(finding.title, finding.subject): finding for finding in (*refused, *errors)}
+    errors = list(_findings_in_errors([*measurements, *retries]))
+    programs = _findings_in_exit_codes(verdicts)
+    findings = {(finding.title, finding.subject): finding for finding in (*refused, *errors, *programs)}
+    hangs = list(hang_findings(results, verdicts, run_dir, node_prefix))
     explained = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
-        if finding.title not in explained:
+        if finding.title not in explained and not ((errors or hangs) and finding.cause in _RANK_CAUSES):
             findings.setdefault((finding.title, finding.subject), finding)
     causes = cause_findings(verdicts, measurements, checks, node_prefix)
-    hangs = hang_findings(results, verdicts, run_dir, node_prefix)
-    return (*causes, *hangs, *findings.values(), *localize(verdicts, measurements, checks))
+    jobs = frozenset(result.job for result in results)
+    others = [*hangs, *findings.values()]
+    return (*merge(causes, others, jobs), *localize(verdicts, measurements, checks))
 
 
 def refreshed_findings(
@@ -50,9 +60,12 @@ def refreshed_findings(
 ) -> tuple[Finding, ...]:
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
-    kept = [finding for finding in trial.findings if finding.source not in sources and finding.cause in ("", HANG)]
+    of_ranks = [finding for finding in trial.findings if finding.cause in _RANK_CAUSES]
+    others = unmerged([finding for finding in trial.findings if finding.cause not in _RANK_CAUSES])
+    kept = [*of_ranks, *(finding for finding in others if finding.source not in sources)]
     causes = cause_findings(verdicts, trial.measurements, checks, node_prefix)
-    return (*causes, *kept, *localize(verdicts, trial.measurements, checks))
+    jobs = frozenset(result.job for result in trial.results)
+    return (*merge(causes, kept, jobs), *localize(verdicts, trial.measurements, checks))
 
 
 def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
@@ -117,6 +130,19 @@ def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding
                 yield _finding(match, measurement.subject, "high")
 
 
+def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
+    """Known failures in the evidence of a FAIL on an exit code, which is the end of the program's log."""
+    for verdict in verdicts:
+        if verdict.outcome is Outcome.FAIL and verdict.metric.endswith(_EXIT_CODE):
+            rank = _RANK_ON_NODE.search(verdict.evidence)
+            for match in _reported(search_lines(verdict.evidence.splitlines(), verdict.check)):
+                named_rank = match.signature.filled("rank {rank}", match.line)  # not the rank that ended first
+                is_named = named_rank.removeprefix("rank ").isdigit()
+                subject = named_rank if is_named else rank[0] if rank else verdict.subject
+                finding = _finding(match, subject, "high")
+                yield finding.model_copy(update={"explains": (Explained.of(verdict),)})
+
+
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:
     for result in sorted(results, key=lambda result: result.state is JobState.COMPLETED):
         if result.state in (JobState.CANCELLED, JobState.REFUSED):
@@ -126,8 +152,17 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
         if result.state is JobState.COMPLETED:
             yield from _findings_of_completed_job(logs, run_dir, result.job)
         else:
-            for match in _reported(match for log in logs for match in _search_log(log, run_dir)):
-                yield _finding(match, result.failed_subject or result.job, "medium")
+            # seatrial itself ends the processes of a job that hangs
+            ignored = SIGTERM_SIGNATURES if result.state is JobState.HUNG else ()
+            all_matches = (match for log in logs for match in _search_log(log, run_dir))
+            matches = [match for match in all_matches if match.signature.id not in ignored]
+            reported = _reported(matches)
+            has_root = any(match.signature.role == "root" for match in reported)
+            if not has_root and (failed_rank := failed_rank_finding(result, folder)):
+                yield failed_rank
+            for match in reported:
+                finding = _finding(match, result.failed_subject or result.job, "medium")
+                yield with_confirmations(finding, match, matches)
 
 
 def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) -> Iterator[Finding]:

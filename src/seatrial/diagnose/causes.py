@@ -119,14 +119,14 @@ def _is_explained(
         return False
     if shown is not None:
         name = suspect.variable or suspect.finding.cause
-        return name in shown.consequence_of and _overlap(suspect.place, verdict.subject)
+        return name in shown.consequence_of and overlap(suspect.place, verdict.subject)
     if not any(fnmatchcase(verdict.check, pattern) for pattern in suspect.explains):
         return False
     is_slow = verdict.check in performance and performance[verdict.check][verdict.metric]
-    return (suspect.wrong_results or is_slow) and _overlap(suspect.place, verdict.subject)
+    return (suspect.wrong_results or is_slow) and overlap(suspect.place, verdict.subject)
 
 
-def _overlap(place: str, subject: str) -> bool:
+def overlap(place: str, subject: str) -> bool:
     """Whether a fault at ``place`` can show at ``subject``: cluster and node include their GPUs, a pair its ends."""
     if CLUSTER in (place, subject):
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib import import_module
 from typing import Any, Literal
@@ -24,13 +25,15 @@ class Signature(Frozen):
 
     Role ``root``: a cause. ``cascade``: a consequence of another failure, reported if the log has no root.
     ``confirmation``: evidence of a failure that other lines name. ``advice``: text that a program prints with many
-    failures. The last two are never reported alone.
+    failures. The last two are never reported alone. ``confirms``: patterns of the signatures that a confirmation
+    supports; by default those of its component, the part of the id before the dot.
     """
 
     id: str
     title: str
     pattern: str
     role: Role = "root"
+    confirms: tuple[str, ...] = ()
     cause: str
     first_command: str
     fix: str
@@ -46,6 +49,11 @@ class Signature(Frozen):
     def matches(self, line: str) -> bool:
         """Whether the pattern occurs in ``line``."""
         return self._regex.search(line[:MAX_LINE]) is not None
+
+    def confirms_signature(self, identifier: str) -> bool:
+        """Whether this confirmation supports the signature with this id."""
+        patterns = self.confirms or (f"{self.id.partition('.')[0]}.*",)
+        return any(fnmatchcase(identifier, pattern) for pattern in patterns)
 
     def nested_repeat(self) -> bool:
         """Whether an unbounded repetition contains another one, such as ``(a+)+``, whose search can take hours."""

@@ -55,7 +55,8 @@ class Finding(Frozen):
     """A diagnosis: the fault, its location, the confidence, the evidence and the first command to run.
 
     ``cause``: the kind of cause, for programs; empty for a finding that locates a fault or matches a log line.
-    ``explains``: the verdicts that follow from the cause, with those that are its evidence.
+    ``explains``: the verdicts that follow from the cause, with those that are its evidence. ``confirmed_by``: findings
+    from logs that show the same cause at the same place.
     """
 
     title: str
@@ -68,6 +69,7 @@ class Finding(Frozen):
     cause: str = ""
     explains: tuple[Explained, ...] = ()
     action: Action | None = None
+    confirmed_by: tuple[Finding, ...] = ()
 
 
 class Insight(Frozen):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seatrial.model import CLUSTER, Explained, Finding, Outcome, Trial
+from seatrial.model import CLUSTER, Explained, Finding, Outcome, Trial, Verdict
 from seatrial.report.text import plural
 from seatrial.report.view import NOT_PASSED, Group, grouped
 
@@ -20,14 +20,26 @@ class CauseView:
 
 def causes(trial: Trial) -> list[CauseView]:
     """The causes of bad verdicts, each with the verdicts that it explains."""
-    by_key = {Explained.of(verdict): verdict for verdict in trial.verdicts if verdict.outcome in NOT_PASSED}
+    by_key: dict[Explained, list[Verdict]] = {}  # a rule and a threshold of the trial may judge the same metric
+    for verdict in trial.verdicts:
+        if verdict.outcome in NOT_PASSED:
+            by_key.setdefault(Explained.of(verdict), []).append(verdict)
     views = []
     for finding in trial.findings:
         if finding.explains:
-            verdicts = [by_key.pop(key) for key in finding.explains if key in by_key]
-            groups = tuple(grouped(verdicts))
-            views.append(CauseView(finding, groups, len(finding.explains) - len(verdicts)))
+            keys = [key for key in finding.explains if key in by_key]
+            verdicts = [verdict for key in keys for verdict in by_key.pop(key)]
+            views.append(CauseView(finding, tuple(grouped(verdicts)), len(finding.explains) - len(keys)))
     return views
+
+
+def cause_of_each_verdict(trial: Trial) -> dict[Explained, str]:
+    """Verdict → title and place of the first cause that explains it, as text; empty if no cause is known."""
+    texts: dict[Explained, str] = {}
+    for finding in trial.findings:
+        for key in finding.explains:
+            texts.setdefault(key, f"{finding.title} on {finding.subject} ({finding.confidence} confidence)")
+    return texts
 
 
 def cause_text(trial: Trial) -> str:

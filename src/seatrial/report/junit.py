@@ -1,16 +1,19 @@
 """JUnit XML for CI systems: one suite per check, one case per subject.
 
 FAIL is a failure; ERROR and UNJUDGED are errors with different types; SKIP is skipped; WARN passes, with its text in
-system-out. No check is omitted: an excluded check is skipped, and a check without verdicts is an error.
-A trial without GPUs that did not ask for it is an error of the suite ``decision``.
+system-out. Where causes are known, the text of each verdict has its cause, or "unexplained". No check is omitted: an
+excluded check is skipped, and a check without verdicts is an error. A trial without GPUs that did not ask for it is an
+error of the suite ``decision``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from xml.etree import ElementTree as ET
 
-from seatrial.model import CLUSTER, WORST_FIRST, Decision, Outcome, Trial, Verdict, worst
+from seatrial.model import CLUSTER, WORST_FIRST, Decision, Explained, Outcome, Trial, Verdict, worst
 from seatrial.model.verdict_text import LAX_THRESHOLD
+from seatrial.report.causes import cause_of_each_verdict
 from seatrial.report.formatting import natural_key
 from seatrial.report.text import sanitized, single_line, utc
 from seatrial.report.view import CheckView, chapters, lax_thresholds
@@ -27,8 +30,9 @@ def render(trial: Trial) -> str:
         root.set("timestamp", started)
     if trial.decision.reason_code:
         root.append(_decision(trial.decision))
+    causes = cause_of_each_verdict(trial)
     for chapter in chapters(trial):
-        root.extend(_suite(check, chapter.title, trial.decision.tested_hardware) for check in chapter.checks)
+        root.extend(_suite(check, chapter.title, trial.decision.tested_hardware, causes) for check in chapter.checks)
     root.extend(_excluded(check, reason) for check, reason in trial.excluded_checks.items())
     _set_totals(root)
     ET.indent(root)
@@ -44,7 +48,7 @@ def _decision(decision: Decision) -> ET.Element:
     return suite
 
 
-def _suite(check: CheckView, phase: str, tested: str) -> ET.Element:
+def _suite(check: CheckView, phase: str, tested: str, causes: Mapping[Explained, str]) -> ET.Element:
     suite = ET.Element("testsuite", name=check.name, time=_seconds(check.seconds))
     properties = ET.SubElement(suite, "properties")
     ET.SubElement(properties, "property", name="phase", value=phase)
@@ -60,12 +64,14 @@ def _suite(check: CheckView, phase: str, tested: str) -> ET.Element:
         by_subject.setdefault(verdict.subject, []).append(verdict)
     seconds = {measurement.subject: measurement.seconds for measurement in check.measurements}
     for subject in sorted(by_subject, key=natural_key):
-        suite.append(_case(check.name, subject, by_subject[subject], seconds.get(subject, 0.0)))
+        suite.append(_case(check.name, subject, by_subject[subject], seconds.get(subject, 0.0), causes))
     _set_totals(suite)
     return suite
 
 
-def _case(check: str, subject: str, verdicts: list[Verdict], seconds: float) -> ET.Element:
+def _case(
+    check: str, subject: str, verdicts: list[Verdict], seconds: float, causes: Mapping[Explained, str]
+) -> ET.Element:
     case = ET.Element("testcase", classname=check, name=subject, time=_seconds(seconds))
     outcome = worst(verdict.outcome for verdict in verdicts)
     verdicts = sorted(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome))
@@ -74,16 +80,21 @@ def _case(check: str, subject: str, verdicts: list[Verdict], seconds: float) -> 
         if outcome is not Outcome.SKIP:
             element.set("type", outcome)
         element.text = "\n\n".join(
-            _verdict_text(verdict) for verdict in verdicts if verdict.outcome is not Outcome.PASS
+            _verdict_text(verdict, causes) for verdict in verdicts if verdict.outcome is not Outcome.PASS
         )
-    elif texts := [_verdict_text(verdict) for verdict in verdicts if verdict.outcome in (Outcome.WARN, Outcome.SKIP)]:
+    elif texts := [
+        _verdict_text(verdict, causes) for verdict in verdicts if verdict.outcome in (Outcome.WARN, Outcome.SKIP)
+    ]:
         ET.SubElement(case, "system-out").text = "\n\n".join(texts)
     return case
 
 
-def _verdict_text(verdict: Verdict) -> str:
+def _verdict_text(verdict: Verdict, causes: Mapping[Explained, str]) -> str:
+    """The verdict with its fields, one a line; where causes are known, with its cause, or that it is unexplained."""
     head = f"{verdict.outcome} {verdict.metric}".rstrip()
     fields = {"evidence": verdict.evidence, "threshold": verdict.basis_text, "fix": verdict.fix}
+    if causes and verdict.outcome is not Outcome.SKIP:
+        fields["cause"] = causes.get(Explained.of(verdict), "unexplained")
     return "\n".join([f"{head}: {verdict.message}", *(f"{name}: {text}" for name, text in fields.items() if text)])
 
 

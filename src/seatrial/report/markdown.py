@@ -36,6 +36,8 @@ def render(trial: Trial) -> str:
     parts = [_head(trial), _table(trial), *_scaling(trial), *_methods(trial)]
     if shown_causes := causes(trial):
         parts.append("\n".join(["### Causes", "", *map(_cause, shown_causes)]))
+    if shown_causes and shown:
+        parts.append("### Not explained by a cause")
     parts += map(_problem, shown[:MAX_PROBLEMS])
     if len(shown) > MAX_PROBLEMS:
         parts.append(f"… and {plural(len(shown) - MAX_PROBLEMS, 'more problem')} (see the report).")

@@ -78,6 +78,7 @@ def test_healthy_processes_pass_all_rules_on_a_cpu(runs: Runs) -> None:
     assert pop_gpu_rules(verdicts) == {Outcome.SKIP}
     assert set(verdicts) == {rule.metric for rule in CHECK.rules} - {"shared_gpus", "tokens_per_second_per_gpu"}
     ignore_scaling(verdicts)
+    assert verdicts.pop("rank_slowdown") is Outcome.SKIP  # 3 steps are too few
     assert set(verdicts.values()) == {Outcome.PASS}
 
 
@@ -86,9 +87,10 @@ def test_rank_0_reports_the_cluster_and_each_rank_its_step_times(runs: Runs) -> 
     for rank, measurement in enumerate(runs["healthy"]):
         of_rank = {metric.name for metric in measurement.metrics if metric.subject == f"node0/rank{rank}"}
         cluster = {metric.name for metric in measurement.metrics if metric.subject == CLUSTER}
-        assert of_rank == step_times
+        assert of_rank == step_times | ({"rank_data_wait"} if rank == 0 else set())  # rank 0 reports that of all ranks
         cluster.discard("scaling_efficiency")  # reported only if the noise is small
-        assert cluster == (set(METRICS) - step_times - {"shared_gpus", "scaling_efficiency"} if rank == 0 else set())
+        expected = set(METRICS) - step_times - {"shared_gpus", "scaling_efficiency", "rank_slowdown", "rank_data_wait"}
+        assert cluster == (expected if rank == 0 else set())
         assert bool(measurement.facts) is (rank == 0)
 
 
@@ -247,6 +249,7 @@ def test_single_process_passes(tmp_path: Path) -> None:
     verdicts = outcomes([measured])
     assert pop_gpu_rules(verdicts) == {Outcome.SKIP}
     ignore_scaling(verdicts)
+    assert verdicts.pop("rank_slowdown") is Outcome.SKIP  # no other rank
     assert set(verdicts.values()) == {Outcome.PASS}
     assert measured.facts["sampler_dropped_samples"] == 0
 

@@ -28,8 +28,8 @@ def measured(ranks: dict[str, RankTimes], device: str = "cuda") -> Measurement:
 
 
 def verdicts(measurement: Measurement) -> list[Verdict]:
-    found = judge_check(catalog()["train.ddp"], [measurement], {}, "t")
-    return [verdict for verdict in found if verdict.metric in _ranks.METRICS]
+    judged = judge_check(catalog()["train.ddp"], [measurement], {}, "t")
+    return [verdict for verdict in judged if verdict.metric in _ranks.METRICS]
 
 
 def outcomes(measurement: Measurement, metric: str) -> dict[str, Outcome]:
@@ -87,18 +87,18 @@ def test_slow_rank_and_slow_input_are_consequences_of_their_cause() -> None:
     measurement = measured({f"n0/gpu{gpu}": times(1.5 if gpu == 1 else 1, wait=1.0 * (gpu == 1)) for gpu in range(4)})
     foreign = Verdict("gpu.inventory", "n0/gpu1", Outcome.FAIL, "foreign_processes", evidence="foreign_processes = 1")
     busy = Verdict("host.load", "n0", Outcome.WARN, "cpu_busy", evidence="cpu_busy = 90 %")
-    found = cause_findings([*verdicts(measurement), foreign, busy], [measurement], catalog())
-    assert [finding.cause for finding in found] == ["foreign_processes", "busy_cpus"]
+    findings = cause_findings([*verdicts(measurement), foreign, busy], [measurement], catalog())
+    assert [finding.cause for finding in findings] == ["foreign_processes", "busy_cpus"]
     other_gpu = Verdict("gpu.inventory", "n0/gpu2", Outcome.FAIL, "foreign_processes")
-    found = cause_findings([*verdicts(measurement), other_gpu], [measurement], catalog())
-    assert {finding.cause for finding in found} == {"slow_rank", "slow_input", "foreign_processes"}
+    findings = cause_findings([*verdicts(measurement), other_gpu], [measurement], catalog())
+    assert {finding.cause for finding in findings} == {"slow_rank", "slow_input", "foreign_processes"}
 
 
 def test_variables_of_nccl_explain_neither_a_slow_rank_nor_slow_input() -> None:
     measurement = measured({f"n0/gpu{gpu}": times(1.5 if gpu == 1 else 1) for gpu in range(4)})
     settings = Measurement(check="collectives.transport", subject="n0/gpu0", facts={"settings": {"NCCL_ALGO": "Ring"}})
-    found = cause_findings(verdicts(measurement), [measurement, settings], catalog())
-    assert [finding.cause for finding in found] == ["slow_rank"]
+    findings = cause_findings(verdicts(measurement), [measurement, settings], catalog())
+    assert [finding.cause for finding in findings] == ["slow_rank"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ MAX_DATA_WAIT = 10
 # The limit on CPUs is higher, since ranks that share a core's execution units for long differ by a part of their speed
 MAX_SLOWDOWN = {"cuda": 10, "cpu": 25}
 _MAX_NAMED = 4
-# Beside ``device``
+# With the fact ``device`` of each check
 RULE_FACTS = {
     "ranks_compared": RuleFact(reason="compute times of ranks were not compared"),
     "data_wait_timed": RuleFact(),

@@ -1,0 +1,68 @@
+"""Independent sources that name one cause: confirmations in logs, and log lines beside verdicts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+
+from seatrial.diagnose.cause_data import causes
+from seatrial.diagnose.causes import overlap
+from seatrial.diagnose.signatures import Match, signatures
+from seatrial.model import Finding
+from seatrial.model.trial import Confidence
+
+_RAISED: dict[Confidence, Confidence] = {"low": "medium", "medium": "high", "high": "high"}
+
+
+def with_confirmations(finding: Finding, match: Match, matches: Sequence[Match]) -> Finding:
+    """``finding`` of ``match``, with a higher confidence if a confirmation in ``matches`` supports it."""
+    lines = [
+        f"{other.line[:300]} ({other.source})"
+        for other in matches
+        if other.signature.role == "confirmation" and other.signature.confirms_signature(match.signature.id)
+    ]
+    return _confirmed(finding, f"Confirmed by: {'; '.join(lines)}") if lines else finding
+
+
+def merge(cause_findings: Sequence[Finding], others: Sequence[Finding], jobs: frozenset[str]) -> list[Finding]:
+    """The causes and the other findings, where a finding from a log is part of the cause that it shows as well.
+
+    ``jobs``: the subjects of findings from logs that do not name a place. A cause with such a finding has a higher
+    confidence, and the finding itself in ``confirmed_by``.
+    """
+    merged, rest = list(cause_findings), []
+    for other in others:
+        shown = next((index for index, cause in enumerate(merged) if _shows(other, cause, jobs)), None)
+        if shown is None:
+            rest.append(other)
+            continue
+        cause = _confirmed(merged[shown], f"The log shows it too: {other.title}. {other.evidence} ({other.source})")
+        merged[shown] = cause.model_copy(update={"confirmed_by": (*cause.confirmed_by, other)})
+    return [*merged, *rest]
+
+
+def unmerged(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings that are no causes, as they were before ``merge``."""
+    return [other for finding in findings for other in (finding.confirmed_by if finding.cause else (finding,))]
+
+
+def _shows(other: Finding, cause: Finding, jobs: frozenset[str]) -> bool:
+    """Whether the finding from a log names the cause, at its place or without a place."""
+    identifier = _ids_by_title().get(other.title, "")
+    is_same = any(fnmatchcase(identifier, pattern) for pattern in _signatures_of(cause.cause))
+    return is_same and (not other.subject or other.subject in jobs or overlap(cause.subject, other.subject))
+
+
+def _confirmed(finding: Finding, evidence: str) -> Finding:
+    confidence = _RAISED[finding.confidence]
+    return finding.model_copy(update={"confidence": confidence, "evidence": f"{finding.evidence} {evidence}".strip()})
+
+
+@cache
+def _ids_by_title() -> dict[str, str]:
+    return {signature.title: signature.id for signature in signatures()}
+
+
+def _signatures_of(cause: str) -> tuple[str, ...]:
+    return next((each.signatures for each in causes() if each.id == cause), ())

@@ -1,0 +1,21 @@
+"""A rank reads prepared data that another job is just rewriting."""
+
+from __future__ import annotations
+
+from seatrial.drill.base import Drill, DrillTrial, Expected
+from seatrial.drill.faults import RANK
+
+DRILL = Drill(
+    name="dataset-cache-race",
+    title=f"the prepared data is incomplete when rank {RANK} reads it, as if another job wrote it at that moment",
+    machine="cpu",
+    trial=DrillTrial(checks={"train.fsdp": {"hf": False}}),
+    expected=Expected(
+        check="train.fsdp",
+        cause="data.cache_incomplete",
+        place=r"/train\.fsdp/native/data/blocks-[0-9a-f]+",  # each rank that reads it after that fails
+        command=r"ls -la \S* ?\S+/data/blocks-[0-9a-f]+; findmnt",
+        action="fix-config",
+    ),
+    fault="truncated_cache",
+)

@@ -1,0 +1,80 @@
+"""Results of drills as a table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from seatrial.drill.base import Drill, DrillResult
+from seatrial.drill.clean import CONFIDENCE, CleanRuns
+from seatrial.report.text import clean, plural
+
+PARTS = {
+    "seen": "seen",
+    "located": "located",
+    "explained": "explained",
+    "command_right": "first command",
+    "action_right": "action",
+}
+
+
+def print_results(results: Sequence[DrillResult], console: Console) -> None:
+    """Print one row per drill, then the parts that do not hold, and the totals."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("drill", overflow="fold")
+    for heading in PARTS.values():
+        table.add_column(heading)
+    table.add_column("seconds", justify="right")
+    for result in results:
+        if result.could_not_run:
+            table.add_row(result.name, *["-"] * len(PARTS), "-")
+        else:
+            cells = [part_text(result, part) for part in PARTS]
+            table.add_row(result.name, *cells, f"{result.seconds:.1f}")
+    console.print(table, highlight=False)
+    for result in results:
+        if result.could_not_run:
+            console.print(f"{result.name}: could not run here: {escape(result.could_not_run)}", highlight=False)
+        for problem in result.problems:
+            console.print(f"{result.name}: {escape(clean(problem))}", highlight=False)
+    console.print(totals(results), highlight=False)
+
+
+def part_text(result: DrillResult, part: str) -> str:
+    """yes, NO, or - for a part that the drill does not have."""
+    return {True: "yes", False: "NO", None: "-"}[getattr(result, part)]
+
+
+def totals(results: Sequence[DrillResult]) -> str:
+    """How many drills ran, and in how many of them each part holds."""
+    ran = [result for result in results if not result.could_not_run]
+    counts = ", ".join(
+        f"{sum(getattr(result, part) is not False for result in ran)} {text}" for part, text in PARTS.items()
+    )
+    could_not = len(results) - len(ran)
+    more = f"; {plural(could_not, 'drill')} could not run here" if could_not else ""
+    return f"{plural(len(ran), 'drill')} ran: {counts}{more}"
+
+
+def print_clean(result: CleanRuns, console: Console) -> None:
+    """Print the alarms of clean runs, and the share of runs with a false alarm that is still possible."""
+    for alarm in result.alarms:
+        name = f"{alarm.outcome} {alarm.name} on {alarm.subject}" if alarm.outcome else f"finding on {alarm.subject}"
+        console.print(f"run {alarm.run}: {escape(clean(f'{name}: {alarm.message}'))}", highlight=False)
+    known = f" (not counted: {', '.join(result.known)})" if result.known else ""
+    text = f"{plural(result.runs, 'clean run')}, {result.runs_with_alarm} with a false alarm{known}"
+    bound = f"; with {CONFIDENCE:.0%} confidence at most {result.upper_bound:.1%} of all runs have one"
+    console.print(text + bound, highlight=False)
+
+
+def print_list(drills: Iterable[tuple[Drill, str]], console: Console) -> None:
+    """Print each drill with its title, and why it cannot run on this machine."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(overflow="fold")
+    for drill, reason in drills:
+        text = escape(drill.title) + (f" (not here: {escape(reason)})" if reason else "")
+        table.add_row(drill.name, drill.machine, text)
+    console.print(table, highlight=False)
