@@ -122,7 +122,10 @@ class HeartbeatWriter:
                 self.set_status(TERMINATING)
             with contextlib.suppress(OSError):  # the journal reports a full disk
                 self._write()
-                if self._stacks:
+            if self._stacks:
+                with contextlib.suppress(
+                    OSError, RuntimeError
+                ):  # without stacks, the launcher says that they are missing
                     self._stacks.poll()
             if terminating:
                 self._stopping.wait(self._cleanup_s)

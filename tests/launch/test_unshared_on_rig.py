@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from seatrial.discover.rank_stacks import read_evidence
 from seatrial.model import DecisionValue, Outcome
 from seatrial.telemetry import files as telemetry
 from tests.launch.test_slurm_on_rig import CHECK, ONLY, SHORT_TIMEOUT, errors, nothing_is_left
@@ -136,3 +137,17 @@ def test_failed_fetch_is_an_error(make_site: Callable[..., Site]) -> None:
     assert "through srun failed: no data from any node for 12 s" in reason
     assert f"in {site.scratch}/seatrial-1" in reason
     assert nothing_is_left(site.cluster)
+
+
+def test_stacks_of_a_hang_are_fetched_from_unshared_nodes(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    program = site.started(60, *SHORT_TIMEOUT, *ONLY)
+    rank = until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))[2]
+    site.cluster.run_on("node1", ["kill", "-STOP", str(rank["pid"])])
+    assert program.finish()[0] == 3
+    evidence = read_evidence(site.out / "jobs" / "ranks" / "attempt1", 4)
+    assert evidence is not None
+    assert [snapshot.state for snapshot in evidence.snapshots].index("T") == 2
+    assert [bool(snapshot.frames) for snapshot in evidence.snapshots] == [True, True, False, True]
+    assert evidence.culprits == (2,)
+    assert site.left_on_nodes() == ""

@@ -45,7 +45,10 @@ class StackDump:
         self._blocked = os.open(blocked, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
 
     def poll(self) -> None:
-        """Restart the timer of faulthandler, and write the stacks if they are wanted. Raises OSError."""
+        """Restart the timer of faulthandler, and write the stacks if they are wanted.
+
+        Raises OSError, or RuntimeError if no thread can be started.
+        """
         if os.fstat(self._blocked).st_size:  # it was blocked and runs again
             os.ftruncate(self._blocked, 0)
             os.lseek(self._blocked, 0, os.SEEK_SET)
@@ -67,7 +70,7 @@ class StackDump:
             faulthandler.dump_traceback(file, all_threads=True)
         temporary.rename(self._on_request)  # before the call of torch, which may not return
         dump = b""
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(Exception):  # a function of torch that another version lacks must not end heartbeats
             dump = self._recorder_dump()
         temporary.write_bytes(dump)
         temporary.rename(recorder_file(self._folder, self._rank))
