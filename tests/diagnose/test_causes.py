@@ -209,7 +209,13 @@ def test_finding_survives_the_record(tmp_path: Path) -> None:
 
 def test_causes_of_causes_exist() -> None:
     names = {cause.id for cause in causes()} | {"node_differs"} | set(variables())
-    assert {name for cause in causes() for name in cause.consequence_of} <= names
+    by_id = {cause.id: cause for cause in causes()}
+    for cause in causes():
+        assert set(cause.consequence_of) <= names
+        assert cause.id not in cause.consequence_of
+        # a cause that is folded under another one must not hide its own consequence
+        for name in cause.consequence_of:
+            assert name not in by_id or set(by_id[name].consequence_of) <= set(cause.consequence_of), cause.id
 
 
 def record_with_a_foreign_process() -> tuple[Trial, list[Measurement]]:

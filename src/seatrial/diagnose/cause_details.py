@@ -21,11 +21,13 @@ class Details:
         """``NAME (pid PID)`` of each process in the cause's fact at the places of ``evidence``."""
         return [f"{name} (pid {pid})" for pid, name in self._processes(cause, evidence).items()]
 
-    def command(self, cause: Cause, evidence: Sequence[Verdict]) -> str:
-        """The first command of the cause with processes and paths; {gpu}, {port} and {node} stay."""
+    def command(self, cause: Cause, evidence: Sequence[Verdict], place: str) -> str:
+        """The first command of the cause at ``place`` with processes and paths; {gpu}, {port} and {node} stay."""
         subjects = {verdict.subject for verdict in evidence}
         on_gpu = any(subject.partition("/")[2].startswith("gpu") for subject in subjects)
         command = cause.rank_command if cause.rank_command and not on_gpu else cause.first_command
+        if cause.place == "rank" and "/" not in place:
+            command = command.replace(" --id={gpu}", "")  # all GPUs of a node
         if cause.paths_fact:
             command = command.replace("{paths}", " ".join(map(shlex.quote, self._paths(cause, evidence))) or ".")
         pids = list(self._processes(cause, evidence))[:_MAX_PIDS]
