@@ -18,7 +18,7 @@ from seatrial.checks.fabric._algorithms import requests
 from seatrial.checks.fabric.transport import CHECK, RankTransport, TransportOptions
 from seatrial.discover import nccl_log
 from seatrial.judge.rules import judge_check
-from seatrial.model import Measurement, Outcome
+from seatrial.model import Fact, Measurement, Metric, Outcome
 from seatrial.worker import measure
 from tests.paths import FIXTURES
 
@@ -86,7 +86,7 @@ def test_nvls_is_missing_only_where_the_switches_reduce(
 ) -> None:
     log = nccl_log.NcclLog(nvls_channels=channels)
     ranks = {f"n0/gpu{index}": RankTransport(log, (), "", "", gpu) for index in range(gpus)}
-    values = {observation.name: observation.value for observation in transport._nvls(ranks)}
+    values = {item.name: item.value for item in transport._nvls(ranks) if isinstance(item, Fact | Metric)}
     assert (values["nvls_expected"], values.get("nvls_missing")) == (expected, missing)
 
 
