@@ -1,4 +1,4 @@
-"""Causes and environment variables as data: what they name exists."""
+"""Causes and environment variables as data: the checks, metrics and signatures in them exist."""
 
 from __future__ import annotations
 
