@@ -13,7 +13,7 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.diagnose.cause_data import Cause, causes, variables
+from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.causes import cause_findings
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Explained, Finding, Measurement, Metric, Outcome, Reason, Trial, Verdict
@@ -178,40 +178,9 @@ def test_record_with_a_disabled_link_names_the_variable() -> None:
     assert len(finding.explains) == sum(verdict.outcome is Outcome.FAIL for verdict in trial.verdicts) == 2
 
 
-@pytest.mark.parametrize("cause", causes(), ids=lambda cause: cause.id)
-def test_cause_names_checks_and_metrics_that_exist(cause: Cause) -> None:
-    for pattern, metrics in cause.evidence.items():
-        checks = [check for name, check in catalog().items() if fnmatchcase(name, pattern)]
-        assert checks, pattern
-        for metric in metrics:
-            declared = any(
-                fnmatchcase(metric, name) or fnmatchcase(name, metric) for check in checks for name in check.metrics
-            )
-            assert declared or metric.startswith("new_errors."), metric
-    assert all(
-        any(fnmatchcase(name, pattern) for name in catalog()) for pattern in cause.explains if pattern != "fabric.*"
-    )
-    assert not re.findall(r"\{(?!gpu\}|node\}|port\}|paths\})", re.sub(r"\{[a-z]+,|awk '.*'", "", cause.first_command))
-    assert len({other.id for other in causes()}) == len(causes())
-
-
-def test_variables_have_a_default_and_an_effect() -> None:
-    assert len(variables()) >= 50
-    for name, variable in variables().items():
-        assert re.fullmatch(r"[A-Z][A-Z0-9_]+", name)
-        assert not re.search(r"\.$", variable.effect)
-        assert any(fnmatchcase(check, pattern) for pattern in variable.explains for check in catalog())
-        re.compile(variable.harmless)
-
-
 def test_finding_survives_the_record(tmp_path: Path) -> None:
     (finding,) = found(BUSY)
     assert Finding.model_validate(json.loads(finding.model_dump_json())) == finding
-
-
-def test_causes_of_causes_exist() -> None:
-    names = {cause.id for cause in causes()} | {"node_differs"} | set(variables())
-    assert {name for cause in causes() for name in cause.consequence_of} <= names
 
 
 def record_with_a_foreign_process() -> tuple[Trial, list[Measurement]]:
@@ -305,9 +274,31 @@ def test_no_gpudirect_on_a_node_is_above_rdma_without_it() -> None:
     assert (finding.cause, finding.subject) == ("gpudirect_unavailable", "n1")
 
 
-def test_processes_of_other_gpus_and_edited_facts_are_not_named() -> None:
-    processes: JsonValue = [{"gpu": 0, "pid": 7, "name": "other"}, {"gpu": 1, "pid": "x"}, 3]
-    measurements = [Measurement(check="gpu.inventory", subject="n0", facts={"foreign_processes": processes})]
-    (finding,) = cause_findings([BUSY], measurements, catalog())
-    assert finding.title == "another program uses the GPU"
-    assert "ps -o" not in finding.first_command
+def consequence(cause: Cause) -> Verdict:
+    """A slow check of the cluster that the cause explains."""
+    for pattern in cause.explains:
+        for name, check in catalog().items():
+            for family in check.performance_metrics if fnmatchcase(name, pattern) else ():
+                verdict = bad(name, CLUSTER, family.replace("*", "x"))
+                if not any(other.is_evidence(verdict) for other in causes()):
+                    return verdict
+    return bad(cause.explains[0].replace("*", "x"), CLUSTER, "x")  # of a check without a metric of speed
+
+
+@pytest.mark.parametrize("cause", causes(), ids=lambda cause: cause.id)
+def test_each_cause_is_one_finding_at_its_place_with_a_complete_command(cause: Cause) -> None:
+    subject = {"gpu": GPU1, "rank": GPU1, "port": "n0/mlx5_3", "node": "n0", "cluster": CLUSTER}[cause.place]
+    pattern, metrics = next(iter(cause.evidence.items()))
+    check = next(name for name in catalog() if fnmatchcase(name, pattern))
+    shown, follows = bad(check, subject, metrics[0].replace("*", "x")), consequence(cause)
+    findings = found(shown, follows, prefix="srun --nodelist={node}")
+    assert [(finding.cause, finding.subject) for finding in findings if finding.cause == cause.id] == [
+        (cause.id, subject)
+    ]
+    assert len(findings) == 1
+    assert explained(findings[0]) == {(shown.check, subject), (follows.check, CLUSTER)}
+    command = findings[0].first_command
+    assert not re.search(r"\{(gpu|node|port|paths|pids)\}", command)
+    assert command.startswith("srun --nodelist=n0 ") is (subject != CLUSTER)
+    if "{gpu}" in cause.first_command:
+        assert re.search(r"(--id[= ]|nvidia)1\b", command)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
+from pydantic import JsonValue
+
 from seatrial.diagnose.cause_data import Cause
 from seatrial.model import Measurement, Verdict
 
@@ -16,16 +18,19 @@ class Details:
 
     def __init__(self, measurements: Sequence[Measurement]) -> None:
         self._measurements = measurements
+        self._entries_by_fact: dict[str, dict[str, list[Mapping[str, JsonValue]]]] = {}
 
     def process_names(self, cause: Cause, evidence: Sequence[Verdict]) -> list[str]:
         """``NAME (pid PID)`` of each process in the cause's fact at the places of ``evidence``."""
         return [f"{name} (pid {pid})" for pid, name in self._processes(cause, evidence).items()]
 
-    def command(self, cause: Cause, evidence: Sequence[Verdict]) -> str:
-        """The first command of the cause with processes and paths; {gpu}, {port} and {node} stay."""
+    def command(self, cause: Cause, evidence: Sequence[Verdict], place: str) -> str:
+        """The first command of the cause at ``place`` with processes and paths; {gpu}, {port} and {node} stay."""
         subjects = {verdict.subject for verdict in evidence}
         on_gpu = any(subject.partition("/")[2].startswith("gpu") for subject in subjects)
         command = cause.rank_command if cause.rank_command and not on_gpu else cause.first_command
+        if cause.place == "rank" and "/" not in place:
+            command = command.replace(" --id={gpu}", "")  # all GPUs of a node
         if cause.paths_fact:
             command = command.replace("{paths}", " ".join(map(shlex.quote, self._paths(cause, evidence))) or ".")
         pids = list(self._processes(cause, evidence))[:_MAX_PIDS]
@@ -38,19 +43,25 @@ class Details:
         if not cause.processes_fact:
             return {}
         subjects = {verdict.subject for verdict in evidence}
-        nodes = {subject.partition("/")[0] for subject in subjects}
         names: dict[int, str] = {}
-        for measurement in self._measurements:
-            node, entries = measurement.subject.partition("/")[0], measurement.facts.get(cause.processes_fact)
-            if node not in nodes or not isinstance(entries, list):
-                continue
-            for entry in entries:
-                pid = entry.get("pid") if isinstance(entry, Mapping) else None
-                if not isinstance(entry, Mapping) or not isinstance(pid, int):
-                    continue
-                if "gpu" not in entry or f"{node}/gpu{entry['gpu']}" in subjects:
+        for node in dict.fromkeys(verdict.subject.partition("/")[0] for verdict in evidence):
+            for entry in self._entries(cause.processes_fact).get(node, ()):
+                pid = entry.get("pid")
+                is_here = "gpu" not in entry or f"{node}/gpu{entry['gpu']}" in subjects
+                if type(pid) is int and is_here:
                     names.setdefault(pid, str(entry.get("name", "unknown")))
         return names
+
+    def _entries(self, fact: str) -> dict[str, list[Mapping[str, JsonValue]]]:
+        """Node → the entries of a fact that is a list of objects; computed once, for thousands of nodes."""
+        if fact not in self._entries_by_fact:
+            by_node = self._entries_by_fact[fact] = {}
+            for measurement in self._measurements:
+                value = measurement.facts.get(fact)
+                entries = [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
+                if entries:
+                    by_node.setdefault(measurement.subject.partition("/")[0], []).extend(entries)
+        return self._entries_by_fact[fact]
 
     def _paths(self, cause: Cause, evidence: Sequence[Verdict]) -> list[str]:
         """The absolute paths in the names of the metrics; without any, those in the cause's fact."""

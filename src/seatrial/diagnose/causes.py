@@ -166,7 +166,7 @@ def _suspects_by_verdict(
                 subject=place,
                 confidence="high" if has_failed else "medium",
                 evidence=and_more([verdict.evidence or verdict.summary for verdict in evidence_verdicts], _MAX_NAMED),
-                first_command=_command(details.command(cause, evidence_verdicts), place, node_prefix),
+                first_command=_command(details.command(cause, evidence_verdicts, place), place, node_prefix),
                 fix=_filled(cause.fix, place),
                 action=cause.action,
                 source=and_more(

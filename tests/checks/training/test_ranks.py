@@ -53,6 +53,14 @@ def test_slow_rank_fails_and_is_one_finding_with_its_place() -> None:
     assert "1.40 times" in finding.evidence
 
 
+def test_slow_node_is_one_finding_with_a_command_for_all_its_gpus() -> None:
+    ranks = {f"n{rank // 2}/gpu{rank % 2}": times(1.4 if rank > 5 else 1.0) for rank in range(8)}
+    measurement = measured(ranks)
+    (finding,) = cause_findings(verdicts(measurement), [measurement], catalog(), "ssh {node}")
+    assert (finding.cause, finding.subject, len(finding.explains)) == ("slow_rank", "n3", 2)
+    assert finding.first_command.startswith("ssh n3 sh -c 'nvidia-smi -q ")
+
+
 def test_rank_without_a_gpu_has_its_own_command() -> None:
     measurement = measured({f"n{rank}/rank{rank}": times(2.0 if rank == 1 else 1.0) for rank in range(4)}, "cpu")
     (finding,) = cause_findings(verdicts(measurement), [measurement], catalog(), "ssh {node}")
