@@ -27,6 +27,7 @@ COMPONENTS: dict[str, tuple[str, str]] = {
     "python": ("Python environment", "output of a program"),
     "ddp-fsdp": ("PyTorch: DDP, FSDP, data loading, checkpoints", "output of a program"),
     "torchrun": ("torchrun and rendezvous", "output of a program"),
+    "training": ("Training of seatrial", "output of a job of seatrial"),
     "huggingface": ("Hugging Face libraries", "output of a program"),
     "deepspeed": ("DeepSpeed", "output of a program"),
     "ray": ("Ray", "output of a program, /tmp/ray"),
