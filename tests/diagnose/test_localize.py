@@ -11,7 +11,8 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.bench.data_check import Mismatch
-from seatrial.bench.pairs import PairResults, PairTiming, round_robin
+from seatrial.bench.pairs import PairResults, PairTiming
+from seatrial.hardware.pair_search import round_robin
 from seatrial.checks import catalog
 from seatrial.checks.fabric import pairs
 from seatrial.checks.fabric.pairs import CHECK, MIN_SHARE

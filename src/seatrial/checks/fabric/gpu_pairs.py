@@ -31,6 +31,7 @@ from seatrial.checks.fabric._results import (
 )
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK, link_types
+from seatrial.hardware.pair_search import round_robin
 from seatrial.model import (
     NOT_REQUESTED,
     ByteSize,
@@ -142,7 +143,7 @@ def _rounds(ranks: Sequence[int]) -> list[Partners]:
     from seatrial.bench import pairs
 
     return [
-        pairs.partner_map(paired, [(rank,) for rank in ranks]) for paired in pairs.round_robin(len(ranks), len(ranks))
+        pairs.partner_map(paired, [(rank,) for rank in ranks]) for paired in round_robin(len(ranks), len(ranks))
     ]
 
 
