@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +27,12 @@ from seatrial.hardware.pair_search import (
     Conclusion,
     PairRate,
     Step,
-    conclude,
     pair_search,
 )
 
 NOISE, FAULT = 0.01, 0.05
 HEALTHY_GB_S = 48.0
-SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
+SIZES = (8, 16, 64, 256, 1024)
 REQUIRED_SHARE = 0.99
 
 
@@ -60,7 +60,7 @@ def one_direction(nodes: Sequence[str], rng: np.random.Generator) -> Faults:
 
 def one_path(nodes: Sequence[str], rng: np.random.Generator) -> Faults:
     """One path among the pairs of the first rounds: of other pairs the search knows nothing."""
-    measured = [pair for pair in first_pairs(nodes)]
+    measured = list(first_pairs(nodes))
     first, second = measured[rng.integers(len(measured))]
     return Faults({}, {}, {(first, second): 1 - FAULT, (second, first): 1 - FAULT})
 
@@ -88,45 +88,47 @@ def draw_rates(step: Step, faults: Faults, rng: np.random.Generator) -> list[Pai
         slowdown = faults.factor(first, second)
         slowdown = slowdown if step.one_way else min(slowdown, faults.factor(second, first))
         gb_s = (HEALTHY_GB_S * slowdown * float(factor),)
-        rates.append(PairRate.model_construct(stage=step.stage, first=first, second=second, gb_s=gb_s, one_way=step.one_way))
+        rates.append(
+            PairRate.model_construct(stage=step.stage, first=first, second=second, gb_s=gb_s, one_way=step.one_way)
+        )
     return rates
 
 
-def search(nodes: Sequence[str], faults: Faults, rng: np.random.Generator) -> tuple[list[PairRate], int]:
-    """All rates of one search, and the number of its steps."""
-    rates: list[PairRate] = []
+def search(nodes: Sequence[str], faults: Faults, rng: np.random.Generator) -> tuple[Conclusion, int]:
+    """What one search concludes, and the number of its steps."""
     steps = 0
     generator = pair_search(nodes, GPU_LIMITS)
     step = next(generator)
     while True:
         steps += 1
-        measured = draw_rates(step, faults, rng)
-        rates += measured
         try:
-            step = generator.send(measured)
-        except StopIteration:
-            return rates, steps
+            step = generator.send(draw_rates(step, faults, rng))
+        except StopIteration as end:
+            conclusion: Conclusion = end.value
+            return conclusion, steps
 
 
 def is_exact(conclusion: Conclusion, faults: Faults) -> bool:
     """Whether the search names the faulty nodes, directions and paths, and nothing else."""
     nodes = {*faults.sends, *faults.receives}
     paths = {(min(pair), max(pair)) for pair in faults.paths}
-    if {port.node for port in conclusion.ports} != nodes or {path.pair for path in conclusion.paths} != paths:
-        return False
-    return True
+    return {port.node for port in conclusion.ports} == nodes and {path.pair for path in conclusion.paths} == paths
 
 
 def has_direction(conclusion: Conclusion, faults: Faults) -> bool:
     """Whether the direction of each slow node is the faulty one."""
     expected = {
-        node: "both" if node in faults.sends and node in faults.receives else "sends" if node in faults.sends else "receives"
+        node: "both"
+        if node in faults.sends and node in faults.receives
+        else "sends"
+        if node in faults.sends
+        else "receives"
         for node in {*faults.sends, *faults.receives}
     }
     return all(expected.get(port.node) == port.direction for port in conclusion.ports)
 
 
-def simulate(case: str, size: int, draws: int) -> dict[str, object]:
+def simulate(case: str, size: int, draws: int) -> dict[str, Any]:
     """One row of the result: exact draws of one case at one number of nodes."""
     rng = np.random.default_rng([size, draws, list(CASES).index(case)])
     nodes = [f"node{number:04}" for number in range(size)]
@@ -134,8 +136,7 @@ def simulate(case: str, size: int, draws: int) -> dict[str, object]:
     started = time.monotonic()
     for _ in range(draws):
         faults = CASES[case](nodes, rng)
-        rates, step_count = search(nodes, faults, rng)
-        conclusion = conclude(rates, GPU_LIMITS)
+        conclusion, step_count = search(nodes, faults, rng)
         named = is_exact(conclusion, faults)
         exact += named
         directions += named and has_direction(conclusion, faults)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
+from seatrial.diagnose.localization import localization_findings
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.signatures import Match, search_lines
@@ -23,9 +24,12 @@ def diagnose(
     checks: Mapping[str, Check],
     run_dir: Path,
     node_prefix: str = "",
+    searches: Sequence[Measurement] = (),
 ) -> tuple[Finding, ...]:
     """The findings of a trial: causes of bad verdicts, then one per title and subject from errors of checks, from logs,
     and from verdicts that locate a fault.
+
+    ``searches``: measurements of the search for slow nodes after the trial's own checks.
 
     A fault that an error of a check explains is not reported again from logs. The logs of a job that its nodes refused
     have no other fault. ``node_prefix``: see cause_findings.
@@ -37,8 +41,23 @@ def diagnose(
     for finding in _findings_in_logs(results, run_dir):
         if finding.title not in explained:
             findings.setdefault((finding.title, finding.subject), finding)
-    causes = cause_findings(verdicts, measurements, checks, node_prefix)
+    causes = _causes(verdicts, measurements, searches, checks, node_prefix)
     return (*causes, *findings.values(), *localize(verdicts, measurements, checks))
+
+
+def _causes(
+    verdicts: Sequence[Verdict],
+    measurements: Sequence[Measurement],
+    searches: Sequence[Measurement],
+    checks: Mapping[str, Check],
+    node_prefix: str,
+) -> tuple[Finding, ...]:
+    """The causes of bad verdicts, with what searches for slow nodes located after the certain ones."""
+    causes = cause_findings(verdicts, measurements, checks, node_prefix)
+    every_search = [*measurements, *searches]
+    located = localization_findings(every_search, verdicts, measurements, checks, causes, node_prefix)
+    certain = [cause for cause in causes if cause.confidence == "high"]
+    return (*certain, *located, *(cause for cause in causes if cause.confidence != "high"))
 
 
 def refreshed_findings(
@@ -47,7 +66,7 @@ def refreshed_findings(
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
     kept = [finding for finding in trial.findings if finding.source not in sources and not finding.cause]
-    causes = cause_findings(verdicts, trial.measurements, checks, node_prefix)
+    causes = _causes(verdicts, trial.measurements, trial.localization, checks, node_prefix)
     return (*causes, *kept, *localize(verdicts, trial.measurements, checks))
 
 

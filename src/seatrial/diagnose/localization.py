@@ -24,8 +24,8 @@ from seatrial.hardware.pair_search import (
     conclude,
 )
 from seatrial.judge.retry import PerformanceMetrics
-from seatrial.model import CLUSTER, Explained, Finding, Insight, Measurement, Outcome, Phase, Scope, Verdict
-from seatrial.model.trial import Action, Confidence
+from seatrial.model import CLUSTER, Explained, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict
+from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
 SLOW_CAUSES = ("slow_node", "slow_gpu", "slow_path", "slow_rail")
@@ -33,6 +33,7 @@ SLOW_CAUSES = ("slow_node", "slow_gpu", "slow_path", "slow_rail")
 # down to 0.6 (docs/slurm.md); a false alarm here costs a job and no verdict.
 UNJUDGED_SHARE = 0.4
 _MAX_NAMED = 6
+_NARROW = 0.2  # a larger spread is shown as a range of rates
 _JUDGED = (Outcome.PASS, Outcome.WARN, Outcome.FAIL)
 _SENDING: dict[Direction | None, str] = {
     "sends": ", only when it sends",
@@ -51,30 +52,37 @@ def reasons_to_localize(
     """
     inter_node = {name: check for name, check in checks.items() if _is_inter_node(check)}
     performance = {name: PerformanceMetrics(check) for name, check in inter_node.items()}
-    reasons: dict[str, str] = {}
-    judged, compared = set(), False
-    for verdict in verdicts:
-        if verdict.check in inter_node and performance[verdict.check][verdict.metric]:
-            if verdict.outcome in (Outcome.FAIL, Outcome.WARN):
-                reasons.setdefault(verdict.check, verdict.summary)
-            if verdict.outcome in _JUDGED:
-                judged.add((verdict.check, verdict.metric))
+    judged = [
+        verdict
+        for verdict in verdicts
+        if verdict.outcome in _JUDGED and verdict.check in inter_node and performance[verdict.check][verdict.metric]
+    ]
+    below = {each.check: each.summary for each in reversed(judged) if each.outcome is not Outcome.PASS}
+    known = {(verdict.check, verdict.metric) for verdict in judged}
+    compared = list(_inter_node_shares(measurements, inter_node))
+    unjudged = {
+        check: f"{metric.name} is {metric.value:.3g} {metric.unit} on {metric.subject}, without a threshold"
+        for check, metric in sorted(compared, key=lambda pair: -pair[1].value)  # the lowest is named
+        if metric.value < UNJUDGED_SHARE and (check, metric.name) not in known
+    }
+    if reasons := {**unjudged, **below}:
+        return reasons
+    judged_checks = {check for check, _ in known}
+    measured = {each.check for each in measurements if each.metrics and each.check in inter_node}
+    uncompared = [] if compared else [name for name in measured - judged_checks if inter_node[name].operation]
+    return dict.fromkeys(sorted(uncompared), "no reference value, and no check compares nodes")
+
+
+def _inter_node_shares(
+    measurements: Sequence[Measurement], inter_node: Mapping[str, Check]
+) -> Iterator[tuple[str, Metric]]:
+    """Check and metric of all shares that compare paths between nodes."""
     for measurement in measurements:
         comparisons = inter_node[measurement.check].comparisons if measurement.check in inter_node else {}
         for metric in measurement.metrics:
             comparison = comparisons.get(metric.name)
             if comparison and comparison.inter_node and not comparison.is_speedup:
-                compared = True
-                if metric.value < UNJUDGED_SHARE and (measurement.check, metric.name) not in judged:
-                    text = f"{metric.name} is {metric.value:.3g} {metric.unit} on {metric.subject}, without a threshold"
-                    reasons.setdefault(measurement.check, text)
-    if not compared and not reasons:
-        for measurement in measurements:
-            check = inter_node.get(measurement.check)
-            is_judged = any(name == measurement.check for name, _ in judged)
-            if check and check.operation and measurement.metrics and not is_judged:
-                reasons.setdefault(check.name, "no reference value, and no check compares nodes")
-    return reasons
+                yield measurement.check, metric
 
 
 def _is_inter_node(check: Check) -> bool:
@@ -85,11 +93,15 @@ def _is_inter_node(check: Check) -> bool:
 
 
 def localization_notes(
-    reasons: Mapping[str, str], searches: Sequence[Measurement], findings: Sequence[Finding], checks: Mapping[str, Check]
+    verdicts: Sequence[Verdict],
+    measurements: Sequence[Measurement],
+    searches: Sequence[Measurement],
+    findings: Sequence[Finding],
+    checks: Mapping[str, Check],
 ) -> tuple[Insight, ...]:
     """A note at the first check that was the reason: why the search has no result, or that it found no slow node."""
-    searches = [measurement for measurement in searches if measurement.check in checks]
-    if not reasons or not searches:
+    reasons = reasons_to_localize(verdicts, measurements, checks) if searches else {}
+    if not reasons:
         return ()
     check, title = next(iter(reasons)), "search for slow nodes"
     errors = [measurement.error or measurement.skipped for measurement in searches]
@@ -99,11 +111,10 @@ def localization_notes(
         return (Insight(check=check, title=title, text=f"not completed, so that no node is named: {reason}"),)
     if any(finding.cause in SLOW_CAUSES for finding in findings):
         return ()
-    found = conclusions[-1]
+    last = conclusions[-1]
     text = (
-        f"no node, GPU, rail or path is slower than the others: {found.healthy_pairs} pairs of {found.nodes} nodes are "
-        f"within {found.healthy_spread:.0%} of {found.healthy_gb_s:.3g} GB/s. What is slow is common to all nodes, "
-        "inside the nodes, or not the network."
+        f"no node, GPU, rail or path is slower than the others: pairs of {last.nodes} nodes {_healthy(last)}. What is "
+        "slow is common to all nodes, inside the nodes, or not the network."
     )
     return (Insight(check=check, title=title, text=text),)
 
@@ -161,8 +172,8 @@ class _Kind:
 
 _RDMA = _Kind(
     "ibstat | grep -E \"CA '|State|Rate\"; lspci -vv | grep -E 'Mellanox|LnkSta:'; nvidia-smi topo -m",
-    "Check rate, width and errors of the NIC, then its cable and its switch port (perfquery, mlxlink -d DEVICE). Exchange "
-    "cable or port with a good node: if the fault follows, replace the part.",
+    "Check rate, width and errors of the NIC, then its cable and its switch port (perfquery, mlxlink -d DEVICE). "
+    "Exchange cable or port with a good node: if the fault follows, replace the part.",
 )
 _TCP = _Kind(
     "ip -s link; tc qdisc show; grep -H . /sys/class/net/*/speed /sys/class/net/*/mtu 2>/dev/null",
@@ -184,7 +195,9 @@ class _Writer:
     def findings(self) -> Iterator[Finding]:
         """Rails first, then nodes and GPUs, then paths."""
         for rail, deficit in self.conclusion.slow_rails.items():
-            evidence = f"rank {rail} of every node is {deficit:.0%} slower with its partners than other ranks of the nodes"
+            evidence = (
+                f"rank {rail} of every node is {deficit:.0%} slower with its partners than other ranks of the nodes"
+            )
             yield self._finding("slow_rail", f"network rail {rail} is slow on all nodes", CLUSTER, evidence, "high")
         for node in dict.fromkeys(port.node for port in self.conclusion.ports):
             yield self._node([port for port in self.conclusion.ports if port.node == node])
@@ -198,9 +211,8 @@ class _Writer:
         slow = [subjects[port.rail] if port.rail < len(subjects) else f"{node}/rank{port.rail}" for port in ports]
         subject = node if whole_node else ", ".join(slow)
         evidence = (
-            f"{subject} is {_range(deficits)} slower in every pair{_direction(ports)} ({self._rates_of(node)}); all other "
-            f"pairs ({self.conclusion.healthy_pairs}) are within {self.conclusion.healthy_spread:.0%} of "
-            f"{self.conclusion.healthy_gb_s:.3g} GB/s."
+            f"{subject} is {_range(deficits)} slower in every pair{_direction(ports)} ({self._rates_of(node)}); all "
+            f"other pairs {_healthy(self.conclusion)}."
         )
         likely = self._likely_cause(node)
         title = f"{node} is slow to every other node" if whole_node else f"GPUs of {node} are slow to every other node"
@@ -214,14 +226,13 @@ class _Writer:
         where = direction.get(paths[0].direction or "", "")
         evidence = (
             f"{first} and {second} are {_range(deficits)} slower with each other{where}, and not with other nodes; all "
-            f"other pairs ({self.conclusion.healthy_pairs}) are within {self.conclusion.healthy_spread:.0%} of "
-            f"{self.conclusion.healthy_gb_s:.3g} GB/s."
+            f"other pairs {_healthy(self.conclusion)}."
         )
         title = f"the path between {first} and {second} is slow"
         return self._finding("slow_path", title, f"{first}->{second}", evidence, self._confidence(deficits))
 
     def _finding(self, cause: str, title: str, subject: str, evidence: str, confidence: Confidence) -> Finding:
-        kind, action = self._kind(), _ACTIONS[cause]
+        kind = self._kind()
         node = subject.partition("/")[0].partition("->")[0]
         commands = {
             "slow_path": f"tracepath {subject.partition('->')[2]}; {kind.command}",
@@ -235,7 +246,7 @@ class _Writer:
             evidence=evidence,
             first_command=node_command(commands.get(cause, kind.command), node, self.node_prefix),
             fix=_PATH_FIX if cause == "slow_path" else kind.fix,
-            action=action,
+            action="check-cable",
             source=f"{PAIR_RATES} of {self.search.check}",
         )
 
@@ -273,12 +284,6 @@ class _Writer:
         return f" Likely cause: {and_more(texts, _MAX_NAMED)}." if texts else ""
 
 
-_ACTIONS: dict[str, Action] = {
-    "slow_node": "check-cable",
-    "slow_gpu": "check-cable",
-    "slow_path": "check-cable",
-    "slow_rail": "check-cable",
-}
 _PATH_FIX = (
     "Compare the route with that of a good pair (ibtracert or traceroute). Check the switch ports on it for errors and "
     "links that are down (ibqueryerrors, or the counters of the switch)."
@@ -288,6 +293,16 @@ _PATH_FIX = (
 def _range(deficits: Sequence[float]) -> str:
     low, high = min(deficits), max(deficits)
     return f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+
+
+def _healthy(conclusion: Conclusion) -> str:
+    """The rates of the healthy pairs as text."""
+    low, high = conclusion.healthy_range_gb_s
+    middle = conclusion.healthy_gb_s
+    spread = max(middle - low, high - middle) / middle if middle else 0.0
+    if spread < _NARROW:
+        return f"({conclusion.healthy_pairs}) are within {spread:.1%} of {middle:.3g} GB/s"
+    return f"({conclusion.healthy_pairs}) reach {low:.3g} to {high:.3g} GB/s"
 
 
 def _direction(ports: Sequence[SlowPort]) -> str:

@@ -78,14 +78,14 @@ class PairRate(Frozen):
     @property
     def pair(self) -> Pair:
         """Both names in alphabetical order."""
-        return min(self.first, self.second), max(self.first, self.second)
+        return (self.first, self.second) if self.first < self.second else (self.second, self.first)
 
 
 @dataclass(frozen=True)
 class SlowPort:
     """A rank of a node that is slow with every partner; ``rail``: its index on the node.
 
-    ``deficits``: 1 - rate / healthy rate of each repetition. ``direction``: None if it was not found out.
+    ``deficits``: 1 - rate / healthy rate of each repetition. ``direction``: None if it is unknown.
     """
 
     node: str
@@ -111,9 +111,9 @@ class SlowPath:
 class Conclusion:
     """What the rates of a search show.
 
-    ``noise``: relative standard deviation of healthy pairs. ``healthy_spread``: largest deviation of a pair without
-    slow ports from the healthy rate in the first rounds, and ``healthy_pairs`` their number. ``suspects``: nodes that
-    were slow in the first rounds, at most half of all. ``too_many``: there were more, and all that were repeated are slow.
+    ``suspects``: nodes that were slow in the first rounds, at most half of all. ``too_many``: there were more, and all
+    that were repeated are slow. ``noise``: relative standard deviation of healthy pairs. ``healthy_gb_s``: median, and
+    ``healthy_range_gb_s`` lowest and highest rate of the ``healthy_pairs`` of the first rounds.
     """
 
     nodes: int
@@ -126,7 +126,7 @@ class Conclusion:
     noise: float = 0.0
     healthy_gb_s: float = 0.0
     healthy_pairs: int = 0
-    healthy_spread: float = 0.0
+    healthy_range_gb_s: tuple[float, float] = (0.0, 0.0)
 
 
 def round_robin(count: int, max_rounds: int) -> list[list[tuple[int, int]]]:
@@ -146,8 +146,11 @@ def round_robin(count: int, max_rounds: int) -> list[list[tuple[int, int]]]:
 
 def pair_search(
     nodes: Sequence[str], limits: Limits, rounds: int = ROUNDS
-) -> Generator[Step, Sequence[PairRate], None]:
-    """Yield the steps to measure; each ``send`` takes the rates of the step. The same rates give the same steps."""
+) -> Generator[Step, Sequence[PairRate], Conclusion]:
+    """Yield the steps to measure; each ``send`` takes the rates of the step. Returns what all rates show.
+
+    The same rates give the same steps.
+    """
     rates: list[PairRate] = []
     for paired in round_robin(len(nodes), rounds):
         rates += yield Step("rounds", tuple((nodes[a], nodes[b]) for a, b in paired))
@@ -161,21 +164,27 @@ def pair_search(
     for step in _steps("paths", [pair for pair in paths for _ in range(PARTNERS)], good):
         rates += yield step
     slow_paths = dict.fromkeys(path.pair for path in _slow_paths(rates, first, slow_nodes))
-    forward = [pair for pair in partners if pair[0] in slow_nodes] + [pair for pair in slow_paths for _ in range(PARTNERS)]
+    forward = [pair for pair in partners if pair[0] in slow_nodes] + [
+        pair for pair in slow_paths for _ in range(PARTNERS)
+    ]
     for pairs in (forward, [(second, first) for first, second in forward]):
         for step in _steps("directions", pairs, good, one_way=True):
             rates += yield step
+    return _conclude(rates, first)
 
 
 def conclude(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
     """What the rates of a search show; without repetitions nothing is slow."""
-    first = _FirstRounds(rates, limits)
+    return _conclude(rates, _FirstRounds(rates, limits))
+
+
+def _conclude(rates: Sequence[PairRate], first: _FirstRounds) -> Conclusion:
     ports = list(_slow_ports(rates, first))
     slow_nodes = {port.node for port in ports}
     paths = list(_slow_paths(rates, first, slow_nodes))
     slow_pairs = {path.pair for path in paths}
     healthy = [
-        fmean(first.residual(rate, rail) for rail in range(first.rails))
+        fmean(rate.gb_s[: first.rails])
         for rate in first.rates
         if not slow_nodes & set(rate.pair) and rate.pair not in slow_pairs
     ]
@@ -191,7 +200,7 @@ def conclude(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
         noise=max((rail.noise for rail in first.by_rail), default=0.0),
         healthy_gb_s=median(rail.healthy for rail in first.by_rail) if first.by_rail else 0.0,
         healthy_pairs=len(healthy),
-        healthy_spread=max((-expm1(-abs(residual)) for residual in healthy), default=0.0),
+        healthy_range_gb_s=(min(healthy, default=0.0), max(healthy, default=0.0)),
     )
 
 
@@ -212,17 +221,15 @@ class _FirstRounds:
         self.limits = limits
         self.rates = [rate for rate in rates if rate.stage == "rounds"]
         self.rails = min((len(rate.gb_s) for rate in self.rates), default=0)
-        self.by_rail = [_rail({rate.pair: rate.gb_s[rail] for rate in self.rates}, limits) for rail in range(self.rails)]
+        self.by_rail = [
+            _rail({rate.pair: rate.gb_s[rail] for rate in self.rates}, limits) for rail in range(self.rails)
+        ]
         nodes = dict.fromkeys(node for rate in self.rates for node in (rate.first, rate.second))
         max_suspects = (len(nodes) - 1) // 2  # the others are needed as good partners
         suspects = _lowest(rail.nodes for rail in self.by_rail)
         self.too_many = len(suspects) > max_suspects
         self.suspect_nodes = suspects[:max_suspects]
         self.suspect_paths = _lowest(rail.paths for rail in self.by_rail)[:MAX_PATHS]
-
-    def residual(self, rate: PairRate, rail: int) -> float:
-        """Log of the rate relative to the healthy rate of the rail in the first rounds."""
-        return _log_ratio(rate.gb_s[rail], self.by_rail[rail].healthy)
 
     def limit(self, rail: int, samples: int) -> float:
         """The log of the smallest deficit that is a fault, for the median of ``samples`` rates."""
@@ -247,7 +254,9 @@ def _rail(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
     noise = max(limits.min_noise, _log_ratio(ordered[ceil(0.95 * (len(ordered) - 1))], quartile))
     residuals = {pair: _log_ratio(rate, quartile) for pair, rate in rates.items()}
     slow = _slow_nodes(residuals, noise, limits)
-    left = [residual for pair, residual in residuals.items() if slow.keys().isdisjoint(pair)] or list(residuals.values())
+    left = [residual for pair, residual in residuals.items() if slow.keys().isdisjoint(pair)] or list(
+        residuals.values()
+    )
     center = median(left)
     # of few values either estimate may be too high by chance, and slow paths raise the second
     noise = max(
@@ -333,9 +342,9 @@ def _slow_ports(rates: Sequence[PairRate], first: _FirstRounds) -> Iterator[Slow
     repeated = [rate for rate in rates if rate.stage == "suspects"]
     references = _references(repeated, first, set(first.suspect_nodes))
     for node in first.suspect_nodes:
-        own = [rate for rate in repeated if node in rate.pair]
-        for rail in range(first.rails if own else 0):
-            ratios = [_log_ratio(rate.gb_s[rail], references[rail]) for rate in own]
+        of_node = [rate for rate in repeated if node in rate.pair]
+        for rail in range(first.rails if of_node else 0):
+            ratios = [_log_ratio(rate.gb_s[rail], references[rail]) for rate in of_node]
             if median(ratios) < -first.limit(rail, len(ratios)):
                 yield SlowPort(node, rail, tuple(-expm1(ratio) for ratio in ratios))
 
@@ -345,9 +354,9 @@ def _slow_paths(rates: Sequence[PairRate], first: _FirstRounds, slow_nodes: Coll
     paths = [pair for pair in first.suspect_paths if not set(slow_nodes) & set(pair)]
     references = _references([rate for rate in repeated if rate.pair not in set(paths)], first, set())
     for pair in paths:
-        own = [rate for rate in repeated if rate.pair == pair]
-        for rail in range(first.rails if own else 0):
-            ratios = [_log_ratio(rate.gb_s[rail], references[rail]) for rate in own]
+        of_pair = [rate for rate in repeated if rate.pair == pair]
+        for rail in range(first.rails if of_pair else 0):
+            ratios = [_log_ratio(rate.gb_s[rail], references[rail]) for rate in of_pair]
             if median(ratios) < -first.limit(rail, len(ratios)):
                 yield SlowPath(pair, rail, tuple(-expm1(ratio) for ratio in ratios))
 
@@ -388,5 +397,6 @@ class _Directions:
         controls = [rate.gb_s[rail] for rate in self._controls]
         reference = median(controls) if controls else max(out, back)
         limit = -self._first.limit(rail, len(sent))
-        slow = [_log_ratio(rate, reference) < limit for rate in (out, back)]
-        return {(True, True): "both", (True, False): "sends", (False, True): "receives"}.get((slow[0], slow[1]))
+        if _log_ratio(out, reference) < limit:
+            return "both" if _log_ratio(back, reference) < limit else "sends"
+        return "receives" if _log_ratio(back, reference) < limit else None

@@ -142,9 +142,7 @@ def _rounds(ranks: Sequence[int]) -> list[Partners]:
     """The rounds of one node, in which every pair of its ranks occurs once."""
     from seatrial.bench import pairs
 
-    return [
-        pairs.partner_map(paired, [(rank,) for rank in ranks]) for paired in round_robin(len(ranks), len(ranks))
-    ]
+    return [pairs.partner_map(paired, [(rank,) for rank in ranks]) for paired in round_robin(len(ranks), len(ranks))]
 
 
 def _retry_steps(results: PairResults) -> list[Partners]:

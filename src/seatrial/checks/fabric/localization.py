@@ -33,9 +33,9 @@ from seatrial.hardware.pair_search import (
     PAIR_RATES,
     RANKS_BY_NODE,
     ROUNDS,
+    Conclusion,
     PairRate,
     Step,
-    conclude,
     pair_search,
 )
 from seatrial.model import (
@@ -88,6 +88,7 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
     size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     rates: list[PairRate] = []
     timings: list[PairTiming] = []
+    conclusion: Conclusion
     # all ranks have the rates of all ranks, so that all choose the same steps
     search = pair_search(list(members), limits, options.rounds)
     step, number = next(search), 1
@@ -100,7 +101,8 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
         rates += measured
         try:
             step, number = search.send(measured), number + 1
-        except StopIteration:
+        except StopIteration as end:
+            conclusion = end.value
             break
     group["transports"] = _nccl_log.connections_by_transport(context.device)
     if context.rank != 0:
@@ -109,7 +111,6 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
     yield from facts({**group, "nodes": len(members), "size": size, "steps": number})
     yield Fact(name=RANKS_BY_NODE, value={node: list(of_node) for node, of_node in names.items()})
     yield Fact(name=PAIR_RATES, value=[rate.model_dump(mode="json") for rate in rates])
-    conclusion = conclude(rates, limits)
     yield metric("slow_ranks", len(conclusion.ports), "ranks")
     yield metric("slow_paths", len({path.pair for path in conclusion.paths}), "paths")
     yield metric("slow_rails", len(conclusion.slow_rails), "rails")

@@ -54,7 +54,7 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
 
     Raises NotApplicable on a single node, without a usable port, and where perftest is not installed on any node.
     """
-    from seatrial.bench import one_rank_per_node, pairs, rank
+    from seatrial.bench import one_rank_per_node, rank
 
     participants = one_rank_per_node.select_participants(context.node)
     if not participants.several_nodes:
