@@ -113,8 +113,8 @@ def localization_notes(
         return ()
     last = conclusions[-1]
     text = (
-        f"no node, GPU, rail or path is slower than the others: pairs of {last.nodes} nodes {_healthy(last)}. What is "
-        "slow is common to all nodes, inside the nodes, or not the network."
+        f"no node, GPU, rail or path is slower with all of its partners: pairs of {last.nodes} nodes {_healthy(last)}. "
+        "The cause is common to all nodes, inside the nodes, or not the network."
     )
     return (Insight(check=check, title=title, text=text),)
 
@@ -257,8 +257,6 @@ class _Writer:
         return _RDMA if uses_rdma else _TCP
 
     def _confidence(self, deficits: Sequence[float]) -> Confidence:
-        if self.conclusion.too_many:
-            return "low"
         return "high" if min(deficits) > 0 and len(deficits) > 1 else "medium"
 
     def _subjects(self, node: str) -> list[str]:

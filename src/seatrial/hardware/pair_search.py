@@ -28,12 +28,13 @@ Key = TypeVar("Key")
 PAIR_RATES, RANKS_BY_NODE = "pair_rates", "ranks_by_node"
 ROUNDS = 3
 PARTNERS = 5  # of each suspect, and repetitions of each slow path
+_MIN_CONTROLS = 3
 CONTROL_PAIRS = 4  # pairs of good nodes beside the suspects, as the reference
 MIN_NODES = 3  # with two nodes nothing tells which one is slow
 MAX_PATHS = 128  # slow paths to repeat; most of them are disjoint and run concurrently
-# In standard deviations: for a suspect, and for a fault after the repetition. 2.5 misses 1 in 160 paths that are slow
+# In standard deviations: for a suspect, and for a fault after the repetition. 2.2 misses 1 in 400 paths that are slow
 # by 5 % with noise of 1 %; the repetition clears those that are slow by chance.
-_SUSPECT_Z, _FAULT_Z = 2.5, 3.0
+_SUSPECT_Z, _FAULT_Z = 2.2, 3.0
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _MEDIAN_TO_MEAN = 1.2533  # standard deviation of the median of many normal values relative to that of their mean
 
@@ -41,10 +42,12 @@ _MEDIAN_TO_MEAN = 1.2533  # standard deviation of the median of many normal valu
 @dataclass(frozen=True)
 class Limits:
     """``min_deficit``: the smallest fault, as a share of the healthy rate. ``min_noise``: the least relative noise of a
-    rate that is assumed, since few pairs may agree by chance."""
+    rate that is assumed, since few pairs may agree by chance. ``use_best``: the fastest of several rates counts, not
+    their median, since what disturbs a rate makes it lower only."""
 
     min_deficit: float
     min_noise: float
+    use_best: bool = False
 
     @property
     def log_deficit(self) -> float:
@@ -54,7 +57,7 @@ class Limits:
 # NCCL: a fault of 5 % is found with noise of 1 %. CPUs: processes compete for cores, so that healthy rates differ by a
 # factor of up to 4 (4 nodes on 2 cores), and only a rate below 40 % counts.
 GPU_LIMITS = Limits(min_deficit=0.025, min_noise=0.005)
-CPU_LIMITS = Limits(min_deficit=0.6, min_noise=0.2)
+CPU_LIMITS = Limits(min_deficit=0.6, min_noise=0.2, use_best=True)
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,9 @@ class SlowPath:
 class Conclusion:
     """What the rates of a search show.
 
-    ``suspects``: nodes that were slow in the first rounds, at most half of all. ``too_many``: there were more, and all
-    that were repeated are slow. ``noise``: relative standard deviation of healthy pairs. ``healthy_gb_s``: median, and
-    ``healthy_range_gb_s`` lowest and highest rate of the ``healthy_pairs`` of the first rounds.
+    ``suspects``: nodes that were slow in the first rounds, less than half of all. ``noise``: relative standard
+    deviation of healthy pairs. ``healthy_gb_s``: median, and ``healthy_range_gb_s`` lowest and highest rate of the
+    ``healthy_pairs`` of the first rounds.
     """
 
     nodes: int
@@ -122,7 +125,6 @@ class Conclusion:
     paths: tuple[SlowPath, ...] = ()
     slow_rails: Mapping[int, float] = field(default_factory=dict)  # rail → deficit
     suspects: tuple[str, ...] = ()
-    too_many: bool = False
     noise: float = 0.0
     healthy_gb_s: float = 0.0
     healthy_pairs: int = 0
@@ -196,7 +198,6 @@ def _conclude(rates: Sequence[PairRate], first: _FirstRounds) -> Conclusion:
         paths=tuple(directions.of_path(path) for path in paths),
         slow_rails=first.slow_rails(),
         suspects=tuple(first.suspect_nodes),
-        too_many=first.too_many and slow_nodes == set(first.suspect_nodes),
         noise=max((rail.noise for rail in first.by_rail), default=0.0),
         healthy_gb_s=median(rail.healthy for rail in first.by_rail) if first.by_rail else 0.0,
         healthy_pairs=len(healthy),
@@ -226,21 +227,24 @@ class _FirstRounds:
         ]
         nodes = dict.fromkeys(node for rate in self.rates for node in (rate.first, rate.second))
         max_suspects = (len(nodes) - 1) // 2  # the others are needed as good partners
-        suspects = _lowest(rail.nodes for rail in self.by_rail)
-        self.too_many = len(suspects) > max_suspects
-        self.suspect_nodes = suspects[:max_suspects]
+        self.suspect_nodes = _lowest(rail.nodes for rail in self.by_rail)[:max_suspects]
         self.suspect_paths = _lowest(rail.paths for rail in self.by_rail)[:MAX_PATHS]
 
-    def limit(self, rail: int, samples: int) -> float:
-        """The log of the smallest deficit that is a fault, for the median of ``samples`` rates."""
-        return max(self.limits.log_deficit, _FAULT_Z * _MEDIAN_TO_MEAN * self.by_rail[rail].noise / sqrt(samples))
+    def typical(self, values: Sequence[float]) -> float:
+        """The value that stands for repeated rates of a suspect, or for logs of them."""
+        return max(values) if self.limits.use_best else median(values)
+
+    def limit(self, rail: int, samples: int, controls: int) -> float:
+        """The log of the smallest deficit that is a fault, for medians of so many rates."""
+        error = _MEDIAN_TO_MEAN * self.by_rail[rail].noise * sqrt(1 / samples + 1 / max(1, controls))
+        return max(self.limits.log_deficit, _FAULT_Z * error)
 
     def slow_rails(self) -> dict[int, float]:
         """Rail → its deficit relative to the fastest rail, where that is a fault."""
         fastest = max((rail.healthy for rail in self.by_rail), default=0.0)
         ratios = {number: _log_ratio(rail.healthy, fastest) for number, rail in enumerate(self.by_rail)}
         pairs = max(1, len(self.rates))
-        return {rail: -expm1(ratio) for rail, ratio in ratios.items() if ratio < -self.limit(rail, pairs)}
+        return {rail: -expm1(ratio) for rail, ratio in ratios.items() if ratio < -self.limit(rail, pairs, pairs)}
 
 
 def _rail(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
@@ -260,7 +264,7 @@ def _rail(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
     center = median(left)
     # of few values either estimate may be too high by chance, and slow paths raise the second
     noise = max(
-        limits.min_noise,
+        limits.min_noise * (1 + 2 / len(left)),
         min(_MAD_TO_SIGMA * median(abs(residual - center) for residual in left), pstdev(left, center)),
     )
     residuals = {pair: residual - center for pair, residual in residuals.items()}
@@ -316,14 +320,17 @@ def _log_ratio(rate: float, reference: float) -> float:
 
 
 def _partners(node: str, good: Sequence[str]) -> list[str]:
-    """PARTNERS of the good nodes, different ones for neighbouring suspects."""
+    """PARTNERS of the good nodes, different ones for neighbouring suspects; with few good nodes at least three."""
     start = sum(node.encode()) % len(good)
-    return [good[(start + step) % len(good)] for step in range(min(PARTNERS, len(good)))]
+    return [good[(start + step) % len(good)] for step in range(max(_MIN_CONTROLS, min(PARTNERS, len(good))))]
 
 
 def _steps(stage: Stage, pairs: Sequence[Pair], good: Sequence[str], *, one_way: bool = False) -> Iterator[Step]:
-    """The pairs in as few steps of disjoint pairs as a greedy order needs, each with pairs of good nodes as control."""
-    left = list(pairs)
+    """The pairs in as few steps of disjoint pairs as a greedy order needs, each with pairs of good nodes as control.
+
+    Where all good nodes are partners of suspects, steps with a control pair alone follow.
+    """
+    left, has_controls = list(pairs), not pairs
     while left:
         used: set[str] = set()
         step: list[Pair] = []
@@ -335,39 +342,46 @@ def _steps(stage: Stage, pairs: Sequence[Pair], good: Sequence[str], *, one_way:
             left.remove(pair)
         idle = [node for node in good if node not in used]
         controls = list(zip(idle[::2], idle[1::2], strict=False))[:CONTROL_PAIRS]
+        has_controls = has_controls or bool(controls)
         yield Step(stage, (*step, *controls), one_way)
+    for _ in range(0 if has_controls or len(good) < 2 else _MIN_CONTROLS):
+        yield Step(stage, ((good[0], good[1]),), one_way)
 
 
 def _slow_ports(rates: Sequence[PairRate], first: _FirstRounds) -> Iterator[SlowPort]:
     repeated = [rate for rate in rates if rate.stage == "suspects"]
-    references = _references(repeated, first, set(first.suspect_nodes))
+    references, count = _references(repeated, first, set(first.suspect_nodes))
     for node in first.suspect_nodes:
         of_node = [rate for rate in repeated if node in rate.pair]
         for rail in range(first.rails if of_node else 0):
             ratios = [_log_ratio(rate.gb_s[rail], references[rail]) for rate in of_node]
-            if median(ratios) < -first.limit(rail, len(ratios)):
+            if first.typical(ratios) < -first.limit(rail, len(ratios), count):
                 yield SlowPort(node, rail, tuple(-expm1(ratio) for ratio in ratios))
 
 
 def _slow_paths(rates: Sequence[PairRate], first: _FirstRounds, slow_nodes: Collection[str]) -> Iterator[SlowPath]:
     repeated = [rate for rate in rates if rate.stage == "paths"]
     paths = [pair for pair in first.suspect_paths if not set(slow_nodes) & set(pair)]
-    references = _references([rate for rate in repeated if rate.pair not in set(paths)], first, set())
+    references, count = _references([rate for rate in repeated if rate.pair not in set(paths)], first, set())
     for pair in paths:
         of_pair = [rate for rate in repeated if rate.pair == pair]
         for rail in range(first.rails if of_pair else 0):
             ratios = [_log_ratio(rate.gb_s[rail], references[rail]) for rate in of_pair]
-            if median(ratios) < -first.limit(rail, len(ratios)):
+            if first.typical(ratios) < -first.limit(rail, len(ratios), count):
                 yield SlowPath(pair, rail, tuple(-expm1(ratio) for ratio in ratios))
 
 
-def _references(rates: Iterable[PairRate], first: _FirstRounds, suspects: Collection[str]) -> list[float]:
-    """The healthy rate of each rail in repeated steps: of pairs without suspects, else that of the first rounds."""
+def _references(rates: Iterable[PairRate], first: _FirstRounds, suspects: Collection[str]) -> tuple[list[float], int]:
+    """The healthy rate of each rail in repeated steps, of pairs without suspects, and the number of these.
+
+    Without such pairs it is that of the first rounds.
+    """
     controls = [rate for rate in rates if not set(suspects) & set(rate.pair)]
-    return [
+    references = [
         median(rate.gb_s[number] for rate in controls) if controls else rail.healthy
         for number, rail in enumerate(first.by_rail)
     ]
+    return references, len(controls) or len(first.rates)
 
 
 class _Directions:
@@ -393,10 +407,10 @@ class _Directions:
         """Without control pairs the faster direction is the reference, so that only one direction can be slow."""
         if not sent or not received:
             return None
-        out, back = median(sent), median(received)
+        out, back = self._first.typical(sent), self._first.typical(received)
         controls = [rate.gb_s[rail] for rate in self._controls]
         reference = median(controls) if controls else max(out, back)
-        limit = -self._first.limit(rail, len(sent))
+        limit = -self._first.limit(rail, len(sent), len(controls))
         if _log_ratio(out, reference) < limit:
             return "both" if _log_ratio(back, reference) < limit else "sends"
         return "receives" if _log_ratio(back, reference) < limit else None

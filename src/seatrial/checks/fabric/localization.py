@@ -111,6 +111,9 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
     yield from facts({**group, "nodes": len(members), "size": size, "steps": number})
     yield Fact(name=RANKS_BY_NODE, value={node: list(of_node) for node, of_node in names.items()})
     yield Fact(name=PAIR_RATES, value=[rate.model_dump(mode="json") for rate in rates])
+    slow = [names[port.node][port.rail] for port in conclusion.ports]
+    slow += [f"{first}->{second}" for first, second in dict.fromkeys(path.pair for path in conclusion.paths)]
+    yield Fact(name="slow", value=[*slow, *(f"rail {rail}" for rail in conclusion.slow_rails)])
     yield metric("slow_ranks", len(conclusion.ports), "ranks")
     yield metric("slow_paths", len({path.pair for path in conclusion.paths}), "paths")
     yield metric("slow_rails", len(conclusion.slow_rails), "rails")
@@ -164,7 +167,7 @@ _FIX = (
 
 
 def _rule(name: str, unit: str, meaning: str, fix: str) -> Rule:
-    return Rule(metric=name, expect=f"== 0 {unit}", meaning=meaning, fix=fix)
+    return Rule(metric=name, expect=f"== 0 {unit}", evidence_facts=("slow",), meaning=meaning, fix=fix)
 
 
 CHECK = Check(
@@ -191,7 +194,6 @@ CHECK = Check(
     ),
     rule_facts=BACKEND,
     measure=measure,
-    performance_metrics=("slow_ranks", "slow_paths", "slow_rails"),
     bounds=BANDWIDTH_BOUNDS,
     limit_s=600.0,
     needs=Needs(min_ranks=2),
