@@ -29,9 +29,9 @@ from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
 SLOW_CAUSES = ("slow_node", "slow_gpu", "slow_path", "slow_rail")
-# Below this share of its peers an unjudged comparison is a reason to search. Pairs of healthy nodes over gloo reach
-# down to 0.6 (docs/slurm.md); a false alarm here costs a job and no verdict.
-UNJUDGED_SHARE = 0.4
+# Below this share of its peers the unjudged speed of a node or rank is a reason to search. Over gloo on four nodes that
+# share two loaded CPU cores, healthy ranks reached 0.37 at the least, those behind a link of 200 Mbit/s 0.11 at most.
+UNJUDGED_SHARE = 0.25
 _MAX_NAMED = 6
 _NARROW = 0.2  # a larger spread is shown as a range of rates
 _JUDGED = (Outcome.PASS, Outcome.WARN, Outcome.FAIL)
@@ -76,12 +76,15 @@ def reasons_to_localize(
 def _inter_node_shares(
     measurements: Sequence[Measurement], inter_node: Mapping[str, Check]
 ) -> Iterator[tuple[str, Metric]]:
-    """Check and metric of all shares that compare paths between nodes."""
+    """Check and metric of all shares that compare nodes or ranks by their paths to other nodes.
+
+    Not of single pairs: over gloo, healthy pairs reach a fifth of the best by chance.
+    """
     for measurement in measurements:
         comparisons = inter_node[measurement.check].comparisons if measurement.check in inter_node else {}
         for metric in measurement.metrics:
             comparison = comparisons.get(metric.name)
-            if comparison and comparison.inter_node and not comparison.is_speedup:
+            if comparison and comparison.inter_node and not comparison.is_speedup and "->" not in metric.subject:
                 yield measurement.check, metric
 
 
