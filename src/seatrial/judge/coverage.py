@@ -192,8 +192,10 @@ def _misplaced_metrics(check: Check, plan: RecordedPlan, measured: Sequence[Meas
     for measurement in measured:
         if measurement.metrics:
             subjects = set(map(_METRIC_SUBJECT, measurement.metrics))  # of a million metrics
-            subjects -= {measurement.subject, *_ports(plan, measurement)}
-            misplaced.update(subject for subject in subjects if not _is_place(check, plan, measurement, subject))
+            subjects.discard(measurement.subject)
+            if subjects:
+                subjects.difference_update(_ports(plan, measurement))
+                misplaced.update(subject for subject in subjects if not _is_place(check, plan, measurement, subject))
     if misplaced:
         yield f"metrics of {and_more(sorted(misplaced), _MAX_NAMED)}, which the plan did not measure"
 

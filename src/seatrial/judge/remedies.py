@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from seatrial.hardware.references import MODEL_SEPARATOR, skus
@@ -26,14 +26,15 @@ _UNJUDGED: Mapping[Reason, str] = {
 }
 
 
-def with_remedies(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+def with_remedies(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """The verdicts; the fix of an UNJUDGED one depends on its reason, since nothing is known to be broken."""
-    for verdict in verdicts:
-        if verdict.outcome is Outcome.UNJUDGED:
-            text = next((text for reason, text in _UNJUDGED.items() if reason in verdict.reasons), "")
-            yield replace(verdict, fix=text.format(check=verdict.check, metric=verdict.metric, unit=verdict.unit))
-        else:
-            yield verdict
+    unjudged = Outcome.UNJUDGED  # looked up once, since enum member access is slow
+    return [_with_remedy(verdict) if verdict.outcome is unjudged else verdict for verdict in verdicts]
+
+
+def _with_remedy(verdict: Verdict) -> Verdict:
+    text = next((text for reason, text in _UNJUDGED.items() if reason in verdict.reasons), "")
+    return replace(verdict, fix=text.format(check=verdict.check, metric=verdict.metric, unit=verdict.unit))
 
 
 def unknown_gpus(measurements: Iterable[Measurement], verdicts: Sequence[Verdict]) -> tuple[str, ...]:

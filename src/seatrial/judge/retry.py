@@ -19,7 +19,7 @@ CHANGE_FACT = "retry"  # fact of a retry: what differs from the first measuremen
 MAX_RETRIES = 2
 Key = tuple[str, str]  # metric, subject
 Judge = Callable[[Sequence[Measurement]], Sequence[Verdict]]
-_FAIL = Outcome.FAIL  # looked up once, since enum member access is slow
+_FAIL, _PASS = Outcome.FAIL, Outcome.PASS  # looked up once, since enum member access is slow
 _GOOD = (Outcome.PASS, Outcome.WARN)
 
 
@@ -74,7 +74,10 @@ def combined_verdicts(
     is_performance, first_verdicts = PerformanceMetrics(check), judge(first)
     if not retries:
         for verdict in first_verdicts:
-            yield _not_retried(verdict, "") if is_bad(verdict) and is_performance[verdict.metric] else verdict
+            if verdict.outcome is _PASS or not (is_bad(verdict) and is_performance[verdict.metric]):
+                yield verdict
+            else:
+                yield _not_retried(verdict, "")
         return
     second = _Round(first, [measurement for measurement in retries if measurement.retry == 1], judge)
     third = _Round(first, [measurement for measurement in retries if measurement.retry > 1], judge)
