@@ -149,6 +149,22 @@ def test_search_that_failed_has_a_note_with_its_error() -> None:
     assert found(failed, [verdict()]) == []
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"stage": "rounds", "first": "a", "second": "a", "gb_s": [1.0]}],
+        [{"stage": "rounds", "first": "a", "second": "b", "gb_s": []}],
+        [{"stage": "rounds", "first": "a", "second": "b", "gb_s": [-1.0]}],
+        [{"stage": "suspects", "first": "a", "second": "b", "gb_s": [1.0]}],
+        [{"stage": "rounds", "first": "a", "second": "b", "gb_s": [0.0, 1.0]}],
+        ["a"],
+        {"a": 1},
+    ],
+)
+def test_damaged_record_has_no_finding(rows: JsonValue) -> None:
+    assert found(Measurement(check=SEARCH, subject="a/gpu0", facts={"backend": "nccl", PAIR_RATES: rows})) == []
+
+
 def test_diagnose_has_the_located_node_before_causes_that_are_less_certain() -> None:
     variable = Measurement(check="collectives.transport", subject="n0000", facts={"variables": {"NCCL_IB_TC": "106"}})
     search = searched(slow("n0003"))

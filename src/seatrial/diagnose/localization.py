@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import median
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import SPEED_CHECKS, is_bad, node_command, node_differences, overlaps
@@ -159,10 +159,20 @@ def _follows(verdict: Verdict, places: Iterable[str]) -> bool:
 
 def _conclusions(searches: Sequence[Measurement]) -> Iterator[tuple[Conclusion, Measurement]]:
     for measurement in searches:
-        rows = measurement.facts.get(PAIR_RATES)
-        if isinstance(rows, list) and rows and not measurement.error:
+        if not measurement.error and (rates := _pair_rates(measurement)):
             limits = GPU_LIMITS if measurement.facts.get("backend") == "nccl" else CPU_LIMITS
-            yield conclude([PairRate.model_validate(row) for row in rows], limits), measurement
+            conclusion = conclude(rates, limits)
+            if conclusion.rails:
+                yield conclusion, measurement
+
+
+def _pair_rates(search: Measurement) -> list[PairRate]:
+    """The recorded rates of a search; none if the record is damaged."""
+    rows = search.facts.get(PAIR_RATES)
+    try:
+        return [PairRate.model_validate(row) for row in rows] if isinstance(rows, list) else []
+    except ValidationError:
+        return []
 
 
 @dataclass(frozen=True)
@@ -269,8 +279,7 @@ class _Writer:
 
     def _rates_of(self, node: str) -> str:
         """Up to six pairs of the node with their GB/s, from all two-way steps."""
-        rows = self.search.facts.get(PAIR_RATES)
-        rates = [PairRate.model_validate(row) for row in rows] if isinstance(rows, list) else []
+        rates = _pair_rates(self.search)
         two_way = {rate.pair: median(rate.gb_s) for rate in rates if node in rate.pair and not rate.one_way}
         return and_more([f"{a}-{b} {gb_s:.3g} GB/s" for (a, b), gb_s in two_way.items()], _MAX_NAMED)
 

@@ -15,7 +15,9 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, field, replace
 from math import ceil, exp, expm1, log, log1p, sqrt
 from statistics import fmean, median, pstdev
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, FiniteFloat, model_validator
 
 from seatrial.model import Frozen
 
@@ -75,8 +77,14 @@ class PairRate(Frozen):
     stage: Stage
     first: str
     second: str
-    gb_s: tuple[float, ...]
+    gb_s: tuple[Annotated[FiniteFloat, Field(ge=0)], ...] = Field(min_length=1)
     one_way: bool = False
+
+    @model_validator(mode="after")
+    def _require_two_nodes(self) -> PairRate:
+        if self.first == self.second:
+            raise ValueError(f"a pair of {self.first} with itself")
+        return self
 
     @property
     def pair(self) -> Pair:
@@ -181,6 +189,8 @@ def conclude(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
 
 
 def _conclude(rates: Sequence[PairRate], first: _FirstRounds) -> Conclusion:
+    if not first.rails:  # a record with too few nodes
+        return Conclusion(nodes=0, rails=0)
     ports = list(_slow_ports(rates, first))
     slow_nodes = {port.node for port in ports}
     paths = list(_slow_paths(rates, first, slow_nodes))
@@ -221,11 +231,11 @@ class _FirstRounds:
     def __init__(self, rates: Sequence[PairRate], limits: Limits) -> None:
         self.limits = limits
         self.rates = [rate for rate in rates if rate.stage == "rounds"]
-        self.rails = min((len(rate.gb_s) for rate in self.rates), default=0)
+        nodes = dict.fromkeys(node for rate in self.rates for node in (rate.first, rate.second))
+        self.rails = min(len(rate.gb_s) for rate in rates) if len(nodes) >= MIN_NODES else 0
         self.by_rail = [
             _rail({rate.pair: rate.gb_s[rail] for rate in self.rates}, limits) for rail in range(self.rails)
         ]
-        nodes = dict.fromkeys(node for rate in self.rates for node in (rate.first, rate.second))
         max_suspects = (len(nodes) - 1) // 2  # the others are needed as good partners
         self.suspect_nodes = _lowest(rail.nodes for rail in self.by_rail)[:max_suspects]
         self.suspect_paths = _lowest(rail.paths for rail in self.by_rail)[:MAX_PATHS]
