@@ -6,8 +6,9 @@ from itertools import chain, combinations
 import pytest
 
 from seatrial.bench.data_check import Mismatch
-from seatrial.bench.pairs import PairResults, PairTiming, round_robin, rounds_by_group
+from seatrial.bench.pairs import PairResults, PairTiming, rounds_by_group
 from seatrial.checks.fabric import pairs
+from seatrial.hardware.pair_search import round_robin
 from seatrial.model import CLUSTER, Fact, Metric
 
 

@@ -11,13 +11,14 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.bench.data_check import Mismatch
-from seatrial.bench.pairs import PairResults, PairTiming, round_robin
+from seatrial.bench.pairs import PairResults, PairTiming
 from seatrial.checks import catalog
 from seatrial.checks.fabric import pairs
 from seatrial.checks.fabric.pairs import CHECK, MIN_SHARE
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.diagnose import diagnose, refreshed_findings
 from seatrial.diagnose.localize import finding_source, localize
+from seatrial.hardware.pair_search import round_robin
 from seatrial.judge import judge
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Finding, Measurement, Metric, Outcome, Threshold, Verdict

@@ -5,7 +5,7 @@ Point-to-point operations involve two ranks only, so a pair needs no process gro
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
@@ -27,21 +27,6 @@ class PairTiming:
     partner: int
     seconds: tuple[float, ...]
     mismatch: Mismatch | None
-
-
-def round_robin(count: int, max_rounds: int) -> list[list[tuple[int, int]]]:
-    """At most ``max_rounds`` rounds of disjoint pairs of the indices 0 to ``count`` - 1; no pair occurs twice.
-
-    The circle method of round-robin tournaments (Kirkman, 1847): one position is fixed, the others rotate. All rounds
-    together contain every pair once. With an odd ``count`` one index is idle in each round.
-    """
-    circle: list[int | None] = [*range(count), *([None] if count % 2 else [])]
-    rounds = []
-    for _ in range(min(max_rounds, len(circle) - 1)):
-        opposite = [(circle[index], circle[-1 - index]) for index in range(len(circle) // 2)]
-        rounds.append([(min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None])
-        circle = [circle[0], circle[-1], *circle[1:-1]]
-    return rounds
 
 
 def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tuple[int, int]]]:
@@ -86,16 +71,22 @@ def partner_map(paired: Iterable[tuple[int, int]], members: Sequence[Sequence[in
 
 
 def measure_pairs(
-    partners: Mapping[int, int], size: int, device: str, seconds: float, group: dist.ProcessGroup | None = None
+    partners: Mapping[int, int],
+    size: int,
+    device: str,
+    seconds: float,
+    group: dist.ProcessGroup | None = None,
+    receivers: Collection[int] = (),
 ) -> list[PairTiming]:
     """Time ranks that send ``size`` bytes to their partner and receive as many at the same time.
 
-    ``partners`` has both ranks of each pair; other ranks are idle. Called by all ranks with the same ``partners``, each
-    with the ``group`` that contains its partner (None: all ranks). Timing is that of ``measure_back_to_back``. Raises
-    SeatrialError on all ranks if the buffers do not fit on one of them.
+    ``partners`` has both ranks of each pair; other ranks are idle. ``receivers``: these ranks only receive, and their
+    partners only send. Called by all ranks with the same ``partners``, each with the ``group`` that contains its
+    partner (None: all ranks). Timing is that of ``measure_back_to_back``. Raises SeatrialError on all ranks if the
+    buffers do not fit on one of them.
     """
     try:
-        result = measure_back_to_back(_operation(partners, group), size, "float32", device, seconds)
+        result = measure_back_to_back(_operation(partners, group, receivers), size, "float32", device, seconds)
     except AllocationError as error:
         buffers = f"two buffers of {format_bytes(size)}"
         raise SeatrialError(f"out of memory for {buffers}: {error.summary()}; use a smaller size") from error
@@ -105,8 +96,11 @@ def measure_pairs(
     ]
 
 
-def _operation(partners: Mapping[int, int], group: dist.ProcessGroup | None) -> Operation:
+def _operation(
+    partners: Mapping[int, int], group: dist.ProcessGroup | None, receivers: Collection[int] = ()
+) -> Operation:
     partner = partners.get(dist.get_rank())
+    sends, receives = dist.get_rank() not in receivers, partner not in receivers
 
     def allocate_buffers(count: int, allocate: Allocate) -> Buffers:
         return separate_buffers(0 if partner is None else count, allocate)
@@ -114,12 +108,12 @@ def _operation(partners: Mapping[int, int], group: dist.ProcessGroup | None) -> 
     def prepare(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
         def run() -> None:
             if partner is not None:
-                send = dist.P2POp(dist.isend, sent, partner, group)
-                receive = dist.P2POp(dist.irecv, received, partner, group)
-                for work in dist.batch_isend_irecv([send, receive]):
+                transfers = [dist.P2POp(dist.isend, sent, partner, group)] if sends else []
+                transfers += [dist.P2POp(dist.irecv, received, partner, group)] if receives else []
+                for work in dist.batch_isend_irecv(transfers):
                     work.wait()
 
-        expected = [] if partner is None else [ExpectedPart(received.numel(), 0, partner)]
+        expected = [ExpectedPart(received.numel(), 0, partner)] if partner is not None and receives else []
         return PreparedOperation(run, sent, received, expected)
 
     return Operation("pairs", "1", unit_factor, prepare, allocate_buffers)

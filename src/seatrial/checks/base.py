@@ -238,6 +238,9 @@ class Check:
     scaling: Mapping[str, ScalingMetrics] = field(default_factory=dict)
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
+    # A run starts this check itself, after the others, when one of several nodes is below a threshold. Its facts
+    # PAIR_RATES and RANKS_BY_NODE become findings; see hardware/pair_search.py.
+    localizes: bool = False
 
     def __post_init__(self) -> None:
         """Raises SeatrialError for a rule that depends on an undeclared fact, or on a value that it cannot have."""

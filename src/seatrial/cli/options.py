@@ -46,6 +46,12 @@ TimeLimitOption = Annotated[
         help="Leave out the last checks until the expected minutes fit; the decision is then INCOMPLETE.",
     ),
 ]
+NoLocalizeOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-localize", help="Do not search for slow nodes if a check of several nodes is below a threshold."
+    ),
+]
 GpusOption = Annotated[int | None, typer.Option(help="Expected GPUs per node; 0: CPU only.")]
 LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm or torchrun.")]
 SetOption = Annotated[
@@ -63,6 +69,7 @@ def overrides_of(
     exclude: str | None = None,
     topology: str | None = None,
     min_nodes: int | None = None,
+    no_localize: bool = False,
 ) -> list[tuple[str, str, Any]]:
     """(option, key of the trial, value) of each setting; later entries take precedence: other options over --set."""
     from seatrial.config.layers import parse_assignment
@@ -75,6 +82,7 @@ def overrides_of(
         ("--nodelist", "slurm.nodelist", nodelist),
         ("--exclude", "slurm.exclude", exclude),
         ("--topology", "cluster.topology", topology),
+        ("--no-localize", "localize", False if no_localize else None),
     ]
     set_flags = [(flag, key, value) for flag, key, value in flags if value is not None]
     return [("--set", *parse_assignment(text)) for text in assignments or ()] + set_flags

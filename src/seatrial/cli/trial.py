@@ -23,6 +23,7 @@ from seatrial.cli.options import (
     Names,
     NodelistOption,
     NodesOption,
+    NoLocalizeOption,
     RunPath,
     SetOption,
     TimeLimitOption,
@@ -55,6 +56,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Run directory: new or empty.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run directory.")] = None,
     time_limit: TimeLimitOption = None,
+    no_localize: NoLocalizeOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its commands; start nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -73,6 +75,7 @@ def run(
         nodelist=nodelist,
         exclude=exclude,
         topology=topology,
+        no_localize=no_localize,
     )
     if resume:
         _require_no_options_with_resume(trial != "quick", overrides, only, skip, out, time_limit, dry_run)
@@ -95,11 +98,9 @@ def run(
     print_result(result, as_json, report if _file_identity(report) != earlier_report else None)
     if result.stop_reason or any(verdict.outcome is Outcome.ERROR for verdict in result.verdicts):
         with contextlib.suppress(OSError):
-            command = f"seatrial run --resume {run_dir.path}"
-            print(f"To measure the missing checks: {command}", file=sys.stderr)
-    raise typer.Exit(
-        EXIT_INTERRUPTED if result.stop_reason == pipeline.INTERRUPTED else EXIT_CODES[result.decision.value]
-    )
+            print(f"To measure the missing checks: seatrial run --resume {run_dir.path}", file=sys.stderr)
+    interrupted = result.stop_reason == pipeline.INTERRUPTED
+    raise typer.Exit(EXIT_INTERRUPTED if interrupted else EXIT_CODES[result.decision.value])
 
 
 def _request(
@@ -165,6 +166,11 @@ def _print_plan(preview: Preview, as_json: bool) -> None:
             print(f"# excluded by {flag}: {name}")
     for line in preview.unjudged:
         print(f"# {line}")
+    if job := preview.localization:
+        print(
+            f"# not counted: job {job.name}, about {job.expected_s:.0f} s, at most {job.limit_s:.0f} s: "
+            f"{job.checks[0]}, only if a check of several nodes is below a threshold; --no-localize turns it off"
+        )
     for job, text in preview.rendered:
         print(f"# job {job.name}, at most {job.limit_s:.0f} s: {', '.join(job.checks)}\n{text}")
 

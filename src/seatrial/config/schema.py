@@ -181,6 +181,10 @@ class Config(Frozen):
         default=True,
         description="repeat a check that violates a performance threshold; it fails only if both runs violate it",
     )
+    localize: bool = Field(
+        default=True,
+        description="search for the slow node, GPU, rail or path if a check of several nodes violates a threshold",
+    )
     slurm: Slurm = Slurm()
     environment: Environment = Environment()
     container: Container = Container()

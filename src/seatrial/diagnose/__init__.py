@@ -13,6 +13,7 @@ from seatrial.diagnose.confirm import merge, unmerged, with_confirmations
 from seatrial.diagnose.failed_rank import RANK_FAILED, SIGTERM_SIGNATURES, failed_rank_finding
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
+from seatrial.diagnose.localization import localization_findings
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_origin import line_rank
 from seatrial.diagnose.log_search import search
@@ -33,9 +34,12 @@ def diagnose(
     checks: Mapping[str, Check],
     run_dir: Path,
     node_prefix: str = "",
+    searches: Sequence[Measurement] = (),
 ) -> tuple[Finding, ...]:
     """The findings of a trial: causes of bad verdicts, hangs, then one per title and subject from errors of checks,
     from logs, and from verdicts that locate a fault.
+
+    ``searches``: measurements of the search for slow nodes after the trial's own checks.
 
     A fault that an error of a check explains is not reported again from logs. The logs of a job that its nodes refused
     have no other fault. ``node_prefix``: see cause_findings.
@@ -49,10 +53,25 @@ def diagnose(
     for finding in _findings_in_logs(results, run_dir):
         if finding.title not in explained and not ((errors or hangs) and finding.cause in _RANK_CAUSES):
             findings.setdefault((finding.title, finding.subject), finding)
-    causes = cause_findings(verdicts, measurements, checks, node_prefix)
+    causes = _causes(verdicts, measurements, searches, checks, node_prefix)
     jobs = frozenset(result.job for result in results)
     others = [*hangs, *findings.values()]
     return (*merge(causes, others, jobs), *localize(verdicts, measurements, checks))
+
+
+def _causes(
+    verdicts: Sequence[Verdict],
+    measurements: Sequence[Measurement],
+    searches: Sequence[Measurement],
+    checks: Mapping[str, Check],
+    node_prefix: str,
+) -> tuple[Finding, ...]:
+    """The causes of bad verdicts, with what searches for slow nodes located after the certain ones."""
+    causes = cause_findings(verdicts, measurements, checks, node_prefix)
+    every_search = [*measurements, *searches]
+    located = localization_findings(every_search, verdicts, measurements, checks, causes, node_prefix)
+    certain = [cause for cause in causes if cause.confidence == "high"]
+    return (*certain, *located, *(cause for cause in causes if cause.confidence != "high"))
 
 
 def refreshed_findings(
@@ -63,7 +82,7 @@ def refreshed_findings(
     of_ranks = [finding for finding in trial.findings if finding.cause in _RANK_CAUSES]
     others = unmerged([finding for finding in trial.findings if finding.cause not in _RANK_CAUSES])
     kept = [*of_ranks, *(finding for finding in others if finding.source not in sources)]
-    causes = cause_findings(verdicts, trial.measurements, checks, node_prefix)
+    causes = _causes(verdicts, trial.measurements, trial.localization, checks, node_prefix)
     jobs = frozenset(result.job for result in trial.results)
     return (*merge(causes, kept, jobs), *localize(verdicts, trial.measurements, checks))
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from seatrial.checks.base import Check
 from seatrial.diagnose.cause_data import Cause, causes, variables
 from seatrial.diagnose.cause_details import Details
-from seatrial.hardware.links import role_facts
+from seatrial.hardware.links import FactRole, role_facts
 from seatrial.judge.retry import PerformanceMetrics
 from seatrial.model import CLUSTER, Explained, Finding, Measurement, Outcome, Reason, Verdict
 from seatrial.model.trial import Confidence
@@ -21,9 +21,10 @@ from seatrial.util.text import and_more
 VARIABLES_SOURCE = "data/environment_variables.yaml"
 _CONFIDENCE_ORDER: tuple[Confidence, ...] = ("high", "medium", "low")
 _MAX_NAMED = 6
+_DIFFERENCES: tuple[FactRole, ...] = ("setting_differences", "version_differences")
 # Set by seatrial itself, which says so behind the value
 _SET_BY_SEATRIAL = "(set by seatrial)"
-_SPEED_CHECKS = ("device.*", "transfer.*", "collectives.*", "fabric.*", "train.*")
+SPEED_CHECKS = ("device.*", "transfer.*", "collectives.*", "fabric.*", "train.*")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def cause_findings(
     A cause is left out if it explains nothing, or only what a more certain one explains; a FAIL explains itself.
     ``node_prefix``: how a command starts on another node, such as ``srun --nodelist={node}``; empty for this host.
     """
-    bad = [verdict for verdict in verdicts if _is_bad(verdict)]
+    bad = [verdict for verdict in verdicts if is_bad(verdict)]
     if not bad:
         return []
     performance = {name: PerformanceMetrics(check) for name, check in checks.items()}
@@ -103,7 +104,8 @@ def _needed_findings(explained: Sequence[tuple[_Suspect, Sequence[Verdict]]]) ->
     return findings
 
 
-def _is_bad(verdict: Verdict) -> bool:
+def is_bad(verdict: Verdict) -> bool:
+    """Whether a cause is looked for: FAIL, WARN, ERROR, or a value that violates its threshold inconclusively."""
     is_inconclusive = verdict.outcome is Outcome.UNJUDGED and Reason.INCONCLUSIVE in verdict.reasons
     return is_inconclusive or verdict.outcome in (Outcome.FAIL, Outcome.WARN, Outcome.ERROR)
 
@@ -166,7 +168,7 @@ def _suspects_by_verdict(
                 subject=place,
                 confidence="high" if has_failed else "medium",
                 evidence=and_more([verdict.evidence or verdict.summary for verdict in evidence_verdicts], _MAX_NAMED),
-                first_command=_command(details.command(cause, evidence_verdicts, place), place, node_prefix),
+                first_command=node_command(details.command(cause, evidence_verdicts, place), place, node_prefix),
                 fix=_filled(cause.fix, place),
                 action=cause.action,
                 source=and_more(
@@ -234,7 +236,7 @@ def _suspects_by_variable(
             confidence="high" if variable.large else "low",
             evidence=f"{name}={text}{where}, in the environment of the ranks or in nccl.conf. Default: "
             f"{variable.default}. Effect of other values: {variable.effect}.",
-            first_command=_command(command, nodes[0] if nodes else CLUSTER, node_prefix),
+            first_command=node_command(command, nodes[0] if nodes else CLUSTER, node_prefix),
             fix=f"Unset {name} where it is set, or remove it from the trial's env, and run the trial again.",
             action="fix-environment",
             source=f"{VARIABLES_SOURCE} ({variable.source}); {next(iter(check_by_node.values()))}",
@@ -259,15 +261,8 @@ def _suspects_by_difference(
     measurements: Sequence[Measurement], checks: Mapping[str, Check], node_prefix: str
 ) -> Iterator[_Suspect]:
     """One suspect for each node whose versions or settings differ from those of most nodes."""
-    differences: dict[str, dict[str, str]] = {}
-    sources: dict[str, None] = {}
-    for role in ("setting_differences", "version_differences"):
-        for measurement, by_node in role_facts(role, measurements, checks):
-            for node, values in by_node.items() if isinstance(by_node, Mapping) else ():
-                if isinstance(values, Mapping):
-                    differences.setdefault(node, {}).update(values)
-                    sources[measurement.check] = None
-    for node, values in differences.items():
+    sources = dict.fromkeys(each.check for role in _DIFFERENCES for each, _ in role_facts(role, measurements, checks))
+    for node, values in node_differences(measurements, checks).items():
         listed = and_more([f"{name}: {value}" for name, value in values.items()], _MAX_NAMED)
         finding = Finding(
             cause="node_differs",
@@ -275,15 +270,26 @@ def _suspects_by_difference(
             subject=node,
             confidence="medium",
             evidence=f"on {node} {listed}",
-            first_command=_command("uname -r; nvidia-smi -q | grep -i version; env | sort", node, node_prefix),
+            first_command=node_command("uname -r; nvidia-smi -q | grep -i version; env | sort", node, node_prefix),
             fix="Give all nodes the same image: driver, kernel, libraries and settings. Then run the trial again.",
             action="fix-config",
             source=f"facts of {and_more(list(sources), _MAX_NAMED)}",
         )
-        yield _Suspect(finding, node, _SPEED_CHECKS, wrong_results=False, only_here=True)
+        yield _Suspect(finding, node, SPEED_CHECKS, wrong_results=False, only_here=True)
 
 
-def _command(template: str, place: str, node_prefix: str) -> str:
+def node_differences(measurements: Sequence[Measurement], checks: Mapping[str, Check]) -> dict[str, dict[str, str]]:
+    """Node → name → value, for versions and settings that differ from those of most nodes."""
+    differences: dict[str, dict[str, str]] = {}
+    for role in _DIFFERENCES:
+        for _, by_node in role_facts(role, measurements, checks):
+            for node, values in by_node.items() if isinstance(by_node, Mapping) else ():
+                if isinstance(values, Mapping):
+                    differences.setdefault(node, {}).update({name: str(value) for name, value in values.items()})
+    return differences
+
+
+def node_command(template: str, place: str, node_prefix: str) -> str:
     """The command for ``place``, on its node if that is another host."""
     command, node = _filled(template, place), place.partition("/")[0].partition("->")[0]
     if not node_prefix or node == CLUSTER:

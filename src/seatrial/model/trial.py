@@ -167,6 +167,9 @@ class Trial(Frozen):
     results: tuple[JobResult, ...]
     measurements: tuple[Measurement, ...]
     retries: tuple[Measurement, ...] = Field(default=(), description="second and third measurements of checks")
+    localization: tuple[Measurement, ...] = Field(
+        default=(), description="search for slow nodes after the checks of the trial; no verdict uses it"
+    )
     verdicts: Annotated[tuple[Verdict, ...], WrapSerializer(_without_empty_fields)]
     findings: tuple[Finding, ...]
     insights: tuple[Insight, ...] = ()

@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from seatrial import __version__
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
+from seatrial.hardware.pair_search import MIN_NODES
 from seatrial.model import (
     CLUSTER,
     TIME_LIMIT,
@@ -41,6 +42,8 @@ _PLACEMENTS: dict[Scope, Placement] = {
 
 # Without a GPU two processes communicate over gloo, so that CLUSTER checks run there too
 RANKS_WITHOUT_GPU = 2
+
+LOCALIZATION_JOB = "localization"  # name of the job that searches for slow nodes after the checks of the trial
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,35 @@ def retry_jobs(jobs: Iterable[Job], checks: Container[str], number: int) -> Iter
         if names := tuple(name for name in job.checks if name in checks):
             retry = job.with_checks(names).model_copy(update={"retry": number})
             yield retry.model_copy(update={"name": f"{job.name}{retry.retry_suffix}"})
+
+
+def localization_job(
+    config: Config, checks: Mapping[str, Check], jobs: Iterable[Job], time_limit_s: float | None = None
+) -> Job | None:
+    """Return the job that searches for slow nodes, on the nodes of the ranks' job of ``jobs``.
+
+    None if the config turns it off, the trial has the check itself, the nodes are too few, or it does not fit into
+    ``time_limit_s``.
+    """
+    jobs = list(jobs)
+    check = next((check for check in checks.values() if check.localizes), None)
+    ranks = next((job for job in reversed(jobs) if job.placement == "ranks"), None)
+    if not config.localize or check is None or ranks is None or ranks.nodes < MIN_NODES or check.name in config.checks:
+        return None
+    typical = typical_duration(check, {}, config, ranks.ranks_per_node)
+    job = ranks.model_copy(
+        update={
+            "name": LOCALIZATION_JOB,
+            "checks": (check.name,),
+            "options": {check.name: {}},
+            "limits": {check.name: check.limit_s},
+            "limit_s": config.limits.startup_s + check.limit_s,
+            "typical": {} if typical is None else {check.name: round(typical, 1)},
+            "telemetry_hz": 0,
+        }
+    )
+    too_long = time_limit_s is not None and sum(each.expected_s for each in (*jobs, job)) > time_limit_s
+    return None if too_long else job
 
 
 def _beyond_time_limit(

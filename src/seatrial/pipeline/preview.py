@@ -16,7 +16,7 @@ from seatrial.config.schema import Config
 from seatrial.judge import plausibility
 from seatrial.launch import launcher_for
 from seatrial.model import Baseline, Job
-from seatrial.pipeline.plan import Plan
+from seatrial.pipeline.plan import Plan, localization_job
 from seatrial.pipeline.rejudge import load_baseline
 from seatrial.pipeline.resume import plan_of
 from seatrial.pipeline.run_directory import Request, RunDir
@@ -36,6 +36,7 @@ class Preview:
     plan: Plan
     rendered: tuple[tuple[Job, str], ...]
     unjudged: tuple[str, ...] = ()
+    localization: Job | None = None  # starts only if a check of several nodes is below a threshold
 
 
 def preview(request: Request) -> Preview:
@@ -45,7 +46,8 @@ def preview(request: Request) -> Preview:
     plausibility.validate_thresholds(settings, catalog(), gpus, baseline)
     plan = plan_of(request, this_host)
     rendered = tuple(_shown(settings, job, Path("RUN")) for job in plan.jobs)
-    return Preview(plan, rendered, unjudged_note(settings, plan, gpus, baseline))
+    search = localization_job(settings, catalog(), plan.jobs, request.time_limit_s)
+    return Preview(plan, rendered, unjudged_note(settings, plan, gpus, baseline), search)
 
 
 def prepare(request: Request, path: Path) -> Preview:

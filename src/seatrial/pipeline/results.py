@@ -12,6 +12,7 @@ from typing import Protocol
 
 from seatrial.config.schema import Config
 from seatrial.model import Job, JobResult, Measurement, MissingNode, Outcome, Session, Timing
+from seatrial.pipeline.plan import LOCALIZATION_JOB
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.util.secrets import redacted, secret_values
 
@@ -36,6 +37,10 @@ class Display(Protocol):
     def warn(self, text: str) -> None: ...
 
 
+class NodesRefused(Exception):
+    """Nodes do not have what the trial needs; the message names them and what is missing."""
+
+
 @dataclass
 class TrialResults:
     """Results of the trial so far; the Listener of its jobs.
@@ -49,6 +54,7 @@ class TrialResults:
     on_complete: Callable[[TrialResults, str], None] = lambda _results, _check: None
     measurements: list[Measurement] = field(default_factory=list)
     retries: list[Measurement] = field(default_factory=list)  # second and third measurements of checks
+    localization: list[Measurement] = field(default_factory=list)  # search for slow nodes after the trial's checks
     job_results: list[JobResult] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)  # earlier sessions
     timings: list[Timing] = field(default_factory=list)
@@ -81,6 +87,9 @@ class TrialResults:
         if measurement.error:
             measurement = measurement.model_copy(update={"error": redacted(measurement.error, self._secret_values)})
         self.run_dir.save_measurement(measurement)
+        if measurement.check not in self.settings.checks:
+            self.localization.append(measurement)
+            return
         (self.retries if measurement.retry else self.measurements).append(measurement)
         self._counts[measurement.check, measurement.retry] += 1  # counting in the list each time would be quadratic
         jobs = reversed(self.jobs)  # after the loss of a node, a check runs in a smaller job
@@ -92,6 +101,8 @@ class TrialResults:
         result = result.model_copy(update={"cause": redacted(result.cause, self._secret_values)})
         self.run_dir.save_job_result(result)
         self.job_results.append(result)
+        if result.job == LOCALIZATION_JOB:  # the checks of the trial are measured, so that no node is missing there
+            return
         self.add_missing_nodes(result.missing_nodes)
         if result.nodelist:
             self.lost_nodes += [node.name for node in result.missing_nodes if node.name not in self.lost_nodes]
@@ -105,6 +116,7 @@ class TrialResults:
         checks = list(dict.fromkeys(measurement.check for measurement in (*self.measurements, *self.retries)))
         for measurements in (self.measurements, self.retries):
             measurements.sort(key=lambda measurement: (checks.index(measurement.check), measurement.rank or 0))
+        self.localization.sort(key=lambda measurement: measurement.rank or 0)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

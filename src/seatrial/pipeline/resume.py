@@ -32,7 +32,9 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
         results.run_dir.discard_checks(discarded)
     if saved.machine != machine:  # after discard_checks: a kill in between must not mix results of two machines
         results.run_dir.save_machine(machine)
-    results.measurements = [measurement for measurement in saved.measurements if measurement.check not in discarded]
+    usable = [measurement for measurement in saved.measurements if measurement.check not in discarded]
+    results.measurements = [measurement for measurement in usable if measurement.check in results.settings.checks]
+    results.localization = [measurement for measurement in usable if measurement.check not in results.settings.checks]
     results.retries = [measurement for measurement in saved.retries if measurement.check not in discarded]
     results.job_results, results.sessions = saved.job_results, saved.sessions
 

@@ -13,6 +13,7 @@ from seatrial import __version__, report, telemetry
 from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
+from seatrial.diagnose.localization import localization_notes
 from seatrial.diagnose.signatures import check_signatures
 from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
@@ -35,11 +36,12 @@ from seatrial.model import (
     worst,
 )
 from seatrial.model.telemetry import Telemetry
+from seatrial.pipeline.localization import localize
 from seatrial.pipeline.node_environments import node_environments
-from seatrial.pipeline.plan import Plan, jobs_as_run, retry_jobs
+from seatrial.pipeline.plan import LOCALIZATION_JOB, Plan, jobs_as_run, retry_jobs
 from seatrial.pipeline.preview import unjudged_note
 from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
-from seatrial.pipeline.results import Display, TrialResults
+from seatrial.pipeline.results import Display, NodesRefused, TrialResults
 from seatrial.pipeline.resume import load_earlier_sessions, remaining_plan, startable_plan
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.pipeline.this_host import ThisHost, discover
@@ -47,10 +49,6 @@ from seatrial.util import processes, secrets, signals
 from seatrial.util.gc_pause import gc_paused
 
 INTERRUPTED = "interrupted"
-
-
-class _NodesRefused(Exception):
-    """Nodes do not have what the trial needs; the message names them and what is missing."""
 
 
 def run(run_dir: RunDir, display: Display) -> Trial:
@@ -83,6 +81,7 @@ def run(run_dir: RunDir, display: Display) -> Trial:
         for number in range(1, MAX_RETRIES + 1) if results.settings.retry else ():
             for job in _retry_jobs(plan, results, baseline, number):
                 _run_job(_on_same_nodes(job, results, nodes), results)
+        localize(plan, results, baseline, nodes, lambda job: _run_job(_on_same_nodes(job, results, nodes), results))
     plan = replace(plan, jobs=jobs_as_run(plan.jobs, results.jobs))
     # a Ctrl-C between two report files would leave them contradicting each other
     with signals.stop_signals_ignored():
@@ -141,10 +140,12 @@ def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _As
             catalog(),
             results.run_dir.path,
             node_prefix(settings),
+            results.localization,
         )
+        notes = localization_notes(verdicts, measurements, results.localization, findings, catalog())
     with results.timed("telemetry"):
         summary = _telemetry_summary(plan, results)
-    return _Assessment(baseline, verdicts, insights, (*findings, *throttling_findings(summary)), summary)
+    return _Assessment(baseline, verdicts, (*insights, *notes), (*findings, *throttling_findings(summary)), summary)
 
 
 def _telemetry_summary(plan: Plan, results: TrialResults) -> Telemetry | None:
@@ -216,12 +217,13 @@ def _run_job(job: Job, results: TrialResults) -> None:
     launcher = launcher_for(results.settings, job.placement)
     settings = results.settings
     min_nodes, run_dir = settings.cluster.min_nodes, results.run_dir.path
+    min_nodes = None if job.name == LOCALIZATION_JOB else min_nodes
     for result in run_job(launcher, job, run_dir, settings.limits, catalog(), results, min_nodes):
         results.add_job_result(result)
         if result.state is JobState.REFUSED:
-            raise _NodesRefused(f"{result.failed_subject}: {result.cause}")
+            raise NodesRefused(f"{result.failed_subject}: {result.cause}")
         results.nodes_tried = results.nodes_tried or (result.state is JobState.COMPLETED and job.preflight is not None)
-        measurements = results.retries if job.retry else results.measurements
+        measurements = results.retries if job.retry else [*results.measurements, *results.localization]
         check_seconds = sum(_check_seconds(job.checks, measurements).values())
         overhead = max(0.0, result.seconds - check_seconds)
         name = f"start and end of job {job.name}"
@@ -244,7 +246,7 @@ def _record_stop_reason(results: TrialResults) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         results.stop_reason = INTERRUPTED
-    except _NodesRefused as refused:
+    except NodesRefused as refused:
         results.stop_reason = f"preflight failed on {refused}"
         results.display.warn(results.stop_reason)
     except OSError as error:
@@ -264,6 +266,7 @@ def _trial(
     seconds = _check_seconds(list(settings.checks), results.measurements)
     retry_seconds = _check_seconds(list(settings.checks), results.retries)
     seconds |= {f"{name} (retry)": value for name, value in retry_seconds.items()}
+    seconds |= _check_seconds([each.check for each in results.localization], results.localization)
     session = Session(
         started=time.time() - (time.monotonic() - process_start),
         seconds=time.monotonic() - process_start,
@@ -293,6 +296,7 @@ def _trial(
         results=tuple(results.job_results),
         measurements=tuple(results.measurements),
         retries=tuple(results.retries),
+        localization=tuple(results.localization),
         verdicts=assessment.verdicts,
         findings=_without_secrets(assessment.findings, secret_values),
         insights=assessment.insights,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.bench.pairs import PairResults, PairTiming, round_robin
+from seatrial.bench.pairs import PairResults, PairTiming
 from seatrial.checks.fabric.pairs import CHECK, PairOptions, _max_locatable, _observations, _switch_facts, _switches
+from seatrial.hardware.pair_search import round_robin
 from seatrial.model import Fact, Outcome, SeatrialError, Topology
 from tests.checks.fabric.verdicts import outcomes
 from tests.checks.training.check_helpers import make_context

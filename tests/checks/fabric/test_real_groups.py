@@ -11,8 +11,9 @@ from seatrial.bench.collectives import AllocationError, Timings
 from seatrial.bench.data_check import Mismatch
 from seatrial.bench.subgroups import GroupResult
 from seatrial.checks import catalog
-from seatrial.checks.fabric import _results, each_node, rails, scaling
+from seatrial.checks.fabric import _results, each_node, localization, rails, scaling
 from seatrial.checks.fabric import pairs as collectives_pairs
+from seatrial.diagnose.localization import localization_findings
 from seatrial.diagnose.localize import localize
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Finding, Measurement, Metric, Outcome, Threshold
@@ -25,8 +26,9 @@ TWO = ("node0", "node0", "node1", "node1")
 UNEVEN = ("node0", "node0", "node0", "node1")
 ONE = ("node0",) * 4
 PAIRS, RAILS, SCALING = (check.CHECK.name for check in (collectives_pairs, rails, scaling))
-EACH_NODE = each_node.CHECK.name
+EACH_NODE, SEARCH = each_node.CHECK.name, localization.CHECK.name
 SHORT_OPTIONS = {"size": "64KiB", "seconds": 0.1}
+SEARCH_OPTIONS = {"size": "1MiB", "seconds": 0.1}
 BOTH = {"sizes": ["4B", "8B", "64KiB"], "in_place": "both", "dtype": "bfloat16", "seconds_per_size": 0.05}
 
 
@@ -49,6 +51,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "little_memory": Scenario(EACH_NODE, TWO, SHORT_OPTIONS, faults=("little_memory",)),
         "one_rank_per_node": Scenario(EACH_NODE, FOUR, SHORT_OPTIONS),
         "in_place_variant": Scenario("collectives.all_gather", ONE, BOTH),
+        "search_late_node": Scenario(SEARCH, FOUR, SEARCH_OPTIONS, faults=("late",)),
+        "search_corrupt": Scenario(SEARCH, FOUR, SEARCH_OPTIONS, faults=("corrupt",)),
+        "search_two_nodes": Scenario(SEARCH, TWO),
         "pairs_one_node": Scenario(PAIRS, ONE),
         "rails_one_node": Scenario(RAILS, ONE),
         "scaling_one_node": Scenario(SCALING, ONE),
@@ -320,3 +325,29 @@ def test_size_that_did_not_fit_is_an_error(runs: Runs) -> None:
 def test_allocation_error_names_a_few_of_many_ranks() -> None:
     message = str(AllocationError(dict.fromkeys(range(8192), "full")))
     assert message.endswith("rank 0: full; rank 1: full; rank 2: full; rank 3: full and 8188 more")
+
+
+def search_findings(runs: Runs, scenario: str) -> list[tuple[str, str]]:
+    assert all(measurement.error is None for measurement in runs[scenario]), runs[scenario]
+    findings = localization_findings(runs[scenario], (), (), catalog())
+    return [(finding.cause, finding.subject) for finding in findings]
+
+
+def test_search_names_the_late_node(runs: Runs) -> None:
+    assert search_findings(runs, "search_late_node") == [("slow_node", "node2")]
+    facts = runs["search_late_node"][0].facts
+    assert facts["slow"] == ["node2/rank2"]
+    assert facts["ranks_by_node"] == {node: [f"{node}/rank{rank}"] for rank, node in enumerate(FOUR)}
+    failed = {verdict.metric for verdict in judge_check(catalog()[SEARCH], runs["search_late_node"], {}, "t")}
+    assert failed >= {"slow_ranks", "slow_paths", "slow_rails", "wrong_elements"}
+
+
+def test_search_reports_wrong_data(runs: Runs) -> None:
+    values = {metric.name: metric.value for metric in runs["search_corrupt"][0].metrics}
+    assert values["wrong_elements"] > 0
+
+
+def test_search_needs_three_nodes(runs: Runs) -> None:
+    assert {measurement.skipped for measurement in runs["search_two_nodes"]} == {
+        "2 nodes: with fewer than 3 nothing tells which one is slow"
+    }

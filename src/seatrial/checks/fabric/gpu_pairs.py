@@ -31,6 +31,7 @@ from seatrial.checks.fabric._results import (
 )
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK, link_types
+from seatrial.hardware.pair_search import round_robin
 from seatrial.model import (
     NOT_REQUESTED,
     ByteSize,
@@ -141,9 +142,7 @@ def _rounds(ranks: Sequence[int]) -> list[Partners]:
     """The rounds of one node, in which every pair of its ranks occurs once."""
     from seatrial.bench import pairs
 
-    return [
-        pairs.partner_map(paired, [(rank,) for rank in ranks]) for paired in pairs.round_robin(len(ranks), len(ranks))
-    ]
+    return [pairs.partner_map(paired, [(rank,) for rank in ranks]) for paired in round_robin(len(ranks), len(ranks))]
 
 
 def _retry_steps(results: PairResults) -> list[Partners]:

@@ -31,6 +31,7 @@ from seatrial.checks.fabric._results import (
     transport_text,
     wrong_data_rule,
 )
+from seatrial.hardware.pair_search import round_robin
 from seatrial.model import (
     ByteSize,
     Fact,
@@ -89,7 +90,7 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
     if max_rounds < len(nodes) - 1 and 1 < len(set(leaves)) < len(leaves):
         rounds = pairs.rounds_by_group(leaves, max_rounds)
     else:
-        rounds = pairs.round_robin(len(nodes), max_rounds)
+        rounds = round_robin(len(nodes), max_rounds)
     timings: list[PairTiming] = []
     retries: list[PairTiming] = []
     for number, paired in enumerate(rounds, 1):

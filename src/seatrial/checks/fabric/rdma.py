@@ -17,6 +17,7 @@ from seatrial.checks.fabric._rdma_results import MIN_SHARE, RailPath, results_of
 from seatrial.checks.fabric._rdma_runs import RdmaOptions, TransferRunner, rank_place
 from seatrial.discover import fabric, perftest
 from seatrial.discover.rdma_ports import PortDetails
+from seatrial.hardware.pair_search import round_robin
 from seatrial.model import (
     PORTS_USED,
     NotApplicable,
@@ -53,7 +54,7 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
 
     Raises NotApplicable on a single node, without a usable port, and where perftest is not installed on any node.
     """
-    from seatrial.bench import one_rank_per_node, pairs, rank
+    from seatrial.bench import one_rank_per_node, rank
 
     participants = one_rank_per_node.select_participants(context.node)
     if not participants.several_nodes:
@@ -71,7 +72,7 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
         return
     runner = TransferRunner(context, options, nodes, ports, places, cuda[0])
     max_rounds = options.rounds or (len(names) if len(names) <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
-    rounds = pairs.round_robin(len(names), max_rounds)
+    rounds = round_robin(len(names), max_rounds)
     paths: list[RailPath] = []
     for number, paired in enumerate(rounds, 1):
         context.progress(f"round {number} of {len(rounds)}")

@@ -1,0 +1,203 @@
+"""Locates slow nodes, GPUs, rails and paths between nodes by transfers between pairs of nodes.
+
+A run starts this check by itself when a check of several nodes is below a threshold (``localize`` in the trial). Pairs
+are measured in rounds, then suspects with good partners, slow paths again, and each direction: see
+hardware.pair_search. All pairs of a step run concurrently in one job, so that a thousand nodes take minutes.
+
+Rates are compared with those of other pairs only, so that no reference value is needed. With GPUs, GPU i of a node
+sends to GPU i of the other. Without GPUs one process of each node sends over TCP (gloo), and the fastest time counts: a
+busy CPU makes some transfers slower, a slow link makes all of them slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from seatrial.checks.base import Check, Context, Needs, Options, facts, metric
+from seatrial.checks.fabric import _nccl_log
+from seatrial.checks.fabric._results import (
+    BACKEND,
+    BANDWIDTH_BOUNDS,
+    pair_wrong_data_results,
+    transport_text,
+    wrong_data_rule,
+)
+from seatrial.hardware.pair_search import (
+    CPU_LIMITS,
+    GPU_LIMITS,
+    MIN_NODES,
+    PAIR_RATES,
+    RANKS_BY_NODE,
+    ROUNDS,
+    Conclusion,
+    PairRate,
+    Step,
+    pair_search,
+)
+from seatrial.model import (
+    ByteSize,
+    Fact,
+    NotApplicable,
+    Observation,
+    Phase,
+    Rule,
+    Scope,
+    format_bytes,
+    parse_bytes,
+)
+
+if TYPE_CHECKING:
+    from seatrial.bench.pairs import PairTiming
+
+# About 5 ms at the 50 GB/s of a 400 Gb/s NIC. CPU: 0.2 s at 200 Mbit/s, and 128 times the burst of a shaped link of the
+# tests, so that the link and not its buffer is measured.
+GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("4MiB")
+
+
+class LocalizationOptions(Options):
+    """Options of collectives.localization.
+
+    ``rounds``: rounds of all nodes; each node has as many partners. ``size``: bytes that each rank sends at a time; the
+    default depends on the device. ``seconds``: maximum timed duration of a step.
+    """
+
+    rounds: int = Field(default=ROUNDS, ge=1)
+    size: ByteSize | None = Field(default=None, ge=4)
+    seconds: float = Field(default=0.3, gt=0, allow_inf_nan=False)
+
+
+def measure(context: Context, options: LocalizationOptions) -> Iterator[Observation]:
+    """Yield the rates of all steps on rank 0, and the number of slow ranks, paths and rails.
+
+    Raises NotApplicable with fewer than three nodes.
+    """
+    from seatrial.bench import collectives, pairs, rank, subgroups
+
+    ranks = subgroups.ranks_by_node(context.node)
+    if len(ranks) < MIN_NODES:
+        raise NotApplicable(f"{len(ranks)} nodes: with fewer than {MIN_NODES} nothing tells which one is slow")
+    subjects, group = rank.gather(context.subject), collectives.describe_group()
+    rails = min(map(len, ranks.values())) if context.on_gpu else 1
+    members = {node: of_node[:rails] for node, of_node in ranks.items()}
+    names = {node: [subjects[number] for number in of_node] for node, of_node in members.items()}
+    limits = GPU_LIMITS if context.on_gpu else CPU_LIMITS
+    size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
+    rates: list[PairRate] = []
+    timings: list[PairTiming] = []
+    conclusion: Conclusion
+    # all ranks have the rates of all ranks, so that all choose the same steps
+    search = pair_search(list(members), limits, options.rounds)
+    step, number = next(search), 1
+    while True:
+        context.progress(f"{step.stage}, step {number}: {len(step.pairs)} pairs")
+        partners, receivers = _partners(step, members)
+        of_step = pairs.measure_pairs(partners, size, context.device, options.seconds, receivers=receivers)
+        timings += of_step
+        measured = _rates(step, members, of_step, size, best=not context.on_gpu)
+        rates += measured
+        try:
+            step, number = search.send(measured), number + 1
+        except StopIteration as end:
+            conclusion = end.value
+            break
+    group["transports"] = _nccl_log.connections_by_transport(context.device)
+    if context.rank != 0:
+        return
+    results = pairs.PairResults(tuple(timings), size, members, subjects)
+    yield from facts({**group, "nodes": len(members), "size": size, "steps": number})
+    yield Fact(name=RANKS_BY_NODE, value={node: list(of_node) for node, of_node in names.items()})
+    yield Fact(name=PAIR_RATES, value=[rate.model_dump(mode="json") for rate in rates])
+    slow = [names[port.node][port.rail] for port in conclusion.ports]
+    slow += [f"{first}->{second}" for first, second in dict.fromkeys(path.pair for path in conclusion.paths)]
+    yield Fact(name="slow", value=[*slow, *(f"rail {rail}" for rail in conclusion.slow_rails)])
+    yield metric("slow_ranks", len(conclusion.ports), "ranks")
+    yield metric("slow_paths", len({path.pair for path in conclusion.paths}), "paths")
+    yield metric("slow_rails", len(conclusion.slow_rails), "rails")
+    yield from pair_wrong_data_results(results)
+    statistic = "median" if context.on_gpu else "fastest"
+    yield Fact(
+        name="method",
+        value=f"{transport_text(group)}: {format_bytes(size)} between pairs of {len(members)} nodes in {number} steps, "
+        f"{rails} ranks per node; the {statistic} window of each pair; slow: at least {limits.min_deficit:.1%} below "
+        "the pairs of good nodes in the same step",
+    )
+
+
+def _partners(step: Step, members: Mapping[str, Sequence[int]]) -> tuple[dict[int, int], set[int]]:
+    """Rank → partner in this step, and the ranks that only receive."""
+    partners: dict[int, int] = {}
+    receivers: set[int] = set()
+    for first, second in step.pairs:
+        for sender, receiver in zip(members[first], members[second], strict=True):
+            partners |= {sender: receiver, receiver: sender}
+            receivers |= {receiver} if step.one_way else set()
+    return partners, receivers
+
+
+def _rates(
+    step: Step, members: Mapping[str, Sequence[int]], timings: Sequence[PairTiming], size: int, *, best: bool
+) -> list[PairRate]:
+    """The rates of the pairs of a step; the time of a window is that of the slower of its two ranks."""
+    seconds = {timing.rank: timing.seconds for timing in timings}
+
+    def rate(sender: int, receiver: int) -> float:
+        windows = [max(both) for both in zip(seconds[sender], seconds[receiver], strict=True)]
+        return size / (min(windows) if best else median(windows)) / 1e9
+
+    return [
+        PairRate(
+            stage=step.stage,
+            first=first,
+            second=second,
+            gb_s=tuple(rate(*ranks) for ranks in zip(members[first], members[second], strict=True)),
+            one_way=step.one_way,
+        )
+        for first, second in step.pairs
+    ]
+
+
+_FIX = (
+    "On the node: ibstat, ip -s link and ethtool DEV (rate, errors), lspci -vv (width of the NIC's slot); then cable "
+    "and switch port. Compare with a good node."
+)
+
+
+def _rule(name: str, unit: str, meaning: str, fix: str) -> Rule:
+    return Rule(metric=name, expect=f"== 0 {unit}", evidence_facts=("slow",), meaning=meaning, fix=fix)
+
+
+CHECK = Check(
+    name="collectives.localization",
+    title="Search for slow nodes, GPUs, rails and paths",
+    phase=Phase.INTERCONNECT,
+    scope=Scope.CLUSTER,
+    metrics={"slow_ranks": "ranks", "slow_paths": "paths", "slow_rails": "rails", "wrong_elements": "count"},
+    rules=(
+        _rule("slow_ranks", "ranks", "These ranks are slow with every partner, so the cause is in their node.", _FIX),
+        _rule(
+            "slow_paths",
+            "paths",
+            "Two nodes are slow with each other and not with others: the path between them is slow.",
+            "Run ibtracert or traceroute between the two nodes, and check the switch ports on the path.",
+        ),
+        _rule(
+            "slow_rails",
+            "rails",
+            "The ranks with this index are slower than the others on all nodes: one network rail is slow.",
+            "Compare the leaf switch of the rail, and the NICs of this rail, with those of the other rails.",
+        ),
+        wrong_data_rule("The fact wrong_data names sender, receiver, offset and flipped bits."),
+    ),
+    rule_facts=BACKEND,
+    measure=measure,
+    bounds=BANDWIDTH_BOUNDS,
+    limit_s=600.0,
+    needs=Needs(min_ranks=2),
+    options=LocalizationOptions,
+    skipped_if=("not in the record",),
+    localizes=True,
+)

@@ -1,0 +1,320 @@
+"""When a run searches for slow nodes, and what the search shows: pair rates → findings and notes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from statistics import median
+
+from pydantic import JsonValue, ValidationError
+
+from seatrial.checks.base import Check
+from seatrial.diagnose.causes import SPEED_CHECKS, is_bad, node_command, node_differences, overlap
+from seatrial.hardware.pair_search import (
+    CPU_LIMITS,
+    GPU_LIMITS,
+    PAIR_RATES,
+    RANKS_BY_NODE,
+    Conclusion,
+    Direction,
+    PairRate,
+    SlowPath,
+    SlowPort,
+    conclude,
+)
+from seatrial.judge.retry import PerformanceMetrics
+from seatrial.model import CLUSTER, Explained, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict
+from seatrial.model.trial import Confidence
+from seatrial.util.text import and_more
+
+SLOW_CAUSES = ("slow_node", "slow_gpu", "slow_path", "slow_rail")
+# Below this share of its peers the unjudged speed of a node or rank is a reason to search. Over gloo on four nodes that
+# share two loaded CPU cores, healthy ranks reached 0.37 at the least, those behind a link of 200 Mbit/s 0.11 at most.
+UNJUDGED_SHARE = 0.25
+_MAX_NAMED = 6
+_NARROW = 0.2  # a larger spread is shown as a range of rates
+_JUDGED = (Outcome.PASS, Outcome.WARN, Outcome.FAIL)
+_SENDING: dict[Direction | None, str] = {
+    "sends": ", only when it sends",
+    "receives": ", only when it receives",
+    "both": ", in both directions",
+    None: "",
+}
+
+
+def reasons_to_localize(
+    verdicts: Sequence[Verdict], measurements: Sequence[Measurement], checks: Mapping[str, Check]
+) -> dict[str, str]:
+    """Check of several nodes → why slow nodes are searched for: it is below a threshold, or nothing can judge it.
+
+    Without a reference value this needs a large difference between nodes, or that no check compares nodes.
+    """
+    inter_node = {name: check for name, check in checks.items() if _is_inter_node(check)}
+    performance = {name: PerformanceMetrics(check) for name, check in inter_node.items()}
+    judged = [
+        verdict
+        for verdict in verdicts
+        if verdict.outcome in _JUDGED and verdict.check in inter_node and performance[verdict.check][verdict.metric]
+    ]
+    below = {each.check: each.summary for each in reversed(judged) if each.outcome is not Outcome.PASS}
+    known = {(verdict.check, verdict.metric) for verdict in judged}
+    compared = list(_inter_node_shares(measurements, inter_node))
+    unjudged = {
+        check: f"{metric.name} is {metric.value:.3g} {metric.unit} on {metric.subject}, without a threshold"
+        for check, metric in sorted(compared, key=lambda pair: -pair[1].value)  # the lowest is named
+        if metric.value < UNJUDGED_SHARE and (check, metric.name) not in known
+    }
+    if reasons := {**unjudged, **below}:
+        return reasons
+    judged_checks = {check for check, _ in known}
+    measured = {each.check for each in measurements if each.metrics and each.check in inter_node}
+    uncompared = [] if compared else [name for name in measured - judged_checks if inter_node[name].operation]
+    return dict.fromkeys(sorted(uncompared), "no reference value, and no check compares nodes")
+
+
+def _inter_node_shares(
+    measurements: Sequence[Measurement], inter_node: Mapping[str, Check]
+) -> Iterator[tuple[str, Metric]]:
+    """Check and metric of all shares that compare nodes or ranks by their paths to other nodes.
+
+    Not of single pairs: over gloo, healthy pairs reach a fifth of the best by chance.
+    """
+    for measurement in measurements:
+        comparisons = inter_node[measurement.check].comparisons if measurement.check in inter_node else {}
+        for metric in measurement.metrics:
+            comparison = comparisons.get(metric.name)
+            if comparison and comparison.inter_node and not comparison.is_speedup and "->" not in metric.subject:
+                yield measurement.check, metric
+
+
+def _is_inter_node(check: Check) -> bool:
+    """Whether the check moves data between nodes: not one with a communicator per node, or that compares GPUs only."""
+    compares_gpus = check.comparisons and not any(each.inter_node for each in check.comparisons.values())
+    between_ranks = check.scope is Scope.CLUSTER and check.phase in (Phase.INTERCONNECT, Phase.DISTRIBUTED)
+    return between_ranks and not check.per_node and not compares_gpus and not check.localizes
+
+
+def localization_notes(
+    verdicts: Sequence[Verdict],
+    measurements: Sequence[Measurement],
+    searches: Sequence[Measurement],
+    findings: Sequence[Finding],
+    checks: Mapping[str, Check],
+) -> tuple[Insight, ...]:
+    """A note at the first check that was the reason: why the search has no result, or that it found no slow node."""
+    reasons = reasons_to_localize(verdicts, measurements, checks) if searches else {}
+    if not reasons:
+        return ()
+    check, title = next(iter(reasons)), "search for slow nodes"
+    errors = [measurement.error or measurement.skipped for measurement in searches]
+    conclusions = [conclusion for conclusion, _ in _conclusions(searches)]
+    if not conclusions:
+        reason = next(filter(None, errors), "no rank has measured")
+        return (Insight(check=check, title=title, text=f"not completed, so that no node is named: {reason}"),)
+    if any(finding.cause in SLOW_CAUSES for finding in findings):
+        return ()
+    last = conclusions[-1]
+    text = (
+        f"no node, GPU, rail or path is slower with all of its partners: pairs of {last.nodes} nodes {_healthy(last)}. "
+        "The cause is common to all nodes, inside the nodes, or not the network."
+    )
+    return (Insight(check=check, title=title, text=text),)
+
+
+def localization_findings(
+    searches: Sequence[Measurement],
+    verdicts: Sequence[Verdict],
+    measurements: Sequence[Measurement],
+    checks: Mapping[str, Check],
+    causes: Sequence[Finding] = (),
+    node_prefix: str = "",
+) -> list[Finding]:
+    """One finding for each slow rail, node, GPU and path of the searches, with the bad verdicts that it explains.
+
+    ``measurements``: of the trial, for settings of the slow node that differ from the others. ``causes``: findings at
+    the slow node are named as its likely cause. ``node_prefix``: see cause_findings.
+    """
+    performance = {name: PerformanceMetrics(check) for name, check in checks.items() if _is_inter_node(check)}
+    bad = [
+        verdict
+        for verdict in verdicts
+        if is_bad(verdict) and verdict.check in performance and performance[verdict.check][verdict.metric]
+    ]
+    findings: dict[tuple[str, str], Finding] = {}
+    for conclusion, search in _conclusions(searches):
+        writer = _Writer(conclusion, search, node_differences(measurements, checks), causes, node_prefix)
+        for finding in writer.findings():
+            explains = tuple(
+                dict.fromkeys(Explained.of(each) for each in bad if _follows(each, finding.subject.split(", ")))
+            )
+            findings[finding.cause, finding.subject] = finding.model_copy(update={"explains": explains})
+    return list(findings.values())
+
+
+def _follows(verdict: Verdict, places: Iterable[str]) -> bool:
+    follows = any(fnmatchcase(verdict.check, pattern) for pattern in SPEED_CHECKS)
+    return follows and any(overlap(place, verdict.subject) for place in places)
+
+
+def _conclusions(searches: Sequence[Measurement]) -> Iterator[tuple[Conclusion, Measurement]]:
+    for measurement in searches:
+        if not measurement.error and (rates := _pair_rates(measurement)):
+            limits = GPU_LIMITS if measurement.facts.get("backend") == "nccl" else CPU_LIMITS
+            conclusion = conclude(rates, limits)
+            if conclusion.rails:
+                yield conclusion, measurement
+
+
+def _pair_rates(search: Measurement) -> list[PairRate]:
+    """The recorded rates of a search; none if the record is damaged."""
+    rows = search.facts.get(PAIR_RATES)
+    try:
+        return [PairRate.model_validate(row) for row in rows] if isinstance(rows, list) else []
+    except ValidationError:
+        return []
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """The texts of one kind of network."""
+
+    command: str
+    fix: str
+
+
+_RDMA = _Kind(
+    "ibstat | grep -E \"CA '|State|Rate\"; lspci -vv | grep -E 'Mellanox|LnkSta:'; nvidia-smi topo -m",
+    "Check rate, width and errors of the NIC, then its cable and its switch port (perfquery, mlxlink -d DEVICE). "
+    "Exchange cable or port with a good node: if the fault follows, replace the part.",
+)
+_TCP = _Kind(
+    "ip -s link; tc qdisc show; grep -H . /sys/class/net/*/speed /sys/class/net/*/mtu 2>/dev/null",
+    "Check speed and errors of the interface (ethtool DEV, ethtool -S DEV), a traffic shaper (tc qdisc show), then its "
+    "cable and its switch port.",
+)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes the findings of one search."""
+
+    conclusion: Conclusion
+    search: Measurement
+    differences: Mapping[str, Mapping[str, str]]
+    causes: Sequence[Finding]
+    node_prefix: str
+
+    def findings(self) -> Iterator[Finding]:
+        """Rails first, then nodes and GPUs, then paths."""
+        for rail, deficit in self.conclusion.slow_rails.items():
+            evidence = (
+                f"rank {rail} of every node is {deficit:.0%} slower with its partners than other ranks of the nodes"
+            )
+            yield self._finding("slow_rail", f"network rail {rail} is slow on all nodes", CLUSTER, evidence, "high")
+        for node in dict.fromkeys(port.node for port in self.conclusion.ports):
+            yield self._node([port for port in self.conclusion.ports if port.node == node])
+        for pair in dict.fromkeys(path.pair for path in self.conclusion.paths):
+            yield self._path([path for path in self.conclusion.paths if path.pair == pair])
+
+    def _node(self, ports: Sequence[SlowPort]) -> Finding:
+        node, deficits = ports[0].node, [deficit for port in ports for deficit in port.deficits]
+        whole_node = len(ports) == self.conclusion.rails
+        subjects = self._subjects(node)
+        slow = [subjects[port.rail] if port.rail < len(subjects) else f"{node}/rank{port.rail}" for port in ports]
+        subject = node if whole_node else ", ".join(slow)
+        evidence = (
+            f"{subject} is {_range(deficits)} slower in every pair{_direction(ports)} ({self._rates_of(node)}); all "
+            f"other pairs {_healthy(self.conclusion)}."
+        )
+        likely = self._likely_cause(node)
+        title = f"{node} is slow to every other node" if whole_node else f"GPUs of {node} are slow to every other node"
+        confidence = self._confidence(deficits)
+        return self._finding("slow_node" if whole_node else "slow_gpu", title, subject, evidence + likely, confidence)
+
+    def _path(self, paths: Sequence[SlowPath]) -> Finding:
+        first, second = paths[0].pair
+        deficits = [deficit for path in paths for deficit in path.deficits]
+        direction = {"sends": f", only from {first} to {second}", "receives": f", only from {second} to {first}"}
+        where = direction.get(paths[0].direction or "", "")
+        evidence = (
+            f"{first} and {second} are {_range(deficits)} slower with each other{where}, and not with other nodes; all "
+            f"other pairs {_healthy(self.conclusion)}."
+        )
+        title = f"the path between {first} and {second} is slow"
+        return self._finding("slow_path", title, f"{first}->{second}", evidence, self._confidence(deficits))
+
+    def _finding(self, cause: str, title: str, subject: str, evidence: str, confidence: Confidence) -> Finding:
+        kind = self._kind()
+        node = subject.partition("/")[0].partition("->")[0]
+        commands = {
+            "slow_path": f"tracepath {subject.partition('->')[2]}; {kind.command}",
+            "slow_rail": "ibdiagnet --pc; ibstat",
+        }
+        return Finding(
+            cause=cause,
+            title=title,
+            subject=subject,
+            confidence=confidence,
+            evidence=evidence,
+            first_command=node_command(commands.get(cause, kind.command), node, self.node_prefix),
+            fix=_PATH_FIX if cause == "slow_path" else kind.fix,
+            action="check-cable",
+            source=f"{PAIR_RATES} of {self.search.check}",
+        )
+
+    def _kind(self) -> _Kind:
+        uses_rdma = self.search.facts.get("backend") == "nccl" and "NET/Socket" not in str(
+            self.search.facts.get("transports")
+        )
+        return _RDMA if uses_rdma else _TCP
+
+    def _confidence(self, deficits: Sequence[float]) -> Confidence:
+        return "high" if min(deficits) > 0 and len(deficits) > 1 else "medium"
+
+    def _subjects(self, node: str) -> list[str]:
+        by_node: JsonValue = self.search.facts.get(RANKS_BY_NODE)
+        subjects = by_node.get(node) if isinstance(by_node, dict) else None
+        return [str(subject) for subject in subjects] if isinstance(subjects, list) else []
+
+    def _rates_of(self, node: str) -> str:
+        """Up to six pairs of the node with their GB/s, from all two-way steps."""
+        rates = _pair_rates(self.search)
+        two_way = {rate.pair: median(rate.gb_s) for rate in rates if node in rate.pair and not rate.one_way}
+        return and_more([f"{a}-{b} {gb_s:.3g} GB/s" for (a, b), gb_s in two_way.items()], _MAX_NAMED)
+
+    def _likely_cause(self, node: str) -> str:
+        """What else is known about the node: its own bad verdicts, and settings that differ from most nodes."""
+        texts = [
+            f"{cause.title} on {cause.subject}"
+            for cause in self.causes
+            if cause.cause not in (*SLOW_CAUSES, "node_differs") and cause.subject.partition("/")[0] == node
+        ]
+        texts += [f"{name} is {value}" for name, value in self.differences.get(node, {}).items()]
+        return f" Likely cause: {and_more(texts, _MAX_NAMED)}." if texts else ""
+
+
+_PATH_FIX = (
+    "Compare the route with that of a good pair (ibtracert or traceroute). Check the switch ports on it for errors and "
+    "links that are down (ibqueryerrors, or the counters of the switch)."
+)
+
+
+def _range(deficits: Sequence[float]) -> str:
+    low, high = min(deficits), max(deficits)
+    return f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+
+
+def _healthy(conclusion: Conclusion) -> str:
+    """The rates of the healthy pairs as text."""
+    low, high = conclusion.healthy_range_gb_s
+    middle = conclusion.healthy_gb_s
+    spread = max(middle - low, high - middle) / middle if middle else 0.0
+    if spread < _NARROW:
+        return f"({conclusion.healthy_pairs}) are within {spread:.1%} of {middle:.3g} GB/s"
+    return f"({conclusion.healthy_pairs}) reach {low:.3g} to {high:.3g} GB/s"
+
+
+def _direction(ports: Sequence[SlowPort]) -> str:
+    directions = {port.direction for port in ports}
+    return _SENDING[directions.pop()] if len(directions) == 1 else ""

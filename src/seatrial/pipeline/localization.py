@@ -1,0 +1,53 @@
+"""Searches for slow nodes after the checks of a trial, if one of several nodes is below a threshold.
+
+The search is one more job. Whatever happens to it, the verdicts of the trial stay as they are; the record then has a
+note at the check that was the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from seatrial.checks import catalog
+from seatrial.diagnose.localization import reasons_to_localize
+from seatrial.judge import judge
+from seatrial.model import CLUSTER, Baseline, Job, Measurement
+from seatrial.pipeline.plan import Plan, jobs_as_run, localization_job
+from seatrial.pipeline.results import NodesRefused, TrialResults
+from seatrial.util.text import and_more
+
+_MAX_NAMED = 2  # reasons in the note
+
+
+def localize(
+    plan: Plan, results: TrialResults, baseline: Baseline | None, nodes: int, run_job: Callable[[Job], object]
+) -> None:
+    """Run the search with ``run_job`` if there is a reason for it; its measurements are in ``results.localization``.
+
+    A complete search of an earlier session counts if this session has measured nothing. ``nodes``: of the plan.
+    """
+    jobs = jobs_as_run(plan.jobs, results.jobs)
+    job = localization_job(results.settings, catalog(), jobs, results.run_dir.request.time_limit_s)
+    if job is None or job.nodes > nodes - len(results.lost_nodes):
+        return
+    if results.localization and results.jobs:
+        results.run_dir.discard_checks({measurement.check for measurement in results.localization})
+        results.localization = []
+    if results.localization:
+        return
+    verdicts = judge(
+        results.settings, jobs, results.measurements, catalog(), plan.excluded_checks, baseline, retries=results.retries
+    )
+    reasons = reasons_to_localize(verdicts, results.measurements, catalog())
+    if not reasons:
+        return
+    listed = and_more([f"{check}: {reason}" for check, reason in reasons.items()], _MAX_NAMED, "; ")
+    results.display.show_note(f"search for slow nodes, about {job.expected_s:.0f} s, since {listed}")
+    try:
+        run_job(job)
+    except (KeyboardInterrupt, NodesRefused) as stop:  # the checks of the trial are measured: only the search is lost
+        error = str(stop) or "interrupted"
+        results.add_measurement(Measurement(check=job.checks[0], subject=CLUSTER, error=error))
+    for measurement in results.localization:
+        if measurement.error:
+            results.display.warn(f"search for slow nodes not completed: {measurement.error}")
