@@ -85,12 +85,12 @@ def _clean(runs: CleanRuns) -> str:
         text = f"{alarm.outcome} {alarm.name}" if alarm.outcome else f"finding {alarm.message}"
         alarms[text] = alarms.get(text, 0) + 1
     listed = "; ".join(f"{_cell(text)} ({count})" for text, count in alarms.items()) or "none"
-    known = ", ".join(f"`{name}`" for name in runs.known) or "none"
+    ignored = ", ".join(f"`{name}`" for name in runs.ignored) or "none"
     return (
         f"- Checks: {', '.join(f'`{name}`' for name in runs.checks)}. {runs.runs} runs without a fault, "
         f"{runs.runs_with_alarm} with a false alarm. With {CONFIDENCE:.0%} confidence at most {runs.upper_bound:.1%} "
         f"of all runs have one (without an alarm: the rule of three, 3 / runs). Alarms: {listed}. "
-        f"True conditions of this machine, not counted: {known}."
+        f"True conditions of this machine, not counted: {ignored}."
     )
 
 

@@ -79,13 +79,13 @@ def test_clean_runs_count_alarms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     alarm = Alarm(run=2, check="train.ddp", metric="loss_drop", subject="cluster", outcome="FAIL", message="0 nats")
     asked = []
 
-    def run_clean(drills: list[Drill], runs: int, known: list[str], *_: object) -> CleanRuns:
-        asked.append((len(drills), runs, known))
-        alarms = () if known else (alarm,)
+    def run_clean(drills: list[Drill], runs: int, ignored: list[str], *_: object) -> CleanRuns:
+        asked.append((len(drills), runs, ignored))
+        alarms = () if ignored else (alarm,)
         return CleanRuns(
             runs=runs,
             checks=("train.ddp",),
-            known=tuple(known),
+            ignored=tuple(ignored),
             runs_with_alarm=len(alarms),
             upper_bound=0.5,
             alarms=alarms,
@@ -97,8 +97,8 @@ def test_clean_runs_count_alarms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert code == 1
     assert "run 2: FAIL train.ddp:loss_drop on cluster: 0 nats" in out
     assert "3 clean runs, 1 with a false alarm; with 95% confidence at most 50.0% of all runs have one" in out
-    code, out, _ = call("drill", "--clean", "3", "--known", "train.*", "bit-flip", "--out", tmp_path, "--json")
+    code, out, _ = call("drill", "--clean", "3", "--ignore", "train.*", "bit-flip", "--out", tmp_path, "--json")
     assert (code, json.loads(out)["alarms"]) == (0, [])
     assert asked == [(1, 3, []), (1, 3, ["train.*"])]
-    code, _, err = call("drill", "--known", "train.*", "bit-flip", "--out", tmp_path)
-    assert (code, "--known needs --clean" in err) == (2, True)
+    code, _, err = call("drill", "--ignore", "train.*", "bit-flip", "--out", tmp_path)
+    assert (code, "--ignore needs --clean" in err) == (2, True)

@@ -40,10 +40,12 @@ def drill(
             min=1, metavar="N", help="Inject nothing: run the checks of the drills N times, count the alarms."
         ),
     ] = None,
-    known: Annotated[
+    ignored: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="CHECK:METRIC", help="With --clean: a true alarm on this machine, not counted; a pattern."
+            "--ignore",
+            metavar="CHECK:METRIC",
+            help="With --clean: a true alarm on this machine, not counted; a pattern.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -66,12 +68,12 @@ def drill(
         else:
             print_list(rows, stdout())
         return
-    if known and not clean:
-        raise UsageError("--known needs --clean: drills compare with their own expectation")
+    if ignored and not clean:
+        raise UsageError("--ignore needs --clean: drills compare with their own expectation")
     folder = _new_folder(out)
     try:
         raise typer.Exit(
-            _run_clean(selected, clean, known or [], folder, as_json) if clean else _run(selected, folder, as_json)
+            _run_clean(selected, clean, ignored or [], folder, as_json) if clean else _run(selected, folder, as_json)
         )
     finally:
         if not out:
@@ -94,12 +96,12 @@ def _run(selected: list[Drill], folder: Path, as_json: bool) -> int:
     return EXIT_ALL_HOLD if len(could_run) == len(results) else EXIT_COULD_NOT_RUN
 
 
-def _run_clean(selected: list[Drill], runs: int, known: list[str], folder: Path, as_json: bool) -> int:
+def _run_clean(selected: list[Drill], runs: int, ignored: list[str], folder: Path, as_json: bool) -> int:
     """Run the clean runs, print their alarms and return the exit code."""
     from seatrial.drill.clean import run_clean
     from seatrial.drill.text import print_clean
 
-    result = run_clean(selected, runs, known, folder, lambda text: print(f"drill {text}", file=sys.stderr))
+    result = run_clean(selected, runs, ignored, folder, lambda text: print(f"drill {text}", file=sys.stderr))
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:

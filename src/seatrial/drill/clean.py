@@ -30,19 +30,19 @@ class Alarm(Frozen):
 
     @property
     def name(self) -> str:
-        """``CHECK:METRIC``, by which a condition of the machine is declared as known."""
+        """``CHECK:METRIC``, by which a condition of the machine is ignored."""
         return f"{self.check}:{self.metric}"
 
 
 class CleanRuns(Frozen):
-    """The alarms of ``runs`` clean runs. ``known``: conditions of the machine, whose alarms are true and not counted.
+    """The alarms of ``runs`` clean runs. ``ignored``: conditions of the machine, whose alarms are true and not counted.
 
     ``upper_bound``: largest share of runs with a false alarm that these runs allow, with confidence CONFIDENCE.
     """
 
     runs: int
     checks: tuple[str, ...]
-    known: tuple[str, ...]
+    ignored: tuple[str, ...]
     runs_with_alarm: int
     upper_bound: float
     alarms: tuple[Alarm, ...]
@@ -50,7 +50,7 @@ class CleanRuns(Frozen):
 
 
 def run_clean(
-    drills: Sequence[Drill], runs: int, known: Sequence[str], folder: Path, progress: Callable[[str], None]
+    drills: Sequence[Drill], runs: int, ignored: Sequence[str], folder: Path, progress: Callable[[str], None]
 ) -> CleanRuns:
     """Run one trial with the checks of all ``drills`` ``runs`` times, without a fault.
 
@@ -75,12 +75,12 @@ def run_clean(
             raise SeatrialError(f"clean run {number} left no record; {injection.last_error()}")
         alarms += alarms_of(record, number)
         seconds.append(round(record.seconds, 1))
-    false_alarms = [alarm for alarm in alarms if not any(fnmatchcase(alarm.name, pattern) for pattern in known)]
+    false_alarms = [alarm for alarm in alarms if not any(fnmatchcase(alarm.name, pattern) for pattern in ignored)]
     with_alarm = len({alarm.run for alarm in false_alarms})
     return CleanRuns(
         runs=runs,
         checks=tuple(trial.trial.checks),
-        known=tuple(known),
+        ignored=tuple(ignored),
         runs_with_alarm=with_alarm,
         upper_bound=upper_bound(with_alarm, runs),
         alarms=tuple(false_alarms),

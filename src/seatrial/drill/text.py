@@ -64,8 +64,8 @@ def print_clean(result: CleanRuns, console: Console) -> None:
     for alarm in result.alarms:
         name = f"{alarm.outcome} {alarm.name} on {alarm.subject}" if alarm.outcome else f"finding on {alarm.subject}"
         console.print(f"run {alarm.run}: {escape(clean(f'{name}: {alarm.message}'))}", highlight=False)
-    known = f" (not counted: {', '.join(result.known)})" if result.known else ""
-    text = f"{plural(result.runs, 'clean run')}, {result.runs_with_alarm} with a false alarm{known}"
+    ignored = f" (not counted: {', '.join(result.ignored)})" if result.ignored else ""
+    text = f"{plural(result.runs, 'clean run')}, {result.runs_with_alarm} with a false alarm{ignored}"
     bound = f"; with {CONFIDENCE:.0%} confidence at most {result.upper_bound:.1%} of all runs have one"
     console.print(text + bound, highlight=False)
 

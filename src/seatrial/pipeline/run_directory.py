@@ -7,7 +7,9 @@ ended job and session. ``--resume`` reads both, and the journal of each rank.
 from __future__ import annotations
 
 import hashlib
+import os
 import reprlib
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +74,8 @@ class RunDir:
             run_dir._journal.append({"request": _digest(text)})
             return run_dir
         except OSError as error:
-            existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+            folders = (path.absolute(), *path.absolute().parents)
+            existing = shlex.quote(str(next(folder for folder in folders if os.path.exists(folder))))
             command = f"findmnt -T {existing}; df -h {existing}; ls -ld {existing}"
             reason = f"cannot write to --out {path}: {error.strerror or error}"
             raise UsageError(f"{reason}. Run first: {command}") from error
