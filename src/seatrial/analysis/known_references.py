@@ -42,7 +42,7 @@ class Unjudged:
 
 def figures(checks: Mapping[str, Check]) -> tuple[Figure, ...]:
     """All metrics that rules compare with reference values, in the order of the checks."""
-    found = (
+    rows = (
         Figure(
             check.name,
             rule.metric,
@@ -56,14 +56,14 @@ def figures(checks: Mapping[str, Check]) -> tuple[Figure, ...]:
         for rule in check.rules
         if rule.reference
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(rows))
 
 
-def values_by_figure(sku: Sku, known: Sequence[Figure]) -> dict[Figure, tuple[ReferenceValue, ...]]:
+def values_by_figure(sku: Sku, wanted: Sequence[Figure]) -> dict[Figure, tuple[ReferenceValue, ...]]:
     """Figure → its reference values for a GPU model, empty where there is none."""
     return {
         figure: tuple(value for value in sku.expected.get(figure.key, ()) if value.nodes == 1 or not figure.is_per_node)
-        for figure in known
+        for figure in wanted
     }
 
 
@@ -116,8 +116,8 @@ def _is_judged(figure: Figure, facts: Mapping[str, JsonValue], references: Refer
     """Whether the metric has a value, or is only recorded without one."""
     if isinstance(references.site_or_sku_reference(figure.key, facts), Reference):
         return True
-    is_known = all(isinstance(references.sku(name), Sku) for name in str(facts["gpu"]).split(MODEL_SEPARATOR))
-    return figure.is_optional and is_known
+    has_sku = all(isinstance(references.sku(name), Sku) for name in str(facts["gpu"]).split(MODEL_SEPARATOR))
+    return figure.is_optional and has_sku
 
 
 def _fabrics(figure: Figure, facts: Mapping[str, JsonValue], references: References) -> tuple[str, ...]:

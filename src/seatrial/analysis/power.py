@@ -113,8 +113,8 @@ def sensitivity_insights(
                 sampled = sampled_by_check[measurement.check] = _SampledMetrics(checks[measurement.check].rules)
             sampled.add(measurement)
     for name, sampled in sampled_by_check.items():
-        found = (_sensitivity(rule, metrics, references) for rule, metrics in sampled.by_rule)
-        if sensitivities := list(filter(None, found)):
+        results = (_sensitivity(rule, metrics, references) for rule, metrics in sampled.by_rule)
+        if sensitivities := list(filter(None, results)):
             text = f"slowdown rejected in {CERTAINTY:.0%} of trials: {'; '.join(map(str, sensitivities))}"
             values = {each.metric: each.detectable for each in sensitivities}
             yield Insight(check=name, title="sensitivity", text=text, values={**values})

@@ -54,17 +54,17 @@ def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tu
     partners: list[set[int]] = [set() for _ in groups]
     rounds = []
     for number in range(max_rounds):
-        inside = number % 2 == 0
+        in_group = number % 2 == 0
         paired: dict[int, int] = {}
         for any_group in (False, True):
             # those with the fewest partners first: they were idle before
             for position, index in sorted(enumerate(order), key=lambda entry: len(partners[entry[1]])):
                 if index in paired:
                     continue
-                start = position + (1 if inside else len(order) // 2 + number // 2)
+                start = position + (1 if in_group else len(order) // 2 + number // 2)
                 for partner in (order[(start + step) % len(order)] for step in range(len(order))):
                     is_new = partner not in paired and partner != index and partner not in partners[index]
-                    if is_new and (any_group or inside == (groups[index] == groups[partner])):
+                    if is_new and (any_group or in_group == (groups[index] == groups[partner])):
                         paired |= {index: partner, partner: index}
                         partners[index].add(partner)
                         partners[partner].add(index)

@@ -72,7 +72,7 @@ def run_transfers(
     A program that has not ended ``limit_s`` after the start of the clients is ended.
     """
     with TemporaryDirectory() as folder:
-        ended = _run_own(transfers, argv, local_address() or node, Path(folder), limit_s)
+        ended = _run_tool(transfers, argv, local_address() or node, Path(folder), limit_s)
     store_barrier()
     results = {place: result for of_rank in gather(ended) for place, result in of_rank.items()}
     return {
@@ -81,7 +81,7 @@ def run_transfers(
     }
 
 
-def _run_own(
+def _run_tool(
     transfers: Sequence[Transfer], argv: Mapping[str, Sequence[str]], address: str, files: Path, limit_s: float
 ) -> dict[tuple[str, str], ProgramResult]:
     """The results of this rank's programs by key and side; ``address``: that of this node for clients."""

@@ -35,21 +35,21 @@ class Problem(Exception):
 def main(arguments: list[str]) -> None:
     job_file, attempt, *rest = arguments
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    found: dict[str, Any] = {"python": sys.version.split()[0], "executable": sys.executable, "prefix": sys.prefix}
-    found["image_id"], found["evidence"] = os.environ.get("SEATRIAL_IMAGE_ID"), container_evidence()
+    facts: dict[str, Any] = {"python": sys.version.split()[0], "executable": sys.executable, "prefix": sys.prefix}
+    facts["image_id"], facts["evidence"] = os.environ.get("SEATRIAL_IMAGE_ID"), container_evidence()
     problems = []
     try:
         with open(job_file, encoding="utf-8") as file:
             required = json.load(file)["preflight"]
         for try_requirement in (_try_seatrial, _try_torch, _try_hf_cache) if required else ():
             try:
-                try_requirement(required, found)
+                try_requirement(required, facts)
             except Problem as problem:
                 problems.append(problem)
         folder = os.path.join(os.path.dirname(job_file), f"attempt{attempt}", "preflight")
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, f"{node}.json"), "w", encoding="utf-8") as file:
-            json.dump({"node": node, **found, "problems": [str(problem) for problem in problems]}, file)
+            json.dump({"node": node, **facts, "problems": [str(problem) for problem in problems]}, file)
     except OSError as error:
         path = error.filename or job_file
         clause = f"the run directory is not readable and writable: {path}: {error.strerror}"
@@ -70,12 +70,12 @@ def container_evidence() -> list[str]:
     return evidence + ([f"{namespace} is not the host's {host}"] if host and host != namespace else [])
 
 
-def _try_seatrial(required: dict[str, Any], found: dict[str, Any]) -> None:
+def _try_seatrial(required: dict[str, Any], facts: dict[str, Any]) -> None:
     command = f"{sys.executable} -m pip list"
     if sys.version_info < _OLDEST_PYTHON:
         oldest = ".".join(map(str, _OLDEST_PYTHON))
-        raise Problem(f"{sys.executable} is Python {found['python']}, expected {oldest} or newer", command)
-    found["seatrial"] = seatrial.__version__
+        raise Problem(f"{sys.executable} is Python {facts['python']}, expected {oldest} or newer", command)
+    facts["seatrial"] = seatrial.__version__
     if seatrial.__version__ != required["version"]:
         raise Problem(
             f"{sys.executable} has seatrial {seatrial.__version__}, expected {required['version']}, which started the "
@@ -99,7 +99,7 @@ def _dependencies() -> list[str]:
     return [name[0] for name in names if name]
 
 
-def _try_torch(required: dict[str, Any], found: dict[str, Any]) -> None:
+def _try_torch(required: dict[str, Any], facts: dict[str, Any]) -> None:
     if not required["torch"]:
         return
     gpus, command = required["gpus"], f"{sys.executable} -m torch.utils.collect_env"
@@ -111,7 +111,7 @@ def _try_torch(required: dict[str, Any], found: dict[str, Any]) -> None:
         raise Problem(
             f"{sys.executable} cannot import torch: {type(error).__name__}: {text}", f"{sys.executable} -m pip list"
         ) from error
-    found["torch"], found["cuda"] = torch.__version__, torch.version.cuda
+    facts["torch"], facts["cuda"] = torch.__version__, torch.version.cuda
     if not gpus:
         return
     promised = f"{gpus} GPU{'s' if gpus > 1 else ''} per node expected"
@@ -119,29 +119,29 @@ def _try_torch(required: dict[str, Any], found: dict[str, Any]) -> None:
         raise Problem(f"torch {torch.__version__} of {sys.executable} is built without CUDA, {promised}", command)
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        found["gpus"] = torch.cuda.device_count()
+        facts["gpus"] = torch.cuda.device_count()
     except Exception as error:
         raise Problem(
             f"torch {torch.__version__} cannot use CUDA, {promised}: {_first_line(error)}", command
         ) from error
-    if found["gpus"] < gpus:
+    if facts["gpus"] < gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         setting = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
-        raise Problem(f"torch can use {found['gpus']} GPUs{setting}, {promised}", command)
+        raise Problem(f"torch can use {facts['gpus']} GPUs{setting}, {promised}", command)
     if not torch.distributed.is_nccl_available():
         raise Problem(f"torch {torch.__version__} of {sys.executable} is built without NCCL, {promised}", command)
-    found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "no message")[:300]
 
 
-def _try_hf_cache(required: dict[str, Any], found: dict[str, Any]) -> None:
+def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
     path = os.environ.get("HF_HOME")
     if not required["hf_cache"] or not path:  # unset: only a config with a model of the Hub writes to the default cache
         return
-    found["hf_home"], existing = path, os.path.abspath(path)
+    facts["hf_home"], existing = path, os.path.abspath(path)
     while not os.path.lexists(existing):
         existing = os.path.dirname(existing)
     try:
@@ -152,13 +152,13 @@ def _try_hf_cache(required: dict[str, Any], found: dict[str, Any]) -> None:
         raise Problem(clause, f"ls -ld {existing}; df -h {existing}") from error
 
 
-def _run_module(words: list[str]) -> None:
+def _run_module(arguments: list[str]) -> None:
     """Run ``MODULE ARGUMENT…`` in place of this program; torchrun in this process, which has imported torch already."""
-    if words[0] == "torch.distributed.run" and "torch" in sys.modules:
-        sys.argv = words
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    if arguments[0] == "torch.distributed.run" and "torch" in sys.modules:
+        sys.argv = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:  # a new process image: torch has started threads in this one
-        os.execv(sys.executable, [sys.executable, "-m", *words])
+        os.execv(sys.executable, [sys.executable, "-m", *arguments])
 
 
 if __name__ == "__main__":

@@ -114,13 +114,13 @@ def _follow(paths: list[Path], as_json: bool) -> None:
     if as_json or len(paths) != 1 or paths[0].is_dir():
         raise UsageError("--follow reads one log, and not with --json")
     with _open(paths[0]) as (file, name):
-        is_known = False
+        has_findings = False
         for match in search(file if paths[0] == _STDIN else _GrowingFile(file), name):
             findings = explain_matches([match])
-            is_known = is_known or bool(findings)
+            has_findings = has_findings or bool(findings)
             print_findings(findings, 0, stdout())
             sys.stdout.flush()
-    if not is_known:
+    if not has_findings:
         raise typer.Exit(EXIT_NOTHING_KNOWN)
 
 

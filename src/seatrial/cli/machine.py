@@ -62,17 +62,17 @@ def skus(
     from seatrial.hardware import references
     from seatrial.report import known_references
 
-    known, models = figures(catalog()), references.skus()
+    all_figures, models = figures(catalog()), references.skus()
     selected = [sku for sku in models if any(model.lower() in name.lower() for name in (sku.name, *sku.nvml_names))]
     if not selected:
         raise UsageError(f"no GPU model matches {model!r}; known: {', '.join(sku.name for sku in models)}")
     if as_json:
-        print_json(known_references.as_json(selected, known))
+        print_json(known_references.as_json(selected, all_figures))
     elif not model:
-        known_references.print_models(selected, known, stdout())
+        known_references.print_models(selected, all_figures, stdout())
     else:
         for sku in selected:
-            known_references.print_model(sku, known, stdout())
+            known_references.print_model(sku, all_figures, stdout())
 
 
 def _matches(name: str, patterns: list[str]) -> bool:

@@ -64,8 +64,8 @@ def parse_conf(text: str, source: str) -> Topology:
     switches = []
     lines = text.replace("\\\n", " ").splitlines()
     for number, line in enumerate(lines, 1):
-        words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
-        pairs = {key.lower(): value for key, _, value in (word.partition("=") for word in words)}
+        fields = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
+        pairs = {key.lower(): value for key, _, value in (field.partition("=") for field in fields)}
         name = next((key for key in pairs if key in _NAMES), "")
         unknown = [key for key in pairs if key not in {*_IGNORED, "nodes", "switches", name}]
         if unknown or (pairs and not name and not pairs.keys() <= _IGNORED):
@@ -93,8 +93,10 @@ def _parse_yaml(text: str, source: str) -> Topology:
 
 def _slurm_switches(topologies: list[Any]) -> Iterable[_Switch]:
     """The switches of the default topology in topology.yaml, else of its first topology with a tree or blocks."""
-    known = [each for each in topologies if isinstance(each, Mapping) and ("tree" in each or "block" in each)]
-    selected = next((each for each in known if each.get("cluster_default") is True), known[0] if known else None)
+    supported = [each for each in topologies if isinstance(each, Mapping) and ("tree" in each or "block" in each)]
+    selected = next(
+        (each for each in supported if each.get("cluster_default") is True), supported[0] if supported else None
+    )
     if selected is None:
         raise ValueError("no topology with the key tree or block")
     kind, key, children = ("tree", "switch", "children") if "tree" in selected else ("block", "block", "")

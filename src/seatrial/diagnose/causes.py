@@ -85,7 +85,7 @@ class _Suspect:
     place: str  # a subject
     explains: tuple[str, ...]
     wrong_results: bool
-    own: tuple[Verdict, ...] = ()  # the verdicts that are its evidence
+    evidence_verdicts: tuple[Verdict, ...] = ()  # the verdicts that are its evidence
     only_here: bool = False  # it explains verdicts on subjects of the place only, not on the cluster
 
 
@@ -125,8 +125,8 @@ def cause_findings(
         rank = _CONFIDENCE_ORDER.index(suspect.finding.confidence)
         keys = [Explained.of(verdict) for verdict in consequences]
         is_needed = any(best.get(key, rank) >= rank for key in keys)
-        if is_needed or any(verdict.outcome is Outcome.FAIL for verdict in suspect.own):
-            all_keys = dict.fromkeys([*map(Explained.of, suspect.own), *keys])
+        if is_needed or any(verdict.outcome is Outcome.FAIL for verdict in suspect.evidence_verdicts):
+            all_keys = dict.fromkeys([*map(Explained.of, suspect.evidence_verdicts), *keys])
             for key in all_keys:
                 best.setdefault(key, rank)
             findings.append(suspect.finding.model_copy(update={"explains": tuple(all_keys)}))
@@ -140,7 +140,9 @@ def _is_bad(verdict: Verdict) -> bool:
 
 def _is_explained(verdict: Verdict, suspect: _Suspect, performance: Mapping[str, PerformanceMetrics]) -> bool:
     """Whether the verdict is a consequence of the suspect: of its checks, at its place, and of the right kind."""
-    if verdict in suspect.own or not any(fnmatchcase(verdict.check, pattern) for pattern in suspect.explains):
+    if verdict in suspect.evidence_verdicts or not any(
+        fnmatchcase(verdict.check, pattern) for pattern in suspect.explains
+    ):
         return False
     is_slow = verdict.check in performance and performance[verdict.check][verdict.metric]
     if suspect.only_here and verdict.subject == CLUSTER:
@@ -181,22 +183,23 @@ def _suspects_by_verdict(bad: Sequence[Verdict], node_prefix: str) -> Iterator[_
                 node = verdict.subject.partition("/")[0]
                 place = {"node": node, "cluster": CLUSTER}.get(cause.place, verdict.subject)
                 by_place.setdefault(place, []).append(verdict)
-        for place, own in by_place.items():
-            has_failed = any(verdict.outcome is Outcome.FAIL for verdict in own)
+        for place, evidence_verdicts in by_place.items():
+            has_failed = any(verdict.outcome is Outcome.FAIL for verdict in evidence_verdicts)
             finding = Finding(
                 cause=cause.id,
                 title=cause.title,
                 subject=place,
                 confidence="high" if has_failed else "medium",
-                evidence=and_more([verdict.evidence or verdict.summary for verdict in own], _MAX_NAMED),
+                evidence=and_more([verdict.evidence or verdict.summary for verdict in evidence_verdicts], _MAX_NAMED),
                 first_command=_command(cause.first_command, place, node_prefix),
                 fix=_filled(cause.fix, place),
                 action=cause.action,
                 source=and_more(
-                    list(dict.fromkeys(f"{verdict.metric} of {verdict.check}" for verdict in own)), _MAX_NAMED
+                    list(dict.fromkeys(f"{verdict.metric} of {verdict.check}" for verdict in evidence_verdicts)),
+                    _MAX_NAMED,
                 ),
             )
-            yield _Suspect(finding, place, cause.explains, cause.wrong_results, tuple(own))
+            yield _Suspect(finding, place, cause.explains, cause.wrong_results, tuple(evidence_verdicts))
 
 
 def _suspects_by_variable(

@@ -35,19 +35,19 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
     ``source`` names the stream; lines that contain ``ignore`` do not count. Matches are yielded as soon as their block
     is read, for a log that is still written. Raises OSError if the stream cannot be read.
     """
-    database, known = _database(), signatures()
-    found: set[int] = set()
+    database, all_signatures = _database(), signatures()
+    matched: set[int] = set()
     lines_before = 0
     context: list[bytes] = []
     for block in line_blocks(file):
-        for begin, end, number in sorted(_candidates(database, block, found)):
+        for begin, end, number in sorted(_candidates(database, block, matched)):
             line = block[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
-            if number not in found and known[number].matches(line) and not (ignore and ignore in line):
-                found.add(number)
+            if number not in matched and all_signatures[number].matches(line) and not (ignore and ignore in line):
+                matched.add(number)
                 earlier = [*context, *_last_lines(block[:begin])][-_CONTEXT_LINES:]
                 line_number = lines_before + block.count(b"\n", 0, begin) + 1
                 yield Match(
-                    signature=known[number],
+                    signature=all_signatures[number],
                     line=line.strip(),
                     source=f"{source}:{line_number}",
                     time=_latest_time(earlier, line),
@@ -76,13 +76,13 @@ def line_blocks(file: Readable) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def _candidates(database: Any, block: bytes, found: set[int]) -> set[tuple[int, int, int]]:
-    """(begin of the line, end of the line, signature) of each line that may match, without signatures in ``found``."""
+def _candidates(database: Any, block: bytes, matched: set[int]) -> set[tuple[int, int, int]]:
+    """(begin of the line, end of the line, signature) of each line that may match a signature not in ``matched``."""
     candidates: set[tuple[int, int, int]] = set()
     seen_until: dict[int, int] = {}  # signature → end of its last line: a pattern may match many times on one line
 
     def on_match(number: int, _begin: int, end: int, _flags: int, _context: object) -> None:
-        if number not in found and end > seen_until.get(number, -1):
+        if number not in matched and end > seen_until.get(number, -1):
             line_begin = block.rfind(b"\n", 0, max(0, end - 1)) + 1
             seen_until[number] = line_end = block.find(b"\n", line_begin)
             candidates.add((line_begin, line_end, number))
@@ -96,15 +96,15 @@ def _database() -> Any:
     """The patterns of all signatures, compiled once: this takes about two seconds."""
     import hyperscan  # not needed to run a trial without failures
 
-    known = signatures()
+    all_signatures = signatures()
     database = hyperscan.Database()
     flags = hyperscan.HS_FLAG_MULTILINE | hyperscan.HS_FLAG_PREFILTER  # prefilter: lookarounds match too much here
     try:
         database.compile(
-            expressions=[_expression(signature) for signature in known],
-            ids=list(range(len(known))),
-            elements=len(known),
-            flags=[flags] * len(known),
+            expressions=[_expression(signature) for signature in all_signatures],
+            ids=list(range(len(all_signatures))),
+            elements=len(all_signatures),
+            flags=[flags] * len(all_signatures),
         )
     except hyperscan.error as error:
         raise UsageError(f"a signature has a pattern that the search of logs does not support: {error}") from error

@@ -50,7 +50,7 @@ class Signature(Frozen):
     def nested_repeat(self) -> bool:
         """Whether an unbounded repetition contains another one, such as ``(a+)+``, whose search can take hours."""
         parser: Any = import_module("re._parser")
-        return _has_nested_repeat(parser.parse(self.pattern), parser.MAXREPEAT, inside=False)
+        return _has_nested_repeat(parser.parse(self.pattern), parser.MAXREPEAT, repeated=False)
 
     def filled(self, text: str, line: str) -> str:
         """``text`` with the named groups of the pattern, such as ``{gpu}``, replaced by their values in ``line``.
@@ -68,12 +68,12 @@ class Signature(Frozen):
         return text
 
 
-def _has_nested_repeat(node: Any, unbounded: Any, *, inside: bool) -> bool:
-    """Whether a parsed pattern has an unbounded repetition within another one; ``inside``: the node is within one."""
+def _has_nested_repeat(node: Any, unbounded: Any, *, repeated: bool) -> bool:
+    """Whether a parsed pattern has an unbounded repetition within another one; ``repeated``: the node is within one."""
     items = getattr(node, "data", node)  # of a SubPattern, which is a list of operations
     if not isinstance(items, list | tuple):
         return False
     repeats = len(items) == 3 and items[1] is unbounded  # (minimum, maximum, SubPattern)
-    if repeats and inside:
+    if repeats and repeated:
         return True
-    return any(_has_nested_repeat(item, unbounded, inside=inside or repeats) for item in items)
+    return any(_has_nested_repeat(item, unbounded, repeated=repeated or repeats) for item in items)

@@ -30,10 +30,10 @@ def signatures() -> tuple[Signature, ...]:
 
 def search_lines(lines: Iterable[str], source: str) -> list[Match]:
     """One match per signature that occurs in a short text such as an error; ``source`` names the check."""
-    found: dict[str, Match] = {}
+    matches: dict[str, Match] = {}
     for number, line in enumerate(lines, 1):
         for signature in signatures():
-            if signature.id not in found and signature.matches(line):
+            if signature.id not in matches and signature.matches(line):
                 text = line[:MAX_LINE].strip()
-                found[signature.id] = Match(signature=signature, line=text, source=f"{source}:{number}")
-    return list(found.values())
+                matches[signature.id] = Match(signature=signature, line=text, source=f"{source}:{number}")
+    return list(matches.values())

@@ -31,8 +31,8 @@ def xid_rows() -> Iterator[Row]:
         yield generated | policy["xids"].get(fact["xid"], {})
         for identifier, group in errors.items():
             yield _nvlink_row(identifier, group, policy, catalog["source"])
-    known = "|".join(str(fact["xid"]) for fact in catalog["xids"])
-    yield policy["other"] | {"id": "xid.other", "pattern": rf"{_XID}(?!(?:{known}),)\d{{1,6}},"}
+    defined = "|".join(str(fact["xid"]) for fact in catalog["xids"])
+    yield policy["other"] | {"id": "xid.other", "pattern": rf"{_XID}(?!(?:{defined}),)\d{{1,6}},"}
 
 
 def _xid_row(fact: Row, policy: Mapping[str, Any], source: str) -> Row:

@@ -121,13 +121,13 @@ def default_route_interfaces(root: Path) -> frozenset[str]:
         if fields[0] == "0" * 32 and fields[1] == "00":
             interfaces.add(fields[9])
     interfaces.discard("lo")
-    found: set[str] = set()
+    visited: set[str] = set()
     while interfaces:
-        found.add(name := interfaces.pop())
+        visited.add(name := interfaces.pop())
         folder = root / "sys/class/net" / name
         lower = {entry.removeprefix("lower_") for entry in _names(folder) if entry.startswith("lower_")}
-        interfaces |= lower - found
-    return frozenset(found)
+        interfaces |= lower - visited
+    return frozenset(visited)
 
 
 def pci_path(device: Path) -> tuple[str, ...]:

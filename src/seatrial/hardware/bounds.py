@@ -47,10 +47,10 @@ def hardware_bound(lookup: MetricLookup, facts: Mapping[str, JsonValue], referen
     """The highest bound of the metric over all GPU models in ``facts``; None if a model has no known bound."""
     skus = [references.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
     bounds = [_sku_bound(sku, lookup, facts, references) for sku in skus]
-    known_bounds = [bound for bound in bounds if bound]
-    if not known_bounds or len(known_bounds) < len(bounds):
+    available = [bound for bound in bounds if bound]
+    if not available or len(available) < len(bounds):
         return None
-    return max(known_bounds, key=lambda bound: bound.value)
+    return max(available, key=lambda bound: bound.value)
 
 
 def _sku_bound(

@@ -76,10 +76,10 @@ def model_value(
     bounds = [
         network_bound(operation, algorithm, nodes, node_links(sku, ranks // nodes, count, gbps, text)) for sku in skus
     ]
-    known = [bound for bound in bounds if bound]
-    if not known or len(known) < len(bounds):
+    present = [bound for bound in bounds if bound]
+    if not present or len(present) < len(bounds):
         return f"no formula for {operation} between nodes"
-    lowest = min(known, key=lambda bound: bound.value)
+    lowest = min(present, key=lambda bound: bound.value)
     if lowest.link is Link.PCIE:
         value = format_value(lowest.value, "GB/s")
         return f"PCIe limits {operation} to {value}, and no share of it that good clusters reach is published"
@@ -97,7 +97,7 @@ def node_links(sku: Sku, gpus: int, ports: int, port_gbps: float, ports_text: st
         for reference in sku.expected.get(f"all_reduce.busbw.{size}", ())
         if (reference.gpus, reference.nodes) == (gpus, 1)
     ]
-    inside = max(figures, default=None)
+    node_bound = max(figures, default=None)
     return NodeLinks(
         gpus=gpus,
         ports=ports,
@@ -105,8 +105,8 @@ def node_links(sku: Sku, gpus: int, ports: int, port_gbps: float, ports_text: st
         ports_text=ports_text,
         nvlink=nvlink.value if nvlink else None,
         pcie=pcie.value if pcie else None,
-        nvls_busbw=inside if sku.nvls else None,
-        busbw=None if sku.nvls else inside,
+        nvls_busbw=node_bound if sku.nvls else None,
+        busbw=None if sku.nvls else node_bound,
     )
 
 

@@ -227,14 +227,14 @@ def _common_ports(ports_of_nodes: Collection[_NodePorts | None]) -> RdmaPorts | 
     Nodes with equally many ports, some of them slower on some nodes, have the ports of the best node: a slow port is
     a fault, and the bandwidth that the nodes were built for is expected.
     """
-    known = [ports for ports in ports_of_nodes if ports]
-    kinds = {(ports.fastest.kind, ports.fastest.gbps) for ports in known}
-    counts = {ports.fastest.count for ports in known}
-    if len(known) < len(ports_of_nodes) or len(kinds) != 1:
+    present = [ports for ports in ports_of_nodes if ports]
+    kinds = {(ports.fastest.kind, ports.fastest.gbps) for ports in present}
+    counts = {ports.fastest.count for ports in present}
+    if len(present) < len(ports_of_nodes) or len(kinds) != 1:
         return None
-    if len(counts) > 1 and len({ports.active for ports in known}) > 1:
+    if len(counts) > 1 and len({ports.active for ports in present}) > 1:
         return None
-    return max((ports.fastest for ports in known), key=lambda ports: ports.count)
+    return max((ports.fastest for ports in present), key=lambda ports: ports.count)
 
 
 def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:

@@ -80,7 +80,7 @@ def network_bound(operation: str, algorithm: str, nodes: int, node: NodeLinks) -
         return None
     else:
         network = _ports_bound(operation, algorithm, ratio, node)
-    bounds = [network, *_inside_bounds(operation, algorithm, ranks, nodes, node)]
+    bounds = [network, *_node_bounds(operation, algorithm, ranks, nodes, node)]
     value, link, text = min(bounds, key=lambda bound: bound[0])
     return NetworkBound(value, link, algorithm, f"{text}; binding link: {link}")
 
@@ -105,7 +105,7 @@ def _point_to_point_bound(node: NodeLinks) -> _Bound:
     return value, Link.PORTS, text
 
 
-def _inside_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_Bound]:
+def _node_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_Bound]:
     """The bounds of the PCIe links between GPUs and ports, and of the links between the GPUs of a node."""
     bounds = [_pcie_bound(operation, algorithm, ranks, nodes, node)] if node.pcie else []
     if node.gpus == 1 or not node.nvlink or operation in ("all_to_all", "send_receive"):
@@ -132,9 +132,9 @@ def _pcie_bound(operation: str, algorithm: str, ranks: int, nodes: int, node: No
 
 def _hierarchical_bounds(algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_Bound]:
     """The bound of the reduction inside a node, which is that of one node, or of NVLink for a tree without NVLS."""
-    inside = node.busbw if algorithm == "Tree" else node.nvls_busbw or node.busbw
-    if inside:
-        return [(inside, Link.NVLINK, f"an all-reduce inside one node reaches {_gbs(inside)}")]
+    node_busbw = node.busbw if algorithm == "Tree" else node.nvls_busbw or node.busbw
+    if node_busbw:
+        return [(node_busbw, Link.NVLINK, f"an all-reduce inside one node reaches {_gbs(node_busbw)}")]
     if not node.nvlink or algorithm != "Tree":
         return []
     ratio = nvlink_to_busbw_ratio("all_reduce", "Tree", ranks, nodes)

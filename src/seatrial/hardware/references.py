@@ -210,10 +210,10 @@ class References:
     def _model_reference(self, key: str, facts: Mapping[str, JsonValue], without: str) -> Reference | str:
         """The bound of the network as a reference, or ``without``, the reason for no other value, with this reason."""
         models = [self.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
-        known = [sku for sku in models if isinstance(sku, Sku)]
-        if len(known) < len(models):
+        matching = [sku for sku in models if isinstance(sku, Sku)]
+        if len(matching) < len(models):
             return without
-        model = model_value(key, facts, known, self.links, self.tcp)
+        model = model_value(key, facts, matching, self.links, self.tcp)
         if isinstance(model, str):
             return f"{without}; {model}"
         return Reference(

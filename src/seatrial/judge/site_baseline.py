@@ -133,12 +133,12 @@ def gpu_model_error(baseline: Baseline, gpus: Iterable[str]) -> str:
 
     A model may be a combination: the ranks of a job on different models.
     """
-    known = {value.gpu for values in baseline.expected.values() for value in values}
+    covered = {value.gpu for values in baseline.expected.values() for value in values}
     present = {name for gpu in gpus for name in gpu.split(MODEL_SEPARATOR)}
-    if not present or any(set(model.split(MODEL_SEPARATOR)) <= present for model in known):
+    if not present or any(set(model.split(MODEL_SEPARATOR)) <= present for model in covered):
         return ""
     return (
-        f"no value of baseline {baseline.name} applies: it is for {' and '.join(sorted(known))}, "
+        f"no value of baseline {baseline.name} applies: it is for {' and '.join(sorted(covered))}, "
         f"and the GPUs are {' and '.join(sorted(present))}. Learn a baseline from runs on these GPUs"
     )
 

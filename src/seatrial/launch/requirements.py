@@ -20,29 +20,29 @@ class Requirement(NamedTuple):
 def requirements(settings: Config) -> list[Requirement]:
     """Return the requirements of the config, each after those it depends on (a module may provide apptainer)."""
     environment, container = settings.environment, settings.container
-    found = []
+    required = []
     if environment.source:
         path = shlex.quote(environment.source)
         # a subshell first: a file that calls `exit` would end this test without a message
         sourced = f"[[ $(source {path} && echo complete) == *complete ]] && source {path}"
         test = f"# shellcheck source=/dev/null\n    {{ {sourced}; }} >/dev/null 2>&1"
         message = f"environment.source {environment.source} is not readable, fails or exits the shell"
-        found.append(Requirement(test, message, shlex.join(["bash", "-x", environment.source])))
+        required.append(Requirement(test, message, shlex.join(["bash", "-x", environment.source])))
     if environment.modules:
         names = shlex.join(environment.modules)
         test = f"module load {names} >/dev/null 2>&1"
         message = f"environment.modules: cannot load {names}"
-        found.append(Requirement(test, message, 'bash -lc "module avail"'))
+        required.append(Requirement(test, message, 'bash -lc "module avail"'))
     if environment.venv:
         python, activate = f"{environment.venv}/bin/python", f"{environment.venv}/bin/activate"
         message = f"environment.venv: {python} does not exist or is not executable"
-        found.append(Requirement(_test("-x", python), message, shlex.join(["ls", "-l", python])))
+        required.append(Requirement(_test("-x", python), message, shlex.join(["ls", "-l", python])))
         test, message = f"{_test('! -x', python)} || {_test('-e', activate)}", f"environment.venv: no {activate}"
-        found.append(Requirement(test, message, shlex.join(["ls", "-l", activate])))
+        required.append(Requirement(test, message, shlex.join(["ls", "-l", activate])))
     elif container.runtime == "none":
         message = f"seatrial's Python {sys.executable} does not exist on this node: set environment.venv"
-        found.append(Requirement(_test("-x", sys.executable), message, shlex.join(["ls", "-l", sys.executable])))
-    return found + _of_container(container)
+        required.append(Requirement(_test("-x", sys.executable), message, shlex.join(["ls", "-l", sys.executable])))
+    return required + _of_container(container)
 
 
 def _of_container(container: Container) -> list[Requirement]:
@@ -51,19 +51,19 @@ def _of_container(container: Container) -> list[Requirement]:
         return []
     if runtime == "pyxis":
         test, message = "srun --help 2>&1 | grep -q -e --container-image", "container.runtime: Slurm has no pyxis"
-        found = [Requirement(test, message, "scontrol show config | grep -i plugstack")]
+        required = [Requirement(test, message, "scontrol show config | grep -i plugstack")]
     else:
         installed = f"container.runtime: {runtime} is not installed"
-        found = [Requirement(f"command -v {runtime} >/dev/null", installed, f"which {runtime}")]
+        required = [Requirement(f"command -v {runtime} >/dev/null", installed, f"which {runtime}")]
     if runtime in ("docker", "podman"):
         command = shlex.join([runtime, "image", "inspect", image])
         test = f"! command -v {runtime} >/dev/null || {command} >/dev/null 2>&1"
         message = f"container.image: {runtime} has no image {image}, or this user may not use {runtime}"
-        found.append(Requirement(test, message, f"{command}; {runtime} pull {shlex.quote(image)}"))
+        required.append(Requirement(test, message, f"{command}; {runtime} pull {shlex.quote(image)}"))
     elif image.startswith(("/", "./")) or (runtime == "apptainer" and "://" not in image):  # others: from a registry
         message, command = f"container.image {image} does not exist", shlex.join(["ls", "-l", image])
-        found.append(Requirement(_test("-e", image), message, command))
-    return found
+        required.append(Requirement(_test("-e", image), message, command))
+    return required
 
 
 def _test(operator: str, path: str) -> str:

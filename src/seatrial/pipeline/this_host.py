@@ -63,25 +63,25 @@ class ThisHost:
         Raises UsageError for an invalid file, and for one with other nodes than Slurm has.
         """
         file = settings.cluster.topology
-        found = topology.read_file(file) if file else None
+        from_file = topology.read_file(file) if file else None
         if not settings.uses_slurm or settings.cluster.nodes == 1:
-            return found
-        if found is None:
+            return from_file
+        if from_file is None:
             return slurm.topology()
         if not slurm.installed():  # `seatrial render` on another machine
-            return found
+            return from_file
         nodes = slurm.nodes()
-        if unknown := sorted(found.nodes - {node.name for node in nodes}):
+        if unknown := sorted(from_file.nodes - {node.name for node in nodes}):
             raise UsageError(f"topology {file}: Slurm has no node {and_more(unknown, _MAX_NAMED)}. Run first: sinfo -N")
         partition, nodelist = settings.slurm.partition, settings.slurm.nodelist
         expected = [node.name for node in nodes if partition is None or partition in node.partitions]
         expected = hostlist.expand(nodelist) if nodelist else expected
-        if missing := [name for name in expected if name not in found.nodes]:
+        if missing := [name for name in expected if name not in from_file.nodes]:
             place = "--nodelist" if nodelist else f"partition {partition}" if partition else "Slurm"
             raise UsageError(
                 f"topology {file}: {and_more(missing, _MAX_NAMED)} of {place} missing: add them to the file"
             )
-        return found
+        return from_file
 
     def max_job_s(self, settings: Config) -> float | None:
         """Return the time that Slurm's partition allows a job; None without a limit, or if it cannot be read here."""

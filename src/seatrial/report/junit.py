@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 from seatrial.model import CLUSTER, WORST_FIRST, Decision, Outcome, Trial, Verdict, worst
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.formatting import natural_key
-from seatrial.report.text import one_line, sanitized, utc
+from seatrial.report.text import sanitized, single_line, utc
 from seatrial.report.view import CheckView, chapters, lax_thresholds
 
 _TAGS = {Outcome.FAIL: "failure", Outcome.ERROR: "error", Outcome.UNJUDGED: "error", Outcome.SKIP: "skipped"}
@@ -39,7 +39,7 @@ def _decision(decision: Decision) -> ET.Element:
     """The suite of an INCOMPLETE decision that the verdicts do not show."""
     suite = ET.Element("testsuite", name="decision", time=_seconds(0))
     case = ET.SubElement(suite, "testcase", classname="decision", name=CLUSTER, time=_seconds(0))
-    ET.SubElement(case, "error", message=one_line(decision.reason), type=str(decision.reason_code))
+    ET.SubElement(case, "error", message=single_line(decision.reason), type=str(decision.reason_code))
     _set_totals(suite)
     return suite
 
@@ -48,12 +48,12 @@ def _suite(check: CheckView, phase: str, tested: str) -> ET.Element:
     suite = ET.Element("testsuite", name=check.name, time=_seconds(check.seconds))
     properties = ET.SubElement(suite, "properties")
     ET.SubElement(properties, "property", name="phase", value=phase)
-    ET.SubElement(properties, "property", name="title", value=one_line(check.title))
-    ET.SubElement(properties, "property", name="tested", value=one_line(tested))
+    ET.SubElement(properties, "property", name="title", value=single_line(check.title))
+    ET.SubElement(properties, "property", name="tested", value=single_line(tested))
     for insight in check.insights:
-        ET.SubElement(properties, "property", name=insight.title, value=one_line(insight.text))
+        ET.SubElement(properties, "property", name=insight.title, value=single_line(insight.text))
     for _, text in lax_thresholds(check.verdicts):
-        ET.SubElement(properties, "property", name=LAX_THRESHOLD, value=one_line(text))
+        ET.SubElement(properties, "property", name=LAX_THRESHOLD, value=single_line(text))
     by_subject: dict[str, list[Verdict]] = {}
     no_verdict = Verdict(check.name, CLUSTER, Outcome.UNJUDGED, detail="no verdict was recorded")
     for verdict in check.verdicts or (no_verdict,):
@@ -70,7 +70,7 @@ def _case(check: str, subject: str, verdicts: list[Verdict], seconds: float) -> 
     outcome = worst(verdict.outcome for verdict in verdicts)
     verdicts = sorted(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome))
     if tag := _TAGS.get(outcome):
-        element = ET.SubElement(case, tag, message=one_line(verdicts[0].message))
+        element = ET.SubElement(case, tag, message=single_line(verdicts[0].message))
         if outcome is not Outcome.SKIP:
             element.set("type", outcome)
         element.text = "\n\n".join(
@@ -90,7 +90,7 @@ def _verdict_text(verdict: Verdict) -> str:
 def _excluded(check: str, reason: str) -> ET.Element:
     suite = ET.Element("testsuite", name=check, time=_seconds(0))
     case = ET.SubElement(suite, "testcase", classname=check, name=CLUSTER, time=_seconds(0))
-    ET.SubElement(case, "skipped", message=f"excluded: {one_line(reason)}")
+    ET.SubElement(case, "skipped", message=f"excluded: {single_line(reason)}")
     _set_totals(suite)
     return suite
 

@@ -8,7 +8,7 @@ import shlex
 from seatrial.model import Finding, Trial
 from seatrial.report.causes import CauseView, cause_text, causes
 from seatrial.report.scaling import scaling_table
-from seatrial.report.text import one_line, plural, sanitized, split_code, utc
+from seatrial.report.text import plural, sanitized, single_line, split_code, utc
 from seatrial.report.view import (
     CheckView,
     Group,
@@ -134,7 +134,7 @@ def _finding(finding: Finding) -> str:
 
 def _text(text: str) -> str:
     """Text on one line with Markdown and mentions escaped; commands between backticks become code spans."""
-    pieces = split_code(one_line(text))
+    pieces = split_code(single_line(text))
     return "".join(_code(piece) if is_code else _plain(piece) for piece, is_code in pieces).strip()
 
 
@@ -150,7 +150,7 @@ def _cell(text: str) -> str:
 
 def _code(text: str) -> str:
     """A code span; CommonMark requires a fence longer than any run of backticks in the text."""
-    text = one_line(text)
+    text = single_line(text)
     fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{pad}{text}{pad}{fence}"

@@ -13,7 +13,7 @@ from seatrial.model import BasisKind, DecisionValue, Finding, Outcome, Trial
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.causes import CauseView, cause_text, causes
 from seatrial.report.scaling import scaling_table
-from seatrial.report.text import one_line, plural, sanitized
+from seatrial.report.text import plural, sanitized, single_line
 from seatrial.report.view import (
     CheckView,
     Group,
@@ -46,7 +46,7 @@ def summary(trial: Trial, console: Console) -> None:
     """Print the summary of a finished trial. Text of logs and tools is not interpreted as markup."""
     trial = sanitized(trial)
     run_text = f"{machine_size(trial)} · {launchers(trial) or 'no launcher'} · {trial.seconds:.1f} s"
-    console.print(Text.assemble((f"seatrial {one_line(trial.name)}", "bold"), f" · {run_text}"))
+    console.print(Text.assemble((f"seatrial {single_line(trial.name)}", "bold"), f" · {run_text}"))
     console.print()
     console.print(_table(trial))
     _excluded(trial, console)
@@ -66,7 +66,7 @@ def summary(trial: Trial, console: Console) -> None:
     for number, finding in enumerate(findings, 1):
         _finding(number, finding, console)
     for check, text in lax_thresholds(trial.verdicts):
-        console.print(Text.assemble("\n", (LAX_THRESHOLD, "yellow"), f"  {check} {one_line(text)}"))
+        console.print(Text.assemble("\n", (LAX_THRESHOLD, "yellow"), f"  {check} {single_line(text)}"))
     _decision(trial, console)
 
 
@@ -89,7 +89,7 @@ def _row(check: CheckView) -> tuple[Text, Text, Text, Text]:
         Text(f"  {check.name}"),
         Text(check.subjects_text, "dim"),
         Text(outcome, STYLES[outcome]),
-        Text(one_line(check.key_figure or shorten(check.skip_reason, 72, placeholder=" …"))),
+        Text(single_line(check.key_figure or shorten(check.skip_reason, 72, placeholder=" …"))),
     )
 
 
@@ -97,7 +97,7 @@ def _excluded(trial: Trial, console: Console) -> None:
     if trial.excluded_checks:
         console.print(Text("Excluded", "bold"))
     for check, reason in trial.excluded_checks.items():
-        console.print(Padding(Text(f"{check}: {one_line(reason)}", "dim"), (0, 0, 0, 2)))
+        console.print(Padding(Text(f"{check}: {single_line(reason)}", "dim"), (0, 0, 0, 2)))
 
 
 def _scaling(trial: Trial, console: Console) -> None:
@@ -157,7 +157,7 @@ def _shortened(evidence: str) -> str:
 
 
 def _finding(number: int, finding: Finding, console: Console) -> None:
-    title = f"{one_line(finding.title)} · {one_line(finding.subject)} · {finding.confidence} confidence"
+    title = f"{single_line(finding.title)} · {single_line(finding.subject)} · {finding.confidence} confidence"
     _print_labelled(f"{number}.", Text(title), 3, console)
     _field("evidence", finding.evidence, console)
     if finding.first_command:
@@ -175,7 +175,7 @@ def _explained(cause: CauseView, console: Console) -> None:
         title = " ".join(filter(None, (group.title, first.metric)))
         summary = first.summary if len(group.verdicts) == 1 else ""
         text = f"{first.outcome} {title} on {group.subjects_text}"
-        _field(label, f"{text}: {one_line(summary)}" if summary else text, console)
+        _field(label, f"{text}: {single_line(summary)}" if summary else text, console)
         label = ""
     if more := len(cause.groups) - len(cause.groups[:MAX_LINES]):
         _field("", f"… and {plural(more, 'more group')} (see the report)", console)
@@ -200,11 +200,11 @@ def _print_labelled(label: str, text: Text, indent: int, console: Console) -> No
 
 def _decision(trial: Trial, console: Console) -> None:
     decision = trial.decision
-    text = Text(one_line(decision.reason))
+    text = Text(single_line(decision.reason))
     if cause := cause_text(trial):
-        text.append(f"\nCause: {one_line(cause)}")
+        text.append(f"\nCause: {single_line(cause)}")
     if decision.tested_hardware:
-        text.append(f"\nTested: {one_line(decision.tested_hardware)}", "dim")
+        text.append(f"\nTested: {single_line(decision.tested_hardware)}", "dim")
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

@@ -49,7 +49,7 @@ def _clean_all(value: Any) -> Any:
     return value
 
 
-def one_line(text: str) -> str:
+def single_line(text: str) -> str:
     """``text`` with each run of white space replaced by one blank."""
     return " ".join(text.split())
 

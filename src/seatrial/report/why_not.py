@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from seatrial.model import TIME_LIMIT, DecisionValue, Explained, Outcome, Trial, Verdict
 from seatrial.report.causes import CauseView, causes
-from seatrial.report.text import one_line, plural, sanitized
+from seatrial.report.text import plural, sanitized, single_line
 from seatrial.util.text import and_more
 
 MAX_LINES = 5
@@ -33,7 +33,7 @@ def lines(trial: Trial) -> list[str]:
     if len(reasons) > MAX_LINES:
         more = plural(len(reasons) - MAX_LINES + 1, "more reason")
         reasons[MAX_LINES - 1 :] = [f"{more}: `seatrial judge RUN` lists all"]
-    return [one_line(reason) for reason in reasons]
+    return [single_line(reason) for reason in reasons]
 
 
 def _of_the_trial(trial: Trial) -> Iterator[str]:

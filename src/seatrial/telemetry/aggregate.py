@@ -153,9 +153,11 @@ class TelemetryAggregator:
             self._add_cpu_share(device)
         else:
             # for each check of the node: the GPU's own interval if it has one, otherwise the node's
-            own = {interval.check: interval for interval in self._not_skipped_by_subject.get(device.subject, ())}
+            process_values = {
+                interval.check: interval for interval in self._not_skipped_by_subject.get(device.subject, ())
+            }
             node_intervals = self._not_skipped_by_node.get(device.node, ())
-            intervals = [own.get(interval.check, interval) for interval in node_intervals]
+            intervals = [process_values.get(interval.check, interval) for interval in node_intervals]
             self._intervals_by_gpu[device.subject] = intervals
             self._loads += (load for interval in intervals for load in gpu_loads(device, interval))
             seconds = device.time[-1] - device.time[0] + 1 / device.hz if device.time else 0.0

@@ -74,17 +74,17 @@ def port_names(compute: ComputePorts) -> dict[str, list[str]]:
 def select_compute_ports(nodes: Mapping[str, NodePorts]) -> ComputePorts:
     """The compute ports of all nodes. Raises SeatrialError if NCCL_IB_HCA selects no port of a node that has some."""
     others: dict[str, str] = {}
-    candidates = {node: _candidates(node, found, others) for node, found in nodes.items()}
+    candidates = {node: _candidates(node, node_ports, others) for node, node_ports in nodes.items()}
     strength = _strength_by_kind(candidates)
     compute: dict[str, tuple[PortDetails, ...]] = {}
-    for node, found in candidates.items():
-        compute[node] = found
-        if found and not _is_list(nodes[node].nccl_ib_hca):
-            kind = max((port.kind for port in found), key=strength.__getitem__)
-            compute[node] = tuple(port for port in found if port.kind == kind)
+    for node, ports in candidates.items():
+        compute[node] = ports
+        if ports and not _is_list(nodes[node].nccl_ib_hca):
+            kind = max((port.kind for port in ports), key=strength.__getitem__)
+            compute[node] = tuple(port for port in ports if port.kind == kind)
             reason = f"not of the compute ports' kind ({kind_text(kind)})"
             others |= {
-                f"{node}/{port.name}": f"{kind_text(port.kind)}: {reason}" for port in found if port.kind != kind
+                f"{node}/{port.name}": f"{kind_text(port.kind)}: {reason}" for port in ports if port.kind != kind
             }
     unused = {
         place: reason
@@ -92,7 +92,7 @@ def select_compute_ports(nodes: Mapping[str, NodePorts]) -> ComputePorts:
         if not _is_list(nodes[place.partition("/")[0]].nccl_ib_hca)
     }
     by_node = {
-        node: tuple(port for port in found if f"{node}/{port.name}" not in unused) for node, found in compute.items()
+        node: tuple(port for port in ports if f"{node}/{port.name}" not in unused) for node, ports in compute.items()
     }
     return ComputePorts(by_node, {**others, **unused})
 
@@ -103,11 +103,11 @@ def kind_text(kind: Kind) -> str:
     return f"{model}{f' ({board})' if board else ''}, {layer}"
 
 
-def _candidates(node: str, found: NodePorts, others: dict[str, str]) -> tuple[PortDetails, ...]:
+def _candidates(node: str, node_ports: NodePorts, others: dict[str, str]) -> tuple[PortDetails, ...]:
     """The ports that may be compute ports; the reasons for the other ones are added to ``others``."""
-    setting, ports = found.nccl_ib_hca, sorted(found.ports, key=_natural_order)
-    if found.rdma_off:
-        others |= {f"{node}/{port.name}": f"{found.rdma_off}: NCCL uses no RDMA port" for port in ports}
+    setting, ports = node_ports.nccl_ib_hca, sorted(node_ports.ports, key=_natural_order)
+    if node_ports.rdma_off:
+        others |= {f"{node}/{port.name}": f"{node_ports.rdma_off}: NCCL uses no RDMA port" for port in ports}
         return ()
     selected = [port for port in ports if _is_selected(port, setting)]
     if ports and not selected:

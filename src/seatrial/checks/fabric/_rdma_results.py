@@ -90,13 +90,13 @@ def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
     yield Fact(name="comparable", value="yes" if min(len(best), len(latency)) >= MIN_COMPARABLE_PORTS else too_few)
     peers: dict[Kind, list[float]] = {}
     for port in best.values():
-        if port.is_at_own_rate:
+        if port.is_at_port_rate:
             peers.setdefault(port.kind, []).append(port.gbps)
     medians = {kind: median(values) for kind, values in peers.items()}
     for subject, port in best.items():
         yield metric("write_bw", port.gbps, "Gb/s", subject)
         yield metric("rate_share", 100 * port.share, "%", subject)
-        if port.is_at_own_rate and medians[port.kind]:
+        if port.is_at_port_rate and medians[port.kind]:
             yield metric("bw_vs_peers", port.gbps / medians[port.kind], "of the median", subject)
     median_latency = median(latency.values()) if latency else 0.0
     for subject, value in latency.items():
@@ -113,7 +113,7 @@ class _PortBandwidth:
 
     share: float
     gbps: float
-    is_at_own_rate: bool
+    is_at_port_rate: bool
     kind: Kind
 
 
@@ -129,9 +129,9 @@ def _best_bandwidths(paths: Sequence[RailPath]) -> dict[str, _PortBandwidth]:
             directions = by_port.setdefault(subject, ([], []))
             gbps = 0.0 if path.failure else path.value
             if gbps is not None:
-                share, at_own_rate = gbps / path.rate_gbps, path.rate_gbps == port.rate_gbps
-                directions[end].append(_PortBandwidth(share, gbps, at_own_rate, port.kind))
-    best_partner = attrgetter("is_at_own_rate", "share")
+                share, at_port_rate = gbps / path.rate_gbps, path.rate_gbps == port.rate_gbps
+                directions[end].append(_PortBandwidth(share, gbps, at_port_rate, port.kind))
+    best_partner = attrgetter("is_at_port_rate", "share")
     return {
         subject: min((max(values, key=best_partner) for values in directions), key=attrgetter("share"))
         for subject, directions in by_port.items()

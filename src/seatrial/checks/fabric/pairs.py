@@ -119,8 +119,8 @@ def _switches(context: Context, nodes: Sequence[str]) -> dict[str, tuple[str, ..
     if (topology := context.topology) is None:
         return {}
     names = (context.node, os.environ.get("SLURMD_NODENAME", ""))
-    own = next((topology.switches_of(name) for name in names if topology.knows(name)), ())
-    by_node = dict(rank.gather((context.node, own)))
+    node_switches = next((topology.switches_of(name) for name in names if topology.knows(name)), ())
+    by_node = dict(rank.gather((context.node, node_switches)))
     if (missing := [node for node in nodes if not by_node[node]]) and topology.is_file:
         raise SeatrialError(f"topology {topology.source} has no node {', '.join(missing)}: add them to the file")
     return {node: by_node[node] for node in nodes}
@@ -132,8 +132,8 @@ def _switch_facts(
     """Yield the number of pairs inside and across leaf switches, and the switches between the nodes of slow pairs."""
     if not topology:
         return
-    inside = sum(switches[a][:1] == switches[b][:1] for a, b in results.by_pair)
-    counts = {"source": topology.source, "inside a leaf switch": inside, "across": len(results.by_pair) - inside}
+    in_leaf = sum(switches[a][:1] == switches[b][:1] for a, b in results.by_pair)
+    counts = {"source": topology.source, "inside a leaf switch": in_leaf, "across": len(results.by_pair) - in_leaf}
     yield Fact(name="pairs_by_switch", value=counts)
     slow = {f"{a}->{b}": switch_path(switches[a], switches[b]) for a, b in results.pairs_below_best(MIN_SHARE)}
     if slow:

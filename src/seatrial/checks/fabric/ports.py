@@ -39,16 +39,16 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
 
     participants = one_rank_per_node.select_participants(context.node)
     context.progress("reading RDMA ports")
-    found = dict(zip(participants.names, participants.run_on_all(lambda: read_node_ports(context.root)), strict=True))
+    by_node = dict(zip(participants.names, participants.run_on_all(lambda: read_node_ports(context.root)), strict=True))
     if participants.index >= 0:
-        own = found[participants.names[participants.index]].ports
-        yield Fact(name="ports", value=[port.model_dump(mode="json") for port in own])
-    compute = select_compute_ports(found)
+        node_ports = by_node[participants.names[participants.index]].ports
+        yield Fact(name="ports", value=[port.model_dump(mode="json") for port in node_ports])
+    compute = select_compute_ports(by_node)
     if compute.absence:
         raise NotApplicable(compute.absence)
     if context.rank == 0:
         yield from facts({"not_compute_ports": dict(compute.others), PORTS_USED: port_names(compute)})
-        yield from _comparison(compute, {node: each.gid_index for node, each in found.items()})
+        yield from _comparison(compute, {node: each.gid_index for node, each in by_node.items()})
 
 
 def _comparison(compute: ComputePorts, gid_index: Mapping[str, int | None]) -> Iterator[Observation]:
@@ -61,8 +61,8 @@ def _comparison(compute: ComputePorts, gid_index: Mapping[str, int | None]) -> I
             "three_ports": "yes" if min(map(len, by_node.values())) > 2 else "no",
             "any_active": "yes" if rates else "no",
             "roce": "yes" if roce else "no",
-            "capability_known": _known(port.capability_gbps for _, port in compute if port.rate_gbps),
-            "pci_link_known": _known(port.pci_gbps for _, port in compute if port.rate_gbps),
+            "capability_known": _all_given(port.capability_gbps for _, port in compute if port.rate_gbps),
+            "pci_link_known": _all_given(port.pci_gbps for _, port in compute if port.rate_gbps),
             "compute_ports": {
                 node: dict(Counter(f"{kind_text(port.kind)}, {port.rate}" for port in ports))
                 for node, ports in by_node.items()
@@ -84,7 +84,7 @@ def _comparison(compute: ComputePorts, gid_index: Mapping[str, int | None]) -> I
     yield Fact(name="gids_unusable", value=missing)
 
 
-def _known(values: Iterator[float | None]) -> str:
+def _all_given(values: Iterator[float | None]) -> str:
     return "yes" if any(value is not None for value in values) else "no"
 
 

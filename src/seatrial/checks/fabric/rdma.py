@@ -58,9 +58,9 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
     participants = one_rank_per_node.select_participants(context.node)
     if not participants.several_nodes:
         raise NotApplicable("one node: no pairs of nodes")
-    found = participants.run_on_all(lambda: (read_node_ports(context.root), read_tools(context)), 3 * TOOL_TIMEOUT_S)
-    nodes = {name: ports for name, (ports, _) in zip(participants.names, found, strict=True)}
-    tools = {name: each for name, (_, each) in zip(participants.names, found, strict=True)}
+    answers = participants.run_on_all(lambda: (read_node_ports(context.root), read_tools(context)), 3 * TOOL_TIMEOUT_S)
+    nodes = {name: ports for name, (ports, _) in zip(participants.names, answers, strict=True)}
+    tools = {name: each for name, (_, each) in zip(participants.names, answers, strict=True)}
     ports, unusable = usable_ports(nodes, tools)
     names = [node for node in ports if node not in unusable]
     cuda = gpu_memory_options(tools, names, options) if context.on_gpu else ((), "this trial has no GPU")

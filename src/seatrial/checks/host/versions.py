@@ -32,7 +32,7 @@ def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[lis
     """(the outdated versions with their minimum, the reason why none could be compared); a reason excludes versions."""
     if installed.reason:
         return [], installed.reason
-    known, reasons = False, list[str]()
+    has_version, reasons = False, list[str]()
     outdated = []
     for version in installed.versions:
         if minimum.models and version.model not in minimum.models:
@@ -43,10 +43,10 @@ def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[lis
         except UnknownVersionError as error:
             reasons.append(str(error))
             continue
-        known = True
+        has_version = True
         if required:
             outdated += [f"{text} is older than {required}" for text in _texts([version])]
-    return outdated, "" if known else "; ".join(dict.fromkeys(reasons))
+    return outdated, "" if has_version else "; ".join(dict.fromkeys(reasons))
 
 
 def _texts(installed: Sequence[InstalledVersion]) -> list[str]:

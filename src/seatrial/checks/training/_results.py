@@ -209,13 +209,13 @@ def efficiency(name: str, runs: Sequence[TrainingResult], baseline: Sequence[Tra
 
 def _median_speeds(results: Sequence[TrainingResult]) -> tuple[float | None, list[float]]:
     """The median tokens/s/GPU of concurrent trainings, and that of each window; None and no window if unknown."""
-    known = [(speed, _relative_speeds(result)) for result in results if (speed := result.value(TOKENS_PER_GPU))]
-    if not known:
+    with_speed = [(speed, _relative_speeds(result)) for result in results if (speed := result.value(TOKENS_PER_GPU))]
+    if not with_speed:
         return None, []
     windows = zip(
-        *([speed * relative for relative in relative_speeds] for speed, relative_speeds in known), strict=False
+        *([speed * relative for relative in relative_speeds] for speed, relative_speeds in with_speed), strict=False
     )
-    return median(speed for speed, _ in known), [median(concurrent) for concurrent in windows]
+    return median(speed for speed, _ in with_speed), [median(concurrent) for concurrent in windows]
 
 
 def training_observations(
