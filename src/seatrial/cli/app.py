@@ -13,6 +13,7 @@ import typer
 
 from seatrial import __version__
 from seatrial.cli import files, machine, training, trial
+from seatrial.cli.drill import drill
 from seatrial.cli.examples import EXAMPLES
 from seatrial.cli.explain import explain
 from seatrial.cli.options import EXIT_BROKEN_PIPE, EXIT_CODES, EXIT_INTERRUPTED, EXIT_USAGE
@@ -62,6 +63,7 @@ for command in (
     trial.judge,
     trial.report,
     explain,
+    drill,
     trial.schema,
     files.migrate,
 ):

@@ -38,6 +38,7 @@ EXAMPLES = {
     "explain": _examples(
         "explain slurm-123.out", "explain seatrial-runs/RUN", "explain - < dmesg.txt", "explain --follow train.log"
     ),
+    "drill": _examples("drill --list", "drill rank-killed", "drill cpu --out drills", "drill --all --json"),
     "schema": _examples("schema > trial.schema.json"),
     "migrate": _examples("migrate mytrial.yaml", "migrate --dry-run site.yaml"),
 }

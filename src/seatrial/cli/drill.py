@@ -1,0 +1,102 @@
+"""The command that injects faults and proves that trials report them: drill."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from seatrial.cli.options import EXIT_CODES, AsJson
+from seatrial.cli.output import print_json, stdout
+from seatrial.model import DecisionValue, UsageError
+
+if TYPE_CHECKING:
+    from seatrial.drill.base import Drill
+
+EXIT_ALL_HOLD, EXIT_MISSED = EXIT_CODES[DecisionValue.ACCEPTED], EXIT_CODES[DecisionValue.REJECTED]
+EXIT_COULD_NOT_RUN = EXIT_CODES[DecisionValue.INCOMPLETE]
+
+
+def drill(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Drills, patterns such as 'rank-*', or cpu, cluster, gpu."),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Run all drills.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the drills and what each needs; run nothing.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep the records in this new or empty folder; with Slurm: on all nodes.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Inject faults, each into a trial of its own, and check that its report names place, cause and first command.
+
+    Uses only its own processes, files and mounts, and takes all changes back.
+
+    Exit codes: 0 all parts of all drills hold, 1 one does not, 3 a drill could not run here.
+    """
+    from seatrial.drill.runner import run_drills, why_not_here
+    from seatrial.drill.text import print_list, print_results
+
+    selected = _selected(names or [], all_ or (list_ and not names))
+    if list_:
+        rows = [(item, why_not_here(item.needs)) for item in selected]
+        if as_json:
+            print_json([_as_json(item, reason) for item, reason in rows])
+        else:
+            print_list(rows, stdout())
+        return
+    folder = _new_folder(out)
+    try:
+        results = list(run_drills(selected, folder, lambda text: print(f"drill {text}", file=sys.stderr)))
+    finally:
+        if not out:
+            shutil.rmtree(folder, ignore_errors=True)
+    if as_json:
+        print_json([result.model_dump(mode="json") for result in results])
+    else:
+        print_results(results, stdout())
+    could_run = [result for result in results if not result.could_not_run]
+    if not all(result.holds for result in could_run):
+        raise typer.Exit(EXIT_MISSED)
+    raise typer.Exit(EXIT_ALL_HOLD if len(could_run) == len(results) else EXIT_COULD_NOT_RUN)
+
+
+def _selected(names: list[str], every: bool) -> list[Drill]:
+    """The drills with these names, in the order of the catalog. Raises UsageError if a name matches none."""
+    from seatrial.drill import catalog
+
+    drills = list(catalog().values())
+    if every and not names:
+        return drills
+    if every or not names:
+        raise UsageError("give names of drills or --all, not both; list all drills: seatrial drill --list")
+
+    def matches(item: Drill, name: str) -> bool:
+        return name == item.machine or fnmatch(item.name, name)
+
+    if unknown := [name for name in names if not any(matches(item, name) for item in drills)]:
+        raise UsageError(f"no drill matches {', '.join(unknown)}; list all drills: seatrial drill --list")
+    return [item for item in drills if any(matches(item, name) for name in names)]
+
+
+def _new_folder(out: Path | None) -> Path:
+    """The folder for the records: ``out``, or a temporary one. Raises UsageError if it is not empty."""
+    if out is None:
+        return Path(tempfile.mkdtemp(prefix="seatrial-drill-"))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise UsageError(f"--out {out} is not empty: use another folder")
+    except OSError as error:
+        raise UsageError(f"cannot write to --out {out}: {error.strerror or error}") from error
+    return out
+
+
+def _as_json(item: Drill, reason: str) -> dict[str, str]:
+    return {"name": item.name, "title": item.title, "machine": item.machine, "could_not_run": reason}

@@ -1,0 +1,1 @@
+"""Drills on several nodes of Slurm, without GPUs."""

@@ -1,0 +1,1 @@
+"""Drills on one machine without GPUs."""

@@ -1,0 +1,18 @@
+"""The training that the drills on ranks disturb."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from seatrial.drill.faults import RANK
+from seatrial.drill.injection import Injection
+from seatrial.worker import Heartbeat
+
+RANKS = 2
+# tiny, and long enough that a signal arrives while both ranks train
+TRAINING: dict[str, dict[str, Any]] = {"train.ddp": {"parity_steps": 2, "steps": 12, "min_seconds": 10}}
+
+
+def rank_in_training(injection: Injection) -> Heartbeat:
+    """The heartbeat of RANK when all ranks measure their speed."""
+    return injection.wait_for_ranks("train.ddp", RANKS, "speed")[RANK]

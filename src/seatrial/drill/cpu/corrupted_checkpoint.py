@@ -1,0 +1,22 @@
+"""A checkpoint changes on disk between its save and its load."""
+
+from __future__ import annotations
+
+from seatrial.drill.base import Drill, DrillTrial, Expected
+from seatrial.drill.faults import RANK
+
+DRILL = Drill(
+    name="corrupted-checkpoint",
+    title=f"one bit of a checkpoint file is flipped by rank {RANK} after each save",
+    machine="cpu",
+    trial=DrillTrial(checks={"train.checkpoint": {}}),
+    expected=Expected(
+        check="train.checkpoint",
+        cause="checkpoint.sha256",
+        place=r"step-\d+/\S+\.distcp|\S+\.distcp",
+        command=r"sha256sum|dmesg",
+        action="fix-environment",
+    ),
+    fault="damaged_checkpoint",
+    limit_s=600,
+)

@@ -1,0 +1,21 @@
+"""A rank reads prepared data that another job is just rewriting."""
+
+from __future__ import annotations
+
+from seatrial.drill.base import Drill, DrillTrial, Expected
+from seatrial.drill.faults import RANK
+
+DRILL = Drill(
+    name="dataset-cache-race",
+    title=f"the prepared data is incomplete when rank {RANK} reads it, as if another job wrote it at that moment",
+    machine="cpu",
+    trial=DrillTrial(checks={"train.fsdp": {}}),
+    expected=Expected(
+        check="train.fsdp",
+        cause="data.cache_incomplete",
+        place=rf"rank {RANK}\b.*blocks-[0-9a-f]+",
+        command=r"ls |find ",
+        action="retry-job",
+    ),
+    fault="truncated_cache",
+)

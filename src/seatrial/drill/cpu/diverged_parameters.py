@@ -1,0 +1,25 @@
+"""One parameter of one rank differs in one bit."""
+
+from __future__ import annotations
+
+from seatrial.drill.base import Drill, DrillTrial, Expected
+from seatrial.drill.cpu._ranks import TRAINING
+from seatrial.drill.faults import RANK
+from seatrial.model import Outcome
+
+DRILL = Drill(
+    name="diverged-parameters",
+    title=f"one bit of one parameter of rank {RANK} is flipped; of two ranks, no majority can say which is wrong",
+    machine="cpu",
+    trial=DrillTrial(checks=TRAINING),
+    expected=Expected(
+        check="train.ddp",
+        metric="parameter_digests_differing",
+        outcomes=(Outcome.FAIL,),
+        cause="parameters_diverged",
+        place=rf'differ, without a majority.*"rank": {RANK}\b',
+        command=r"dmesg.*xid|nvidia-smi",
+        action="call-vendor",
+    ),
+    fault="diverged_parameters",
+)

@@ -1,0 +1,30 @@
+"""A process may lock only little memory."""
+
+from __future__ import annotations
+
+from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
+from seatrial.drill.injection import Injection
+
+
+def limit_memlock(injection: Injection) -> None:
+    """Limit locked memory to 64 KiB; root also loses the capability that lifts the limit."""
+    injection.setup.append("ulimit -l 64")
+    injection.setup.append('set -- setpriv --inh-caps=-ipc_lock --bounding-set=-ipc_lock "$@"')
+
+
+DRILL = Drill(
+    name="memlock-low",
+    title="locked memory is limited to 64 KiB (ulimit -l), without CAP_IPC_LOCK",
+    machine="cpu",
+    trial=DrillTrial(checks={"host.inventory": {}}),
+    expected=Expected(
+        check="host.inventory",
+        metric="memlock_unlimited",
+        cause="memlock_limited",
+        place=r"memlock_unlimited",
+        command=r"ulimit -l",
+        action="fix-config",
+    ),
+    needs=Needs(root=True, programs=("setpriv",)),
+    prepare=limit_memlock,
+)

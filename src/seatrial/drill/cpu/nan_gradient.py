@@ -1,0 +1,23 @@
+"""One gradient of one rank is NaN."""
+
+from __future__ import annotations
+
+from seatrial.drill.base import Drill, DrillTrial, Expected
+from seatrial.drill.faults import RANK
+from seatrial.model import Outcome
+
+DRILL = Drill(
+    name="nan-gradient",
+    title=f"one gradient of rank {RANK} is NaN in one step",
+    machine="cpu",
+    trial=DrillTrial(checks={"train.fsdp": {}}),
+    expected=Expected(
+        check="train.fsdp",
+        outcomes=(Outcome.FAIL, Outcome.ERROR),
+        cause="train.not_finite",
+        place=rf"rank {RANK} \(",
+        command=r"dmesg|nvidia-smi",
+        action="retry-job",
+    ),
+    fault="nan_gradient",
+)

@@ -1,0 +1,24 @@
+"""The memory of a rank grows until the limit of its address space."""
+
+from __future__ import annotations
+
+from seatrial.drill.base import Drill, DrillTrial, Expected
+from seatrial.drill.cpu._ranks import TRAINING
+from seatrial.drill.faults import RANK
+from seatrial.model import Outcome
+
+DRILL = Drill(
+    name="out-of-memory",
+    title=f"rank {RANK} allocates memory until its limit (RLIMIT_AS)",
+    machine="cpu",
+    trial=DrillTrial(checks=TRAINING),
+    expected=Expected(
+        check="train.ddp",
+        outcomes=(Outcome.ERROR,),
+        cause="host.out_of_memory",
+        place=rf"rank{RANK}\b",
+        command=r"dmesg",
+        action="fix-config",
+    ),
+    fault="memory_limit",
+)

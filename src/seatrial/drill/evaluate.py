@@ -1,0 +1,122 @@
+"""The record of a drill's trial → which parts of the expectation hold. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from seatrial.diagnose.signatures import signatures
+from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillResult, Expected
+from seatrial.model import DecisionValue, Finding, Trial, Verdict
+
+_MAX_TEXT = 300
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a trial left. ``trial``: None without a record. ``errors``: its standard error. ``seconds``: its duration.
+
+    ``failure``: why the fault could not be injected or the trial did not end; empty otherwise.
+    """
+
+    trial: Trial | None
+    errors: str
+    seconds: float
+    failure: str = ""
+
+
+def evaluate(drill: Drill, evidence: Evidence) -> DrillResult:
+    """Compare what the trial reported with what the drill expects."""
+    result = DrillResult(name=drill.name, title=drill.title, machine=drill.machine, seconds=evidence.seconds)
+    if evidence.failure:
+        return result.model_copy(update={"problems": (evidence.failure[:_MAX_TEXT],)})
+    if drill.expected.refusal:
+        return _evaluate_refusal(result, drill.expected, evidence)
+    if evidence.trial is None:
+        lines = evidence.errors.strip().splitlines() or ["empty"]
+        return result.model_copy(update={"problems": (f"no record; last line of stderr: {lines[-1][:_MAX_TEXT]}",)})
+    return _evaluate_record(result, drill.expected, evidence.trial)
+
+
+def cause_of(finding: Finding) -> str:
+    """The id of the cause of a finding, or of the signature that it comes from; empty for other findings."""
+    return finding.cause or next((row.id for row in signatures() if row.title == finding.title), "")
+
+
+def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> DrillResult:
+    shown = [verdict for verdict in trial.verdicts if _shows_fault(verdict, expected)]
+    first = trial.findings[0] if trial.findings else None
+    cause, command, action = (cause_of(first), first.first_command, first.action) if first else ("", "", None)
+    parts = {
+        "seen": bool(shown),
+        "located": any(re.search(expected.place, text) for text in _texts_with_place(first, shown)),
+        "explained": bool(cause) and cause == expected.cause,
+        "command_right": re.search(expected.command, command) is not None if command else False,
+        "action_right": expected.action is None or action == expected.action,
+    }
+    read = {
+        "seen": f"{expected.check} {expected.metric} {'|'.join(expected.outcomes)}; verdicts: {_bad_verdicts(trial)}",
+        "located": f"{expected.place}; read: {'; '.join(_texts_with_place(first, shown)) or 'nothing'}",
+        "explained": f"cause {expected.cause}; first finding: {cause or 'none'} ({first.title if first else 'none'})",
+        "command_right": f"{expected.command}; first command: {command or 'none'}",
+        "action_right": f"{expected.action}; action: {action}",
+    }
+    return result.model_copy(
+        update={
+            **parts,
+            "decision": trial.decision.value.value,
+            "finding": f"{cause}: {first.title}" if first else "",
+            "place": first.subject if first else ", ".join(dict.fromkeys(verdict.subject for verdict in shown)),
+            "first_command": command,
+            "problems": tuple(
+                f"not {name}: expected {read[name]}"[:_MAX_TEXT] for name, holds in parts.items() if not holds
+            ),
+        }
+    )
+
+
+def _shows_fault(verdict: Verdict, expected: Expected) -> bool:
+    return (
+        verdict.outcome in expected.outcomes
+        and fnmatchcase(verdict.check, expected.check)
+        and fnmatchcase(verdict.metric, expected.metric)
+    )
+
+
+def _texts_with_place(first: Finding | None, shown: Sequence[Verdict]) -> list[str]:
+    texts = [f"{first.subject}: {first.title}: {first.evidence}"] if first else []
+    return texts + [f"{verdict.subject}: {verdict.detail}: {verdict.evidence}" for verdict in shown]
+
+
+def _bad_verdicts(trial: Trial) -> str:
+    bad = [verdict for verdict in trial.verdicts if verdict.outcome in BAD_OUTCOMES]
+    return "; ".join(f"{verdict.outcome} {verdict.check} {verdict.metric}".strip() for verdict in bad) or "none is bad"
+
+
+def _evaluate_refusal(result: DrillResult, expected: Expected, evidence: Evidence) -> DrillResult:
+    """A refusal has no verdicts: its message must have the text, the place, the cause and the first command."""
+    trial = evidence.trial
+    message = f"{trial.stop_reason}\n{evidence.errors}" if trial else evidence.errors
+    is_accepted = trial is not None and trial.decision.value is DecisionValue.ACCEPTED
+    seen = re.search(expected.refusal, message) is not None and not is_accepted
+    parts = {
+        "seen": seen,
+        "located": seen and re.search(expected.place, message) is not None,
+        "explained": seen and expected.cause in message,
+        "command_right": seen and re.search(expected.command, message) is not None,
+        "action_right": True,
+    }
+    line = next((line for line in message.splitlines() if re.search(expected.refusal, line)), "")
+    last = (evidence.errors.strip().splitlines() or ["empty"])[-1]
+    return result.model_copy(
+        update={
+            **parts,
+            "decision": trial.decision.value.value if trial else "refused",
+            "finding": line.strip()[:_MAX_TEXT],
+            "problems": tuple(
+                f"not {name}: message: {(line or last)[:_MAX_TEXT]}" for name, holds in parts.items() if not holds
+            ),
+        }
+    )

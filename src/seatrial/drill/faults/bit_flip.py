@@ -1,0 +1,32 @@
+"""One bit of one all-reduce result is wrong on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from seatrial.drill.faults import after_import, is_disturbed_rank
+
+BIT = 1 << 12  # of the mantissa: the value stays plausible
+
+
+def install() -> None:
+    """Flip one bit of the first result whose data is checked."""
+    if is_disturbed_rank():
+        after_import("seatrial.bench.collectives", _change)
+
+
+def _change(collectives: Any) -> None:
+    check_result = collectives._check_result
+
+    def check_flipped(prepared: Any, run: Callable[[], object]) -> Any:
+        collectives._check_result = check_result  # one result only
+
+        def run_and_flip() -> None:
+            run()
+            received = prepared.received.view(-1).view(collectives.torch.int32)
+            received[received.numel() // 2] ^= BIT
+
+        return check_result(prepared, run_and_flip)
+
+    collectives._check_result = check_flipped

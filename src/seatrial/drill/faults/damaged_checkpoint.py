@@ -1,0 +1,28 @@
+"""A file of a checkpoint changes on disk after it was saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from seatrial.drill.faults import after_import, is_disturbed_rank
+
+
+def install() -> None:
+    """Flip one bit in a file of each checkpoint when its save has ended."""
+    if is_disturbed_rank():
+        after_import("seatrial.train.checkpoint", _change)
+
+
+def _change(checkpoint: Any) -> None:
+    save = checkpoint.Checkpointer.save
+
+    def save_and_damage(self: Any, out: Path, step: int, built: Any, optimizer: Any) -> None:
+        save(self, out, step, built, optimizer)
+        folder = checkpoint.step_folder(out, step)
+        file = max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+
+    checkpoint.Checkpointer.save = save_and_damage

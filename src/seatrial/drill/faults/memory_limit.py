@@ -1,0 +1,29 @@
+"""The memory of one rank grows until its limit, as with a leak."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+from seatrial.drill.faults import after_import, is_disturbed_rank
+
+_BLOCK = 64 * 2**20  # bytes
+_LEFT = 4 * _BLOCK
+
+
+def install() -> None:
+    """Limit the address space of the rank when it begins to measure its speed, and allocate until it is used up."""
+    if is_disturbed_rank():
+        after_import("seatrial.train.ddp", _change)
+
+
+def _change(ddp: Any) -> None:
+    def leak(*_arguments: object) -> None:
+        pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115
+        limit = pages * resource.getpagesize() + _LEFT
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        blocks = []
+        while True:
+            blocks.append(ddp.torch.empty(_BLOCK, dtype=ddp.torch.uint8))
+
+    ddp.measure_speed = leak

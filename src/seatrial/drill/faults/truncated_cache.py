@@ -1,0 +1,28 @@
+"""Another job rewrites the prepared data while a rank reads it: the rank reads an incomplete file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from seatrial.drill.faults import after_import, is_disturbed_rank
+
+
+def install() -> None:
+    """Replace the prepared data by its first half before the rank opens it."""
+    if is_disturbed_rank():
+        after_import("seatrial.train.data", _change)
+
+
+def _change(data: Any) -> None:
+    load_blocks = data._load_blocks
+
+    def load_half(folder: Path) -> Any:
+        complete = folder / data.BLOCKS_FILE
+        half = complete.with_name("half.npy")
+        content = complete.read_bytes()
+        half.write_bytes(content[: len(content) // 2])
+        half.replace(complete)  # a new file: ranks that have opened the old one keep it
+        return load_blocks(folder)
+
+    data._load_blocks = load_half

@@ -1,0 +1,1 @@
+"""Drills that need GPUs."""

@@ -1,0 +1,209 @@
+"""What a drill may change: environment and limits of its trial, its own files and mounts, its own processes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import yaml
+from pydantic import JsonValue
+
+from seatrial.config.layers import ENV_PREFIX
+from seatrial.drill.base import Drill
+from seatrial.model import SeatrialError
+from seatrial.util import processes
+from seatrial.util.input_files import read_json
+from seatrial.worker import Heartbeat
+
+POLL_S = 0.1
+_CANCEL_S = 60.0  # from SIGTERM to SIGKILL: a trial writes its reports, or cancels its Slurm job
+_NEW_MOUNTS = ("unshare", "--mount", "--propagation", "private")
+
+
+class TrialEndedEarly(SeatrialError):
+    """The trial of a drill ended, or did not reach the point of the injection, so that nothing was injected."""
+
+
+class Injection:
+    """The trial of one drill, and all changes that the drill makes. ``close`` takes them back.
+
+    A kill of the drill takes them back too: the kernel ends its processes, and mounts live in their namespace only.
+    ``folder``: for the drill's own files. ``environment``: variables of the trial. ``setup``: shell commands that run
+    before the trial, in its process, such as ``ulimit -l 64``; with ``new_mounts`` they may mount filesystems that only
+    the trial sees (needs root). ``settings``: keys of the trial file.
+    """
+
+    def __init__(self, drill: Drill, folder: Path) -> None:
+        self.drill = drill
+        self.folder = folder
+        self.run_dir = folder / "run"
+        self.environment: dict[str, str] = {}
+        self.setup: list[str] = []
+        self.new_mounts = False
+        self.settings: dict[str, JsonValue] = dict(drill.trial.settings)
+        self.started = 0.0  # time.monotonic() of the injection
+        self._trial: processes.Child | None = None
+        self._at_end = ExitStack()
+
+    def at_end(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call ``function`` when the drill ends, after the trial; the last one first."""
+        self._at_end.callback(function, *arguments)
+
+    def use_fault(self, name: str) -> None:
+        """Run ``install()`` of the module ``faults/NAME.py`` at the start of every Python process of the trial.
+
+        Only a file named sitecustomize.py in the drill's own folder does it: no option or variable of seatrial can.
+        """
+        module = f"seatrial.drill.faults.{name}"
+        importlib.import_module(module)  # a wrong name fails here, not silently in the trial
+        folder = self.folder / "python"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(f"from {module} import install\n\ninstall()\n", encoding="utf-8")
+        inherited = os.environ.get("PYTHONPATH")
+        self.environment["PYTHONPATH"] = f"{folder}{os.pathsep}{inherited}" if inherited else str(folder)
+
+    def start_trial(self) -> None:
+        """Start ``seatrial run`` as a user would. Its output goes to ``trial.out`` and ``trial.err``."""
+        drill, file = self.drill, self.folder / "trial.yaml"
+        gpus = drill.needs.gpus
+        trial: dict[str, JsonValue] = {
+            "name": f"drill-{drill.name}",
+            "launcher": drill.trial.launcher,
+            "cluster": {"nodes": drill.needs.nodes, "gpus_per_node": gpus},
+            "retry": False,
+            "checks": {name: {"options": dict(options)} for name, options in drill.trial.checks.items()},
+        }
+        file.write_text(yaml.safe_dump(_merged(trial, self.settings), sort_keys=False), encoding="utf-8")
+        argv = [sys.executable, "-m", "seatrial", "run", str(file), "--out", str(self.run_dir), *drill.trial.arguments]
+        if self.setup:
+            argv = ["bash", "-c", "\n".join(["set -e", *self.setup, 'exec "$@"']), "bash", *argv]
+        self.started = time.monotonic()
+        self._trial = self.start_process(
+            [*(_NEW_MOUNTS if self.new_mounts else ()), *argv], "trial", self.environment, without=ENV_PREFIX
+        )
+
+    def start_process(
+        self, argv: Sequence[str], name: str, env: Mapping[str, str] | None = None, *, without: str = ""
+    ) -> processes.Child:
+        """Start a process that ends with the drill; its output goes to ``NAME.out`` and ``NAME.err``."""
+        out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
+        child = processes.start(argv, env=env or {}, stdout=out, stderr=err, without=without)
+        self.at_end(processes.stop, child, _CANCEL_S)
+        return child
+
+    def run_command(self, argv: Sequence[str], timeout_s: float = 30.0) -> str:
+        """Run a command and return its output. Raises SeatrialError if it fails."""
+        result = processes.run_command(argv, timeout_s)
+        if result.code != 0:
+            raise SeatrialError(f"{shlex.join(argv)}: exit code {result.code}: {result.err.strip()[-300:]}")
+        return result.out
+
+    def run_in_trial_mounts(self, command: str) -> str:
+        """Run a shell command in the mount namespace of the running trial, which ``new_mounts`` gave it."""
+        if not self.new_mounts:
+            raise SeatrialError(f"drill {self.drill.name}: set new_mounts before the trial starts")
+        return self.run_command(["nsenter", "--target", str(self.trial.process.pid), "--mount", "sh", "-c", command])
+
+    @property
+    def trial(self) -> processes.Child:
+        """The process of ``seatrial run``."""
+        if self._trial is None:
+            raise SeatrialError(f"drill {self.drill.name}: the trial has not started")
+        return self._trial
+
+    def mark_injected(self) -> None:
+        """Record that the fault starts now; without this call it starts with the trial."""
+        self.started = time.monotonic()
+
+    def wait_for(self, condition: Callable[[], bool], what: str, limit_s: float = 120.0) -> None:
+        """Wait until ``condition()``. Raises TrialEndedEarly if the trial ends first, or after ``limit_s``."""
+        deadline = time.monotonic() + limit_s
+        while not condition():
+            if self.trial.poll() is not None:
+                raise TrialEndedEarly(f"the trial ended before: {what}; {self.last_error()}")
+            if time.monotonic() > deadline:
+                raise TrialEndedEarly(f"not reached within {limit_s:g} s: {what}; ranks: {self._statuses()}")
+            time.sleep(POLL_S)
+
+    def wait_for_ranks(self, check: str, ranks: int, progress: str = "") -> dict[int, Heartbeat]:
+        """Wait until ``ranks`` ranks are in ``check``, with ``progress`` in their progress text; return them."""
+
+        def in_check() -> dict[int, Heartbeat]:
+            beats = self.heartbeats()
+            return {rank: beat for rank, beat in beats.items() if beat.status == check and progress in beat.progress}
+
+        self.wait_for(lambda: len(in_check()) >= ranks, f"{ranks} ranks in {check} {progress}".strip())
+        return in_check()
+
+    def heartbeats(self) -> dict[int, Heartbeat]:
+        """The heartbeat of each rank of the job that started last, by rank."""
+        attempts = sorted(self.run_dir.glob("jobs/*/attempt*"), key=_modified)
+        beats = {}
+        for path in attempts[-1].glob("rank*.heartbeat.json") if attempts else ():
+            with contextlib.suppress(OSError, ValueError):  # replaced or removed meanwhile
+                rank = int(path.name.removeprefix("rank").partition(".")[0])
+                beats[rank] = Heartbeat.model_validate(read_json(path))
+        return beats
+
+    def signal_rank(self, beat: Heartbeat, number: signal.Signals) -> None:
+        """Send a signal to a rank of this trial on this host. Raises SeatrialError if the pid is not one of them."""
+        try:
+            command = psutil.Process(beat.pid).cmdline()
+        except psutil.Error as error:
+            raise SeatrialError(f"pid {beat.pid} of {beat.node}: {error}") from error
+        jobs = str(self.run_dir / "jobs")
+        if "seatrial.worker" not in command or not any(word.startswith(jobs) for word in command):
+            raise SeatrialError(f"pid {beat.pid} is not a rank of this drill on this host: {shlex.join(command)[:200]}")
+        self.mark_injected()
+        os.kill(beat.pid, number)
+
+    def wait_for_end(self, limit_s: float) -> int:
+        """Wait for the end of the trial and return its exit code. Raises SeatrialError after ``limit_s``."""
+        deadline = time.monotonic() + limit_s
+        while (code := self.trial.poll()) is None:
+            if time.monotonic() > deadline:
+                raise SeatrialError(f"the trial did not end within {limit_s:g} s; ranks: {self._statuses()}")
+            time.sleep(POLL_S)
+        return code
+
+    def error_output(self) -> str:
+        """Standard error of the trial."""
+        return (self.folder / "trial.err").read_text(encoding="utf-8", errors="replace")
+
+    def last_error(self) -> str:
+        """The last line of the trial's standard error."""
+        return f"last line of its stderr: {(self.error_output().strip().splitlines() or ['empty'])[-1]}"
+
+    def close(self) -> None:
+        """End the trial and all other processes, then take back the other changes, the last one first."""
+        self._at_end.close()
+
+    def _statuses(self) -> str:
+        texts = [f"{rank}: {beat.status} {beat.progress}".strip() for rank, beat in sorted(self.heartbeats().items())]
+        return "; ".join(texts) or "none"
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_ctime
+    except OSError:
+        return 0.0
+
+
+def _merged(base: Mapping[str, JsonValue], changes: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """``base`` with ``changes``; mappings in both are merged."""
+    merged = dict(base)
+    for key, value in changes.items():
+        before = merged.get(key)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merged(before, value) if both else value  # type: ignore[arg-type]
+    return merged

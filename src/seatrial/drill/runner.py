@@ -1,0 +1,82 @@
+"""Runs drills: each starts its own trial, injects its fault, and evaluates the record."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from seatrial.discover import gpu, slurm
+from seatrial.drill.base import Drill, DrillResult, Needs
+from seatrial.drill.evaluate import Evidence, evaluate
+from seatrial.drill.injection import Injection
+from seatrial.model import SeatrialError, Trial
+from seatrial.pipeline.run_directory import load_trial
+
+Progress = Callable[[str], None]
+
+
+def run_drills(drills: Iterable[Drill], folder: Path, progress: Progress) -> Iterator[DrillResult]:
+    """Run the drills in order; yield the result of each when it ends. Records stay in ``folder``/NAME."""
+    for drill in drills:
+        if reason := why_not_here(drill.needs):
+            progress(f"{drill.name}: cannot run here: {reason}")
+            yield DrillResult(name=drill.name, title=drill.title, machine=drill.machine, could_not_run=reason)
+            continue
+        progress(f"{drill.name}: {drill.title}")
+        yield run_drill(drill, folder / drill.name)
+
+
+def run_drill(drill: Drill, folder: Path) -> DrillResult:
+    """Run one drill in the new folder ``folder``. Raises OSError if it cannot be created."""
+    folder.mkdir(parents=True)
+    injection = Injection(drill, folder.resolve())
+    failure, seconds = "", 0.0
+    try:
+        if drill.fault:
+            injection.use_fault(drill.fault)
+        drill.prepare(injection)
+        injection.start_trial()
+        drill.act(injection)
+        injection.wait_for_end(drill.limit_s)
+    except (SeatrialError, OSError) as error:
+        failure = f"{type(error).__name__}: {error}"
+    finally:
+        seconds = time.monotonic() - injection.started if injection.started else 0.0
+        injection.close()
+    errors = injection.error_output() if injection.started else ""
+    return evaluate(drill, Evidence(_record(injection.run_dir), errors, round(seconds, 1), failure))
+
+
+def _record(run_dir: Path) -> Trial | None:
+    """The record of an ended trial; None if it left none."""
+    return load_trial(run_dir) if (run_dir / "trial.json").exists() else None
+
+
+def why_not_here(needs: Needs) -> str:
+    """Why a drill with these needs cannot run on this machine; empty if it can."""
+    if needs.root and os.geteuid() != 0:
+        return "needs root"
+    if missing := [name for name in needs.programs if not shutil.which(name)]:
+        return f"needs {', '.join(missing)} in PATH"
+    if missing := [name for name in needs.device_files if not os.access(name, os.R_OK | os.W_OK)]:
+        return f"needs access to {', '.join(missing)}"
+    if needs.cpus > (cpus := len(os.sched_getaffinity(0))):
+        return f"needs {needs.cpus} CPUs, this process may use {cpus}"
+    if needs.gpus and needs.gpus > (gpus := len(gpu.read_with_timeout().gpus)):
+        return f"needs {needs.gpus} GPU{'s' if needs.gpus > 1 else ''}, this host has {gpus}"
+    if needs.nodes > 1 and (reason := _too_few_nodes(needs.nodes)):
+        return reason
+    return needs.other() if needs.other else ""
+
+
+def _too_few_nodes(nodes: int) -> str:
+    if not slurm.installed():
+        return f"needs {nodes} nodes of Slurm, sbatch is not installed"
+    try:
+        usable = [node for node in slurm.nodes() if node.usable]
+    except SeatrialError as error:
+        return f"needs {nodes} nodes of Slurm: {error}"
+    return f"needs {nodes} nodes of Slurm, {len(usable)} are usable" if len(usable) < nodes else ""

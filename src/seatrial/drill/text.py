@@ -1,0 +1,61 @@
+"""Results of drills as a table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from seatrial.drill.base import Drill, DrillResult
+from seatrial.report.text import clean, plural
+
+PARTS = {
+    "seen": "seen",
+    "located": "located",
+    "explained": "explained",
+    "command_right": "first command",
+    "action_right": "action",
+}
+
+
+def print_results(results: Sequence[DrillResult], console: Console) -> None:
+    """Print one row per drill, then what does not hold, and the number of drills of which all parts hold."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("drill", overflow="fold")
+    for heading in PARTS.values():
+        table.add_column(heading)
+    table.add_column("seconds", justify="right")
+    for result in results:
+        if result.could_not_run:
+            table.add_row(result.name, *["-"] * len(PARTS), "-")
+        else:
+            cells = ["yes" if getattr(result, part) else "NO" for part in PARTS]
+            table.add_row(result.name, *cells, f"{result.seconds:.1f}")
+    console.print(table, highlight=False)
+    for result in results:
+        if result.could_not_run:
+            console.print(f"{result.name}: could not run here: {escape(result.could_not_run)}", highlight=False)
+        for problem in result.problems:
+            console.print(f"{result.name}: {escape(clean(problem))}", highlight=False)
+    console.print(totals(results), highlight=False)
+
+
+def totals(results: Sequence[DrillResult]) -> str:
+    """How many drills ran, and in how many of them each part holds."""
+    ran = [result for result in results if not result.could_not_run]
+    counts = ", ".join(f"{sum(getattr(result, part) for result in ran)} {text}" for part, text in PARTS.items())
+    could_not = len(results) - len(ran)
+    more = f"; {plural(could_not, 'drill')} could not run here" if could_not else ""
+    return f"{plural(len(ran), 'drill')} ran: {counts}{more}"
+
+
+def print_list(drills: Iterable[tuple[Drill, str]], console: Console) -> None:
+    """Print each drill with its title, and why it cannot run on this machine."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(overflow="fold")
+    for drill, reason in drills:
+        text = escape(drill.title) + (f" (not here: {escape(reason)})" if reason else "")
+        table.add_row(drill.name, drill.machine, text)
+    console.print(table, highlight=False)

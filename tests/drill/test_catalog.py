@@ -1,0 +1,42 @@
+"""Every drill declares what must be seen, located and explained, with names that exist."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+
+import pytest
+
+from seatrial import checks
+from seatrial.diagnose.causes import causes
+from seatrial.diagnose.signatures import signatures
+from seatrial.drill import catalog
+from seatrial.drill.base import Drill
+
+OTHER_CAUSES = {"environment_variable", "node_differs"}  # of diagnose/causes.py
+
+
+@pytest.mark.parametrize("drill", catalog().values(), ids=lambda drill: drill.name)
+def test_drill_names_what_exists(drill: Drill) -> None:
+    known = checks.catalog()
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", drill.name)
+    for name, options in drill.trial.checks.items():
+        known[name].options.model_validate(options)
+    for pattern in (drill.expected.place, drill.expected.command, drill.expected.refusal):
+        re.compile(pattern)
+    assert drill.expected.place
+    assert drill.expected.command
+    if drill.expected.refusal:
+        return
+    seen = [name for name in drill.trial.checks if fnmatchcase(name, drill.expected.check)]
+    assert seen, "the check that must see the fault is not in the trial"
+    ids = {cause.id for cause in causes()} | {signature.id for signature in signatures()} | OTHER_CAUSES
+    assert drill.expected.cause in ids
+    assert drill.expected.action
+
+
+def test_machine_matches_needs() -> None:
+    for drill in catalog().values():
+        assert (drill.machine == "gpu") == (drill.needs.gpus > 0)
+        assert (drill.machine == "cluster") == (drill.needs.nodes > 1)
+        assert drill.trial.launcher == ("slurm" if drill.machine == "cluster" else "local")

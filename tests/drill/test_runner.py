@@ -1,0 +1,53 @@
+"""Which drills can run here, and what an error of an injection gives."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from seatrial.drill.base import Needs
+from seatrial.drill.injection import Injection
+from seatrial.drill.runner import run_drill, run_drills, why_not_here
+from seatrial.model import SeatrialError
+from tests.drill.test_injection import DRILL
+
+
+@pytest.mark.parametrize(
+    ("needs", "reason"),
+    [
+        (Needs(gpus=99), "needs 99 GPUs, this host has "),
+        (Needs(programs=("no-such-program", "sh")), "needs no-such-program in PATH"),
+        (Needs(device_files=("/dev/null", "/dev/no-such-file")), "needs access to /dev/no-such-file"),
+        (Needs(cpus=9999), "needs 9999 CPUs, this process may use "),
+        (Needs(nodes=9999), "needs 9999 nodes of Slurm"),
+        (Needs(other=lambda: "needs cgroup v2"), "needs cgroup v2"),
+    ],
+)
+def test_missing_needs_are_named(needs: Needs, reason: str) -> None:
+    assert why_not_here(needs).startswith(reason)
+
+
+def test_root_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert why_not_here(Needs(root=True)) == "needs root"
+    assert why_not_here(Needs()) == ""
+
+
+def test_drill_that_cannot_run_starts_nothing(tmp_path: Path) -> None:
+    drills = [replace(DRILL, needs=Needs(gpus=99))]
+    (result,) = run_drills(drills, tmp_path, lambda _text: None)
+    assert (result.could_not_run.startswith("needs 99 GPUs"), result.holds) == (True, False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_failed_injection_is_a_miss_and_everything_is_restored(tmp_path: Path) -> None:
+    def prepare(injection: Injection) -> None:
+        injection.at_end((injection.folder / "restored").touch)
+        raise SeatrialError("cannot mount")
+
+    result = run_drill(replace(DRILL, prepare=prepare), tmp_path / "drill")
+    assert (result.seen, result.problems) == (False, ("SeatrialError: cannot mount",))
+    assert (tmp_path / "drill" / "restored").exists()
