@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -31,6 +31,7 @@ class Cause(Frozen):
 
     ``evidence``: check, or a pattern, → metrics. ``explains``: patterns of checks whose bad verdicts at the same place
     follow from it. ``wrong_results``: it explains any bad verdict, such as damaged data, and not only low speed.
+    ``report_warning``: it is reported for a WARN that explains no other bad verdict, too.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Cause(Frozen):
     place: Literal["gpu", "port", "node", "cluster"]
     explains: tuple[str, ...]
     wrong_results: bool = False
+    report_warning: bool = False
     first_command: str
     fix: str
     action: Action
@@ -87,6 +89,11 @@ class _Suspect:
     wrong_results: bool
     evidence_verdicts: tuple[Verdict, ...] = ()  # the verdicts that are its evidence
     only_here: bool = False  # it explains verdicts on subjects of the place only, not on the cluster
+    report_warning: bool = False  # see Cause
+    variable: str = ""
+
+
+_FaultPlaces = dict[tuple[str, str], dict[str, list[str]]]  # see _fault_places
 
 
 def cause_findings(
@@ -104,10 +111,12 @@ def cause_findings(
     if not bad:
         return []
     performance = {name: PerformanceMetrics(check) for name, check in checks.items()}
+    places = _fault_places(measurements, checks)
+    by_variable = list(_suspects_by_variable(bad, places, measurements, checks, node_prefix))
     suspects = [
-        *_suspects_by_verdict(bad, node_prefix),
-        *_suspects_by_variable(measurements, checks, node_prefix),
-        *_suspects_by_difference(measurements, checks, node_prefix),
+        *_suspects_by_verdict(bad, places, node_prefix),
+        *by_variable,
+        *_suspects_by_difference(bad, places, by_variable, measurements, checks, node_prefix),
     ]
     bad_by_node: dict[str, list[Verdict]] = {}  # with CLUSTER, for thousands of suspects
     for verdict in bad:
@@ -125,7 +134,8 @@ def cause_findings(
         rank = _CONFIDENCE_ORDER.index(suspect.finding.confidence)
         keys = [Explained.of(verdict) for verdict in consequences]
         is_needed = any(best.get(key, rank) >= rank for key in keys)
-        if is_needed or any(verdict.outcome is Outcome.FAIL for verdict in suspect.evidence_verdicts):
+        is_shown = suspect.report_warning and suspect.evidence_verdicts
+        if is_needed or is_shown or any(verdict.outcome is Outcome.FAIL for verdict in suspect.evidence_verdicts):
             all_keys = dict.fromkeys([*map(Explained.of, suspect.evidence_verdicts), *keys])
             for key in all_keys:
                 best.setdefault(key, rank)
@@ -175,14 +185,37 @@ def _extent(place: str) -> int:
     return 2 if place == CLUSTER else 0 if "/" in place else 1
 
 
-def _suspects_by_verdict(bad: Sequence[Verdict], node_prefix: str) -> Iterator[_Suspect]:
+def _fault_places(measurements: Sequence[Measurement], checks: Mapping[str, Check]) -> _FaultPlaces:
+    """(check, metric) → place → the names there, from the facts of checks that locate a verdict on the cluster."""
+    places: _FaultPlaces = {}
+    for measurement, by_metric in role_facts("fault_places", measurements, checks):
+        for name, by_place in by_metric.items() if isinstance(by_metric, Mapping) else ():
+            if isinstance(by_place, Mapping):
+                names = {place: [str(item) for item in items] for place, items in by_place.items()}
+                places.setdefault((measurement.check, name), {}).update(names)
+    return places
+
+
+def _verdicts_at(bad: Sequence[Verdict], places: _FaultPlaces, node: str, names: Container[str]) -> tuple[Verdict, ...]:
+    """The verdicts on the cluster that a check locates at ``node`` with one of ``names``."""
+    located = (
+        (verdict, places.get((verdict.check, verdict.metric), {})) for verdict in bad if verdict.subject == CLUSTER
+    )
+    return tuple(verdict for verdict, by_place in located if any(name in names for name in by_place.get(node, ())))
+
+
+def _suspects_by_verdict(bad: Sequence[Verdict], places: _FaultPlaces, node_prefix: str) -> Iterator[_Suspect]:
     for cause in causes():
         by_place: dict[str, list[Verdict]] = {}
+        names: dict[str, str] = {}
         for verdict in bad:
             if verdict.outcome in (Outcome.FAIL, Outcome.WARN) and cause.is_evidence(verdict):
                 node = verdict.subject.partition("/")[0]
                 place = {"node": node, "cluster": CLUSTER}.get(cause.place, verdict.subject)
-                by_place.setdefault(place, []).append(verdict)
+                located = places.get((verdict.check, verdict.metric)) if place == CLUSTER else None
+                for fault_place in located or (place,):
+                    by_place.setdefault(fault_place, []).append(verdict)
+                    names |= {fault_place: " ".join(located[fault_place])} if located else {}
         for place, evidence_verdicts in by_place.items():
             has_failed = any(verdict.outcome is Outcome.FAIL for verdict in evidence_verdicts)
             finding = Finding(
@@ -191,21 +224,35 @@ def _suspects_by_verdict(bad: Sequence[Verdict], node_prefix: str) -> Iterator[_
                 subject=place,
                 confidence="high" if has_failed else "medium",
                 evidence=and_more([verdict.evidence or verdict.summary for verdict in evidence_verdicts], _MAX_NAMED),
-                first_command=_command(cause.first_command, place, node_prefix),
-                fix=_filled(cause.fix, place),
+                first_command=_command(cause.first_command, place, node_prefix, names.get(place, "")),
+                fix=_filled(cause.fix, place, names.get(place, "")),
                 action=cause.action,
                 source=and_more(
                     list(dict.fromkeys(f"{verdict.metric} of {verdict.check}" for verdict in evidence_verdicts)),
                     _MAX_NAMED,
                 ),
             )
-            yield _Suspect(finding, place, cause.explains, cause.wrong_results, tuple(evidence_verdicts))
+            yield _Suspect(
+                finding,
+                place,
+                cause.explains,
+                cause.wrong_results,
+                tuple(evidence_verdicts),
+                report_warning=cause.report_warning,
+            )
 
 
 def _suspects_by_variable(
-    measurements: Sequence[Measurement], checks: Mapping[str, Check], node_prefix: str
+    bad: Sequence[Verdict],
+    places: _FaultPlaces,
+    measurements: Sequence[Measurement],
+    checks: Mapping[str, Check],
+    node_prefix: str,
 ) -> Iterator[_Suspect]:
-    """One suspect for each environment variable with another value than its default, on all nodes that have it."""
+    """One suspect for each environment variable with another value than its default, on all nodes that have it.
+
+    The evidence of a variable that is set on one node only is the verdict that settings differ.
+    """
     settings = list(_settings_of_nodes(measurements, checks))
     all_nodes = {node for node, _, _ in settings if node != CLUSTER}
     nodes_by_value: dict[tuple[str, str], dict[str, str]] = {}  # (name, value) → node, or CLUSTER → check
@@ -225,7 +272,7 @@ def _suspects_by_variable(
             cause="environment_variable",
             title=f"{name}={text} is set{where}",
             subject=place,
-            confidence="high" if variable.large else "low",
+            confidence="high" if variable.large else "medium" if is_on_some else "low",
             evidence=f"{name}={text}{where}, in the environment of the ranks or in nccl.conf. Default: "
             f"{variable.default}. Effect of other values: {variable.effect}.",
             first_command=_command(command, nodes[0] if nodes else CLUSTER, node_prefix),
@@ -233,7 +280,16 @@ def _suspects_by_variable(
             action="fix-environment",
             source=f"{VARIABLES_SOURCE} ({variable.source}); {next(iter(check_by_node.values()))}",
         )
-        yield _Suspect(finding, place, variable.explains, wrong_results=False)
+        differences = _verdicts_at(bad, places, place, (name,))
+        yield _Suspect(
+            finding,
+            place,
+            variable.explains,
+            wrong_results=False,
+            evidence_verdicts=differences,
+            report_warning=True,
+            variable=name,
+        )
 
 
 def _settings_of_nodes(
@@ -250,16 +306,26 @@ def _settings_of_nodes(
 
 
 def _suspects_by_difference(
-    measurements: Sequence[Measurement], checks: Mapping[str, Check], node_prefix: str
+    bad: Sequence[Verdict],
+    places: _FaultPlaces,
+    by_variable: Sequence[_Suspect],
+    measurements: Sequence[Measurement],
+    checks: Mapping[str, Check],
+    node_prefix: str,
 ) -> Iterator[_Suspect]:
-    """One suspect for each node whose versions or settings differ from those of most nodes."""
+    """One suspect for each node whose versions or settings differ from those of most nodes.
+
+    Without the variables that are suspects themselves.
+    """
+    variables_at = {(suspect.place, suspect.variable) for suspect in by_variable}
     differences: dict[str, dict[str, str]] = {}
     sources: dict[str, None] = {}
     for role in ("setting_differences", "version_differences"):
         for measurement, by_node in role_facts(role, measurements, checks):
             for node, values in by_node.items() if isinstance(by_node, Mapping) else ():
-                if isinstance(values, Mapping):
-                    differences.setdefault(node, {}).update(values)
+                others = values if isinstance(values, Mapping) else {}
+                if others := {name: text for name, text in others.items() if (node, name) not in variables_at}:
+                    differences.setdefault(node, {}).update(others)
                     sources[measurement.check] = None
     for node, values in differences.items():
         listed = and_more([f"{name}: {value}" for name, value in values.items()], _MAX_NAMED)
@@ -269,23 +335,42 @@ def _suspects_by_difference(
             subject=node,
             confidence="medium",
             evidence=f"on {node} {listed}",
-            first_command=_command("uname -r; nvidia-smi -q | grep -i version; env | sort", node, node_prefix),
+            first_command=_command(_command_for_differences(values), node, node_prefix),
             fix="Give all nodes the same image: driver, kernel, libraries and settings. Then run the trial again.",
             action="fix-config",
             source=f"facts of {and_more(list(sources), _MAX_NAMED)}",
         )
-        yield _Suspect(finding, node, _SPEED_CHECKS, wrong_results=False, only_here=True)
+        yield _Suspect(
+            finding,
+            node,
+            _SPEED_CHECKS,
+            wrong_results=False,
+            evidence_verdicts=_verdicts_at(bad, places, node, values),
+            only_here=True,
+            report_warning=True,
+        )
 
 
-def _command(template: str, place: str, node_prefix: str) -> str:
+def _command_for_differences(names: Collection[str]) -> str:
+    """A command that shows variables, network interface and versions, as far as ``names`` has such settings."""
+    variable_names = [name for name in names if re.fullmatch(r"[A-Z]+(_[A-Z0-9]+)+", name)]
+    commands = [f"env | grep -E '^({'|'.join(variable_names)})='"] if variable_names else []
+    commands += ["ip -d link"] if any(name in names for name in ("MTU", "speed")) else []
+    has_versions = any(name not in (*variable_names, "MTU", "speed") for name in names)
+    return "; ".join([*commands, *(["python3 -m torch.utils.collect_env"] if has_versions else [])])
+
+
+def _command(template: str, place: str, node_prefix: str, names: str = "") -> str:
     """The command for ``place``, on its node if that is another host."""
-    command, node = _filled(template, place), place.partition("/")[0].partition("->")[0]
+    command, node = _filled(template, place, names), place.partition("/")[0].partition("->")[0]
     if not node_prefix or node == CLUSTER:
         return command
     shell = f"sh -c {shlex.quote(command)}" if set(command) & set(";|$&>") else command
     return f"{node_prefix.format(node=node)} {shell}"
 
 
-def _filled(template: str, place: str) -> str:
+def _filled(template: str, place: str, names: str = "") -> str:
+    """``{names}``: the names that a check located at ``place``; this host's own if there are none."""
     node, _, device = place.partition("/")
+    template = template.replace("{names}", names or '"$(hostname)"')
     return template.replace("{gpu}", device.removeprefix("gpu")).replace("{port}", device).replace("{node}", node)
