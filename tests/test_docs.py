@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import re
 import shutil
@@ -11,12 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools import metrics_page, references_page
+from tools import drills_page, metrics_page, references_page
 
 from seatrial.checks import catalog
 from seatrial.checks.fabric._collective import CollectiveOptions
 from seatrial.cli.examples import EXAMPLES
 from seatrial.config.layers import CheckSchema, resolve
+from seatrial.drill import catalog as drills
 from seatrial.model import Outcome
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import ROOT
@@ -105,6 +107,24 @@ def test_the_list_of_metrics_is_generated_and_every_meaning_is_used() -> None:
     metrics = [(check.name, metric) for check in catalog().values() for metric in check.metrics]
     used = {metrics_page.meaning(check, metric) for check, metric in metrics}
     assert set(metrics_page._MEANINGS.values()) - used == set()
+
+
+def test_the_results_of_drills_are_generated() -> None:
+    document = json.loads(drills_page.RESULTS.read_text())
+    assert drills_page.PAGE.read_text() == drills_page.page(document), "run: python tools/drills_page.py"
+    unknown = {row["name"] for row in document["drills"]} - set(drills())
+    assert not unknown, "results of drills that do not exist"
+
+
+def test_results_of_drills_are_merged_by_name(tmp_path: Path) -> None:
+    document = json.loads(drills_page.RESULTS.read_text())
+    ran, could_not = (dict(document["drills"][0]) for _ in range(2))
+    ran["seconds"], could_not["could_not_run"] = 77.0, "needs 2 GPUs"
+    for number, row in enumerate((ran, could_not)):
+        (tmp_path / f"{number}.json").write_text(json.dumps([row]))
+    merged = drills_page.merged(document, [tmp_path / "0.json", tmp_path / "1.json"])
+    assert merged["drills"][0] == ran, "a drill that could not run elsewhere does not replace a result"
+    assert len(merged["drills"]) == len(document["drills"])
 
 
 def test_the_list_of_reference_values_is_generated() -> None:

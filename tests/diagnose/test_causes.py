@@ -12,7 +12,8 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.diagnose.causes import Cause, cause_findings, causes, variables
+from seatrial.diagnose.cause_data import Cause, causes, variables
+from seatrial.diagnose.causes import cause_findings
 from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, Verdict
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
@@ -66,9 +67,11 @@ def test_foreign_process_explains_slow_checks_of_its_gpu_and_of_the_cluster() ->
 
 def test_low_speed_does_not_explain_damaged_data_but_memory_errors_do() -> None:
     damaged = bad("collectives.all_reduce", CLUSTER, "wrong_elements")
-    (finding,) = found(BUSY, damaged)
+    finding, corrupted = found(BUSY, damaged)
     assert explained(finding) == {("gpu.inventory", GPU1)}
+    assert corrupted.cause == "data_corrupted"
     (finding,) = found(bad("gpu.inventory", GPU1, "ecc_uncorrected"), damaged)
+    assert finding.cause == "uncorrectable_memory_errors"
     assert ("collectives.all_reduce", CLUSTER) in explained(finding)
 
 
@@ -179,12 +182,16 @@ def test_cause_names_checks_and_metrics_that_exist(cause: Cause) -> None:
         checks = [check for name, check in catalog().items() if fnmatchcase(name, pattern)]
         assert checks, pattern
         for metric in metrics:
-            declared = any(fnmatchcase(metric, name) for check in checks for name in check.metrics)
+            declared = any(
+                fnmatchcase(metric, name) or fnmatchcase(name, metric) for check in checks for name in check.metrics
+            )
             assert declared or metric.startswith("new_errors."), metric
     assert all(
         any(fnmatchcase(name, pattern) for name in catalog()) for pattern in cause.explains if pattern != "fabric.*"
     )
-    assert not re.findall(r"\{(?!gpu\}|node\}|port\}|names\})", re.sub(r"\{[a-z]+,|awk '.*'", "", cause.first_command))
+    assert not re.findall(
+        r"\{(?!gpu\}|node\}|port\}|paths\}|names\})", re.sub(r"\{[a-z]+,|awk '.*'", "", cause.first_command)
+    )
     assert len({other.id for other in causes()}) == len(causes())
 
 

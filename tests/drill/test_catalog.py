@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
+from importlib import import_module
 
 import pytest
 
 from seatrial import checks
-from seatrial.diagnose.causes import causes
+from seatrial.diagnose.cause_data import causes
+from seatrial.diagnose.failed_rank import RANK_FAILED, RANK_HUNG
 from seatrial.diagnose.signatures import signatures
 from seatrial.drill import catalog
 from seatrial.drill.base import Drill
 
-OTHER_CAUSES = {"environment_variable", "node_differs"}  # of diagnose/causes.py
+OTHER_CAUSES = {"environment_variable", "node_differs", RANK_FAILED, RANK_HUNG}
 
 
 @pytest.mark.parametrize("drill", catalog().values(), ids=lambda drill: drill.name)
@@ -22,6 +24,8 @@ def test_drill_names_what_exists(drill: Drill) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", drill.name)
     for name, options in drill.trial.checks.items():
         known[name].options.model_validate(options)
+    if drill.fault:
+        assert callable(import_module(f"seatrial.drill.faults.{drill.fault}").install)
     for pattern in (drill.expected.place, drill.expected.command, drill.expected.refusal):
         re.compile(pattern)
     assert drill.expected.place

@@ -29,7 +29,7 @@ def step(loss: float = 1.0, norm: float = 1.0, seconds: float = 1.0) -> Step:
 
 def speed_of(independent: list[list[list[float]]], ddp_windows: list[list[list[float]]]) -> Speed:
     """A Speed from step times by rank, window and step."""
-    return Speed(CONFIG, independent, ddp_windows, 0, nn.Identity())
+    return Speed(CONFIG, independent, ddp_windows, 0, nn.Identity(), rank_times=[])
 
 
 def test_tokens_per_second_are_summed_over_ranks_by_window() -> None:

@@ -54,10 +54,14 @@ def test_peak_tflops_of_known_and_unknown_gpus() -> None:
     assert metrics.peak_tflops("NVIDIA H2000") is None
 
 
-def test_the_slowest_rank_has_the_longest_forward_pass() -> None:
-    rank_metrics = [{"rank": rank, "host": f"n{rank // 2}", "forward_p50_s": 1.0 + (rank == 2)} for rank in range(4)]
-    assert metrics.slowest_rank(rank_metrics) == {"rank": 2, "host": "n1", "ratio_to_median": 2.0}
-    assert metrics.slowest_rank([{"rank": 0, "host": "n0", "forward_p50_s": None}]) is None  # not timed by stack hf
+def test_the_slowest_rank_has_the_longest_compute_time() -> None:
+    entries: list[dict[str, Any]] = [
+        {"rank": rank, "host": f"n{rank // 2}", "device": "CPU", "compute_s": [1.0 + (rank == 2)] * 8}
+        for rank in range(4)
+    ]
+    assert metrics.slowest_rank(entries) == {"rank": 2, "host": "n1", "ratio_to_median": 2.0, "interval": [2.0, 2.0]}
+    untimed = [{"rank": 0, "host": "n0", "device": "CPU", "compute_s": []}]
+    assert metrics.slowest_rank(untimed) is None  # not timed by stack hf
 
 
 class Zero3(nn.Module):

@@ -25,37 +25,83 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return readings
 
 
-def test_a_step_starts_at_the_end_of_the_previous_one_and_forward_at_begin(seconds: list[float]) -> None:
-    seconds += [10, 12, 15, 20, 21, 22, 30]
+def step(timer: step_timer.StepTimer) -> None:
+    with timer.data_wait():
+        pass
+    timer.begin()
+    timer.end_forward()
+    timer.end_compute()
+    timer.end()
+
+
+def test_times_of_two_steps(seconds: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_timer._SchedulerWait, "seconds", lambda _self: 0.0)
+    seconds += [10]
+    for base in (10, 20):  # data wait 0 to 2, begin, forward, last gradient, end
+        seconds += [base, base + 2, base + 2, base + 3, base + 6, base + 7, base + 10]
     timer = step_timer.StepTimer(CPU)
     for _ in range(2):
-        timer.begin()
-        timer.end_forward()
-        timer.end()
-    assert timer.read() == (10, 3)
-    assert timer.read() == (10, 1)
+        step(timer)
+    times = step_timer.StepTimes(seconds=10, forward=3, compute=4, data_wait=2)
+    assert [timer.read(), timer.read()] == [times, times]
     with pytest.raises(IndexError):
         timer.read()
 
 
-def test_only_the_first_micro_batch_counts_as_forward(seconds: list[float]) -> None:
-    seconds += [10, 11, 13, 20]
+def test_waiting_for_a_core_is_neither_compute_nor_wait_for_data(
+    seconds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = iter([0.0, 0.0, 1.5, 1.5, 3.0])  # open, before and after the batch, begin, last gradient
+    monkeypatch.setattr(step_timer._SchedulerWait, "seconds", lambda _self: next(waited))
+    seconds += [10, 10, 12, 12, 13, 16, 17, 20]
     timer = step_timer.StepTimer(CPU)
+    step(timer)
+    assert timer.read() == step_timer.StepTimes(seconds=10, forward=3, compute=2.5, data_wait=0.5)
+
+
+def test_time_in_which_this_thread_waits_for_a_core_only_rises() -> None:
+    wait = step_timer._SchedulerWait.open()
+    assert wait is not None
+    first = wait.seconds()
+    assert 0 <= first <= wait.seconds()
+
+
+def test_compute_time_is_unknown_without_its_end_or_without_scheduler_statistics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timer = step_timer.StepTimer(CPU)
+    with timer.data_wait():
+        pass
+    timer.begin()
+    timer.end_forward()
+    timer.end()
+    assert timer.read().compute is None
+    monkeypatch.setattr(step_timer._SchedulerWait, "open", lambda: None)
+    timer = step_timer.StepTimer(CPU)
+    step(timer)
+    assert timer.read().compute is None
+
+
+def test_only_the_first_micro_batch_counts_as_forward(seconds: list[float]) -> None:
+    seconds += [10, 10, 11, 11, 11, 13, 20]
+    timer = step_timer.StepTimer(CPU)
+    with timer.data_wait():
+        pass
     timer.begin()
     timer.end_forward()
     timer.end_forward()  # of the second: takes no reading
     timer.end()
-    assert timer.read() == (10, 2)
+    times = timer.read()
+    assert (times.seconds, times.forward) == (10, 2)
 
 
 def test_reset_excludes_the_time_between_two_steps(seconds: list[float]) -> None:
-    seconds += [10, 50, 51, 52, 54]
+    seconds += [10, 50, 50, 50, 50, 51, 52, 53, 54]
     timer = step_timer.StepTimer(CPU)
     timer.reset()  # at 50: a checkpoint was saved
-    timer.begin()
-    timer.end_forward()
-    timer.end()
-    assert timer.read() == (4, 1)
+    step(timer)
+    times = timer.read()
+    assert (times.seconds, times.forward) == (4, 1)
 
 
 def test_matrix_products_are_timed_on_gpus_only() -> None:

@@ -32,13 +32,26 @@ def drill(
     out: Annotated[
         Path | None, typer.Option(help="Keep the records in this new or empty folder; with Slurm: on all nodes.")
     ] = None,
+    clean: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Inject nothing: run the checks of the drills N times, count the alarms."
+        ),
+    ] = None,
+    known: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CHECK:METRIC", help="With --clean: a true alarm on this machine, not counted; a pattern."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Inject faults, each into a trial of its own, and check that its report names place, cause and first command.
 
     Uses only its own processes, files and mounts, and takes all changes back.
 
-    Exit codes: 0 all parts of all drills hold, 1 one does not, 3 a drill could not run here.
+    Exit codes: 0 all parts of all drills hold, 1 one does not, 3 a drill could not run here. With --clean: 0 no alarm,
+    1 at least one.
     """
     from seatrial.drill.runner import run_drills, why_not_here
     from seatrial.drill.text import print_list, print_results
@@ -51,8 +64,12 @@ def drill(
         else:
             print_list(rows, stdout())
         return
+    if known and not clean:
+        raise UsageError("--known needs --clean: drills compare with their own expectation")
     folder = _new_folder(out)
     try:
+        if clean:
+            raise typer.Exit(_run_clean(selected, clean, known or [], folder, as_json))
         results = list(run_drills(selected, folder, lambda text: print(f"drill {text}", file=sys.stderr)))
     finally:
         if not out:
@@ -65,6 +82,19 @@ def drill(
     if not all(result.holds for result in could_run):
         raise typer.Exit(EXIT_MISSED)
     raise typer.Exit(EXIT_ALL_HOLD if len(could_run) == len(results) else EXIT_COULD_NOT_RUN)
+
+
+def _run_clean(selected: list[Drill], runs: int, known: list[str], folder: Path, as_json: bool) -> int:
+    """Run the clean runs, print their alarms and return the exit code."""
+    from seatrial.drill.clean import run_clean
+    from seatrial.drill.text import print_clean
+
+    result = run_clean(selected, runs, known, folder, lambda text: print(f"drill {text}", file=sys.stderr))
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        print_clean(result, stdout())
+    return EXIT_MISSED if result.alarms else EXIT_ALL_HOLD
 
 
 def _selected(names: list[str], every: bool) -> list[Drill]:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
+from seatrial.diagnose.failed_rank import RANK_FAILED, RANK_HUNG, SIGTERM_SIGNATURES, failed_rank_finding
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_search import search
+from seatrial.diagnose.missing_nodes import missing_node_causes, missing_node_findings
 from seatrial.diagnose.signatures import Match, search_lines
-from seatrial.model import Finding, JobResult, JobState, Measurement, Trial, Verdict
+from seatrial.model import Explained, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict
 from seatrial.util.input_files import open_file
+
+_EXIT_CODE = "exit_code"  # end of the names of these metrics
+_RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
+_RANK_CAUSES = (RANK_FAILED, RANK_HUNG)
+_KEPT_CAUSES = (
+    "",
+    *_RANK_CAUSES,
+    *(cause.id for cause in missing_node_causes()),
+)  # of findings that do not come from verdicts
 
 
 def diagnose(
@@ -28,17 +40,20 @@ def diagnose(
     and from verdicts that locate a fault.
 
     A fault that an error of a check explains is not reported again from logs. The logs of a job that its nodes refused
-    have no other fault. ``node_prefix``: see cause_findings.
+    have no other fault. If nodes are missing, errors and cascades in logs are their consequences. ``node_prefix``: see
+    cause_findings.
     """
     refused = [_refusal(result) for result in results[-1:] if result.state is JobState.REFUSED]
-    errors = _findings_in_errors([*measurements, *retries])
-    findings = {(finding.title, finding.subject): finding for finding in (*refused, *errors)}
+    missing_nodes = missing_node_findings(results, verdicts)
+    errors = [] if missing_nodes else list(_findings_in_errors([*measurements, *retries]))
+    programs = _findings_in_exit_codes(verdicts)
+    findings = {(finding.title, finding.subject): finding for finding in (*refused, *errors, *programs)}
     explained = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
-        if finding.title not in explained:
+        if finding.title not in explained and not (errors and finding.cause in _RANK_CAUSES):
             findings.setdefault((finding.title, finding.subject), finding)
     causes = cause_findings(verdicts, measurements, checks, node_prefix)
-    return (*causes, *findings.values(), *localize(verdicts, measurements, checks))
+    return (*missing_nodes, *causes, *findings.values(), *localize(verdicts, measurements, checks))
 
 
 def refreshed_findings(
@@ -46,7 +61,7 @@ def refreshed_findings(
 ) -> tuple[Finding, ...]:
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
-    kept = [finding for finding in trial.findings if finding.source not in sources and not finding.cause]
+    kept = [finding for finding in trial.findings if finding.source not in sources and finding.cause in _KEPT_CAUSES]
     causes = cause_findings(verdicts, trial.measurements, checks, node_prefix)
     return (*causes, *kept, *localize(verdicts, trial.measurements, checks))
 
@@ -84,6 +99,16 @@ def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding
                 yield _finding(match, measurement.subject, "high")
 
 
+def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
+    """Known failures in the evidence of a FAIL on an exit code, which is the end of the program's log."""
+    for verdict in verdicts:
+        if verdict.outcome is Outcome.FAIL and verdict.metric.endswith(_EXIT_CODE):
+            rank = _RANK_ON_NODE.search(verdict.evidence)
+            for match in _reported(search_lines(verdict.evidence.splitlines(), verdict.check)):
+                finding = _finding(match, rank[0] if rank else verdict.subject, "high")
+                yield finding.model_copy(update={"explains": (Explained.of(verdict),)})
+
+
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:
     for result in sorted(results, key=lambda result: result.state is JobState.COMPLETED):
         if result.state in (JobState.CANCELLED, JobState.REFUSED):
@@ -93,7 +118,14 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
         if result.state is JobState.COMPLETED:
             yield from _findings_of_completed_job(logs, run_dir, result.job)
         else:
-            for match in _reported(match for log in logs for match in _search_log(log, run_dir)):
+            found = (match for log in logs for match in _search_log(log, run_dir))
+            if result.state is JobState.HUNG or result.missing_nodes:  # seatrial or srun ended its processes
+                found = (match for match in found if match.signature.id not in SIGTERM_SIGNATURES)
+            matches = _reported(found)
+            has_root = any(match.signature.role == "root" for match in matches)
+            if not has_root and not result.missing_nodes and (failed_rank := failed_rank_finding(result, folder)):
+                yield failed_rank
+            for match in matches if has_root or not result.missing_nodes else ():
                 yield _finding(match, result.failed_subject or result.job, "medium")
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
-from typing import Literal
 
 from seatrial.checks.base import Check
+from seatrial.diagnose.cause_data import Cause, causes, variables
+from seatrial.diagnose.cause_details import Details
 from seatrial.hardware.links import role_facts
 from seatrial.judge.retry import PerformanceMetrics
-from seatrial.model import CLUSTER, Explained, Finding, Frozen, Measurement, Outcome, Reason, Verdict
-from seatrial.model.trial import Action, Confidence
-from seatrial.util import data_files
+from seatrial.model import CLUSTER, Explained, Finding, Measurement, Outcome, Reason, Verdict
+from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
 VARIABLES_SOURCE = "data/environment_variables.yaml"
@@ -24,59 +24,6 @@ _MAX_NAMED = 6
 # Set by seatrial itself, which says so behind the value
 _SET_BY_SEATRIAL = "(set by seatrial)"
 _SPEED_CHECKS = ("device.*", "transfer.*", "collectives.*", "fabric.*", "train.*")
-
-
-class Cause(Frozen):
-    """A cause that shows itself as a FAIL or WARN on a metric in ``evidence``.
-
-    ``evidence``: check, or a pattern, → metrics. ``explains``: patterns of checks whose bad verdicts at the same place
-    follow from it. ``wrong_results``: it explains any bad verdict, such as damaged data, and not only low speed.
-    ``report_warning``: it is reported for a WARN that explains no other bad verdict, too.
-    """
-
-    id: str
-    title: str
-    evidence: Mapping[str, tuple[str, ...]]
-    place: Literal["gpu", "port", "node", "cluster"]
-    explains: tuple[str, ...]
-    wrong_results: bool = False
-    report_warning: bool = False
-    first_command: str
-    fix: str
-    action: Action
-
-    def is_evidence(self, verdict: Verdict) -> bool:
-        """Whether ``verdict``, a FAIL or WARN, shows this cause."""
-        return any(
-            verdict.metric in metrics and fnmatchcase(verdict.check, check) for check, metrics in self.evidence.items()
-        )
-
-
-class Variable(Frozen):
-    """An environment variable: its default, and the effect of other values than those that ``harmless`` matches.
-
-    ``large``: the effect alone can make collectives several times slower.
-    """
-
-    default: str
-    harmless: str = r"(?!)"
-    effect: str
-    explains: tuple[str, ...]
-    large: bool = False
-    source: str
-
-
-@cache
-def causes() -> tuple[Cause, ...]:
-    """All causes that ship with seatrial."""
-    return tuple(Cause.model_validate(row) for rows in data_files.read_all("causes") for row in rows)
-
-
-@cache
-def variables() -> Mapping[str, Variable]:
-    """All environment variables of which the effect is known."""
-    rows = data_files.read("environment_variables.yaml")
-    return {name: Variable.model_validate(row) for name, row in rows.items()}
 
 
 @dataclass(frozen=True)
@@ -89,8 +36,9 @@ class _Suspect:
     wrong_results: bool
     evidence_verdicts: tuple[Verdict, ...] = ()  # the verdicts that are its evidence
     only_here: bool = False  # it explains verdicts on subjects of the place only, not on the cluster
+    consequence_of: tuple[str, ...] = ()  # causes or variables that explain them at the same place
+    variable: str = ""  # name of the environment variable, if it is one
     report_warning: bool = False  # see Cause
-    variable: str = ""
 
 
 _FaultPlaces = dict[tuple[str, str], dict[str, list[str]]]  # see _fault_places
@@ -114,10 +62,13 @@ def cause_findings(
     places = _fault_places(measurements, checks)
     by_variable = list(_suspects_by_variable(bad, places, measurements, checks, node_prefix))
     suspects = [
-        *_suspects_by_verdict(bad, places, node_prefix),
+        *_suspects_by_verdict(verdicts, bad, places, measurements, node_prefix),
         *by_variable,
         *_suspects_by_difference(bad, places, by_variable, measurements, checks, node_prefix),
     ]
+    evidence_of = {
+        verdict: suspect for suspect in suspects if suspect.consequence_of for verdict in suspect.evidence_verdicts
+    }
     bad_by_node: dict[str, list[Verdict]] = {}  # with CLUSTER, for thousands of suspects
     for verdict in bad:
         for node in {end.partition("/")[0] for end in _ends(verdict.subject)}:
@@ -126,16 +77,32 @@ def cause_findings(
     for suspect in suspects:
         node = suspect.place.partition("/")[0]
         near = bad if node == CLUSTER else [*bad_by_node.get(node, ()), *bad_by_node.get(CLUSTER, ())]
-        explained.append((suspect, [verdict for verdict in near if _is_explained(verdict, suspect, performance)]))
+        consequences = [
+            verdict for verdict in near if _is_explained(verdict, suspect, performance, evidence_of.get(verdict))
+        ]
+        explained.append((suspect, consequences))
     explained.sort(key=lambda pair: (_CONFIDENCE_ORDER.index(pair[0].finding.confidence), _extent(pair[0].place)))
+    return _needed_findings(explained)
+
+
+def _needed_findings(explained: Sequence[tuple[_Suspect, Sequence[Verdict]]]) -> list[Finding]:
+    """The findings of ``explained``, the most certain first, without consequences and without needless causes."""
+    evidence_explained = {
+        verdict
+        for suspect, consequences in explained
+        for verdict in consequences
+        if verdict not in suspect.evidence_verdicts
+    }
     findings: list[Finding] = []
     best: dict[Explained, int] = {}  # verdict → confidence of the most certain cause that explains it
     for suspect, consequences in explained:
+        if suspect.consequence_of and evidence_explained.issuperset(suspect.evidence_verdicts):
+            continue  # a cause of this cause has a finding
         rank = _CONFIDENCE_ORDER.index(suspect.finding.confidence)
         keys = [Explained.of(verdict) for verdict in consequences]
         is_needed = any(best.get(key, rank) >= rank for key in keys)
-        is_shown = suspect.report_warning and suspect.evidence_verdicts
-        if is_needed or is_shown or any(verdict.outcome is Outcome.FAIL for verdict in suspect.evidence_verdicts):
+        is_warning = suspect.report_warning and suspect.evidence_verdicts
+        if is_needed or is_warning or any(v.outcome is Outcome.FAIL for v in suspect.evidence_verdicts):
             all_keys = dict.fromkeys([*map(Explained.of, suspect.evidence_verdicts), *keys])
             for key in all_keys:
                 best.setdefault(key, rank)
@@ -148,15 +115,21 @@ def _is_bad(verdict: Verdict) -> bool:
     return is_inconclusive or verdict.outcome in (Outcome.FAIL, Outcome.WARN, Outcome.ERROR)
 
 
-def _is_explained(verdict: Verdict, suspect: _Suspect, performance: Mapping[str, PerformanceMetrics]) -> bool:
-    """Whether the verdict is a consequence of the suspect: of its checks, at its place, and of the right kind."""
-    if verdict in suspect.evidence_verdicts or not any(
-        fnmatchcase(verdict.check, pattern) for pattern in suspect.explains
-    ):
+def _is_explained(
+    verdict: Verdict, suspect: _Suspect, performance: Mapping[str, PerformanceMetrics], shown: _Suspect | None
+) -> bool:
+    """Whether the verdict is a consequence of the suspect: of its checks, at its place, and of the right kind.
+
+    ``shown``: the suspect whose evidence the verdict is, if that can be a consequence of another cause.
+    """
+    if verdict in suspect.evidence_verdicts or (suspect.only_here and verdict.subject == CLUSTER):
+        return False
+    if shown is not None:
+        name = suspect.variable or suspect.finding.cause
+        return name in shown.consequence_of and _overlap(suspect.place, verdict.subject)
+    if not any(fnmatchcase(verdict.check, pattern) for pattern in suspect.explains):
         return False
     is_slow = verdict.check in performance and performance[verdict.check][verdict.metric]
-    if suspect.only_here and verdict.subject == CLUSTER:
-        return False
     return (suspect.wrong_results or is_slow) and _overlap(suspect.place, verdict.subject)
 
 
@@ -204,28 +177,28 @@ def _verdicts_at(bad: Sequence[Verdict], places: _FaultPlaces, node: str, names:
     return tuple(verdict for verdict, by_place in located if any(name in names for name in by_place.get(node, ())))
 
 
-def _suspects_by_verdict(bad: Sequence[Verdict], places: _FaultPlaces, node_prefix: str) -> Iterator[_Suspect]:
+def _suspects_by_verdict(
+    verdicts: Sequence[Verdict],
+    bad: Sequence[Verdict],
+    places: _FaultPlaces,
+    measurements: Sequence[Measurement],
+    node_prefix: str,
+) -> Iterator[_Suspect]:
+    details = Details(measurements)
     for cause in causes():
-        by_place: dict[str, list[Verdict]] = {}
-        names: dict[str, str] = {}
-        for verdict in bad:
-            if verdict.outcome in (Outcome.FAIL, Outcome.WARN) and cause.is_evidence(verdict):
-                node = verdict.subject.partition("/")[0]
-                place = {"node": node, "cluster": CLUSTER}.get(cause.place, verdict.subject)
-                located = places.get((verdict.check, verdict.metric)) if place == CLUSTER else None
-                for fault_place in located or (place,):
-                    by_place.setdefault(fault_place, []).append(verdict)
-                    names |= {fault_place: " ".join(located[fault_place])} if located else {}
-        for place, evidence_verdicts in by_place.items():
+        evidence = [v for v in bad if v.outcome in (Outcome.FAIL, Outcome.WARN) and cause.is_evidence(v)]
+        for place, evidence_verdicts in _by_place(cause, evidence, verdicts, places).items():
             has_failed = any(verdict.outcome is Outcome.FAIL for verdict in evidence_verdicts)
+            names = details.process_names(cause, evidence_verdicts)
+            located = [n for v in evidence_verdicts for n in places.get((v.check, v.metric), {}).get(place, ())]
             finding = Finding(
                 cause=cause.id,
-                title=cause.title,
+                title=f"{cause.title}: {and_more(names, _MAX_NAMED)}" if names else cause.title,
                 subject=place,
                 confidence="high" if has_failed else "medium",
                 evidence=and_more([verdict.evidence or verdict.summary for verdict in evidence_verdicts], _MAX_NAMED),
-                first_command=_command(cause.first_command, place, node_prefix, names.get(place, "")),
-                fix=_filled(cause.fix, place, names.get(place, "")),
+                first_command=_command(details.command(cause, evidence_verdicts), place, node_prefix, located),
+                fix=_filled(cause.fix, place),
                 action=cause.action,
                 source=and_more(
                     list(dict.fromkeys(f"{verdict.metric} of {verdict.check}" for verdict in evidence_verdicts)),
@@ -238,8 +211,38 @@ def _suspects_by_verdict(bad: Sequence[Verdict], places: _FaultPlaces, node_pref
                 cause.explains,
                 cause.wrong_results,
                 tuple(evidence_verdicts),
+                consequence_of=cause.consequence_of,
                 report_warning=cause.report_warning,
             )
+
+
+def _by_place(
+    cause: Cause, evidence: Sequence[Verdict], verdicts: Sequence[Verdict], places: _FaultPlaces
+) -> dict[str, list[Verdict]]:
+    """The place of the cause → the verdicts that show it there."""
+    place_of: dict[str, str] = {}  # subject → place
+    for subject in dict.fromkeys(verdict.subject for verdict in evidence):
+        place_of[subject] = {"node": _node(subject), "cluster": CLUSTER}.get(cause.place, subject)
+    if cause.place == "rank" and evidence:
+        good_nodes = {_node(v.subject) for v in verdicts if v.subject not in place_of and cause.is_evidence(v)}
+        bad_ranks = Counter(map(_node, place_of))
+        for subject in place_of:
+            node = _node(subject)
+            if node not in good_nodes and bad_ranks[node] > 1:
+                place_of[subject] = node
+        if not good_nodes and len(bad_ranks) > 1:
+            place_of = dict.fromkeys(place_of, CLUSTER)
+    by_place: dict[str, list[Verdict]] = {}
+    for verdict in evidence:
+        place = place_of[verdict.subject]
+        located = places.get((verdict.check, verdict.metric), {}) if place == CLUSTER else {}
+        for fault_place in located or (place,):
+            by_place.setdefault(fault_place, []).append(verdict)
+    return by_place
+
+
+def _node(subject: str) -> str:
+    return subject.partition("/")[0]
 
 
 def _suspects_by_variable(
@@ -287,8 +290,8 @@ def _suspects_by_variable(
             variable.explains,
             wrong_results=False,
             evidence_verdicts=differences,
-            report_warning=True,
             variable=name,
+            report_warning=True,
         )
 
 
@@ -360,17 +363,16 @@ def _command_for_differences(names: Collection[str]) -> str:
     return "; ".join([*commands, *(["python3 -m torch.utils.collect_env"] if has_versions else [])])
 
 
-def _command(template: str, place: str, node_prefix: str, names: str = "") -> str:
-    """The command for ``place``, on its node if that is another host."""
-    command, node = _filled(template, place, names), place.partition("/")[0].partition("->")[0]
+def _command(template: str, place: str, node_prefix: str, names: Collection[str] = ()) -> str:
+    """The command for ``place``, on its node if that is another host; {names}: ``names``, or the host's own."""
+    names_text = shlex.join(names) or '"$(hostname)"'
+    command, node = _filled(template, place).replace("{names}", names_text), place.partition("/")[0].partition("->")[0]
     if not node_prefix or node == CLUSTER:
         return command
     shell = f"sh -c {shlex.quote(command)}" if set(command) & set(";|$&>") else command
     return f"{node_prefix.format(node=node)} {shell}"
 
 
-def _filled(template: str, place: str, names: str = "") -> str:
-    """``{names}``: the names that a check located at ``place``; this host's own if there are none."""
+def _filled(template: str, place: str) -> str:
     node, _, device = place.partition("/")
-    template = template.replace("{names}", names or '"$(hostname)"')
     return template.replace("{gpu}", device.removeprefix("gpu")).replace("{port}", device).replace("{node}", node)

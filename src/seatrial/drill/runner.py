@@ -47,10 +47,10 @@ def run_drill(drill: Drill, folder: Path) -> DrillResult:
         seconds = time.monotonic() - injection.started if injection.started else 0.0
         injection.close()
     errors = injection.error_output() if injection.started else ""
-    return evaluate(drill, Evidence(_record(injection.run_dir), errors, round(seconds, 1), failure))
+    return evaluate(drill, Evidence(record_of(injection.run_dir), errors, round(seconds, 1), failure))
 
 
-def _record(run_dir: Path) -> Trial | None:
+def record_of(run_dir: Path) -> Trial | None:
     """The record of an ended trial; None if it left none."""
     return load_trial(run_dir) if (run_dir / "trial.json").exists() else None
 

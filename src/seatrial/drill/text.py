@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from seatrial.drill.base import Drill, DrillResult
+from seatrial.drill.clean import CONFIDENCE, CleanRuns
 from seatrial.report.text import clean, plural
 
 PARTS = {
@@ -49,6 +50,17 @@ def totals(results: Sequence[DrillResult]) -> str:
     could_not = len(results) - len(ran)
     more = f"; {plural(could_not, 'drill')} could not run here" if could_not else ""
     return f"{plural(len(ran), 'drill')} ran: {counts}{more}"
+
+
+def print_clean(result: CleanRuns, console: Console) -> None:
+    """Print the alarms of clean runs, and the share of runs with a false alarm that is still possible."""
+    for alarm in result.alarms:
+        name = f"{alarm.outcome} {alarm.name} on {alarm.subject}" if alarm.outcome else f"finding on {alarm.subject}"
+        console.print(f"run {alarm.run}: {escape(clean(f'{name}: {alarm.message}'))}", highlight=False)
+    known = f" (not counted: {', '.join(result.known)})" if result.known else ""
+    text = f"{plural(result.runs, 'clean run')}, {result.runs_with_alarm} with a false alarm{known}"
+    bound = f"; with {CONFIDENCE:.0%} confidence at most {result.upper_bound:.1%} of all runs have one"
+    console.print(text + bound, highlight=False)
 
 
 def print_list(drills: Iterable[tuple[Drill, str]], console: Console) -> None:

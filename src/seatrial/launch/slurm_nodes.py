@@ -31,7 +31,7 @@ class CandidateNodes:
         usable = len(self.nodes) - len(missing)
         if usable >= needed or not missing:
             return None
-        nodes = tuple(MissingNode(name=node.name, state=str(node)) for node in missing)
+        nodes = tuple(MissingNode(name=node.name, state=_state(node)) for node in missing)
         return NodeShortage(usable=usable, missing=nodes)
 
     def message(self, needed: int) -> str:
@@ -69,7 +69,18 @@ def node_state(host: str) -> tuple[str, str]:
         node = slurm.node(host) or slurm.node(host.partition(".")[0])
     except (SeatrialError, ValueError):
         node = None  # only additional information for a message
-    return (node.name, str(node)) if node else (host, "")
+    return (node.name, _state(node, silent=True)) if node else (host, "")
+
+
+def _state(node: Node, silent: bool = False) -> str:
+    """Return the state of a node; if it does not respond or is ``silent``, also what its slurmd answers."""
+    does_not_respond = "NOT_RESPONDING" in node.states or "not responding" in node.reason.lower()
+    if not (silent or does_not_respond):
+        return str(node)
+    try:
+        return f"{node}; {slurm.slurmd_answer(node.name)}"
+    except SeatrialError:  # only additional information for a message
+        return str(node)
 
 
 def _hostnames(nodes: str | None) -> list[str]:

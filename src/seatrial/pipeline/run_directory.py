@@ -73,7 +73,10 @@ class RunDir:
             run_dir._journal.append({"request": _digest(text)})
             return run_dir
         except OSError as error:
-            raise UsageError(f"cannot write to --out {path}: {error.strerror or error}") from error
+            existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+            command = f"findmnt -T {existing}; df -h {existing}; ls -ld {existing}"
+            reason = f"cannot write to --out {path}: {error.strerror or error}"
+            raise UsageError(f"{reason}. Run first: {command}") from error
 
     @classmethod
     def reopen(cls, path: Path) -> RunDir:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from seatrial.checks.training import throughput
+from seatrial.checks.fabric import transport
+from seatrial.checks.training import ddp, throughput
 from seatrial.config import renames
 
 Record = dict[str, Any]
@@ -56,6 +57,7 @@ def _with_present_facts(document: Record) -> Record:
             measurement["facts"] = {renames.new_fact(_SHARED, name): value for name, value in facts.items()}
     _add_stages(document)
     _add_p99_ratio_measured(document)
+    _add_facts_of_new_metrics(document)
     return document
 
 
@@ -69,6 +71,7 @@ def _upgraded(document: Record) -> Record:
     _add_retried(trial)
     _add_stages(trial)
     _add_p99_ratio_measured(trial)
+    _add_facts_of_new_metrics(trial)
     _change_each(trial, "verdicts", _verdict)
     _change_each(trial, "findings", lambda finding: _without_field(_rename_fields(finding, _FINDING), "judged_by"))
     trial["insights"] = [
@@ -146,6 +149,18 @@ def _add_p99_ratio_measured(trial: Record) -> None:
         is_of_rank_0 = measurement["check"] in _COLLECTIVES and "backend" in measurement.get("facts", {})
         if is_of_rank_0 and not any(item["name"].startswith("p99_ratio.") for item in measurement["metrics"]):
             measurement["facts"].setdefault("p99_ratio_measured", "no: recorded by a version without this metric")
+
+
+def _add_facts_of_new_metrics(trial: Record) -> None:
+    """Adds the facts of the rules on each rank and on NVLS, whose metrics earlier versions did not record."""
+    added = {
+        **dict.fromkeys((ddp.CHECK.name, throughput.CHECK.name), ("ranks_compared", "data_wait_timed")),
+        transport.CHECK.name: ("nvls_expected",),
+    }
+    for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
+        is_of_rank_0 = not measurement.get("facts", {}).keys().isdisjoint(("device", "backend"))
+        for fact in added.get(measurement["check"], ()) if is_of_rank_0 else ():
+            measurement["facts"].setdefault(fact, "no: recorded by a version without this metric")
 
 
 def _verdict(verdict: Record) -> Record:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -17,6 +17,7 @@ from seatrial.train import data, invariants, parallel, train_config
 from seatrial.train.loop import Trainer
 from seatrial.train.parallel import World
 from seatrial.train.progress import Step
+from seatrial.train.rank_times import RankTimes
 from seatrial.train.train_config import TrainConfig
 
 # Small on CPU and GPU alike: one process repeats the work of all ranks in seconds.
@@ -118,13 +119,17 @@ def until_nonfinite(steps: list[Step]) -> list[Step]:
 
 @dataclass(frozen=True)
 class Speed:
-    """Step times by rank and window, in pairs of an independent and a DDP window; non-finite steps of all ranks."""
+    """Step times by rank and window, in pairs of an independent and a DDP window; non-finite steps of all ranks.
+
+    ``rank_times``: of each rank, in the steps of the DDP windows.
+    """
 
     settings: TrainConfig
     independent_windows: list[Windows]
     ddp_windows: list[Windows]
     nonfinite_steps: int
     model: nn.Module
+    rank_times: list[RankTimes]
 
     def tokens_per_second(self) -> list[float]:
         """Tokens/s of all ranks in each DDP window."""
@@ -156,6 +161,7 @@ def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progr
         trainer.run_steps(UNTIMED_STEPS)
     windows: dict[Trainer, Windows] = {independent: [], ddp: []}
     nonfinite = 0
+    timed: list[Step] = []
     end = monotonic() + min_seconds
     while not windows[ddp] or any(world.gather(monotonic() < end)):  # the same decision on all ranks
         for number, steps in enumerate(window_lengths(settings.max_steps)):
@@ -166,13 +172,22 @@ def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progr
                 window = trainer.run_steps(UNTIMED_STEPS_PER_WINDOW + steps)
                 windows[trainer].append([step.seconds for step in window[UNTIMED_STEPS_PER_WINDOW:]])
                 nonfinite += sum(not step.finite for step in window)
+                if trainer is ddp:
+                    timed += window[UNTIMED_STEPS_PER_WINDOW:]
     return Speed(
         settings=settings,
         independent_windows=world.gather(windows[independent]),
         ddp_windows=world.gather(windows[ddp]),
         nonfinite_steps=sum(world.gather(nonfinite)),
         model=ddp.built.model,
+        rank_times=world.gather(_rank_times(world, timed)),
     )
+
+
+def _rank_times(world: World, steps: Sequence[Step]) -> RankTimes:
+    """The times of this rank in ``steps``."""
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
+    return RankTimes.of_steps(device, steps)
 
 
 def window_lengths(steps: int) -> list[int]:

@@ -118,7 +118,6 @@ class PendingStep:
     values: Tensor  # float64 [3], in pinned host memory: global mean loss, gradient norm, trained tokens
     rank_finite: Tensor  # bool [2]: whether this rank's loss, and its gradient at the first block's output, are finite
     learning_rate: float
-    data_wait_s: float
 
 
 class Trainer:
@@ -129,6 +128,8 @@ class Trainer:
         self.optimizer: Any = parallel.optimizer(settings, built.trained_parameters)
         self.checkpointer = checkpoint.Checkpointer(settings.checkpoint, world)
         self.timer = StepTimer(world.device)
+        # with FSDP2 the weights of each layer come from other ranks: compute time would contain waiting for them
+        self._times_compute = settings.parallel.strategy != "fsdp2" or world.size == 1
         self._extra_batches = self._batches(0)  # for run_steps
         self._communicate = True  # whether a step communicates gradients between ranks
         self._nonfinite = torch.zeros((), device=world.device)  # 1 after the first step that is not finite
@@ -138,6 +139,8 @@ class Trainer:
 
     def _check_gradient(self, gradient: Tensor) -> None:
         self._gradient_finite &= gradient.isfinite().all()
+        if self._times_compute:
+            self.timer.end_compute()
 
     def resume(self, out: Path) -> int:
         """Loads the newest complete checkpoint; returns its step, or 0 if there is none."""
@@ -225,9 +228,8 @@ class Trainer:
         settings, optimizer = self.settings, self.optimizer
         # dropout masks differ by rank and step, and repeat when a step is repeated after a resume
         torch.manual_seed((settings.seed * settings.max_steps + number) * self.world.size + self.world.rank)
-        wait_start = time.perf_counter()
-        batch = next(batches)
-        data_wait_s = time.perf_counter() - wait_start
+        with self.timer.data_wait():
+            batch = next(batches)
         inputs, targets = batch[..., :-1].clamp(min=0), batch[..., 1:].contiguous()  # IGNORE_INDEX is not a token id
         # the loss is averaged over the tokens of all ranks, since ranks have different numbers of tokens
         tokens = self.world.all_reduce_sum((targets != IGNORE_INDEX).sum())
@@ -259,7 +261,7 @@ class Trainer:
         optimizer.zero_grad()
         values = _copy_to_host(torch.stack([mean_loss.double(), norm.double(), tokens.double()]))
         self.timer.end()
-        return PendingStep(number, values, rank_finite, learning_rate, data_wait_s)
+        return PendingStep(number, values, rank_finite, learning_rate)
 
     def _read_finite_step(self, pending: PendingStep) -> Step:
         """As ``read_step``. Raises NonFiniteError on all ranks if the step is not finite."""
@@ -270,7 +272,7 @@ class Trainer:
 
     def read_step(self, pending: PendingStep) -> Step:
         """Waits for ``pending`` and returns its Step."""
-        seconds, forward = self.timer.read()
+        times = self.timer.read()
         loss, norm, tokens = pending.values.tolist()
         settings = self.settings
         per_step = settings.bsz * settings.grad_accum
@@ -282,9 +284,10 @@ class Trainer:
             epoch=data.epochs_completed(pending.step, per_step, len(self.blocks), self.world.size),
             tokens=per_step * settings.seq_len * self.world.size,
             trained_tokens=int(tokens),
-            seconds=seconds,
-            forward_s=forward,
-            data_wait_s=pending.data_wait_s,
+            seconds=times.seconds,
+            forward_s=times.forward,
+            compute_s=times.compute,
+            data_wait_s=times.data_wait,
         )
 
 

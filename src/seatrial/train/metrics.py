@@ -23,6 +23,7 @@ from seatrial.train import checkpoint, exposed_communication
 from seatrial.train.data import DatasetInfo
 from seatrial.train.parallel import World, tensor_counts
 from seatrial.train.progress import StartupPhases, Step
+from seatrial.train.rank_times import RankTimes, slowdowns
 from seatrial.train.step_timer import gemm_tflops
 from seatrial.train.train_config import TrainConfig
 from seatrial.util import data_files
@@ -161,12 +162,14 @@ def _median_seconds(steps: Sequence[Step]) -> float:
 def _rank_metrics(world: World, measured: Sequence[Step]) -> dict[str, Any]:
     gpu = world.device.type == "cuda"
     forward = [step.forward_s for step in measured if step.forward_s is not None]
+    device = torch.cuda.get_device_name(world.device) if gpu else "CPU"
     return {
         "rank": world.rank,
         "host": world.host,
-        "device": torch.cuda.get_device_name(world.device) if gpu else "CPU",
+        "device": device,
         "step_p50_s": _median_seconds(measured),
         "forward_p50_s": median(forward) if forward else None,
+        **RankTimes.of_steps(device, measured).to_metrics(),
         "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if gpu else None,
         "memory_allocated_gib": torch.cuda.memory_allocated(world.device) / GIB if gpu else None,
         "allocation_retries": torch.cuda.memory_stats(world.device).get("num_alloc_retries") if gpu else None,
@@ -222,16 +225,22 @@ def _max_over_ranks(ranks: Sequence[Mapping[str, Any]], name: str) -> float | No
 
 
 def slowest_rank(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The rank with the longest forward pass, its host, and its ratio to the median of all ranks.
+    """The rank with the longest compute time, its host, and its ratio to the median of the other ranks with interval.
 
-    Step times cannot show it, since steps are synchronized. With FSDP2 it is less meaningful: forward passes wait for
-    weights of other ranks. None if forward passes were not timed.
+    Step times cannot show it, since steps are synchronized. None if compute time was not separated from waiting, as
+    with FSDP2 and stack hf, or with fewer than 6 steps or 2 ranks.
     """
-    if any(rank["forward_p50_s"] is None for rank in ranks):
+    by_index = slowdowns([RankTimes.from_metrics(rank) for rank in ranks])
+    if not by_index:
         return None
-    slowest = max(ranks, key=lambda rank: rank["forward_p50_s"])
-    median_s = median(rank["forward_p50_s"] for rank in ranks)
-    return {"rank": slowest["rank"], "host": slowest["host"], "ratio_to_median": slowest["forward_p50_s"] / median_s}
+    index = max(by_index, key=lambda index: by_index[index].ratio)
+    slowdown = by_index[index]
+    return {
+        "rank": ranks[index]["rank"],
+        "host": ranks[index]["host"],
+        "ratio_to_median": slowdown.ratio,
+        "interval": [slowdown.low, slowdown.high],
+    }
 
 
 def _expected_state_gib(settings: TrainConfig, world: World, run: TrainingRun) -> float | None:

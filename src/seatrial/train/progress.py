@@ -26,7 +26,8 @@ class Step:
     """One step of all ranks; times are those of this rank. None: unknown to the stack.
 
     ``loss``: nats per trained token. ``tokens``: all positions, including padding; ``trained_tokens``: those with a
-    loss.
+    loss. ``compute_s``: up to this rank's last gradient, without waiting for other ranks. ``data_wait_s``: the wait of
+    the device for the data loader.
     """
 
     step: int
@@ -38,6 +39,7 @@ class Step:
     trained_tokens: int | None
     seconds: float
     forward_s: float | None = None
+    compute_s: float | None = None
     data_wait_s: float | None = None
 
     @property

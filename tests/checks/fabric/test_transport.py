@@ -44,6 +44,7 @@ def run_check(context: Context, monkeypatch: pytest.MonkeyPatch, log: Path, **op
     monkeypatch.setattr(group, "connect_all_ranks", lambda _device: None)
     monkeypatch.setattr(group, "nccl_log_path", lambda: log)
     monkeypatch.setattr(rank, "gather", lambda value: [value, ("n0/gpu1", value[1])])
+    monkeypatch.setattr(rank, "describe_device", lambda _device: {"gpu": "NVIDIA H200"})
     return measure(CHECK, context, TransportOptions(**options).model_dump())
 
 
@@ -59,11 +60,34 @@ def add_active_port(root: Path) -> None:
 
 def test_nvlink_passes(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     measurement = run_check(context, monkeypatch, LOGS / "h200-nvlink-2.28.9.log")
-    assert outcomes(measurement) == {"socket_despite_rdma": Outcome.PASS, "rdma_without_gpudirect": Outcome.PASS}
+    assert outcomes(measurement) == {
+        "socket_despite_rdma": Outcome.PASS,
+        "rdma_without_gpudirect": Outcome.PASS,
+        "nvls_missing": Outcome.SKIP,  # 2 GPUs
+    }
     assert (measurement.facts["transports"], measurement.facts["nccl_version"]) == (
         {"P2P/CUMEM": 112},
         "2.28.9+cuda13.0",
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "channels", "expected", "missing"),
+    [
+        ("NVIDIA H200", 4, 16, "yes", 0),
+        ("NVIDIA H200", 4, 0, "yes", 4),
+        ("NVIDIA H200", 2, 0, "no: 2 GPUs on a node", None),
+        ("NVIDIA H200", 4, None, "no: the log of n0/gpu0 has no number of NVLS channels", None),
+        ("NVIDIA A100-SXM4-80GB", 8, 0, "no: NVIDIA A100-SXM4-80GB: the switches do not reduce", None),
+    ],
+)
+def test_nvls_is_missing_only_where_the_switches_reduce(
+    gpu: str, gpus: int, channels: int | None, expected: str, missing: int | None
+) -> None:
+    log = nccl_log.NcclLog(nvls_channels=channels)
+    ranks = {f"n0/gpu{index}": RankTransport(log, (), "", "", gpu) for index in range(gpus)}
+    values = {observation.name: observation.value for observation in transport._nvls(ranks)}
+    assert (values["nvls_expected"], values.get("nvls_missing")) == (expected, missing)
 
 
 def test_sockets_fail_only_with_an_active_rdma_port(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

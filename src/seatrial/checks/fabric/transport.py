@@ -16,7 +16,11 @@ from seatrial.checks.fabric._nccl_log import NOT_LOGGED
 from seatrial.discover import fabric, nccl_log
 from seatrial.discover.fabric import RdmaFacts
 from seatrial.discover.nccl_log import NcclLog
+from seatrial.hardware.references import skus
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+
+# NCCL uses NVLink SHARP for more GPUs of a node than this; recent versions for 2 GPUs too (nvls.cc, ncclNvlsInit)
+_GPUS_WITHOUT_NVLS = 2
 
 
 class TransportOptions(Options):
@@ -27,12 +31,13 @@ class TransportOptions(Options):
 
 @dataclass(frozen=True)
 class RankTransport:
-    """The NCCL log of one rank and the active RDMA ports of its node."""
+    """The NCCL log of one rank, its GPU model, and the active RDMA ports of its node."""
 
     log: NcclLog
     active_ports: tuple[str, ...]
     unreadable_ports: str  # port states that could not be read, with reasons
     log_error: str  # why the log could not be read
+    gpu: str = ""
 
     @property
     def rdma_state_unknown(self) -> bool:
@@ -55,6 +60,7 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
     choices = _algorithms.logged_choices(context)
     if context.rank == 0:
         yield from facts(_transport_facts(ranks, options))
+        yield from _nvls(ranks)
         yield Fact(name="nccl_choices", value=choices)
     unreadable = {
         subject: transport.unreadable_ports for subject, transport in ranks.items() if transport.rdma_state_unknown
@@ -70,9 +76,30 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
         yield metric("rdma_without_gpudirect", without_gpudirect, "ranks")
 
 
-def _rank_transport(context: Context) -> RankTransport:
-    from seatrial.bench import group
+def _nvls(ranks: Mapping[str, RankTransport]) -> Iterator[Observation]:
+    """Whether NCCL should use NVLink SHARP (NVLS), and the number of ranks without it."""
+    per_node = Counter(subject.partition("/")[0] for subject in ranks)
+    with_nvls = {name for sku in skus() if sku.nvls for name in sku.nvml_names}
+    unknown = [subject for subject, transport in ranks.items() if transport.log.nvls_channels is None]
+    others = sorted({transport.gpu for transport in ranks.values()} - with_nvls)
+    reason = ""
+    if others:
+        reason = f"{' and '.join(others)}: the switches do not reduce"
+    elif min(per_node.values()) <= _GPUS_WITHOUT_NVLS:
+        reason = f"{min(per_node.values())} GPUs on a node"
+    elif unknown:
+        reason = f"the log of {unknown[0]} has no number of NVLS channels"
+    yield Fact(name="nvls_expected", value=f"no: {reason}" if reason else "yes")
+    if not reason:
+        without = [subject for subject, transport in ranks.items() if transport.log.nvls_channels == 0]
+        yield Fact(name="ranks_without_nvls", value=without)
+        yield metric("nvls_missing", len(without), "ranks")
 
+
+def _rank_transport(context: Context) -> RankTransport:
+    from seatrial.bench import group, rank
+
+    gpu = str(rank.describe_device(context.device)["gpu"] or "")
     rdma = fabric.read_rdma(context.root)
     active = tuple(
         f"{device.name}/{port.port}" for device in rdma.devices for port in device.ports if port.state == "ACTIVE"
@@ -81,9 +108,9 @@ def _rank_transport(context: Context) -> RankTransport:
     try:
         log = nccl_log.read(group.nccl_log_path())
     except OSError as error:
-        return RankTransport(NcclLog(), active, unreadable, f"{error.strerror}: {error.filename}")
+        return RankTransport(NcclLog(), active, unreadable, f"{error.strerror}: {error.filename}", gpu)
     no_transport = "" if log.transports else "no line on a transport (check NCCL_DEBUG and NCCL_DEBUG_SUBSYS)"
-    return RankTransport(log, active, unreadable, no_transport)
+    return RankTransport(log, active, unreadable, no_transport, gpu)
 
 
 def _unreadable_states(rdma: RdmaFacts) -> str:
@@ -155,7 +182,7 @@ CHECK = Check(
     title="NCCL transports and algorithms",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
-    metrics={"socket_despite_rdma": "ranks", "socket_ranks": "ranks", "rdma_without_gpudirect": "ranks"},
+    metrics=dict.fromkeys(("socket_despite_rdma", "socket_ranks", "rdma_without_gpudirect", "nvls_missing"), "ranks"),
     rules=(
         Rule(
             metric="socket_despite_rdma",
@@ -177,8 +204,21 @@ CHECK = Check(
             fix="Run lsmod | grep nvidia_peermem (or use a kernel with dma-buf and the open driver), and "
             "nvidia-smi topo -m: NIC and GPU should share a switch (PIX, PXB). Check NCCL_NET_GDR_LEVEL.",
         ),
+        Rule(
+            metric="nvls_missing",
+            expect="== 0 ranks",
+            outcome_if_violated=Outcome.WARN,
+            applies_if={"nvls_expected": "yes"},
+            evidence_facts=("ranks_without_nvls", "settings"),
+            meaning="NCCL does not reduce in the NVSwitches (NVLink SHARP): the all-reduce of a node is slower.",
+            fix="Unset NCCL_NVLS_ENABLE and NCCL_CUMEM_ENABLE. Check that nvidia-fabricmanager runs in the version of "
+            "the driver, and look for NVLS in the rank's nccl.*.log. A virtual machine needs all GPUs of its switches.",
+        ),
     ),
-    rule_facts={"sockets_expected": RuleFact(reason="the option sockets_expected is set")},
+    rule_facts={
+        "sockets_expected": RuleFact(reason="the option sockets_expected is set"),
+        "nvls_expected": RuleFact(reason="NCCL does not use NVLink SHARP here"),
+    },
     measure=measure,
     fact_roles={
         "transports": "transports",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Options, RuleFact
-from seatrial.checks.training import _results, _workload
+from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.model import (
     CLUSTER,
     NOT_REPORTED,
@@ -57,6 +57,7 @@ METRICS = {
     "step_time": "s",
     "step_time_max": "s",
     "step_time_without_communication": "s",
+    **_ranks.METRICS,
 }
 
 PARITY_METHOD = (
@@ -141,6 +142,8 @@ def _observe(context: Context, options: DdpOptions) -> Iterator[Observation]:
     digests = world.gather(invariants.parameter_digest([comparison.model, speed.model]))
     if world.is_rank0:
         yield from _speed_observations(speed, context.device)
+        times = dict(zip(subjects, speed.rank_times, strict=True))
+        yield from _ranks.observations(times, times)
         yield Fact(name="method", value=_method(comparison, speed))
         yield from _digest_observations(digests, subjects)
         steps = [*comparison.ddp_steps, *(comparison.single_process_steps or ())]
@@ -362,6 +365,7 @@ CHECK = Check(
             fix="Check collectives.all_reduce: wrong_elements names the rank with damaged data. If it passes, compare "
             "torch and NCCL versions on all nodes and unset all NCCL_* variables.",
         ),
+        *_ranks.RULES,
         _results.peak_rule("tokens_per_second_per_gpu", "batch", "seq_len", "dim", "layers"),
         Rule(
             metric="scaling_above_limit",
@@ -390,10 +394,10 @@ CHECK = Check(
             "`nvidia-smi -q -d ECC,ROW_REMAPPER` and `dmesg | grep -i xid` on their nodes.",
         ),
     ),
-    rule_facts={"device": RuleFact("cuda|cpu")},
+    rule_facts={"device": RuleFact("cuda|cpu"), **_ranks.RULE_FACTS},
     measure=measure,
     limit_s=900.0,  # many processes on few CPU cores are slow
     options=DdpOptions,
-    may_exceed_100=("scaling_*",),
-    performance_metrics=("tokens_per_second*", "scaling_efficiency", "step_time*"),
+    may_exceed_100=("scaling_*", _ranks.SLOWDOWN),
+    performance_metrics=("tokens_per_second*", "scaling_efficiency", "step_time*", *_ranks.METRICS),
 )

@@ -12,7 +12,7 @@ from statistics import median
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, RuleFact, ScalingMetrics
-from seatrial.checks.training import _results, _workload
+from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, Fact, Observation, Phase, Rule, Scope, Series
@@ -65,6 +65,7 @@ def measure(context: Context, options: ThroughputOptions) -> Iterator[Observatio
     results = yield from _results.run_stages(context, config, stages, options.limit_s)
     if context.rank == 0:
         yield from _scaling(results)
+        yield from _ranks.observations_of_trainings(results, subjects)
         trainings = [result for stage_results in results.values() for result in stage_results]
         if strategies := sorted({result.value("strategy") for result in trainings if result.metrics}):
             yield Fact(name="parallelism", value=" and ".join(strategies))
@@ -156,6 +157,7 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     metrics={
         **_results.metric_units(*STAGES),
+        **_ranks.METRICS,
         "efficiency.node_vs_gpu": "%",
         "efficiency.cluster_vs_gpu": "%",
         "efficiency.cluster_vs_node": "%",
@@ -163,6 +165,7 @@ CHECK = Check(
     },
     rules=(
         *_results.RULES,
+        *_ranks.RULES,
         _results.memory_rule(parallelism="fsdp2", cpu_offload="no"),
         _results.peak_rule(f"{TOKENS_PER_GPU}.{GPU}", "config", "overrides", "layers"),
         _efficiency_rule(NODE, GPU, _NODE_FIX),
@@ -171,6 +174,7 @@ CHECK = Check(
     ),
     rule_facts={
         **_results.RULE_FACTS,
+        **_ranks.RULE_FACTS,
         "parallelism": RuleFact(rf"{_STRATEGY}( and {_STRATEGY})*"),
         "node_stage": RuleFact(),
         "cluster_stage": RuleFact(),
@@ -189,6 +193,6 @@ CHECK = Check(
     },
     limit_s=900.0,
     options=ThroughputOptions,
-    may_exceed_100=("efficiency.*", "memory_excess"),
-    performance_metrics=(*_results.PERFORMANCE, "efficiency.*"),
+    may_exceed_100=("efficiency.*", "memory_excess", _ranks.SLOWDOWN),
+    performance_metrics=(*_results.PERFORMANCE, "efficiency.*", *_ranks.METRICS),
 )

@@ -12,7 +12,7 @@ DRILL = Drill(
     trial=DrillTrial(checks={"train.checkpoint": {}}),
     expected=Expected(
         check="train.checkpoint",
-        cause="checkpoint.sha256",
+        cause="checkpoint.changed",
         place=r"step-\d+/\S+\.distcp|\S+\.distcp",
         command=r"sha256sum|dmesg",
         action="fix-environment",

@@ -6,6 +6,7 @@ import os
 import time
 
 from seatrial.drill.base import Drill, DrillTrial, Expected
+from seatrial.drill.cpu._host import HOST
 from seatrial.drill.injection import Injection
 
 PROGRAM = "cpu-hog"
@@ -35,7 +36,7 @@ DRILL = Drill(
         check="host.load",
         metric="cpu_busy",
         cause="busy_cpus",
-        place=PROGRAM,
+        place=rf"^{HOST}: .*{PROGRAM}",
         command=r"top |ps ",
         action="fix-environment",
     ),

@@ -9,13 +9,13 @@ DRILL = Drill(
     name="dataset-cache-race",
     title=f"the prepared data is incomplete when rank {RANK} reads it, as if another job wrote it at that moment",
     machine="cpu",
-    trial=DrillTrial(checks={"train.fsdp": {}}),
+    trial=DrillTrial(checks={"train.fsdp": {"hf": False}}),
     expected=Expected(
         check="train.fsdp",
         cause="data.cache_incomplete",
         place=rf"rank {RANK}\b.*blocks-[0-9a-f]+",
         command=r"ls |find ",
-        action="retry-job",
+        action="fix-config",
     ),
     fault="truncated_cache",
 )

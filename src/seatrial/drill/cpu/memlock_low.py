@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
+from seatrial.drill.cpu._host import HOST
 from seatrial.drill.injection import Injection
 
 
@@ -16,12 +17,16 @@ DRILL = Drill(
     name="memlock-low",
     title="locked memory is limited to 64 KiB (ulimit -l), without CAP_IPC_LOCK",
     machine="cpu",
-    trial=DrillTrial(checks={"host.inventory": {}}),
+    # the rule applies to nodes with RDMA devices; the trial asks for it on any node
+    trial=DrillTrial(
+        checks={"host.inventory": {}},
+        settings={"checks": {"host.inventory": {"expect": {"memlock_unlimited": "== 1 bool"}}}},
+    ),
     expected=Expected(
         check="host.inventory",
         metric="memlock_unlimited",
         cause="memlock_limited",
-        place=r"memlock_unlimited",
+        place=rf"^{HOST}: .*memlock_unlimited",
         command=r"ulimit -l",
         action="fix-config",
     ),

@@ -10,11 +10,11 @@ DRILL = Drill(
     name="nan-gradient",
     title=f"one gradient of rank {RANK} is NaN in one step",
     machine="cpu",
-    trial=DrillTrial(checks={"train.fsdp": {}}),
+    trial=DrillTrial(checks={"train.fsdp": {"hf": False}}),
     expected=Expected(
         check="train.fsdp",
         outcomes=(Outcome.FAIL, Outcome.ERROR),
-        cause="train.not_finite",
+        cause="data.not_finite_rank",
         place=rf"rank {RANK} \(",
         command=r"dmesg|nvidia-smi",
         action="retry-job",

@@ -17,8 +17,8 @@ DRILL = Drill(
         outcomes=(Outcome.ERROR,),
         cause="rank_failed",
         place=rf"rank {RANK} \(",
-        command=r"jobs/ranks/attempt1",
-        action="retry-job",
+        command=r"tail .*/jobs/ranks/attempt1/logs/.*/1/stderr\.log",
+        action="none",
     ),
     fault="error_in_training",
 )

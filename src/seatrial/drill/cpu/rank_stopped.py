@@ -26,7 +26,7 @@ DRILL = Drill(
         outcomes=(Outcome.ERROR,),
         cause="rank_hung",
         place=rf"rank {RANK} \(",
-        command=r"ps |dmesg",
+        command=r"dmesg",
         action="retry-job",
     ),
     act=stop,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
+from seatrial.drill.cpu._host import HOST
 from seatrial.drill.injection import Injection
 from seatrial.model import Outcome
 
@@ -23,7 +24,7 @@ DRILL = Drill(
         metric="shm_bytes",
         outcomes=(Outcome.FAIL,),
         cause="shm_too_small",
-        place=r"shm_bytes",
+        place=rf"^{HOST}: .*shm_bytes",
         command=r"df -h /dev/shm",
         action="fix-environment",
     ),

@@ -6,6 +6,7 @@ import shlex
 import sys
 
 from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
+from seatrial.drill.cpu._host import HOST
 from seatrial.drill.injection import Injection
 from seatrial.model import Outcome
 
@@ -30,7 +31,7 @@ DRILL = Drill(
         metric="hung_mounts",
         outcomes=(Outcome.FAIL,),
         cause="hung_mounts",
-        place=r"/silent\b",
+        place=rf"^{HOST}: .*/silent\b",
         command=r"/proc/mounts|findmnt|dmesg",
         action="restart-service",
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from seatrial.drill.faults import after_import, is_disturbed_rank
 
-SECONDS = 0.3  # in each backward pass: a multiple of the step time of the tiny model
+SECONDS = 0.3  # in each forward pass: a multiple of the step time of the tiny model
 
 
 def install() -> None:

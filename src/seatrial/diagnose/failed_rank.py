@@ -1,0 +1,45 @@
+"""A rank that failed or hung, for which no known failure was found in errors and logs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from seatrial.model import Finding, JobResult, JobState
+
+RANK_FAILED, RANK_HUNG = "rank_failed", "rank_hung"  # values of Finding.cause
+# torchrun prints these when seatrial ends a job
+SIGTERM_SIGNATURES = ("torchrun.agent_signal", "torchrun.terminated")
+_RANK = re.compile(r"rank (\d+)\b")
+_FIRST_COMMAND = re.compile(r"Run first[^:]*: ([^.;]+)")
+_TAIL_LINES = 50
+
+
+def failed_rank_finding(result: JobResult, folder: Path) -> Finding | None:
+    """The finding for the one rank that made a job fail or hang; ``folder``: of the attempt. None for other results."""
+    rank = _RANK.match(result.failed_subject)
+    if rank is None or result.state not in (JobState.FAILED, JobState.HUNG):
+        return None
+    hung = result.state is JobState.HUNG
+    log = _error_log(folder, rank[1])
+    known_command = _FIRST_COMMAND.search(result.cause)
+    return Finding(
+        cause=RANK_HUNG if hung else RANK_FAILED,
+        title="One rank hung, and the others waited for it" if hung else "One rank failed, and ended the others",
+        subject=result.failed_subject,
+        confidence="high",
+        evidence=result.cause,
+        first_command=known_command[1].strip() if known_command else f"tail -n {_TAIL_LINES} {shlex.quote(str(log))}",
+        fix="Find what stopped the process or its node, then run the trial again."
+        if hung
+        else "Read the error of this rank: the errors of the other ranks follow from it. Then run the trial again.",
+        action="retry-job" if hung else "none",
+        source=f"job {result.job}, attempt {result.attempt}",
+    )
+
+
+def _error_log(folder: Path, rank: str) -> Path:
+    """Standard error of a rank as torchrun writes it on one node; else that of the launcher."""
+    logs = sorted((folder / "logs").glob(f"**/{rank}/stderr.log"))
+    return logs[-1] if len(logs) == 1 else folder / "launcher.err"

@@ -1,0 +1,34 @@
+"""Programs that use a GPU beside the trial."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from seatrial.drill.injection import Injection, TrialEndedEarly
+
+GPU = 1  # the GPU that they use
+_LOAD = """
+import torch, pathlib, sys, time
+a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+hold = torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
+pathlib.Path(sys.argv[1]).touch()
+while sys.argv[2] == "compute":
+    for _ in range(20):
+        a @ a
+    torch.cuda.synchronize()
+time.sleep(10**6)
+"""
+_START_S = 120.0
+
+
+def start_on_gpu(injection: Injection, mode: str) -> None:
+    """Start a program that holds 8 GiB on GPU, and with ``mode`` ``compute`` multiplies matrices without end."""
+    ready = injection.folder / "ready"
+    argv = [sys.executable, "-c", _LOAD, str(ready), mode]
+    child = injection.start_process(argv, "gpu-program", {"CUDA_VISIBLE_DEVICES": str(GPU)})
+    deadline = time.monotonic() + _START_S
+    while not ready.exists():
+        if child.poll() is not None or time.monotonic() > deadline:
+            raise TrialEndedEarly(f"the program on GPU {GPU} did not start: {injection.folder / 'gpu-program.err'}")
+        time.sleep(0.1)

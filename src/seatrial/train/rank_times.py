@@ -1,0 +1,105 @@
+"""The compute time of each rank compared with that of the other ranks, and its wait for data. Pure; no torch.
+
+Step times are equal on all ranks, since each step waits for the slowest. The time of a rank up to its last gradient
+contains no wait for another rank with DDP: it names the rank that all wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from seatrial.util.quantiles import median_interval
+
+if TYPE_CHECKING:
+    from seatrial.train.progress import Step
+
+MIN_STEPS = 6  # the smallest sample whose median has a 95 % confidence interval
+MAX_STEPS = 200  # of the last steps that a rank reports: enough for an interval of a few percent
+_NAMES = ("compute_s", "data_wait_s", "seconds")  # of RankTimes, Step and metrics.json
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Seconds of one rank in each measured step.
+
+    compute_s: compute without waiting for other ranks; empty if it cannot be separated, as with FSDP2.
+    data_wait_s: wait of the device for the data loader. seconds: whole steps.
+    """
+
+    device: str  # its model: ranks on other models are not its peers
+    compute_s: tuple[float, ...]
+    data_wait_s: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def of_steps(cls, device: str, steps: Sequence[Step]) -> RankTimes:
+        """The times in the last MAX_STEPS of ``steps`` of one rank, rounded to microseconds."""
+        last = steps[-MAX_STEPS:]
+        columns = [[getattr(step, name) for step in last] for name in _NAMES]
+        return cls(device, *(tuple(round(value, 6) for value in column if value is not None) for column in columns))
+
+    def to_metrics(self) -> dict[str, list[float]]:
+        """The times as they are in an entry of ``ranks`` in metrics.json."""
+        return {name: list(getattr(self, name)) for name in _NAMES}
+
+    @classmethod
+    def from_metrics(cls, rank: Mapping[str, Any]) -> RankTimes:
+        """The times in an entry of ``ranks`` in metrics.json; empty where the stack or version has none."""
+        return cls(str(rank.get("device")), *(tuple(rank.get(name) or ()) for name in _NAMES))
+
+    @property
+    def data_wait_share(self) -> float | None:
+        """The share of the step time, 0 to 1, that the rank waits for data; None if it is not timed."""
+        total = sum(self.seconds)
+        return sum(self.data_wait_s) / total if self.data_wait_s and total > 0 else None
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """Compute time of a rank divided by the median of the other ranks, in the same steps.
+
+    ratio: the median over the steps. low, high: its 95 % confidence interval, or with few or correlated steps their
+    whole range.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    steps: int
+
+
+def slowdowns(ranks: Sequence[RankTimes]) -> dict[int, Slowdown]:
+    """Index in ``ranks`` → its Slowdown, for ranks with peers: other ranks on the same device model.
+
+    Ranks without compute times have none; fewer than MIN_STEPS steps are too few for a result.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, rank in enumerate(ranks):
+        if rank.compute_s:
+            groups.setdefault(rank.device, []).append(index)
+    by_index: dict[int, Slowdown] = {}
+    for indices in groups.values():
+        steps = min(len(ranks[index].compute_s) for index in indices)
+        if len(indices) < 2 or steps < MIN_STEPS:
+            continue
+        columns = [[ranks[index].compute_s[step] for index in indices] for step in range(-steps, 0)]
+        ratios = list(zip(*(list(_ratios(column)) for column in columns), strict=True))
+        for index, samples in zip(indices, ratios, strict=True):
+            low, high = median_interval(samples) or (min(samples), max(samples))
+            by_index[index] = Slowdown(median(samples), low, high, steps)
+    return by_index
+
+
+def _ratios(seconds: Sequence[float]) -> Iterator[float]:
+    """Each value divided by the median of the others; 1 where that median is 0."""
+    ordered = sorted(seconds)
+    position = {value: index for index, value in enumerate(ordered)}
+    count = len(seconds) - 1
+    for value in seconds:
+        rank = position[value]
+        others = [ordered[index if index < rank else index + 1] for index in ((count - 1) // 2, count // 2)]
+        middle = sum(others) / 2
+        yield value / middle if middle > 0 else 1.0

@@ -1,0 +1,97 @@
+"""The finding for a rank that failed or hung without a known failure in its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seatrial.checks import catalog
+from seatrial.diagnose import diagnose, refreshed_findings
+from seatrial.diagnose.failed_rank import failed_rank_finding
+from seatrial.model import Explained, JobResult, JobState, Outcome, Verdict
+from seatrial.pipeline.run_directory import load_trial
+from tests.paths import ROOT
+
+RANK = "rank 1 (n0/gpu1, pid 4711)"
+HANG = "no heartbeat for 15 s; last status: train.ddp; process state T. Run first, on its node: dmesg -T | tail"
+
+
+def result(state: JobState, cause: str, subject: str = RANK) -> JobResult:
+    return JobResult(
+        job="ranks",
+        attempt=1,
+        launcher="local",
+        state=state,
+        started=0,
+        seconds=1,
+        startup_s=1,
+        failed_subject=subject,
+        cause=cause,
+    )
+
+
+def attempt(run_dir: Path, text: str) -> Path:
+    folder = run_dir / "jobs" / "ranks" / "attempt1"
+    log = folder / "logs" / "id" / "attempt_0" / "1" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(text)
+    return log
+
+
+def test_failed_rank_is_named_with_its_log(tmp_path: Path) -> None:
+    log = attempt(tmp_path, "RuntimeError: of the site\n")
+    failed = result(JobState.FAILED, "RuntimeError: of the site")
+    (finding,) = diagnose([failed], [], [], [], catalog(), tmp_path)
+    assert (finding.cause, finding.subject, finding.action) == ("rank_failed", RANK, "none")
+    assert finding.evidence == "RuntimeError: of the site"
+    assert finding.first_command == f"tail -n 50 {log}"
+
+
+def test_hung_rank_has_the_command_of_its_cause(tmp_path: Path) -> None:
+    (finding,) = diagnose([result(JobState.HUNG, HANG)], [], [], [], catalog(), tmp_path)
+    assert (finding.cause, finding.first_command, finding.action) == ("rank_hung", "dmesg -T | tail", "retry-job")
+
+
+def test_known_failure_in_the_log_explains_the_rank(tmp_path: Path) -> None:
+    attempt(tmp_path, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    (finding,) = diagnose([result(JobState.FAILED, "exit code 1")], [], [], [], catalog(), tmp_path)
+    assert (finding.title, finding.subject) == ("GPU out of memory", RANK)
+
+
+@pytest.mark.parametrize(
+    ("state", "subject"),
+    [(JobState.COMPLETED, RANK), (JobState.CANCELLED, RANK), (JobState.FAILED, "launcher"), (JobState.FAILED, "n7")],
+)
+def test_other_results_have_no_failed_rank(state: JobState, subject: str, tmp_path: Path) -> None:
+    assert failed_rank_finding(result(state, "", subject), tmp_path) is None
+
+
+def test_finding_is_kept_when_a_record_is_judged_again(tmp_path: Path) -> None:
+    record = load_trial(ROOT / "docs" / "results" / "2026-11-23-2xh200" / "p2p-disabled.trial.json")
+    finding = failed_rank_finding(result(JobState.HUNG, HANG), tmp_path)
+    assert finding
+    trial = record.model_copy(update={"findings": (finding,)})
+    assert finding in refreshed_findings(trial, record.verdicts, catalog())
+
+
+def test_end_of_a_hung_job_by_seatrial_is_no_cause(tmp_path: Path) -> None:
+    log = attempt(tmp_path, "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15\n")
+    findings = diagnose([result(JobState.HUNG, HANG)], [], [], [], catalog(), tmp_path)
+    assert [finding.cause for finding in findings] == ["rank_hung"]
+    log.write_text("NVRM: Xid (PCI:0000:17:00): 79, pid=4711, GPU has fallen off the bus.\n")
+    findings = diagnose([result(JobState.HUNG, HANG)], [], [], [], catalog(), tmp_path)
+    assert "Xid 79" in findings[0].title
+    assert len(findings) == 1
+
+
+def test_failure_in_the_log_of_a_program_explains_its_exit_code(tmp_path: Path) -> None:
+    evidence = "exit_code = 1 on cluster; problems: rank 1 on n0: CUDA out of memory. Tried to allocate 2.00 GiB"
+    verdicts = [
+        Verdict("train.fsdp", "cluster", Outcome.FAIL, "exit_code", evidence=evidence),
+        Verdict("train.fsdp", "cluster", Outcome.FAIL, "loss_drop", evidence="No space left on device"),
+        Verdict("train.lora", "cluster", Outcome.PASS, "exit_code", evidence="No space left on device"),
+    ]
+    (finding,) = diagnose([], [], [], verdicts, catalog(), tmp_path)
+    assert (finding.title, finding.subject, finding.confidence) == ("GPU out of memory", "rank 1 on n0", "high")
+    assert finding.explains == (Explained(check="train.fsdp", subject="cluster", metric="exit_code"),)

@@ -1,0 +1,52 @@
+"""Clean runs: which alarms count, and what share of false alarms they allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from seatrial.drill import catalog, clean
+from seatrial.drill.clean import alarms_of, clean_trial, run_clean, upper_bound
+from seatrial.drill.injection import Injection
+from seatrial.model import UsageError
+from tests.drill.test_evaluate import RECORD, VERDICT, finding
+from tests.drill.test_injection import DRILL
+
+NO_ALARM = RECORD.model_copy(update={"verdicts": (), "findings": ()})
+ALARM = NO_ALARM.model_copy(update={"verdicts": (VERDICT,), "findings": (finding(),)})
+
+
+@pytest.mark.parametrize(
+    ("events", "runs", "expected"),
+    [(0, 40, 0.0722), (0, 300, 0.00994), (1, 40, 0.1132), (40, 40, 1.0), (0, 1, 0.95)],
+)
+def test_upper_bound(events: int, runs: int, expected: float) -> None:
+    """Exact binomial limits; without an event near 3 / runs. 1 of 40: scipy.stats.beta.ppf(0.95, 2, 39)."""
+    assert upper_bound(events, runs) == pytest.approx(expected, abs=1e-4)
+
+
+def test_clean_trial_has_the_checks_of_all_drills_and_no_fault() -> None:
+    trial = clean_trial([catalog()["bit-flip"], catalog()["shm-small"]])
+    assert list(trial.trial.checks) == ["collectives.all_reduce", "host.inventory"]
+    assert (trial.fault, trial.trial.settings) == ("", {})
+    with pytest.raises(UsageError, match="of one machine"):
+        clean_trial([catalog()["bit-flip"], catalog()["missing-gpu"]])
+
+
+def test_verdicts_and_findings_are_alarms() -> None:
+    assert [alarm.name for alarm in alarms_of(ALARM, 1)] == ["collectives.all_reduce:busbw.1MiB", "finding:"]
+    assert not list(alarms_of(NO_ALARM, 1))
+
+
+def test_known_conditions_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Injection, "start_trial", lambda self: None)
+    monkeypatch.setattr(Injection, "wait_for_end", lambda self, limit_s: 0)
+    monkeypatch.setattr(clean, "record_of", lambda run_dir: ALARM if "clean-2" in str(run_dir) else NO_ALARM)
+    drills = [replace(DRILL, name="clean")]
+    result = run_clean(drills, 3, [], tmp_path / "all", lambda _text: None)
+    assert (result.runs_with_alarm, {alarm.run for alarm in result.alarms}) == (1, {2})
+    result = run_clean(drills, 3, ["collectives.*:busbw.*", "finding:*"], tmp_path / "known", lambda _text: None)
+    assert (result.runs_with_alarm, result.alarms) == (0, ())
+    assert result.upper_bound == pytest.approx(1 - 0.05 ** (1 / 3))

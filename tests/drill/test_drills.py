@@ -1,0 +1,30 @@
+"""Three drills for real; all drills: ``seatrial drill --all``, with results in docs/drills.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seatrial.drill import catalog
+from seatrial.drill.runner import run_drill
+from tests.processes import until
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", ["bit-flip", "rank-raises", "cpu-hog"])
+def test_report_names_the_injected_fault(name: str, tmp_path: Path) -> None:
+    result = run_drill(catalog()[name], tmp_path / name)
+    assert result.holds, result.problems
+    until(lambda: not _processes_of(tmp_path), 30)
+
+
+def _processes_of(folder: Path) -> list[str]:
+    """The command lines of processes that name ``folder``."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:  # ended
+            continue
+    return [line for line in lines if str(folder) in line]
