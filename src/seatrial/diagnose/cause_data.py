@@ -23,7 +23,8 @@ class Cause(Frozen):
     ``place`` rank: that of the verdict, or the node, or the cluster, if all their ranks are bad.
 
     ``first_command`` may have {gpu}, {port}, {node}, {paths} of the fact ``paths_fact``, and {names}: what the fact
-    ``fault_places`` of a check has for the place, else the host's name. ``rank_command`` replaces it for a rank without a GPU. ``processes_fact``: processes to name; ``process_command`` with {pids} is then added.
+    ``fault_places`` of a check has for the place, else the host's name. ``rank_command`` replaces it for a rank without
+    a GPU. ``processes_fact``: processes to name; ``process_command`` with {pids} is then added.
     ``signatures``: patterns of signatures of logs that show the same cause.
     """
 
