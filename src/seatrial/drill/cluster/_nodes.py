@@ -33,7 +33,7 @@ class NodeAccess(Frozen):
 
 
 class TestCluster(Frozen):
-    """``folder``: files of the cluster. Before each task on a node Slurm runs ``folder``/environment/NODE, if it exists."""
+    """``folder``: files of the cluster. Slurm runs ``folder``/environment/NODE, if it exists, before each task there."""
 
     folder: Path
     nodes: Mapping[str, NodeAccess]
@@ -65,7 +65,7 @@ def cluster_needs(nodes: int = 2, *programs: str) -> Needs:
 
 def settings(nodes: int = 2, **more: Any) -> dict[str, JsonValue]:
     """Keys of a trial on the first ``nodes`` nodes: short limits, no telemetry."""
-    limits = {"heartbeat_timeout_s": 10, "startup_s": 120}
+    limits: dict[str, JsonValue] = {"heartbeat_timeout_s": 10, "startup_s": 120}
     base: dict[str, JsonValue] = {"limits": limits, "telemetry": {"enabled": False}}
     return base | {"slurm": {"queue_s": 40, "nodelist": f"node[0-{nodes - 1}]"}} | more
 
