@@ -46,6 +46,7 @@ Exit codes: 0 all parts of all drills hold, 1 one does not, 3 a drill could not 
 - Each drill starts `seatrial run` as a user does, in a folder of its own.
 - It signals, starts and ends only processes of this trial. Mounts are in a mount namespace of the trial.
 - Everything ends with the drill, also after Ctrl-C or SIGKILL: the kernel ends its processes, and with them its mounts.
+  After SIGKILL its folder `/tmp/seatrial-drill-…` remains.
 - Some faults are inside Python processes, such as a flipped bit. The drill puts a file `sitecustomize.py` into its own
   folder, and this folder on `PYTHONPATH` of its trial. No option, variable or config key of seatrial injects a fault.
 

@@ -45,6 +45,7 @@ from seatrial.util.gc_pause import gc_paused
 from seatrial.util.journal import Journal
 from seatrial.util.secrets import redacted, secret_values
 from seatrial.util.signals import EXIT_TERMINATED, SigtermWatch
+from seatrial.util.stack_dump import StackDump
 
 HEARTBEAT_INTERVAL_S = 1.0
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -84,10 +85,12 @@ class HeartbeatWriter:
 
     On SIGTERM it writes the status ``TERMINATING`` and ends the process, so that a rank that torchrun ends because of a
     peer does not count as hung. With ``cleanup_s`` the check first gets SystemExit, and this many seconds to clean up.
+    ``stacks``: written by the same thread when the launcher asks for them.
     """
 
-    def __init__(self, path: Path, cleanup_s: float = 0.0) -> None:
+    def __init__(self, path: Path, cleanup_s: float = 0.0, stacks: StackDump | None = None) -> None:
         self._path = path
+        self._stacks = stacks
         self._cleanup_s = cleanup_s
         self._state: dict[str, Any] = {"pid": os.getpid(), "node": socket.gethostname()}
         self.set_status("starting")
@@ -103,6 +106,8 @@ class HeartbeatWriter:
     def __exit__(self, *exception: object) -> None:
         self._stopping.set()
         self._thread.join()
+        if self._stacks:
+            self._stacks.close()
 
     def set_status(self, status: str) -> None:
         self._state = {**self._state, "status": status, "progress": ""}
@@ -117,6 +122,8 @@ class HeartbeatWriter:
                 self.set_status(TERMINATING)
             with contextlib.suppress(OSError):  # the journal reports a full disk
                 self._write()
+                if self._stacks:
+                    self._stacks.poll()
             if terminating:
                 self._stopping.wait(self._cleanup_s)
                 os._exit(EXIT_TERMINATED)
@@ -139,7 +146,8 @@ def run_checks(job: Job, run_dir: Path, folder: Path) -> None:
     journal = Journal(folder / f"rank{identity.rank}.jsonl")
     # checks of the control job submit Slurm jobs, which they must cancel before the exit
     cleanup_s = CLEANUP_S if job.placement == "control" else 0.0
-    with HeartbeatWriter(folder / f"rank{identity.rank}.heartbeat.json", cleanup_s) as heartbeat:
+    stacks = StackDump(folder, identity.rank, _recorder_dump)
+    with HeartbeatWriter(folder / f"rank{identity.rank}.heartbeat.json", cleanup_s, stacks) as heartbeat:
         device, nvml_index = _open_device(job, identity, folder)
         for name in job.checks:
             check = catalog()[name]
@@ -239,6 +247,13 @@ def _open_device(job: Job, identity: RankIdentity, folder: Path) -> tuple[str, i
     group.enable_nccl_log(folder)
     group.open_group(device, timeout_s=job.limit_s)
     return device, rank.nvml_index(device)
+
+
+def _recorder_dump() -> bytes:
+    """The dump of torch's flight recorder; empty for a process without a process group."""
+    group = sys.modules.get("seatrial.bench.group")  # an import here could wait for one in the main thread
+    dump = getattr(group, "flight_recorder_dump", None)
+    return dump() if dump else b""
 
 
 def _close_device(job: Job) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from seatrial.drill import catalog
-from seatrial.drill.base import DrillResult
+from seatrial.drill.base import Drill, DrillResult
+from seatrial.drill.clean import Alarm, CleanRuns
 from tests.processes import call
 
 HOLDS = DrillResult(
@@ -72,3 +73,32 @@ def test_a_drill_that_needs_more_than_this_machine_has_says_so(monkeypatch: pyte
     code, out, _ = call("drill", "--all")
     assert code == 3
     assert "bit-flip: could not run here: needs 99 GPUs" in out
+
+
+def test_clean_runs_count_alarms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alarm = Alarm(run=2, check="train.ddp", metric="loss_drop", subject="cluster", outcome="FAIL", message="0 nats")
+    asked = []
+
+    def run_clean(drills: list[Drill], runs: int, known: list[str], *_: object) -> CleanRuns:
+        asked.append((len(drills), runs, known))
+        alarms = () if known else (alarm,)
+        return CleanRuns(
+            runs=runs,
+            checks=("train.ddp",),
+            known=tuple(known),
+            runs_with_alarm=len(alarms),
+            upper_bound=0.5,
+            alarms=alarms,
+            seconds=(1.0,),
+        )
+
+    monkeypatch.setattr("seatrial.drill.clean.run_clean", run_clean)
+    code, out, _ = call("drill", "--clean", "3", "bit-flip", "--out", tmp_path)
+    assert code == 1
+    assert "run 2: FAIL train.ddp:loss_drop on cluster: 0 nats" in out
+    assert "3 clean runs, 1 with a false alarm; with 95% confidence at most 50.0% of all runs have one" in out
+    code, out, _ = call("drill", "--clean", "3", "--known", "train.*", "bit-flip", "--out", tmp_path, "--json")
+    assert (code, json.loads(out)["alarms"]) == (0, [])
+    assert asked == [(1, 3, []), (1, 3, ["train.*"])]
+    code, _, err = call("drill", "--known", "train.*", "bit-flip", "--out", tmp_path)
+    assert (code, "--known needs --clean" in err) == (2, True)

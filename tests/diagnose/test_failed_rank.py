@@ -50,7 +50,7 @@ def test_failed_rank_is_named_with_its_log(tmp_path: Path) -> None:
 
 def test_hung_rank_has_the_command_of_its_cause(tmp_path: Path) -> None:
     (finding,) = diagnose([result(JobState.HUNG, HANG)], [], [], [], catalog(), tmp_path)
-    assert (finding.cause, finding.first_command, finding.action) == ("rank_hung", "dmesg -T | tail", "retry-job")
+    assert (finding.cause, finding.first_command, finding.action) == ("rank_hangs", "dmesg -T | tail", "retry-job")
 
 
 def test_known_failure_in_the_log_explains_the_rank(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_finding_is_kept_when_a_record_is_judged_again(tmp_path: Path) -> None:
 def test_end_of_a_hung_job_by_seatrial_is_no_cause(tmp_path: Path) -> None:
     log = attempt(tmp_path, "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15\n")
     findings = diagnose([result(JobState.HUNG, HANG)], [], [], [], catalog(), tmp_path)
-    assert [finding.cause for finding in findings] == ["rank_hung"]
+    assert [finding.cause for finding in findings] == ["rank_hangs"]
     log.write_text("NVRM: Xid (PCI:0000:17:00): 79, pid=4711, GPU has fallen off the bus.\n")
     findings = diagnose([result(JobState.HUNG, HANG)], [], [], [], catalog(), tmp_path)
     assert "Xid 79" in findings[0].title
@@ -95,3 +95,10 @@ def test_failure_in_the_log_of_a_program_explains_its_exit_code(tmp_path: Path) 
     (finding,) = diagnose([], [], [], verdicts, catalog(), tmp_path)
     assert (finding.title, finding.subject, finding.confidence) == ("GPU out of memory", "rank 1 on n0", "high")
     assert finding.explains == (Explained(check="train.fsdp", subject="cluster", metric="exit_code"),)
+
+
+def test_rank_that_a_message_names_is_the_place(tmp_path: Path) -> None:
+    evidence = "problems: rank 0 on n0: exit code 1; NonFiniteError: step 3. rank 1 (n0): its gradient is not finite"
+    verdict = Verdict("train.fsdp", "cluster", Outcome.FAIL, "exit_code", evidence=evidence)
+    (finding,) = diagnose([], [], [], [verdict], catalog(), tmp_path)
+    assert finding.subject == "rank 1"

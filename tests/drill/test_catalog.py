@@ -10,12 +10,14 @@ import pytest
 
 from seatrial import checks
 from seatrial.diagnose.cause_data import causes
-from seatrial.diagnose.failed_rank import RANK_FAILED, RANK_HUNG
+from seatrial.diagnose.failed_rank import RANK_FAILED
+from seatrial.diagnose.hangs import CAUSE as HANG
+from seatrial.diagnose.missing_nodes import missing_node_causes
 from seatrial.diagnose.signatures import signatures
 from seatrial.drill import catalog
 from seatrial.drill.base import Drill
 
-OTHER_CAUSES = {"environment_variable", "node_differs", RANK_FAILED, RANK_HUNG}
+OTHER_CAUSES = {"environment_variable", "node_differs", RANK_FAILED, HANG}
 
 
 @pytest.mark.parametrize("drill", catalog().values(), ids=lambda drill: drill.name)
@@ -34,7 +36,11 @@ def test_drill_names_what_exists(drill: Drill) -> None:
         return
     seen = [name for name in drill.trial.checks if fnmatchcase(name, drill.expected.check)]
     assert seen, "the check that must see the fault is not in the trial"
-    ids = {cause.id for cause in causes()} | {signature.id for signature in signatures()} | OTHER_CAUSES
+    ids = (
+        {cause.id for cause in (*causes(), *missing_node_causes())}
+        | {signature.id for signature in signatures()}
+        | OTHER_CAUSES
+    )
     assert drill.expected.cause in ids
     assert drill.expected.action
 

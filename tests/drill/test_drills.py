@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.drill import catalog
 from seatrial.drill.runner import run_drill
-from tests.processes import until
+from tests.processes import Program, until
 
 
 @pytest.mark.training
@@ -17,6 +17,15 @@ def test_report_names_the_injected_fault(name: str, tmp_path: Path) -> None:
     result = run_drill(catalog()[name], tmp_path / name)
     assert result.holds, result.problems
     until(lambda: not _processes_of(tmp_path), 30)
+
+
+@pytest.mark.training
+def test_nothing_of_a_killed_drill_remains(tmp_path: Path) -> None:
+    drill = Program("drill", "rank-killed", "--out", tmp_path / "drills")
+    until(lambda: list(tmp_path.glob("drills/rank-killed/run/jobs/ranks/attempt1/rank*.heartbeat.json")), 120)
+    drill.process.kill()
+    drill.finish()
+    until(lambda: not _processes_of(tmp_path), 60)
 
 
 def _processes_of(folder: Path) -> list[str]:

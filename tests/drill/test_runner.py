@@ -51,3 +51,15 @@ def test_failed_injection_is_a_miss_and_everything_is_restored(tmp_path: Path) -
     result = run_drill(replace(DRILL, prepare=prepare), tmp_path / "drill")
     assert (result.seen, result.problems) == (False, ("SeatrialError: cannot mount",))
     assert (tmp_path / "drill" / "restored").exists()
+
+
+def test_damaged_record_is_a_miss_of_this_drill_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave_damaged_record(injection: Injection) -> None:
+        injection.run_dir.mkdir()
+        (injection.run_dir / "trial.json").write_text("{")
+
+    monkeypatch.setattr(Injection, "start_trial", lambda self: None)
+    monkeypatch.setattr(Injection, "wait_for_end", lambda self, limit_s: 0)
+    (result,) = run_drills([replace(DRILL, act=leave_damaged_record)], tmp_path, lambda _text: None)
+    assert not result.seen
+    assert "trial.json" in result.problems[0]

@@ -31,7 +31,17 @@ def test_a_launcher_has_a_name_and_every_method(launcher: type) -> None:
 @pytest.mark.parametrize("job", [LocalJob, SlurmJob])
 def test_a_started_job_has_every_method(job: type) -> None:
     assert set(methods(StartedJob)) == {
-        *("allocation", "wait_state", "poll", "completing_code", "exit_reason", "node_state", "node_is_free", "cancel"),
+        *(
+            "allocation",
+            "wait_state",
+            "poll",
+            "completing_code",
+            "exit_reason",
+            "node_state",
+            "node_is_free",
+            "run_on_nodes",
+            "cancel",
+        ),
     }
     for name, signature in methods(StartedJob).items():
         assert list(inspect.signature(getattr(job, name)).parameters) == list(signature.parameters), name

@@ -84,6 +84,18 @@ def connect_all_ranks(device: str) -> None:
     torch.cuda.synchronize(device)
 
 
+def flight_recorder_dump() -> bytes:
+    """The collectives that this process has enqueued, see discover/flight_recorder.py; empty without a process group.
+
+    Called by another thread while the main thread may wait in a collective. Raises RuntimeError if torch cannot dump.
+    """
+    if not dist.is_initialized():
+        return b""
+    name = "_dump_nccl_trace" if dist.get_backend() == dist.Backend.NCCL else "_dump_fr_trace"
+    # stacks: finding the names of functions took 10 s (torch 2.13, busy CPUs)
+    return bytes(getattr(torch._C._distributed_c10d, name)(includeCollectives=True, includeStackTraces=False))
+
+
 def close_group() -> None:
     """Wait for pending work and destroy the process group, if one is open."""
     if not dist.is_initialized():

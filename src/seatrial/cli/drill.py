@@ -28,7 +28,9 @@ def drill(
         typer.Argument(metavar="[NAME]...", help="Drills, patterns such as 'rank-*', or cpu, cluster, gpu."),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Run all drills.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List the drills and what each needs; run nothing.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the drills and why some cannot run here; run nothing.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Keep the records in this new or empty folder; with Slurm: on all nodes.")
     ] = None,

@@ -37,13 +37,18 @@ def explain(
 ) -> None:
     """Find known failures in logs; print the cause, the first command to run and the fix of each, the earliest first.
 
+    Dumps of torch's flight recorder (comm_lib_trace_rank_0, nccl_trace_rank_0, or JSON) name the rank that did not
+    arrive in a collective.
+
     YAML files in ~/.config/seatrial/signatures, or in the folder $SEATRIAL_SIGNATURES, add signatures of failures or
     change the fields of known ones by their id, such as the action of xid.79.
 
     Exit codes: 0 a known failure was found, 4 none, 2 if no log could be read.
     """
     from seatrial.diagnose import explain as explain_matches
+    from seatrial.diagnose.flight_recorder import recorder_findings
     from seatrial.diagnose.signatures import signatures
+    from seatrial.discover.flight_recorder import is_dump
     from seatrial.pipeline.run_directory import log_files
     from seatrial.report.inventory import print_findings
 
@@ -53,9 +58,13 @@ def explain(
     errors: list[str] = []
     logs = [log for path in paths for log in _without_errors(partial(log_files, path), errors)]
     unread_folders = len(errors)
-    findings = explain_matches(match for log in logs for match in _without_errors(partial(_search, log), errors))
-    for error in errors:
-        print(f"seatrial: {error}", file=sys.stderr)
+    dumps = {log: None for log in logs if log != _STDIN and is_dump(log)}
+    hangs, notes = recorder_findings(dumps, errors)
+    texts = [log for log in logs if log not in dumps]
+    failures = explain_matches(match for log in texts for match in _without_errors(partial(_search, log), errors))
+    for message in (*errors, *notes):
+        print(f"seatrial: {message}", file=sys.stderr)
+    findings = (*hangs, *failures)
     if not findings and len(errors) - unread_folders == len(logs):
         raise typer.Exit(EXIT_USAGE)
     if as_json:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
-from seatrial.diagnose.failed_rank import RANK_FAILED, RANK_HUNG, SIGTERM_SIGNATURES, failed_rank_finding
+from seatrial.diagnose.failed_rank import RANK_FAILED, SIGTERM_SIGNATURES, failed_rank_finding
+from seatrial.diagnose.hangs import CAUSE as HANG
+from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.missing_nodes import missing_node_causes, missing_node_findings
@@ -19,12 +21,7 @@ from seatrial.util.input_files import open_file
 
 _EXIT_CODE = "exit_code"  # end of the names of these metrics
 _RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
-_RANK_CAUSES = (RANK_FAILED, RANK_HUNG)
-_KEPT_CAUSES = (
-    "",
-    *_RANK_CAUSES,
-    *(cause.id for cause in missing_node_causes()),
-)  # of findings that do not come from verdicts
+_RANK_CAUSES = (RANK_FAILED, HANG)
 
 
 def diagnose(
@@ -36,8 +33,8 @@ def diagnose(
     run_dir: Path,
     node_prefix: str = "",
 ) -> tuple[Finding, ...]:
-    """The findings of a trial: causes of bad verdicts, then one per title and subject from errors of checks, from logs,
-    and from verdicts that locate a fault.
+    """The findings of a trial: causes of bad verdicts, hangs, then one per title and subject from errors of checks,
+    from logs, and from verdicts that locate a fault.
 
     A fault that an error of a check explains is not reported again from logs. The logs of a job that its nodes refused
     have no other fault. If nodes are missing, errors and cascades in logs are their consequences. ``node_prefix``: see
@@ -48,12 +45,13 @@ def diagnose(
     errors = [] if missing_nodes else list(_findings_in_errors([*measurements, *retries]))
     programs = _findings_in_exit_codes(verdicts)
     findings = {(finding.title, finding.subject): finding for finding in (*refused, *errors, *programs)}
+    hangs = [] if missing_nodes else list(hang_findings(results, verdicts, run_dir, node_prefix))
     explained = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
-        if finding.title not in explained and not (errors and finding.cause in _RANK_CAUSES):
+        if finding.title not in explained and not ((errors or hangs) and finding.cause in _RANK_CAUSES):
             findings.setdefault((finding.title, finding.subject), finding)
     causes = cause_findings(verdicts, measurements, checks, node_prefix)
-    return (*missing_nodes, *causes, *findings.values(), *localize(verdicts, measurements, checks))
+    return (*missing_nodes, *causes, *hangs, *findings.values(), *localize(verdicts, measurements, checks))
 
 
 def refreshed_findings(
@@ -61,7 +59,8 @@ def refreshed_findings(
 ) -> tuple[Finding, ...]:
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
-    kept = [finding for finding in trial.findings if finding.source not in sources and finding.cause in _KEPT_CAUSES]
+    kept_causes = {"", *_RANK_CAUSES, *(cause.id for cause in missing_node_causes())}  # not from verdicts
+    kept = [finding for finding in trial.findings if finding.source not in sources and finding.cause in kept_causes]
     causes = cause_findings(verdicts, trial.measurements, checks, node_prefix)
     return (*causes, *kept, *localize(verdicts, trial.measurements, checks))
 
@@ -105,7 +104,10 @@ def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
         if verdict.outcome is Outcome.FAIL and verdict.metric.endswith(_EXIT_CODE):
             rank = _RANK_ON_NODE.search(verdict.evidence)
             for match in _reported(search_lines(verdict.evidence.splitlines(), verdict.check)):
-                finding = _finding(match, rank[0] if rank else verdict.subject, "high")
+                named_rank = match.signature.filled("rank {rank}", match.line)  # not the rank that ended first
+                is_named = named_rank.removeprefix("rank ").isdigit()
+                subject = named_rank if is_named else rank[0] if rank else verdict.subject
+                finding = _finding(match, subject, "high")
                 yield finding.model_copy(update={"explains": (Explained.of(verdict),)})
 
 
@@ -118,10 +120,11 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
         if result.state is JobState.COMPLETED:
             yield from _findings_of_completed_job(logs, run_dir, result.job)
         else:
-            found = (match for log in logs for match in _search_log(log, run_dir))
-            if result.state is JobState.HUNG or result.missing_nodes:  # seatrial or srun ended its processes
-                found = (match for match in found if match.signature.id not in SIGTERM_SIGNATURES)
-            matches = _reported(found)
+            # seatrial or Slurm ends the processes of a job that hangs or loses a node
+            ended = result.state is JobState.HUNG or bool(result.missing_nodes)
+            ignored = SIGTERM_SIGNATURES if ended else ()
+            all_matches = (match for log in logs for match in _search_log(log, run_dir))
+            matches = _reported(match for match in all_matches if match.signature.id not in ignored)
             has_root = any(match.signature.role == "root" for match in matches)
             if not has_root and not result.missing_nodes and (failed_rank := failed_rank_finding(result, folder)):
                 yield failed_rank

@@ -1,4 +1,4 @@
-"""A rank that failed or hung, for which no known failure was found in errors and logs."""
+"""A rank that failed or hung, for which errors, logs and stacks show no known failure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
+from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.model import Finding, JobResult, JobState
 
-RANK_FAILED, RANK_HUNG = "rank_failed", "rank_hung"  # values of Finding.cause
+RANK_FAILED = "rank_failed"  # the value of Finding.cause
 # torchrun prints these when seatrial ends a job
 SIGTERM_SIGNATURES = ("torchrun.agent_signal", "torchrun.terminated")
 _RANK = re.compile(r"rank (\d+)\b")
@@ -25,7 +26,7 @@ def failed_rank_finding(result: JobResult, folder: Path) -> Finding | None:
     log = _error_log(folder, rank[1])
     known_command = _FIRST_COMMAND.search(result.cause)
     return Finding(
-        cause=RANK_HUNG if hung else RANK_FAILED,
+        cause=HANG if hung else RANK_FAILED,
         title="One rank hung, and the others waited for it" if hung else "One rank failed, and ended the others",
         subject=result.failed_subject,
         confidence="high",

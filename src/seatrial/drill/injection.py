@@ -136,13 +136,16 @@ class Injection:
 
     def wait_for_ranks(self, check: str, ranks: int, progress: str = "") -> dict[int, Heartbeat]:
         """Wait until ``ranks`` ranks are in ``check``, with ``progress`` in their progress text; return them."""
+        in_check: dict[int, Heartbeat] = {}
 
-        def in_check() -> dict[int, Heartbeat]:
-            beats = self.heartbeats()
-            return {rank: beat for rank, beat in beats.items() if beat.status == check and progress in beat.progress}
+        def all_arrived() -> bool:
+            beats = self.heartbeats().items()
+            in_check.clear()
+            in_check.update({rank: beat for rank, beat in beats if beat.status == check and progress in beat.progress})
+            return len(in_check) >= ranks
 
-        self.wait_for(lambda: len(in_check()) >= ranks, f"{ranks} ranks in {check} {progress}".strip())
-        return in_check()
+        self.wait_for(all_arrived, f"{ranks} ranks in {check} {progress}".strip())
+        return in_check
 
     def heartbeats(self) -> dict[int, Heartbeat]:
         """The heartbeat of each rank of the job that started last, by rank."""
@@ -176,8 +179,9 @@ class Injection:
         return code
 
     def error_output(self) -> str:
-        """Standard error of the trial."""
-        return (self.folder / "trial.err").read_text(encoding="utf-8", errors="replace")
+        """Standard error of the trial; empty if it did not start."""
+        path = self.folder / "trial.err"
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def last_error(self) -> str:
         """The last line of the trial's standard error."""

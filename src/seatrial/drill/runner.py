@@ -46,12 +46,16 @@ def run_drill(drill: Drill, folder: Path) -> DrillResult:
     finally:
         seconds = time.monotonic() - injection.started if injection.started else 0.0
         injection.close()
-    errors = injection.error_output() if injection.started else ""
-    return evaluate(drill, Evidence(record_of(injection.run_dir), errors, round(seconds, 1), failure))
+    record = None
+    try:
+        record = record_of(injection.run_dir)
+    except SeatrialError as error:
+        failure = failure or str(error)
+    return evaluate(drill, Evidence(record, injection.error_output(), round(seconds, 1), failure))
 
 
 def record_of(run_dir: Path) -> Trial | None:
-    """The record of an ended trial; None if it left none."""
+    """The record of an ended trial; None if it left none. Raises UsageError if it is damaged."""
     return load_trial(run_dir) if (run_dir / "trial.json").exists() else None
 
 

@@ -22,7 +22,7 @@ PARTS = {
 
 
 def print_results(results: Sequence[DrillResult], console: Console) -> None:
-    """Print one row per drill, then what does not hold, and the number of drills of which all parts hold."""
+    """Print one row per drill, then the parts that do not hold, and the totals."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("drill", overflow="fold")
     for heading in PARTS.values():

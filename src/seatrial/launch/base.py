@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from seatrial.model import Frozen, Job, MissingNode
+from seatrial.util.processes import CommandResult
 
 
 class RenderedJob(Frozen):
@@ -64,6 +65,12 @@ class StartedJob(Protocol):
 
     def node_is_free(self, name: str) -> bool:
         """Return whether this node is up and has ended the processes of a cancelled job, so that it is not lost."""
+
+    def run_on_nodes(self, script: str, attempt: Path, limit_s: float) -> CommandResult:
+        """Run a bash script once on each node while the job runs; ``$0`` is the attempt's folder on the node.
+
+        Its code is None if it took longer than ``limit_s``. Raises OSError or SeatrialError if it cannot start.
+        """
 
     def cancel(self, *, node_lost: bool = False) -> str:
         """End all processes of the job, also after its end; return which ones still run, empty if none does.

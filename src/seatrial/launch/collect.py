@@ -205,6 +205,12 @@ class Collector:
             f"Run first, from this host: {self.transport.test}"
         )
 
+    def run_script(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:
+        """Run a bash script once on each node; ``$0`` is the folder on the node of ``attempt``, a folder here."""
+        is_shared = (self.folder / "shared").exists()
+        folder = str(attempt) if is_shared else f"{self.node_dir}/{attempt.relative_to(self.folder.parents[2])}"
+        return processes.run_command(self.transport.command("bash", "-c", script, folder), limit_s)
+
     def stop_ranks(self, nodes: str) -> None:
         """Fetch the files of a job that is about to be cancelled and end its ranks, within ``STOP_TIMEOUT_S``.
 

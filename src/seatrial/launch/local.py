@@ -51,6 +51,9 @@ class LocalJob:
         del name
         return False
 
+    def run_on_nodes(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:
+        return processes.run_command(["bash", "-c", script, str(attempt)], limit_s)
+
     def cancel(self, *, node_lost: bool = False) -> str:
         del node_lost
         remaining = processes.stop(self.child)

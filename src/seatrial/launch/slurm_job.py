@@ -166,6 +166,9 @@ class SlurmJob:
             return False
         return node is not None and node.up and "COMPLETING" not in node.states
 
+    def run_on_nodes(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:
+        return self.collector.run_script(script, attempt, limit_s)
+
     def cancel(self, *, node_lost: bool = False) -> str:
         job = self._query(now=True)
         if job is not None and _is_over(job):

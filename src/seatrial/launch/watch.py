@@ -14,7 +14,7 @@ from typing import Protocol
 
 from seatrial.checks.base import Check
 from seatrial.config.schema import Limits
-from seatrial.launch import root_cause
+from seatrial.launch import hang, root_cause
 from seatrial.launch.base import Allocation, Launcher, StartedJob, WaitState
 from seatrial.launch.rank_status import Rank, ranks_in
 from seatrial.launch.root_cause import RootCause
@@ -148,7 +148,7 @@ class _Attempt:
         """Watch the job, then end its remaining processes."""
         try:
             try:
-                end = self._watch(running)
+                end = self._with_stacks(self._watch(running), running)
             except KeyboardInterrupt:
                 end = self._interrupted_end(running)  # before cancel(), which makes ranks fail
         except BaseException:
@@ -177,6 +177,13 @@ class _Attempt:
         cause = end.root_cause or RootCause("launcher", "processes of the job remain after its end", None)
         state = JobState.HUNG if end.state is JobState.COMPLETED else end.state
         return replace(end, state=state, root_cause=replace(cause, cause=f"{cause.cause}; {remaining}"))
+
+    def _with_stacks(self, end: AttemptEnd, running: StartedJob) -> AttemptEnd:
+        """Add to the cause of a hang where each rank is; not if nodes are lost, since a step on them would not end."""
+        hangs = end.state in (JobState.HUNG, JobState.TIMEOUT) and any(rank.heartbeat for rank in self.ranks)
+        if end.root_cause is None or not hangs or end.root_cause.shortage:
+            return end
+        return replace(end, root_cause=hang.with_evidence(end.root_cause, running, self.ranks, self.folder))
 
     def _interrupted_end(self, running: StartedJob) -> AttemptEnd:
         """Return the end of an interrupted attempt, with the root cause that was known before the interrupt."""
@@ -338,9 +345,17 @@ class _Attempt:
             if all(name in rank.measured and rank.measured[name].finished for rank in ranks):
                 return []
             subject = ranks[cause.rank].subject if cause and cause.rank is not None else ""
-            return [Measurement(check=name, subject=subject or CLUSTER, error=error, started=now)]
+            files = hang.stack_artifacts(self.folder, [rank.number for rank in ranks])
+            return [Measurement(check=name, subject=subject or CLUSTER, error=error, artifacts=files, started=now)]
         return [
-            Measurement(check=name, subject=rank.subject or rank.name, rank=rank.number, error=error, started=now)
+            Measurement(
+                check=name,
+                subject=rank.subject or rank.name,
+                rank=rank.number,
+                error=error,
+                artifacts=hang.stack_artifacts(self.folder, [rank.number]),
+                started=now,
+            )
             for rank in ranks
             if name not in rank.measured
         ]

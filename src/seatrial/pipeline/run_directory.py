@@ -24,6 +24,7 @@ from seatrial.util.journal import Journal
 from seatrial.util.secrets import PRIVATE
 
 _LOG_SUFFIXES = (".log", ".err", ".out")
+_RECORDER_DUMP = "_trace_rank_"  # in the names of the dumps of torch's flight recorder
 _DISCARDED_CHECKS, _DISCARDED_RETRIES = "discarded_checks", "discarded_retries"  # keys of records in measurements.jsonl
 
 
@@ -255,7 +256,10 @@ def log_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     if (path / "jobs").is_dir():
-        files = [file for file in (path / "jobs").rglob("*") if file.suffix in _LOG_SUFFIXES and file.is_file()]
+        names = (
+            (file, file.suffix in _LOG_SUFFIXES or _RECORDER_DUMP in file.name) for file in (path / "jobs").rglob("*")
+        )
+        files = [file for file, is_log in names if is_log and file.is_file()]
     else:
         files = [file for file in path.rglob("*") if file.is_file()]
     if not files:

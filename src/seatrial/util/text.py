@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def and_more(items: Sequence[str], limit: int, separator: str = ", ") -> str:
     """Return the first ``limit`` items and the number of the others: ``n1, n2 and 90 more``."""
     others = f" and {len(items) - limit} more" if len(items) > limit else ""
     return separator.join(items[:limit]) + others
+
+
+def rank_list(ranks: Iterable[int], limit: int = 16) -> str:
+    """Return ranks as text, with ranges: ``rank 3``, ``ranks 0-2, 5``; of more than ``limit`` ranges the first ones."""
+    ranges: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if ranges and rank == ranges[-1][1] + 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    is_one = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    return f"{'rank' if is_one else 'ranks'} {and_more(texts, limit)}"

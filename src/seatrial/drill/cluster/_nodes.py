@@ -33,7 +33,7 @@ class NodeAccess(Frozen):
 
 
 class TestCluster(Frozen):
-    """``folder``: files of the cluster. Slurm runs ``folder``/environment/NODE, if it exists, before each task there."""
+    """``folder``: files of the cluster; a script ``folder``/environment/NODE runs before each task on that node."""
 
     folder: Path
     nodes: Mapping[str, NodeAccess]

@@ -13,8 +13,8 @@ DRILL = Drill(
     expected=Expected(
         check="train.checkpoint",
         cause="checkpoint.changed",
-        place=r"step-\d+/\S+\.distcp|\S+\.distcp",
-        command=r"sha256sum|dmesg",
+        place=r"/checkpoints/step-\d+ is damaged: \S+\.distcp",
+        command=r"ls -l \S+/checkpoints/step-\d+; findmnt -T \S+/step-\d+",
         action="fix-environment",
     ),
     fault="damaged_checkpoint",

@@ -13,8 +13,8 @@ DRILL = Drill(
     expected=Expected(
         check="train.fsdp",
         cause="data.cache_incomplete",
-        place=rf"rank {RANK}\b.*blocks-[0-9a-f]+",
-        command=r"ls |find ",
+        place=r"/train\.fsdp/native/data/blocks-[0-9a-f]+",  # each rank that reads it after that fails
+        command=r"ls -la \S* ?\S+/data/blocks-[0-9a-f]+; findmnt",
         action="fix-config",
     ),
     fault="truncated_cache",

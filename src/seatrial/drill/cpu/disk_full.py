@@ -5,8 +5,8 @@ from __future__ import annotations
 from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
 from seatrial.drill.injection import Injection
 
-CHECK = "train.fsdp"
-SIZE = "1m"  # enough for the prepared data and logs, too little for the checkpoint of 1.4 MB
+CHECK = "train.checkpoint"
+SIZE = "1m"  # enough for the prepared data and logs, too little for a checkpoint of 1.4 MB
 
 
 def mount_small_filesystem(injection: Injection) -> None:
@@ -26,7 +26,7 @@ DRILL = Drill(
     name="disk-full",
     title=f"the filesystem of the checkpoints has {SIZE.upper()}B, less than one checkpoint",
     machine="cpu",
-    trial=DrillTrial(checks={CHECK: {"hf": False, "overrides": ["data.samples=256"]}}),
+    trial=DrillTrial(checks={CHECK: {}}),
     expected=Expected(
         check=CHECK,
         cause="host.disk_full",

@@ -15,7 +15,7 @@ DRILL = Drill(
         check="train.fsdp",
         outcomes=(Outcome.FAIL, Outcome.ERROR),
         cause="data.not_finite_rank",
-        place=rf"rank {RANK} \(",
+        place=rf"^rank {RANK}\b",
         command=r"dmesg|nvidia-smi",
         action="retry-job",
     ),

@@ -24,9 +24,9 @@ DRILL = Drill(
     expected=Expected(
         check="train.ddp",
         outcomes=(Outcome.ERROR,),
-        cause="rank_hung",
-        place=rf"rank {RANK} \(",
-        command=r"dmesg",
+        cause="rank_hangs",
+        place=rf"rank{RANK}: Rank {RANK}: ",
+        command=r"^cat \S+/hang/(rank1|states)\.txt$",
         action="retry-job",
     ),
     act=stop,

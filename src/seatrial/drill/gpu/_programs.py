@@ -1,4 +1,4 @@
-"""Programs that use a GPU beside the trial."""
+"""Programs that use a GPU at the same time as the trial."""
 
 from __future__ import annotations
 

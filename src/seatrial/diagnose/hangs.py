@@ -1,0 +1,89 @@
+"""Jobs that hung → findings: the rank that did not arrive, and where each rank was before the job was cancelled."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from seatrial.diagnose.flight_recorder import hang_text
+from seatrial.discover.rank_stacks import FOLDER, STACKS, STATES, HangEvidence, read_evidence
+from seatrial.model import Explained, Finding, JobResult, JobState, Outcome, Verdict
+from seatrial.model.trial import Action, Confidence
+from seatrial.util.text import rank_list
+
+CAUSE = "rank_hangs"
+_FIXES: dict[str, tuple[str, Action]] = {
+    "D": (
+        "The process waits in the kernel, mostly for storage or a driver: read the kernel's log of its node and test "
+        "the mounts there. SIGKILL does not end it; a reboot does.",
+        "reboot-node",
+    ),
+    "T": ("Find what sent SIGSTOP or SIGTSTP: a job suspended by the scheduler, a debugger, a shell.", "retry-job"),
+    "t": ("A debugger holds the process: end it.", "retry-job"),
+    "Z": ("The process has ended: read its log and the kernel's log (out of memory).", "retry-job"),
+}
+_ELSEWHERE = (
+    "Read the stack of this rank: it shows what it does instead of the collective in which the others wait. In a call "
+    "of a driver or file system call, test that device or mount on its node."
+)
+
+
+def hang_findings(
+    results: Sequence[JobResult], verdicts: Sequence[Verdict], run_dir: Path, node_prefix: str = ""
+) -> Iterator[Finding]:
+    """One finding for each attempt that hung, with the errors that it explains. ``node_prefix``: see cause_findings."""
+    for result in results:
+        attempt = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
+        if result.state not in (JobState.HUNG, JobState.TIMEOUT) or not (attempt / FOLDER).is_dir():
+            continue
+        numbers = [re.fullmatch(r"rank(\d{1,7})\.heartbeat\.json", path.name) for path in attempt.glob("rank*")]
+        count = max((int(number[1]) for number in numbers if number), default=-1) + 1
+        if evidence := read_evidence(attempt, count):
+            errors = [verdict for verdict in verdicts if verdict.outcome is Outcome.ERROR]
+            explained = [Explained.of(verdict) for verdict in errors if result.cause and result.cause in verdict.detail]
+            yield _finding(result, evidence, attempt, tuple(dict.fromkeys(explained)), node_prefix)
+
+
+def _finding(
+    result: JobResult, evidence: HangEvidence, attempt: Path, explains: tuple[Explained, ...], node_prefix: str
+) -> Finding:
+    culprits = evidence.culprits
+    first = evidence.snapshots[culprits[0]] if culprits else None
+    title, confidence = _title(evidence)
+    fix, action = _FIXES.get(first.state if first else "", (_ELSEWHERE, "none"))
+    texts = [evidence.text(), *(hang_text(hang) for hang in evidence.hangs[:1])]
+    stacks = attempt / FOLDER / STACKS.format(culprits[0] if culprits else 0)
+    command = f"cat {shlex.quote(str(stacks if stacks.is_file() else attempt / FOLDER / STATES))}"
+    if first and first.state == "D":
+        command = "dmesg -T | grep -A 20 'blocked for more than' | tail -n 40"
+        if node_prefix:
+            command = f"{node_prefix.format(node=first.node)} sh -c {shlex.quote(command)}"
+    place = re.search(r"\(([^,()]+)", result.failed_subject)
+    return Finding(
+        title=title,
+        subject=place[1] if place else result.failed_subject,
+        confidence=confidence,
+        evidence=". ".join(texts),
+        first_command=command,
+        fix=fix,
+        source=f"stacks and process states of job {result.job}, attempt {result.attempt}: {attempt / FOLDER}",
+        cause=CAUSE,
+        explains=explains,
+        action=action,
+    )
+
+
+def _title(evidence: HangEvidence) -> tuple[str, Confidence]:
+    culprits = evidence.culprits
+    if not culprits:
+        is_one_place = len(evidence.by_place()) == 1
+        return ("All ranks hang at the same place" if is_one_place else "Ranks hang at different places"), "low"
+    ranks = rank_list(culprits)
+    name = f"{ranks[:1].upper()}{ranks[1:]}"
+    if state := evidence.snapshots[culprits[0]].abnormal_state:
+        return f"{name}: {state}", "high"
+    if evidence.hangs and evidence.hangs[0].culprits == culprits:
+        return f"{name} did not arrive in the {evidence.hangs[0].name} in which the others wait", "high"
+    return f"{name} did not arrive where all others wait", "medium"

@@ -1,0 +1,155 @@
+"""Compares the flight-recorder dumps of all ranks: which rank is absent from the collective that the others wait in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from seatrial.discover.flight_recorder import DEFAULT_GROUP, Dump, Group, Operation
+
+# Collectives whose sizes may differ between ranks: only the root has all tensors, or each rank has its own share
+_UNEQUAL_SIZES = ("all_to_all", "alltoall", "scatter", "gather", "all_gather_v", "reduce_scatter_v")
+
+
+@dataclass(frozen=True)
+class CollectiveHang:
+    """A collective, or a transfer between two ranks, that is not completed.
+
+    ``group``: name of the process group; ``seq``: number of the collective in it. ``waiting``: the ranks that have
+    enqueued it, with their operations. ``absent``: the ranks that have not, with their last operation in the group, if
+    recorded. ``without_dump``: members of the group that left no dump. ``differences``: what differs between the
+    operations (operation, input sizes, output sizes or dtype), as value → ranks. ``elsewhere``: absent ranks that wait
+    in another hang, by its group: these are not the cause. ``members_recorded``: whether the dumps name the members of
+    the group; gloo's do not, so that a member without a dump is not seen.
+    """
+
+    group: str
+    seq: int
+    name: str
+    waiting: Mapping[int, Operation]
+    absent: Mapping[int, Operation | None]
+    without_dump: tuple[int, ...]
+    differences: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    members_recorded: bool = True
+    elsewhere: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def not_started(self) -> tuple[int, ...]:
+        """The ranks whose GPU has not started the collective although the GPUs of others have."""
+        states = {rank: operation.state for rank, operation in self.waiting.items()}
+        return tuple(rank for rank, state in states.items() if state == "scheduled" and "started" in states.values())
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """The ranks at fault, as far as the dumps show: absent, else without a dump, different, or not started."""
+        absent = tuple(rank for rank in self.absent if rank not in self.elsewhere)
+        if absent or self.absent:
+            return absent
+        if self.differences:
+            by_value = next(iter(self.differences.values()))
+            fewest = min(by_value.values(), key=len)
+            is_minority = 2 * len(fewest) < sum(map(len, by_value.values()))
+            return fewest if is_minority else ()
+        return self.without_dump or self.not_started
+
+
+def collective_hangs(dumps: Iterable[Dump], world_size: int = 0) -> list[CollectiveHang]:
+    """The first collective of each process group that is not completed; those that name a cause come first.
+
+    ``world_size``: number of ranks of the job, 0 if it is unknown.
+    """
+    by_rank = {dump.rank: dump for dump in dumps}
+    groups: dict[tuple[str, tuple[int, ...]], dict[int, Group]] = {}
+    for rank, dump in sorted(by_rank.items()):
+        for group in dump.groups.values():
+            groups.setdefault((group.name, group.members), {})[rank] = group
+    hangs = []
+    for (name, members), by_member in groups.items():
+        is_default, recorded = DEFAULT_GROUP in name, bool(members)
+        if not members:
+            members = tuple(range(max(world_size, max(by_rank) + 1))) if is_default else tuple(by_member)
+        if hang := _collective_hang(name, members, by_member, by_rank):
+            hangs.append(replace(hang, members_recorded=recorded or (is_default and world_size > 0)))
+        else:
+            hangs += _transfer_hangs(name, members, by_member, by_rank)
+    waits_in = {rank: hang.group for hang in hangs for rank in hang.waiting}
+    located = [_with_elsewhere(hang, waits_in) for hang in hangs]
+    return sorted(located, key=lambda hang: (not hang.culprits, hang.group))
+
+
+def _collective_hang(
+    name: str, members: Sequence[int], by_member: Mapping[int, Group], by_rank: Mapping[int, Dump]
+) -> CollectiveHang | None:
+    seq = min((group.first_incomplete for group in by_member.values() if group.first_incomplete), default=None)
+    if seq is None:
+        return None
+    recorded = {rank: group.collectives[seq] for rank, group in by_member.items() if seq in group.collectives}
+    waiting = {rank: operation for rank, operation in recorded.items() if operation.state != "completed"}
+    absent: dict[int, Operation | None] = {}
+    for rank in members:
+        group = by_member.get(rank)
+        if rank in by_rank and (group is None or group.last < seq):
+            absent[rank] = group.collectives.get(group.last) if group else None
+    return CollectiveHang(
+        group=name,
+        seq=seq,
+        name=next(iter(waiting.values())).name,
+        waiting=waiting,
+        absent=absent,
+        without_dump=tuple(rank for rank in members if rank not in by_rank),
+        differences=_differences(recorded),
+    )
+
+
+def _differences(operations: Mapping[int, Operation]) -> dict[str, dict[str, tuple[int, ...]]]:
+    """What differs between the operations that the ranks have enqueued with the same number."""
+    names = {operation.name for operation in operations.values()}
+    values: dict[str, dict[int, str]] = {"operation": {rank: op.name for rank, op in operations.items()}}
+    if len(names) == 1:
+        if not next(iter(names)).startswith(_UNEQUAL_SIZES):
+            values["input sizes"] = {rank: _sizes_text(op.input_sizes) for rank, op in operations.items()}
+            values["output sizes"] = {rank: _sizes_text(op.output_sizes) for rank, op in operations.items()}
+        values["dtype"] = {rank: ", ".join(op.dtypes) for rank, op in operations.items() if op.dtypes}
+    differences = {}
+    for what, by_rank in values.items():
+        ranks: dict[str, list[int]] = {}
+        for rank, value in by_rank.items():
+            ranks.setdefault(value, []).append(rank)
+        if len(ranks) > 1:
+            differences[what] = {value: tuple(those) for value, those in ranks.items()}
+    return differences
+
+
+def _sizes_text(sizes: tuple[tuple[int, ...], ...]) -> str:
+    return str([list(dimensions) for dimensions in sizes])
+
+
+def _transfer_hangs(
+    name: str, members: Sequence[int], by_member: Mapping[int, Group], by_rank: Mapping[int, Dump]
+) -> list[CollectiveHang]:
+    """The transfers of the group whose other end has no open transfer with this rank."""
+    hangs = []
+    for rank, group in by_member.items():
+        for operation in group.transfers:
+            kind, _, ends = operation.name.partition(" ")  # send 0->1, recv 1<-0: ranks within the group
+            arrow, peer_kind, peer_arrow = ("->", "recv", "<-") if kind == "send" else ("<-", "send", "->")
+            own, _, index = ends.partition(arrow)
+            peer = sorted(members)[int(index)] if index.isdecimal() and int(index) < len(members) else None
+            if peer is None:
+                continue
+            other = by_member.get(peer)
+            if other and any(
+                candidate.name == f"{peer_kind} {index}{peer_arrow}{own}" for candidate in other.transfers
+            ):
+                continue
+            last = other.collectives.get(other.last) if other else None
+            absent = {peer: last} if peer in by_rank else {}
+            missing = () if peer in by_rank else (peer,)
+            hangs.append(CollectiveHang(name, operation.seq, operation.name, {rank: operation}, absent, missing))
+            break  # the first transfer of this rank; those after it wait for it
+    return hangs
+
+
+def _with_elsewhere(hang: CollectiveHang, waits_in: Mapping[int, str]) -> CollectiveHang:
+    elsewhere = {rank: waits_in[rank] for rank in hang.absent if waits_in.get(rank, hang.group) != hang.group}
+    return replace(hang, elsewhere=elsewhere)

@@ -1,0 +1,227 @@
+"""Reads dumps of torch's flight recorder: the collectives that a rank has enqueued, with their states.
+
+torch writes one file per rank, ``comm_lib_trace_rank_3`` or ``nccl_trace_rank_3``: a pickle, or JSON without stacks.
+Format: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, version 2.x (torch 2.5 to 2.13).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seatrial.discover.file_readers import printable
+from seatrial.util import plain_pickle
+from seatrial.util.input_files import open_file, parse_json, read_bytes
+
+MAX_DUMP_BYTES = 64 * 2**20  # 20,000 collectives have 30 MB; torch keeps 2,000
+DEFAULT_GROUP = "default_pg"  # torch's description of the group of all ranks
+_START_BYTES = 4096
+_RANK = re.compile(r"(?P<prefix>.*?)(?P<rank>\d{1,7})(?:\.(?:json|pkl|pickle|bin))?")
+_KEYS = (b'"comm_lib_version"', b'"pg_config"', b'"collective_seq_id"')  # one of them begins the JSON form
+_KEPT = 20  # collectives that are kept before and after the first one that is not completed
+_MAX_TENSORS, _MAX_DIMENSIONS, _MAX_FRAMES, _MAX_TEXT = 64, 8, 100, 300
+_MAX_ENTRIES, _MAX_RANKS = 100_000, 1_000_000
+# Files of libraries: a frame in any other file is the user's
+_LIBRARY_FILE = re.compile(r"/(?:site|dist)-packages/(?!seatrial/)|/torch/|/lib/python\d[^/]*/(?!site-)|^<")
+
+
+class Frame(NamedTuple):
+    """A frame of a Python stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} in {'/'.join(self.file.split('/')[-2:])}:{self.line}"
+
+
+class Operation(NamedTuple):
+    """A collective or point-to-point operation of one rank. ``seq``: its number in the process group, from 1.
+
+    ``state``: scheduled (enqueued), started (on the GPU) or completed; gloo has no state started. ``name``:
+    ``all_reduce``, ``send 0->1``. Sizes: one tuple of dimensions per tensor. ``frame``: where the user's code calls it.
+    """
+
+    seq: int
+    name: str
+    state: str
+    input_sizes: tuple[tuple[int, ...], ...]
+    output_sizes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    frame: Frame | None
+
+
+@dataclass
+class Group:
+    """A process group as one rank recorded it. ``members``: ranks of the group; empty if torch did not record them.
+
+    ``last``: number of the last enqueued collective. ``collectives``: by number, those near the first that is not
+    completed, and the last one. ``transfers``: point-to-point operations that are not completed.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    last: int = 0
+    collectives: dict[int, Operation] = field(default_factory=dict)
+    transfers: list[Operation] = field(default_factory=list)
+
+    @property
+    def first_incomplete(self) -> int | None:
+        """The number of the first collective that is not completed."""
+        return min((seq for seq, operation in self.collectives.items() if operation.state != "completed"), default=None)
+
+
+@dataclass(frozen=True)
+class Dump:
+    """The dump of one rank; groups by name."""
+
+    rank: int
+    path: Path
+    groups: Mapping[str, Group]
+
+
+def dump_name(path: Path) -> tuple[str, int] | None:
+    """The prefix and the rank in the name of a dump; None if the name ends without a number."""
+    match = _RANK.fullmatch(path.name)
+    return (match["prefix"], int(match["rank"])) if match else None
+
+
+def is_dump(path: Path) -> bool:
+    """Whether a file with a rank in its name is a pickle, or JSON with the keys of the flight recorder."""
+    if dump_name(path) is None:
+        return False
+    try:
+        with open_file(path) as file:
+            start = file.read(_START_BYTES)
+    except OSError:
+        return False
+    return plain_pickle.is_pickle(start) or (start[:1] == b"{" and any(key in start for key in _KEYS))
+
+
+def read_dump(path: Path) -> Dump:
+    """The dump in a file. Raises OSError or ValueError with the reason why it is none."""
+    name = dump_name(path)
+    if name is None:
+        raise ValueError("its name does not end with a rank")
+    content = read_bytes(path, MAX_DUMP_BYTES)
+    document = plain_pickle.load(content) if plain_pickle.is_pickle(content[:2]) else parse_json(content)
+    if not isinstance(document, dict) or not isinstance(document.get("pg_config"), dict):
+        raise ValueError("it has no key pg_config: not a dump of torch's flight recorder")
+    entries = document.get("entries", [])  # absent in JSON if nothing was recorded
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError("its key entries is not a list of records: not a dump of torch's flight recorder")
+    if len(entries) > _MAX_ENTRIES:
+        raise ValueError(f"it has {len(entries)} entries, more than {_MAX_ENTRIES}")
+    return Dump(name[1], path, _groups(document, entries))
+
+
+def user_frame(frames: Iterable[Frame]) -> Frame | None:
+    """The innermost frame outside of libraries; the innermost one if all are in libraries. Innermost first."""
+    ordered = list(frames)
+    return next((frame for frame in ordered if not _LIBRARY_FILE.search(frame.file)), ordered[0] if ordered else None)
+
+
+def _groups(document: Mapping[str, Any], entries: list[dict[Any, Any]]) -> dict[str, Group]:
+    members = _members(document["pg_config"])
+    completed = {pg: _number(status, "last_completed_collective") for pg, status in _records(document, "pg_status")}
+    by_group: dict[str, list[dict[Any, Any]]] = {}
+    for entry in entries:
+        by_group.setdefault(_group_name(entry), []).append(entry)
+    groups: dict[str, Group] = {}
+    for name, recorded in by_group.items():
+        group = groups[name] = Group(name, members.get(name.partition(" ")[0], ()))
+        states = {id(entry): _state(entry, completed.get(str(entry.get("pg_id")), -1)) for entry in recorded}
+        collectives = [entry for entry in recorded if not _is_transfer(entry)]
+        group.last = max((_number(entry, "collective_seq_id") for entry in collectives), default=0)
+        incomplete = (_number(entry, "collective_seq_id") for entry in collectives if states[id(entry)] != "completed")
+        first = min(incomplete, default=group.last)
+        for entry in collectives:
+            seq = _number(entry, "collective_seq_id")
+            if abs(seq - first) <= _KEPT or seq == group.last:
+                group.collectives.setdefault(seq, _operation(seq, entry, states[id(entry)]))
+        transfers = [entry for entry in recorded if _is_transfer(entry) and states[id(entry)] != "completed"]
+        group.transfers = [
+            _operation(_number(entry, "p2p_seq_id"), entry, states[id(entry)]) for entry in transfers[:_KEPT]
+        ]
+    return groups
+
+
+def _members(config: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
+    """The ranks of each group by its name: ``"[0, 1, 2]"``. Gloo leaves them out, or writes an empty list."""
+    members = {}
+    for name, group in config.items():
+        ranks = group.get("ranks") if isinstance(group, dict) else None
+        if isinstance(ranks, str) and len(ranks) < 8 * _MAX_RANKS:
+            members[_text(name)] = tuple(int(rank) for rank in re.findall(r"\d{1,7}", ranks))
+    return members
+
+
+def _records(document: Mapping[str, Any], key: str) -> Iterable[tuple[str, dict[Any, Any]]]:
+    records = document.get(key)
+    items = records.items() if isinstance(records, dict) else ()
+    return [(str(name), record) for name, record in items if isinstance(record, dict)]
+
+
+def _group_name(entry: Mapping[Any, Any]) -> str:
+    """Name and description of the entry's group: ``0 default_pg``; the name alone if the group has no description."""
+    group = entry.get("process_group")
+    parts = [_text(part) for part in group[:2]] if isinstance(group, list | tuple) else []
+    return " ".join(part for part in parts if part not in ("", "undefined")) or "unnamed"
+
+
+def _is_transfer(entry: Mapping[Any, Any]) -> bool:
+    return entry.get("is_p2p") is True
+
+
+def _state(entry: Mapping[Any, Any], last_completed: int) -> str:
+    """The state of an entry. Gloo's entries stay scheduled; they are retired when they complete, not when they fail."""
+    name, state = str(entry.get("profiling_name")), entry.get("state")
+    is_retired = name.startswith("gloo:") and entry.get("retired") is True
+    is_passed = not _is_transfer(entry) and 0 < _number(entry, "collective_seq_id") <= last_completed
+    if state == "completed" or is_retired or is_passed:
+        return "completed"
+    return "started" if state == "started" else "scheduled"
+
+
+def _operation(seq: int, entry: Mapping[Any, Any], state: str) -> Operation:
+    frames = entry.get("frames")
+    stack = [
+        Frame(_text(frame.get("filename")), _number(frame, "line"), _text(frame.get("name")))
+        for frame in (frames[:_MAX_FRAMES] if isinstance(frames, list) else ())
+        if isinstance(frame, dict)
+    ]
+    dtypes = entry.get("input_dtypes") or entry.get("output_dtypes")
+    return Operation(
+        seq=seq,
+        name=_text(entry.get("profiling_name")).partition(":")[2] or "unnamed",
+        state=state,
+        input_sizes=_sizes(entry.get("input_sizes")),
+        output_sizes=_sizes(entry.get("output_sizes")),
+        dtypes=tuple(sorted({_text(dtype) for dtype in dtypes[:_MAX_TENSORS]})) if isinstance(dtypes, list) else (),
+        frame=user_frame(stack),
+    )
+
+
+def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
+    tensors = value[:_MAX_TENSORS] if isinstance(value, list) else []
+    return tuple(
+        tuple(size for size in tensor[:_MAX_DIMENSIONS] if isinstance(size, int))
+        for tensor in tensors
+        if isinstance(tensor, list)
+    )
+
+
+def _number(record: Mapping[Any, Any], key: str) -> int:
+    """An integer, which JSON's pg_status has as text; -1 if there is none."""
+    value = record.get(key)
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
+        return int(value)
+    return value if isinstance(value, int) else -1
+
+
+def _text(value: object) -> str:
+    return printable(value[:_MAX_TEXT]) if isinstance(value, str) else ""

@@ -1,0 +1,204 @@
+"""Where each rank of a job that hangs is: its Python stack, process state and collective, read from files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from seatrial.discover.collective_hangs import CollectiveHang, collective_hangs
+from seatrial.discover.file_readers import printable
+from seatrial.discover.flight_recorder import Dump, Frame, read_dump, user_frame
+from seatrial.util.input_files import read_text
+from seatrial.util.text import and_more, rank_list
+
+FOLDER = "hang"  # of an attempt: what was collected before its cancellation
+STATES = "states.txt"  # output of STATES_SCRIPT
+STACKS, RECORDER = "rank{}.txt", "comm_lib_trace_rank_{}"  # of one rank; torch's name for dumps of its flight recorder
+_MAX_BYTES = 2**20
+_MAX_NAMED = 6
+_STATES = {
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "D": "uninterruptible sleep, waiting for I/O",
+    "Z": "has ended, not yet reaped",
+}
+# Runs on each node; $0 is the attempt's folder there. Asks the ranks for their stacks, then prints one line per worker:
+# rank, pid, parent, state, kernel function. Last the stacks by py-spy, which also reads those of a stopped process; it
+# does so without stopping the process. Each line begins with the node, since srun mixes the lines of several nodes.
+STATES_SCRIPT = r"""
+states() {
+    mkdir -p "$1/stacks" && touch "$1/stacks/wanted"
+    worker="-m seatrial.worker ${1%/attempt*}/job.json ${1##*/attempt}"
+    pids=()
+    for folder in /proc/[0-9]*; do
+        mapfile -d "" words <"$folder/cmdline"
+        [[ ${words[*]:1} == "$worker" || ${words[*]:2} == "$worker" ]] || continue
+        rank=$(tr "\0" "\n" <"$folder/environ" | sed -n "s/^RANK=//p")
+        stat=$(<"$folder/stat")
+        read -r state parent _ <<<"${stat##*) }"
+        echo "worker ${rank:-0} ${folder##*/} $parent $state $(<"$folder/wchan")"
+        pids+=("${folder##*/}")
+    done 2>/dev/null
+    command -v py-spy >/dev/null || { echo "py-spy is not installed"; return; }
+    for pid in "${pids[@]}"; do
+        echo "py-spy $pid"
+        timeout 2 py-spy dump --nonblocking --pid "$pid" 2>&1 || echo "py-spy failed: $?"
+    done
+}
+states "$0" | sed -u "s/^/$HOSTNAME: /"
+"""
+_LINE = re.compile(r"^(?P<node>[^\s:]+): (?P<text>.*)$")
+_WORKER = re.compile(r"^worker (?P<rank>\d{1,7}) (?P<pid>\d{1,9}) (?P<parent>\d{1,9}) (?P<state>\w) (?P<wchan>\S*)$")
+_PY_SPY = re.compile(r"^py-spy (?P<pid>\d{1,9})$")
+_PY_SPY_FRAME = re.compile(r"^\s+(?P<function>.+) \((?P<file>[^()]*):(?P<line>\d+)\)$")
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+
+
+class _Worker(NamedTuple):
+    """A line of STATES_SCRIPT."""
+
+    node: str
+    pid: int
+    parent: int
+    state: str
+    wchan: str
+
+
+_UNKNOWN = _Worker("", 0, 0, "", "")
+
+
+@dataclass(frozen=True)
+class RankSnapshot:
+    """Where one rank was. ``frames``: the stack of its main thread, innermost first; empty if it could not be read.
+
+    ``state``: the kernel's letter for the process, empty if unknown; ``wchan``: the kernel function that it waits in.
+    """
+
+    rank: int
+    frames: tuple[Frame, ...] = ()
+    state: str = ""
+    wchan: str = ""
+    node: str = ""
+
+    @property
+    def place(self) -> str:
+        """The user's frame and what it calls there; the process state if the stack could not be read."""
+        frame = user_frame(self.frames)
+        if frame is None:
+            return "no Python stack"
+        innermost = self.frames[0]
+        return str(frame) if frame is innermost else f"{innermost.function}, called from {frame}"
+
+    @property
+    def abnormal_state(self) -> str:
+        """The process state if it alone can be the cause: stopped, waiting for I/O, or ended."""
+        kernel = f" in {self.wchan}" if self.state == "D" and self.wchan not in ("", "0") else ""
+        return f"process state {self.state} ({_STATES[self.state]}{kernel})" if self.state in _STATES else ""
+
+
+@dataclass(frozen=True)
+class HangEvidence:
+    """What was collected of a job that hangs: one snapshot per rank, and the hangs in flight-recorder dumps."""
+
+    snapshots: tuple[RankSnapshot, ...]
+    hangs: tuple[CollectiveHang, ...]
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """The ranks at fault: with an abnormal process state, else absent from a collective, else alone elsewhere."""
+        abnormal = tuple(snapshot.rank for snapshot in self.snapshots if snapshot.abnormal_state)
+        if abnormal and len(abnormal) < len(self.snapshots):
+            return abnormal
+        if self.hangs and self.hangs[0].culprits:
+            return self.hangs[0].culprits
+        places = sorted(self.by_place().values(), key=len)
+        is_alone = len(places) == 2 and 2 * len(places[0]) < len(self.snapshots)
+        return places[0] if is_alone else ()
+
+    def by_place(self) -> dict[str, tuple[int, ...]]:
+        """Place and abnormal process state → ranks."""
+        places: dict[str, list[int]] = {}
+        for snapshot in self.snapshots:
+            state = snapshot.abnormal_state
+            places.setdefault(f"{snapshot.place}{f'; {state}' if state else ''}", []).append(snapshot.rank)
+        return {place: tuple(ranks) for place, ranks in places.items()}
+
+    def text(self) -> str:
+        """The ranks by place: ``ranks 0-2: all_reduce, called from step in train/ddp.py:120; rank 3: …``."""
+        by_place = sorted(self.by_place().items(), key=lambda item: (len(item[1]), item[1]))
+        return and_more([f"{rank_list(ranks)}: {place}" for place, ranks in by_place], _MAX_NAMED, separator="; ")
+
+
+def read_evidence(attempt: Path, rank_count: int) -> HangEvidence | None:
+    """What was collected of an attempt that hung; None if nothing was."""
+    folder = attempt / FOLDER
+    workers, py_spy = _workers(_text(folder / STATES))
+    snapshots, dumps = [], list[Dump]()
+    for rank in range(rank_count):
+        worker = workers.get(rank, _UNKNOWN)
+        frames = _main_thread(_text(folder / STACKS.format(rank))) or py_spy.get((worker.node, worker.pid), ())
+        snapshots.append(RankSnapshot(rank, frames, worker.state, worker.wchan, worker.node))
+        try:
+            dumps.append(read_dump(folder / RECORDER.format(rank)))
+        except (OSError, ValueError):
+            continue
+    if not any(snapshot.frames or snapshot.state for snapshot in snapshots):
+        return None
+    return HangEvidence(tuple(snapshots), tuple(_job_hangs(dumps, rank_count)))
+
+
+def _job_hangs(dumps: Sequence[Dump], rank_count: int) -> Iterable[CollectiveHang]:
+    """A rank that cannot write a dump is absent, but only if others wait in a collective."""
+    return collective_hangs(dumps, rank_count) if dumps else ()
+
+
+def _workers(text: str) -> tuple[dict[int, _Worker], dict[tuple[str, int], tuple[Frame, ...]]]:
+    """The workers by rank, and the stack of the main thread by node and pid, from STATES_SCRIPT's output."""
+    workers: dict[tuple[str, int], tuple[int, _Worker]] = {}
+    stacks: dict[tuple[str, int], list[Frame]] = {}
+    current: dict[str, tuple[int, bool]] = {}  # node → process whose stack follows, and whether it is the main thread's
+    for line in filter(None, map(_LINE.match, text.splitlines())):
+        node, content = printable(line["node"]), line["text"]
+        pid, is_main = current.get(node, (0, False))
+        if match := _WORKER.match(content):
+            worker = _Worker(node, int(match["pid"]), int(match["parent"]), match["state"], printable(match["wchan"]))
+            workers[node, worker.pid] = int(match["rank"]), worker
+        elif match := _PY_SPY.match(content):
+            current[node] = int(match["pid"]), False
+        elif content.startswith("Thread "):
+            current[node] = pid, "MainThread" in content
+        elif is_main and (match := _PY_SPY_FRAME.match(content)):
+            stacks.setdefault((node, pid), []).append(_frame(match))
+    # a process whose parent is a worker too was forked by it, such as a data loader
+    by_rank = {rank: worker for rank, worker in workers.values() if (worker.node, worker.parent) not in workers}
+    return by_rank, {process: tuple(frames) for process, frames in stacks.items()}
+
+
+def _main_thread(text: str) -> tuple[Frame, ...]:
+    """The frames of the main thread in a dump by faulthandler; of the last thread, if the first line names none."""
+    main = re.match(r"main thread 0x0*([0-9a-f]+)", text)
+    threads: dict[str, list[Frame]] = {}
+    current = ""
+    for line in text.splitlines():
+        if match := _THREAD.match(line):
+            current = match["ident"].lstrip("0")
+            threads[current] = []
+        elif match := _FRAME.match(line):
+            threads.setdefault(current, []).append(_frame(match))
+    frames: Mapping[str, list[Frame]] = threads
+    return tuple(frames.get(main[1] if main else current, ()))
+
+
+def _frame(match: re.Match[str]) -> Frame:
+    return Frame(printable(match["file"])[:300], int(match["line"][:9]), printable(match["function"])[:300])
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path, _MAX_BYTES)
+    except (OSError, ValueError):
+        return ""

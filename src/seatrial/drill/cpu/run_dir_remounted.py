@@ -1,0 +1,49 @@
+"""The filesystem of the run directory becomes read-only while ranks train, as ext4 and XFS do after an I/O error."""
+
+from __future__ import annotations
+
+from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
+from seatrial.drill.cpu._ranks import TRAINING
+from seatrial.drill.injection import Injection
+
+FOLDER = "remounted"
+
+
+def mount(injection: Injection) -> None:
+    """Mount a filesystem above the run directory, for the trial only."""
+    folder = injection.folder / FOLDER
+    folder.mkdir()
+    injection.run_dir = folder / "run"
+    injection.new_mounts = True
+    injection.setup.append(f"mount -t tmpfs -o size=64m tmpfs {folder}")
+
+
+def remount(injection: Injection) -> None:
+    """Make it read-only when a rank has started; only the trial's namespace shows its files."""
+    heartbeat = injection.run_dir / "jobs" / "ranks" / "attempt1" / "rank0.jsonl"
+    injection.wait_for(
+        lambda: bool(injection.run_in_trial_mounts(f"test -s {heartbeat} && echo yes || true")), "rank 0 is in a check"
+    )
+    injection.mark_injected()
+    # by force: files are open for writing, as at an error of the disk; a plain remount would be refused
+    injection.run_in_trial_mounts(
+        f"mount --bind {injection.folder / FOLDER} {injection.folder / FOLDER} && "
+        f"mount -o remount,bind,ro {injection.folder / FOLDER}"
+    )
+
+
+DRILL = Drill(
+    name="run-dir-remounted",
+    title="the filesystem of the run directory becomes read-only while ranks train",
+    machine="cpu",
+    trial=DrillTrial(checks=TRAINING),
+    expected=Expected(
+        refusal=r"Read-only file system",
+        cause="Read-only file system",
+        place=rf"/{FOLDER}/run\b",
+        command=rf"findmnt -T \S+/{FOLDER}/run",
+    ),
+    needs=Needs(root=True, programs=("unshare", "nsenter", "mount")),
+    prepare=mount,
+    act=remount,
+)

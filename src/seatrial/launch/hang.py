@@ -1,0 +1,95 @@
+"""Collects, before a job that hangs is cancelled, where each of its ranks is; the time for it is limited."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from seatrial.discover.rank_stacks import (
+    FOLDER,
+    RECORDER,
+    STACKS,
+    STATES,
+    STATES_SCRIPT,
+    HangEvidence,
+    read_evidence,
+)
+from seatrial.launch.base import StartedJob
+from seatrial.launch.rank_status import Rank
+from seatrial.launch.root_cause import RootCause
+from seatrial.model import Artifact, SeatrialError
+from seatrial.util import stack_dump
+from seatrial.util.files import atomic_write
+from seatrial.util.input_files import read_bytes
+
+STATES_LIMIT_S = 8.0  # a step of srun takes seconds on many nodes; py-spy takes up to 2 s per rank
+STACKS_LIMIT_S = 5.0  # a rank looks once a second; files of nodes that do not share the run directory arrive after 2 s
+_POLL_S = 0.1
+MAX_ARTIFACTS = 64  # of one measurement; the files of the other ranks are in the same folder
+_SILENT_S = 3.0  # a rank without a heartbeat for this long will not write its stack
+
+
+def with_evidence(cause: RootCause, running: StartedJob, ranks: Sequence[Rank], attempt: Path) -> RootCause:
+    """Return ``cause`` with the place of each rank, and with the rank at fault as its subject if that was unknown.
+
+    A failure to collect is part of the text and changes nothing else.
+    """
+    problem, now = "", time.monotonic()
+    running_ranks = [rank for rank in ranks if rank.heartbeat_expected and now - (rank.last_seen or 0.0) < _SILENT_S]
+    try:
+        stack_dump.request(attempt)
+        result = running.run_on_nodes(STATES_SCRIPT, attempt, STATES_LIMIT_S)
+        if result.code is None:
+            problem = f"; not all nodes answered within {STATES_LIMIT_S:g} s"
+        _wait_for_stacks(running, running_ranks, attempt)
+        _save(attempt, len(ranks), result.out + result.err)
+        evidence = read_evidence(attempt, len(ranks))
+    except (OSError, SeatrialError) as error:
+        return replace(cause, cause=f"{cause.cause}. The stacks of the ranks could not be collected: {error}")
+    if evidence is None:
+        return replace(cause, cause=f"{cause.cause}. No rank wrote its stack{problem}")
+    subject, number = _subject(cause, evidence, ranks)
+    return replace(cause, subject=subject, rank=number, cause=f"{cause.cause}. Stacks: {evidence.text()}{problem}")
+
+
+def stack_artifacts(attempt: Path, numbers: Sequence[int]) -> tuple[Artifact, ...]:
+    """Return the files with the stacks of these ranks, at most ``MAX_ARTIFACTS``, and with the process states."""
+    folder, run_dir = attempt / FOLDER, attempt.parents[2]
+    titles = {folder / STATES: "process states of the ranks"}
+    titles |= {folder / STACKS.format(number): f"stacks of rank {number}" for number in numbers[:MAX_ARTIFACTS]}
+    titles = {path: title for path, title in titles.items() if path.is_file()}
+    return tuple(Artifact(path=str(path.relative_to(run_dir)), title=title) for path, title in titles.items())
+
+
+def _save(attempt: Path, rank_count: int, states: str) -> None:
+    """Copy what the ranks have written: a rank that runs again, for example at its cancellation, changes its files."""
+    source, folder = attempt / stack_dump.FOLDER, attempt / FOLDER
+    folder.mkdir(exist_ok=True)
+    atomic_write(folder / STATES, states.encode(errors="replace"))
+    for rank in range(rank_count):
+        copies = [(path, folder / STACKS.format(rank)) for path in stack_dump.stack_files(source, rank)[::-1]]
+        copies.append((stack_dump.recorder_file(source, rank), folder / RECORDER.format(rank)))
+        for path, copy in copies:
+            if path.is_file() and (content := read_bytes(path)):
+                copy.write_bytes(content)
+
+
+def _subject(cause: RootCause, evidence: HangEvidence, ranks: Sequence[Rank]) -> tuple[str, int | None]:
+    """Return the rank at fault, if the cause has none and the evidence has exactly one."""
+    if cause.rank is not None or len(evidence.culprits) != 1:
+        return cause.subject, cause.rank
+    rank = ranks[evidence.culprits[0]]
+    return rank.name, rank.number
+
+
+def _wait_for_stacks(running: StartedJob, ranks: Sequence[Rank], attempt: Path) -> None:
+    """Wait until these ranks have written their stacks and their flight recorder."""
+    folder, deadline = attempt / stack_dump.FOLDER, time.monotonic() + STACKS_LIMIT_S
+    able = [rank.number for rank in ranks if stack_dump.stack_files(folder, rank.number)[1].exists()]  # since its start
+    missing = [stack_dump.recorder_file(folder, number) for number in able]
+    while missing and time.monotonic() < deadline:
+        running.poll()  # fetches files
+        missing = [path for path in missing if not path.exists()]
+        time.sleep(_POLL_S)

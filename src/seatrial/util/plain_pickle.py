@@ -1,0 +1,195 @@
+"""Reads pickles of plain data without running code: dict, list, tuple, str, bytes, int, float, bool and None.
+
+Python's own unpickler can be restricted in the classes that it loads, but not in memory: a length or a memo index that
+a file merely claims makes it allocate gigabytes. Here a length is checked against the data that is there, and the
+number of opcodes is limited. Opcodes: pickletools.opcodes, protocols 2 to 5; torch's writer uses protocol 2.
+"""
+
+from __future__ import annotations
+
+import pickle
+import reprlib
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# An opcode creates one object at most, of up to 72 bytes beside its text; a dump of 20,000 collectives has 3 million
+MAX_OPCODES = 5_000_000
+_MAX_MARKS = 100  # nested containers that are still open
+_MAX_INTEGER_BYTES = 16
+_KEY_TYPES = (str, int, float, bytes, type(None))  # the hash of nested tuples can take exponential time
+_OTHERS = (
+    "GLOBAL STACK_GLOBAL INST OBJ NEWOBJ NEWOBJ_EX REDUCE BUILD PERSID BINPERSID EXT1 EXT2 EXT4 NEXT_BUFFER "
+    "READONLY_BUFFER FROZENSET EMPTY_SET ADDITEMS"
+)
+_NAMES = {getattr(pickle, name)[0]: name for name in _OTHERS.split()}
+
+
+def load(data: bytes) -> Any:
+    """The object in a pickle. Raises ValueError if it holds anything but plain data, is damaged or too large."""
+    reader = _Reader(data)
+    try:
+        return reader.read()
+    except (struct.error, IndexError, KeyError) as error:
+        raise ValueError(f"the pickle is truncated or damaged at byte {reader.position}") from error
+
+
+def is_pickle(start: bytes) -> bool:
+    """Whether a file that begins with ``start`` is a pickle of protocol 2 to 5."""
+    return len(start) > 1 and start[0] == pickle.PROTO[0] and 2 <= start[1] <= 5
+
+
+class _Reader:
+    """A stack machine that executes the opcodes of a pickle that build plain data."""
+
+    def __init__(self, data: bytes) -> None:
+        self.position = 0
+        self._data = data
+        self._stack: list[Any] = []
+        self._marks: list[int] = []  # heights of the stack
+        self._memo: dict[int, Any] = {}
+
+    def read(self) -> Any:
+        """Execute the opcodes up to STOP. The most frequent ones are inline: a job's dumps have millions of them."""
+        data, stack, memo = self._data, self._stack, self._memo
+        get, get_long, put, put_long, byte = _FREQUENT
+        for _ in range(MAX_OPCODES):
+            opcode, position = data[self.position], self.position + 1
+            if opcode == get:
+                stack.append(memo[data[position]])
+                self.position = position + 1
+            elif opcode == get_long:
+                stack.append(memo[int.from_bytes(data[position : position + 4], "little")])
+                self.position = position + 4
+            elif opcode == put:
+                memo[data[position]] = stack[-1]
+                self.position = position + 1
+            elif opcode == put_long:
+                memo[int.from_bytes(data[position : position + 4], "little")] = stack[-1]
+                self.position = position + 4
+            elif opcode == byte:
+                stack.append(data[position])
+                self.position = position + 1
+            elif action := _ACTIONS.get(opcode):
+                self.position = position
+                action(self)
+            elif opcode == pickle.STOP[0]:
+                return stack[-1]
+            else:
+                name = _NAMES.get(opcode, repr(bytes([opcode])))
+                raise ValueError(
+                    f"the pickle has opcode {name} at byte {self.position}; only plain data is read, "
+                    "since loading anything else would run code"
+                )
+        raise ValueError(f"the pickle has more than {MAX_OPCODES} opcodes")
+
+    def push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes."""
+        taken = self._data[self.position : self.position + size]
+        if len(taken) < size:
+            raise ValueError(
+                f"the pickle claims {size} bytes at byte {self.position}, where {len(taken)} are left: "
+                "truncated or damaged"
+            )
+        self.position += size
+        return taken
+
+    def number(self, layout: str) -> Any:
+        (value,) = struct.unpack(layout, self.take(struct.calcsize(layout)))
+        return value
+
+    def text(self, layout: str) -> None:
+        self.push(self.take(self.number(layout)).decode("utf-8", errors="replace"))
+
+    def integer(self, layout: str) -> None:
+        size = self.number(layout)
+        if not 0 <= size <= _MAX_INTEGER_BYTES:
+            raise ValueError(f"the pickle has an integer of {size} bytes")
+        self.push(int.from_bytes(self.take(size), "little", signed=True))
+
+    def mark(self) -> None:
+        if len(self._marks) >= _MAX_MARKS:
+            raise ValueError(f"the pickle is nested deeper than {_MAX_MARKS} levels")
+        self._marks.append(len(self._stack))
+
+    def tuple_of(self, count: int) -> None:
+        self.push(tuple(self._popped(len(self._stack) - count)))
+
+    def marked_tuple(self) -> None:
+        self.push(tuple(self._popped(self._marks.pop())))
+
+    def append(self, height: int) -> None:
+        items = self._popped(height)
+        if not isinstance(self._stack[-1], list):
+            raise ValueError("the pickle appends to an object that is no list: damaged")
+        self._stack[-1].extend(items)
+
+    def set_items(self, height: int) -> None:
+        items = self._popped(height)
+        target = self._stack[-1]
+        if not isinstance(target, dict) or len(items) % 2:
+            raise ValueError("the pickle sets items of an object that is no dict: damaged")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(key, _KEY_TYPES):
+                raise ValueError(f"the pickle has a dict key of type {type(key).__name__}")
+            target[key] = value
+
+    def _popped(self, height: int) -> list[Any]:
+        if not 0 <= height <= len(self._stack):
+            raise IndexError
+        items = self._stack[height:]
+        del self._stack[height:]
+        return items
+
+    def memoize(self) -> None:
+        self._memo[len(self._memo)] = self._stack[-1]
+
+    def height(self, below: int) -> int:
+        return len(self._stack) - below
+
+    def pop_mark(self) -> int:
+        return self._marks.pop()
+
+    def protocol(self) -> None:
+        if (version := self.number("<B")) > 5:
+            raise ValueError(f"the pickle has protocol {reprlib.repr(version)}, expected at most 5")
+
+
+_FREQUENT = (pickle.BINGET[0], pickle.LONG_BINGET[0], pickle.BINPUT[0], pickle.LONG_BINPUT[0], pickle.BININT1[0])
+_ACTIONS: Mapping[int, Callable[[_Reader], object]] = {
+    code[0]: action
+    for code, action in {
+        pickle.PROTO: _Reader.protocol,
+        pickle.FRAME: lambda reader: reader.number("<Q"),
+        pickle.MARK: _Reader.mark,
+        pickle.NONE: lambda reader: reader.push(None),
+        pickle.NEWTRUE: lambda reader: reader.push(True),
+        pickle.NEWFALSE: lambda reader: reader.push(False),
+        pickle.BININT: lambda reader: reader.push(reader.number("<i")),
+        pickle.BININT2: lambda reader: reader.push(reader.number("<H")),
+        pickle.LONG1: lambda reader: reader.integer("<B"),
+        pickle.LONG4: lambda reader: reader.integer("<i"),
+        pickle.BINFLOAT: lambda reader: reader.push(reader.number(">d")),
+        pickle.SHORT_BINUNICODE: lambda reader: reader.text("<B"),
+        pickle.BINUNICODE: lambda reader: reader.text("<I"),
+        pickle.BINUNICODE8: lambda reader: reader.text("<Q"),
+        pickle.SHORT_BINBYTES: lambda reader: reader.push(reader.take(reader.number("<B"))),
+        pickle.BINBYTES: lambda reader: reader.push(reader.take(reader.number("<I"))),
+        pickle.BINBYTES8: lambda reader: reader.push(reader.take(reader.number("<Q"))),
+        pickle.EMPTY_LIST: lambda reader: reader.push([]),
+        pickle.EMPTY_DICT: lambda reader: reader.push({}),
+        pickle.EMPTY_TUPLE: lambda reader: reader.push(()),
+        pickle.TUPLE: _Reader.marked_tuple,
+        pickle.TUPLE1: lambda reader: reader.tuple_of(1),
+        pickle.TUPLE2: lambda reader: reader.tuple_of(2),
+        pickle.TUPLE3: lambda reader: reader.tuple_of(3),
+        pickle.APPEND: lambda reader: reader.append(reader.height(1)),
+        pickle.APPENDS: lambda reader: reader.append(reader.pop_mark()),
+        pickle.SETITEM: lambda reader: reader.set_items(reader.height(2)),
+        pickle.SETITEMS: lambda reader: reader.set_items(reader.pop_mark()),
+        pickle.MEMOIZE: _Reader.memoize,
+    }.items()
+}
