@@ -104,10 +104,11 @@ def _try_interfaces(required: dict[str, Any], found: dict[str, Any]) -> None:
     here = found["interfaces"] = sorted(name for _, name in socket.if_nameindex())
     listed, problems = ", ".join(here), []
     gloo = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    if missing := [name for name in gloo.split(",") if name and name not in here]:
+    missing = [name for name in gloo.split(",") if name and name not in here]
+    if missing:
         problems.append(f"GLOO_SOCKET_IFNAME={gloo}: this node has no interface {', '.join(missing)}, it has {listed}")
     nccl = os.environ.get("NCCL_SOCKET_IFNAME", "") if required["gpus"] else ""
-    names = nccl.removeprefix("=").split(",") if nccl and not nccl.startswith("^") else []
+    names = nccl.lstrip("=").split(",") if nccl and not nccl.startswith("^") else []
     if names and not any(
         name == other or (nccl[0] != "=" and other.startswith(name)) for name in names for other in here
     ):

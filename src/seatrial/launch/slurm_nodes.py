@@ -12,6 +12,8 @@ from seatrial.launch.base import NodeShortage
 from seatrial.model import MissingNode, SeatrialError
 from seatrial.util.text import and_more
 
+_MAX_ASKED = 8  # nodes whose slurmd is asked: each may take seconds
+
 
 @dataclass(frozen=True)
 class CandidateNodes:
@@ -31,7 +33,8 @@ class CandidateNodes:
         usable = len(self.nodes) - len(missing)
         if usable >= needed or not missing:
             return None
-        nodes = tuple(MissingNode(name=node.name, state=_state(node)) for node in missing)
+        states = [*map(_state, missing[:_MAX_ASKED]), *map(str, missing[_MAX_ASKED:])]
+        nodes = tuple(MissingNode(name=node.name, state=state) for node, state in zip(missing, states, strict=True))
         return NodeShortage(usable=usable, missing=nodes)
 
     def message(self, needed: int) -> str:
