@@ -53,7 +53,7 @@ def test_node_that_cannot_connect_names_address_and_port(port: int) -> None:
 def test_name_that_does_not_resolve_to_the_other_node_is_named(name: str, reason: str, port: int) -> None:
     problem = connect(name, port, TOKEN, 0)
     assert reason in problem
-    assert f"getent ahosts {name}" in problem
+    assert name in problem
 
 
 def test_a_missing_node_ends_the_server(port: int) -> None:

@@ -302,3 +302,37 @@ def test_each_cause_is_one_finding_at_its_place_with_a_complete_command(cause: C
     assert command.startswith("srun --nodelist=n0 ") is (subject != CLUSTER)
     if "{gpu}" in cause.first_command:
         assert re.search(r"(--id[= ]|nvidia)1\b", command)
+
+
+def test_a_check_locates_a_verdict_on_the_cluster() -> None:
+    facts: dict[str, JsonValue] = {"fault_places": {"names_unresolved": {"n1": ["n0", "n7"]}}}
+    verdict = bad("nodes.connectivity", CLUSTER, "names_unresolved")
+    (finding,) = found(verdict, facts=facts, check="nodes.connectivity", prefix="srun --nodelist={node}")
+    assert (finding.cause, finding.subject) == ("names_unresolved", "n1")
+    assert finding.first_command.startswith("srun --nodelist=n1 sh -c 'getent ahosts n0 n7;")
+    (finding,) = found(verdict, check="nodes.connectivity")
+    assert (finding.subject, finding.first_command.split(";")[0]) == (CLUSTER, 'getent ahosts "$(hostname)"')
+
+
+def test_a_variable_on_one_node_is_the_cause_of_the_warning_that_settings_differ() -> None:
+    facts: dict[str, JsonValue] = {
+        "network": {"n0": {}, "n1": {"NCCL_P2P_DISABLE": "1"}, "n2": {}},
+        "network_minority": {"n1": {"NCCL_P2P_DISABLE": "1, majority: not set"}},
+        "fault_places": {"network_differing": {"n1": ["NCCL_P2P_DISABLE"]}},
+    }
+    warning = bad("nodes.connectivity", CLUSTER, "network_differing", Outcome.WARN)
+    (finding,) = found(warning, facts=facts, check="nodes.connectivity")
+    assert (finding.cause, finding.subject) == ("environment_variable", "n1")
+    assert finding.title == "NCCL_P2P_DISABLE=1 is set on n1 only"
+    assert explained(finding) == {("nodes.connectivity", CLUSTER)}
+
+
+def test_a_version_on_one_node_explains_the_failure() -> None:
+    facts: dict[str, JsonValue] = {
+        "nodes_differing": {"n1": {"torch": "2.1.0, majority: 2.13.0"}},
+        "fault_places": {"nodes_differing": {"n1": ["torch"]}},
+    }
+    failure = bad("nodes.connectivity", CLUSTER, "nodes_differing")
+    (finding,) = found(failure, facts=facts, check="nodes.connectivity")
+    assert (finding.cause, finding.subject) == ("node_differs", "n1")
+    assert finding.first_command == "python3 -m torch.utils.collect_env"

@@ -12,6 +12,7 @@ from seatrial import checks
 from seatrial.diagnose.cause_data import causes
 from seatrial.diagnose.failed_rank import RANK_FAILED
 from seatrial.diagnose.hangs import CAUSE as HANG
+from seatrial.diagnose.missing_nodes import missing_node_causes
 from seatrial.diagnose.signatures import signatures
 from seatrial.drill import catalog
 from seatrial.drill.base import Drill
@@ -21,10 +22,10 @@ OTHER_CAUSES = {"environment_variable", "node_differs", RANK_FAILED, HANG}
 
 @pytest.mark.parametrize("drill", catalog().values(), ids=lambda drill: drill.name)
 def test_drill_names_what_exists(drill: Drill) -> None:
-    known = checks.catalog()
+    all_checks = checks.catalog()
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", drill.name)
     for name, options in drill.trial.checks.items():
-        known[name].options.model_validate(options)
+        all_checks[name].options.model_validate(options)
     if drill.fault:
         assert callable(import_module(f"seatrial.drill.faults.{drill.fault}").install)
     for pattern in (drill.expected.place, drill.expected.command, drill.expected.refusal):
@@ -35,7 +36,8 @@ def test_drill_names_what_exists(drill: Drill) -> None:
         return
     seen = [name for name in drill.trial.checks if fnmatchcase(name, drill.expected.check)]
     assert seen, "the check that must see the fault is not in the trial"
-    ids = {cause.id for cause in causes()} | {signature.id for signature in signatures()} | OTHER_CAUSES
+    ids = OTHER_CAUSES | {cause.id for cause in causes()} | {cause.id for cause in missing_node_causes()}
+    ids |= {signature.id for signature in signatures()}
     assert drill.expected.cause in ids
     assert drill.expected.action
 

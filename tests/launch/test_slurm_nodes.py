@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seatrial.config.schema import Cluster, Config, Slurm
-from seatrial.discover import slurm_output
+from seatrial.discover import slurm, slurm_output
 from seatrial.discover.slurm_facts import Job
 from seatrial.launch.slurm_nodes import CandidateNodes, candidate_nodes, node_state
 from tests.fakes.slurm import NEWER_NODES, FakeSlurm, Reply, cluster, failure, recorded, success
@@ -25,10 +25,19 @@ def answers(state: str, **hostlists: str) -> dict[str, Reply]:
     return {**cluster(state), **lists}
 
 
+@pytest.fixture(autouse=True)
+def slurmd_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes of the recorded output do not exist here."""
+    monkeypatch.setattr(slurm, "slurmd_answer", lambda name: f"port 6818 of {name} refuses connections")
+
+
 def test_down_and_drained_nodes_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeSlurm(cluster("troubled")).install(monkeypatch)
     nodes = candidate_nodes(settings())
-    assert missing(nodes) == {"node1": "DOWN+NOT_RESPONDING: Not responding", "node2": "IDLE+DRAIN: fan broken"}
+    assert missing(nodes) == {
+        "node1": "DOWN+NOT_RESPONDING: Not responding; port 6818 of node1 refuses connections",
+        "node2": "IDLE+DRAIN: fan broken",
+    }
     assert nodes.shortage(2) is None, "two others are enough"
 
 
@@ -96,5 +105,6 @@ def test_a_host_name_with_a_domain_is_found_by_its_short_name(monkeypatch: pytes
         "scontrol show node other": failure("Node other not found"),
     }
     FakeSlurm(replies).install(monkeypatch)
-    assert node_state("node2.example.com") == ("node2", "IDLE+DRAIN: fan broken")
+    state = "IDLE+DRAIN: fan broken; port 6818 of node2 refuses connections"
+    assert node_state("node2.example.com") == ("node2", state), "its ranks are silent"
     assert node_state("other") == ("other", "")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from seatrial.drill.cluster._nodes import VARIABLE
 from tests.rig.cluster import Cluster
 
 
@@ -23,7 +25,15 @@ def main(arguments: list[str]) -> int:
         tempfile.TemporaryDirectory(prefix="rig") as folder,
         Cluster(nodes=options.nodes, gpus_per_node=options.gpus_per_node, folder=Path(folder)) as cluster,
     ):
-        return _run(options.command, cluster.env)
+        return _run(options.command, {**cluster.env, VARIABLE: str(_access_file(cluster))})
+
+
+def _access_file(cluster: Cluster) -> Path:
+    """Writes how ``seatrial drill`` reaches the nodes, and returns the file."""
+    nodes = {node: {"enter": cluster.enter(node), "link": cluster.link(node)} for node in cluster.nodes}
+    path = cluster.folder / "access.json"
+    path.write_text(json.dumps({"folder": str(cluster.folder), "nodes": nodes}))
+    return path
 
 
 def _run(argv: list[str], env: dict[str, str]) -> int:

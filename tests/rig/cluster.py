@@ -119,7 +119,11 @@ class Cluster(Faults):
 
     def run_on(self, node: str, argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Runs a command on a node without Slurm."""
-        return self.run(self._machines[node].enter(argv), timeout)
+        return self.run([*self.enter(node), *argv], timeout)
+
+    def enter(self, node: str) -> list[str]:
+        """Returns the words before a command that runs on a node without Slurm."""
+        return self._machines[node].enter([])
 
     def link(self, node: str) -> str:
         return self._machines[node].link

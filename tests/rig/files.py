@@ -21,6 +21,7 @@ SlurmctldLogFile={folder}/log/slurmctld.log
 SlurmdLogFile={folder}/log/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin={task_plugin}
+TaskProlog={folder}/task-prolog
 JobAcctGatherType=jobacct_gather/linux
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
@@ -40,6 +41,11 @@ SlurmdTimeout=10
 """
 
 
+# Runs FOLDER/environment/NODE before each task on NODE; Slurm applies each line ``export NAME=VALUE`` of its output.
+_TASK_PROLOG = """\
+#!/bin/sh
+[ ! -e {folder}/environment/$SLURMD_NODENAME ] || . {folder}/environment/$SLURMD_NODENAME
+"""
 _CONFINE = "ConstrainCores=yes\nConstrainDevices=yes\nConstrainRAMSpace=yes\n"
 
 
@@ -55,6 +61,8 @@ def write(
     lines += ["PartitionName=gpu Nodes=ALL Default=YES MaxTime=60 State=UP", extra]
     plugin = "task/affinity,task/cgroup" if confined else "task/none"
     conf = _SLURM_CONF.format(folder=folder, network=network, port=port, task_plugin=plugin)
+    (folder / "task-prolog").write_text(_TASK_PROLOG.format(folder=folder))
+    (folder / "task-prolog").chmod(0o755)
     (folder / "slurm.conf").write_text(conf + "\n".join(lines) + "\n")
     devices = [f"Name=gpu Type=fake File={folder}/dev/gpu{number}\n" for number in range(gpus)]
     (folder / "gres.conf").write_text("".join(devices))

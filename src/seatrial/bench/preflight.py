@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     try:
         with open(job_file, encoding="utf-8") as file:
             required = json.load(file)["preflight"]
-        for try_requirement in (_try_seatrial, _try_torch, _try_hf_cache) if required else ():
+        for try_requirement in (_try_seatrial, _try_interfaces, _try_torch, _try_hf_cache) if required else ():
             try:
                 try_requirement(required, facts)
             except Problem as problem:
@@ -97,6 +97,24 @@ def _dependencies() -> list[str]:
         return []
     names = (re.match(r"[\w.-]+", text) for text in requirements if "extra ==" not in text)
     return [name[0] for name in names if name]
+
+
+def _try_interfaces(required: dict[str, Any], found: dict[str, Any]) -> None:
+    """Gloo takes a list of names, NCCL one of prefixes; ``^`` excludes, ``=`` is an exact name (NCCL user guide)."""
+    here = found["interfaces"] = sorted(name for _, name in socket.if_nameindex())
+    listed, problems = ", ".join(here), []
+    gloo = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    missing = [name for name in gloo.split(",") if name and name not in here]
+    if missing:
+        problems.append(f"GLOO_SOCKET_IFNAME={gloo}: this node has no interface {', '.join(missing)}, it has {listed}")
+    nccl = os.environ.get("NCCL_SOCKET_IFNAME", "") if required["gpus"] else ""
+    names = nccl.lstrip("=").split(",") if nccl and not nccl.startswith("^") else []
+    if names and not any(
+        name == other or (nccl[0] != "=" and other.startswith(name)) for name in names for other in here
+    ):
+        problems.append(f"NCCL_SOCKET_IFNAME={nccl}: this node has no such interface, it has {listed}")
+    if problems:
+        raise Problem("; ".join(problems), "ip -br address")
 
 
 def _try_torch(required: dict[str, Any], facts: dict[str, Any]) -> None:

@@ -29,10 +29,12 @@ def main(arguments: Sequence[str]) -> None:
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     if os.environ.get("SLURM_NODEID", "0") == "0":
         problem = serve(port, token, int(os.environ.get("SLURM_NNODES", "1")) - 1, LISTEN_LIMIT_S)
+        command = f"ss -ltnp sport = :{port}"
     else:
         problem = connect(address, port, token, CONNECT_LIMIT_S)
+        command = f"sh -c 'getent ahosts {address}; ping -c 3 {address}; ip route get {address}; nft list ruleset'"
     if problem:
-        print(f"preflight: {node}: {problem}")
+        print(f"preflight: {node}: {problem}. Run first: srun --nodelist={node} {command}")
 
 
 def serve(port: int, token: bytes, clients: int, limit_s: float) -> str:
@@ -43,10 +45,7 @@ def serve(port: int, token: bytes, clients: int, limit_s: float) -> str:
     try:
         listener = listen(port)
     except OSError as error:
-        return (
-            f"cannot listen on port {port} for the rendezvous: {error_text(error)}. "
-            f"Run first, on this node: ss -ltnp sport = :{port}"
-        )
+        return f"cannot listen on port {port} for the rendezvous: {error_text(error)}"
     deadline, answers = time.monotonic() + limit_s, list[Thread]()
     with listener:
         while len(answers) < clients and (left_s := deadline - time.monotonic()) > 0:
@@ -72,8 +71,7 @@ def connect(address: str, port: int, token: bytes, limit_s: float) -> str:
     """Connect to the first node; return why this is not possible, else empty. A refusal is retried for ``limit_s``."""
     lookup = resolve_names([address], _resolve)[address]
     if lookup.problem:
-        reason = f"cannot resolve the address of the rendezvous, {address} (port {port}): {lookup.problem}"
-        return f"{reason}. Run first, on this node: getent ahosts {address}"
+        return f"cannot resolve the address of the rendezvous, {address} (port {port}): {lookup.problem}"
     deadline = time.monotonic() + limit_s
     while True:
         try:
@@ -81,10 +79,9 @@ def connect(address: str, port: int, token: bytes, limit_s: float) -> str:
             return ""
         except OSError as error:
             if time.monotonic() > deadline:
-                route = f"ip route get {lookup.addresses[0]}; ping -c 3 {lookup.addresses[0]}"
                 return (
                     f"cannot connect to the rendezvous at {address}, port {port}: {error_text(error)}. A firewall must "
-                    f"allow all ports between the nodes. Run first, on this node: {route}; on both: nft list ruleset"
+                    "allow all ports between the nodes"
                 )
             time.sleep(_RETRY_S)
 

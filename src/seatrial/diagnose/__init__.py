@@ -17,6 +17,7 @@ from seatrial.diagnose.localization import localization_findings
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_origin import line_rank
 from seatrial.diagnose.log_search import search
+from seatrial.diagnose.missing_nodes import missing_node_causes, missing_node_findings
 from seatrial.diagnose.signatures import Match, search_lines
 from seatrial.model import Explained, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict
 from seatrial.util.input_files import open_file
@@ -42,13 +43,15 @@ def diagnose(
     ``searches``: measurements of the search for slow nodes after the trial's own checks.
 
     A fault that an error of a check explains is not reported again from logs. The logs of a job that its nodes refused
-    have no other fault. ``node_prefix``: see cause_findings.
+    have no other fault. If nodes are missing, errors and cascades in logs are their consequences. ``node_prefix``: see
+    cause_findings.
     """
     refused = [_refusal(result) for result in results[-1:] if result.state is JobState.REFUSED]
-    errors = list(_findings_in_errors([*measurements, *retries]))
+    missing_nodes = missing_node_findings(results, verdicts)
+    errors = [] if missing_nodes else list(_findings_in_errors([*measurements, *retries]))
     programs = _findings_in_exit_codes(verdicts)
     findings = {(finding.title, finding.subject): finding for finding in (*refused, *errors, *programs)}
-    hangs = list(hang_findings(results, verdicts, run_dir, node_prefix))
+    hangs = [] if missing_nodes else list(hang_findings(results, verdicts, run_dir, node_prefix))
     explained = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
         if finding.title not in explained and not ((errors or hangs) and finding.cause in _RANK_CAUSES):
@@ -56,7 +59,7 @@ def diagnose(
     causes = _causes(verdicts, measurements, searches, checks, node_prefix)
     jobs = frozenset(result.job for result in results)
     others = [*hangs, *findings.values()]
-    return (*merge(causes, others, jobs), *localize(verdicts, measurements, checks))
+    return (*missing_nodes, *merge(causes, others, jobs), *localize(verdicts, measurements, checks))
 
 
 def _causes(
@@ -79,9 +82,10 @@ def refreshed_findings(
 ) -> tuple[Finding, ...]:
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
-    of_ranks = [finding for finding in trial.findings if finding.cause in _RANK_CAUSES]
-    others = unmerged([finding for finding in trial.findings if finding.cause not in _RANK_CAUSES])
-    kept = [*of_ranks, *(finding for finding in others if finding.source not in sources)]
+    own_causes = {*_RANK_CAUSES, *(cause.id for cause in missing_node_causes())}  # not from verdicts
+    without_verdicts = [finding for finding in trial.findings if finding.cause in own_causes]
+    others = unmerged([finding for finding in trial.findings if finding.cause not in own_causes])
+    kept = [*without_verdicts, *(finding for finding in others if finding.source not in sources)]
     causes = _causes(verdicts, trial.measurements, trial.localization, checks, node_prefix)
     jobs = frozenset(result.job for result in trial.results)
     return (*merge(causes, kept, jobs), *localize(verdicts, trial.measurements, checks))
@@ -171,15 +175,16 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
         if result.state is JobState.COMPLETED:
             yield from _findings_of_completed_job(logs, run_dir, result.job)
         else:
-            # seatrial itself ends the processes of a job that hangs
-            ignored = SIGTERM_SIGNATURES if result.state is JobState.HUNG else ()
+            # seatrial or Slurm ends the processes of a job that hangs or loses a node
+            ended = result.state is JobState.HUNG or bool(result.missing_nodes)
+            ignored = SIGTERM_SIGNATURES if ended else ()
             all_matches = (match for log in logs for match in _search_log(log, run_dir))
             matches = [match for match in all_matches if match.signature.id not in ignored]
             reported = _reported(matches)
             has_root = any(match.signature.role == "root" for match in reported)
-            if not has_root and (failed_rank := failed_rank_finding(result, folder)):
+            if not has_root and not result.missing_nodes and (failed_rank := failed_rank_finding(result, folder)):
                 yield failed_rank
-            for match in reported:
+            for match in reported if has_root or not result.missing_nodes else ():
                 finding = _finding(match, result.failed_subject or result.job, "medium")
                 yield with_confirmations(finding, match, matches)
 

@@ -19,10 +19,12 @@ class Cause(Frozen):
     the same place follow from it. ``wrong_results``: it explains any bad verdict, such as damaged data, and not only
     low speed. ``consequence_of``: causes, or environment variables, that explain its evidence at the same place; it is
     reported without them only.
+    ``report_warning``: it is reported for a WARN that explains no other bad verdict, too.
     ``place`` rank: that of the verdict, or the node, or the cluster, if all their ranks are bad.
 
-    ``first_command`` may have {gpu}, {port}, {node}, and {paths} of the fact ``paths_fact``. ``rank_command`` replaces
-    it for a rank without a GPU. ``processes_fact``: processes to name; ``process_command`` with {pids} is then added.
+    ``first_command`` may have {gpu}, {port}, {node}, {paths} of the fact ``paths_fact``, and {names}: what the fact
+    ``fault_places`` of a check has for the place, else the host's name. ``rank_command`` replaces it for a rank without
+    a GPU. ``processes_fact``: processes to name; ``process_command`` with {pids} is then added.
     ``signatures``: patterns of signatures of logs that show the same cause.
     """
 
@@ -32,6 +34,7 @@ class Cause(Frozen):
     place: Literal["gpu", "port", "node", "rank", "cluster"]
     explains: tuple[str, ...]
     wrong_results: bool = False
+    report_warning: bool = False
     consequence_of: tuple[str, ...] = ()
     first_command: str
     rank_command: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -39,6 +39,10 @@ class _Suspect:
     only_here: bool = False  # it explains verdicts on subjects of the place only, not on the cluster
     consequence_of: tuple[str, ...] = ()  # causes or variables that explain them at the same place
     variable: str = ""  # name of the environment variable, if it is one
+    report_warning: bool = False  # see Cause
+
+
+_FaultPlaces = dict[tuple[str, str], dict[str, list[str]]]  # see _fault_places
 
 
 def cause_findings(
@@ -56,10 +60,12 @@ def cause_findings(
     if not bad:
         return []
     performance = {name: PerformanceMetrics(check) for name, check in checks.items()}
+    places = _fault_places(measurements, checks)
+    by_variable = list(_suspects_by_variable(bad, places, measurements, checks, node_prefix))
     suspects = [
-        *_suspects_by_verdict(verdicts, bad, measurements, node_prefix),
-        *_suspects_by_variable(measurements, checks, node_prefix),
-        *_suspects_by_difference(measurements, checks, node_prefix),
+        *_suspects_by_verdict(verdicts, bad, places, measurements, node_prefix),
+        *by_variable,
+        *_suspects_by_difference(bad, places, by_variable, measurements, checks, node_prefix),
     ]
     evidence_of = {
         verdict: suspect for suspect in suspects if suspect.consequence_of for verdict in suspect.evidence_verdicts
@@ -96,7 +102,8 @@ def _needed_findings(explained: Sequence[tuple[_Suspect, Sequence[Verdict]]]) ->
         rank = _CONFIDENCE_ORDER.index(suspect.finding.confidence)
         keys = [Explained.of(verdict) for verdict in consequences]
         is_needed = any(best.get(key, rank) >= rank for key in keys)
-        if is_needed or any(verdict.outcome is Outcome.FAIL for verdict in suspect.evidence_verdicts):
+        is_warning = suspect.report_warning and suspect.evidence_verdicts
+        if is_needed or is_warning or any(v.outcome is Outcome.FAIL for v in suspect.evidence_verdicts):
             all_keys = dict.fromkeys([*map(Explained.of, suspect.evidence_verdicts), *keys])
             for key in all_keys:
                 best.setdefault(key, rank)
@@ -153,22 +160,48 @@ def _extent(place: str) -> int:
     return 2 if place == CLUSTER else 0 if "/" in place else 1
 
 
+def _fault_places(measurements: Sequence[Measurement], checks: Mapping[str, Check]) -> _FaultPlaces:
+    """(check, metric) → place → the names there, from the facts of checks that locate a verdict on the cluster."""
+    places: _FaultPlaces = {}
+    for measurement, by_metric in role_facts("fault_places", measurements, checks):
+        for name, by_place in by_metric.items() if isinstance(by_metric, Mapping) else ():
+            if isinstance(by_place, Mapping):
+                names = {place: [str(item) for item in items] for place, items in by_place.items()}
+                places.setdefault((measurement.check, name), {}).update(names)
+    return places
+
+
+def _verdicts_at(bad: Sequence[Verdict], places: _FaultPlaces, node: str, names: Container[str]) -> tuple[Verdict, ...]:
+    """The verdicts on the cluster that a check locates at ``node`` with one of ``names``."""
+    located = (
+        (verdict, places.get((verdict.check, verdict.metric), {})) for verdict in bad if verdict.subject == CLUSTER
+    )
+    return tuple(verdict for verdict, by_place in located if any(name in names for name in by_place.get(node, ())))
+
+
 def _suspects_by_verdict(
-    verdicts: Sequence[Verdict], bad: Sequence[Verdict], measurements: Sequence[Measurement], node_prefix: str
+    verdicts: Sequence[Verdict],
+    bad: Sequence[Verdict],
+    places: _FaultPlaces,
+    measurements: Sequence[Measurement],
+    node_prefix: str,
 ) -> Iterator[_Suspect]:
     details = Details(measurements)
     for cause in causes():
         evidence = [v for v in bad if v.outcome in (Outcome.FAIL, Outcome.WARN) and cause.is_evidence(v)]
-        for place, evidence_verdicts in _by_place(cause, evidence, verdicts).items():
+        for place, evidence_verdicts in _by_place(cause, evidence, verdicts, places).items():
             has_failed = any(verdict.outcome is Outcome.FAIL for verdict in evidence_verdicts)
             names = details.process_names(cause, evidence_verdicts)
+            located = [n for v in evidence_verdicts for n in places.get((v.check, v.metric), {}).get(place, ())]
             finding = Finding(
                 cause=cause.id,
                 title=f"{cause.title}: {and_more(names, _MAX_NAMED)}" if names else cause.title,
                 subject=place,
                 confidence="high" if has_failed else "medium",
                 evidence=and_more([verdict.evidence or verdict.summary for verdict in evidence_verdicts], _MAX_NAMED),
-                first_command=node_command(details.command(cause, evidence_verdicts, place), place, node_prefix),
+                first_command=node_command(
+                    details.command(cause, evidence_verdicts, place), place, node_prefix, located
+                ),
                 fix=_filled(cause.fix, place),
                 action=cause.action,
                 source=and_more(
@@ -183,10 +216,13 @@ def _suspects_by_verdict(
                 cause.wrong_results,
                 tuple(evidence_verdicts),
                 consequence_of=cause.consequence_of,
+                report_warning=cause.report_warning,
             )
 
 
-def _by_place(cause: Cause, evidence: Sequence[Verdict], verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+def _by_place(
+    cause: Cause, evidence: Sequence[Verdict], verdicts: Sequence[Verdict], places: _FaultPlaces
+) -> dict[str, list[Verdict]]:
     """The place of the cause → the verdicts that show it there."""
     place_of: dict[str, str] = {}  # subject → place
     for subject in dict.fromkeys(verdict.subject for verdict in evidence):
@@ -202,7 +238,10 @@ def _by_place(cause: Cause, evidence: Sequence[Verdict], verdicts: Sequence[Verd
             place_of = dict.fromkeys(place_of, CLUSTER)
     by_place: dict[str, list[Verdict]] = {}
     for verdict in evidence:
-        by_place.setdefault(place_of[verdict.subject], []).append(verdict)
+        place = place_of[verdict.subject]
+        located = places.get((verdict.check, verdict.metric), {}) if place == CLUSTER else {}
+        for fault_place in located or (place,):
+            by_place.setdefault(fault_place, []).append(verdict)
     return by_place
 
 
@@ -211,9 +250,16 @@ def _node(subject: str) -> str:
 
 
 def _suspects_by_variable(
-    measurements: Sequence[Measurement], checks: Mapping[str, Check], node_prefix: str
+    bad: Sequence[Verdict],
+    places: _FaultPlaces,
+    measurements: Sequence[Measurement],
+    checks: Mapping[str, Check],
+    node_prefix: str,
 ) -> Iterator[_Suspect]:
-    """One suspect for each environment variable with another value than its default, on all nodes that have it."""
+    """One suspect for each environment variable with another value than its default, on all nodes that have it.
+
+    The evidence of a variable that is set on one node only is the verdict that settings differ.
+    """
     settings = list(_settings_of_nodes(measurements, checks))
     all_nodes = {node for node, _, _ in settings if node != CLUSTER}
     nodes_by_value: dict[tuple[str, str], dict[str, str]] = {}  # (name, value) → node, or CLUSTER → check
@@ -233,7 +279,7 @@ def _suspects_by_variable(
             cause="environment_variable",
             title=f"{name}={text} is set{where}",
             subject=place,
-            confidence="high" if variable.large else "low",
+            confidence="high" if variable.large else "medium" if is_on_some else "low",
             evidence=f"{name}={text}{where}, in the environment of the ranks or in nccl.conf. Default: "
             f"{variable.default}. Effect of other values: {variable.effect}.",
             first_command=node_command(command, nodes[0] if nodes else CLUSTER, node_prefix),
@@ -241,7 +287,16 @@ def _suspects_by_variable(
             action="fix-environment",
             source=f"{VARIABLES_SOURCE} ({variable.source}); {next(iter(check_by_node.values()))}",
         )
-        yield _Suspect(finding, place, variable.explains, wrong_results=False, variable=name)
+        differences = _verdicts_at(bad, places, place, (name,))
+        yield _Suspect(
+            finding,
+            place,
+            variable.explains,
+            wrong_results=False,
+            evidence_verdicts=differences,
+            variable=name,
+            report_warning=True,
+        )
 
 
 def _settings_of_nodes(
@@ -258,11 +313,23 @@ def _settings_of_nodes(
 
 
 def _suspects_by_difference(
-    measurements: Sequence[Measurement], checks: Mapping[str, Check], node_prefix: str
+    bad: Sequence[Verdict],
+    places: _FaultPlaces,
+    by_variable: Sequence[_Suspect],
+    measurements: Sequence[Measurement],
+    checks: Mapping[str, Check],
+    node_prefix: str,
 ) -> Iterator[_Suspect]:
-    """One suspect for each node whose versions or settings differ from those of most nodes."""
+    """One suspect for each node whose versions or settings differ from those of most nodes.
+
+    Without the variables that are suspects themselves.
+    """
+    variables_at = {(suspect.place, suspect.variable) for suspect in by_variable}
     sources = dict.fromkeys(each.check for role in _DIFFERENCES for each, _ in role_facts(role, measurements, checks))
-    for node, values in node_differences(measurements, checks).items():
+    for node, differences in node_differences(measurements, checks).items():
+        values = {name: text for name, text in differences.items() if (node, name) not in variables_at}
+        if not values:
+            continue
         listed = and_more([f"{name}: {value}" for name, value in values.items()], _MAX_NAMED)
         finding = Finding(
             cause="node_differs",
@@ -270,12 +337,29 @@ def _suspects_by_difference(
             subject=node,
             confidence="medium",
             evidence=f"on {node} {listed}",
-            first_command=node_command("uname -r; nvidia-smi -q | grep -i version; env | sort", node, node_prefix),
+            first_command=node_command(_command_for_differences(values), node, node_prefix),
             fix="Give all nodes the same image: driver, kernel, libraries and settings. Then run the trial again.",
             action="fix-config",
             source=f"facts of {and_more(list(sources), _MAX_NAMED)}",
         )
-        yield _Suspect(finding, node, SPEED_CHECKS, wrong_results=False, only_here=True)
+        yield _Suspect(
+            finding,
+            node,
+            SPEED_CHECKS,
+            wrong_results=False,
+            evidence_verdicts=_verdicts_at(bad, places, node, values),
+            only_here=True,
+            report_warning=True,
+        )
+
+
+def _command_for_differences(names: Collection[str]) -> str:
+    """A command that shows variables, network interface and versions, as far as ``names`` has such settings."""
+    variable_names = [name for name in names if re.fullmatch(r"[A-Z]+(_[A-Z0-9]+)+", name)]
+    commands = [f"env | grep -E '^({'|'.join(variable_names)})='"] if variable_names else []
+    commands += ["ip -d link"] if any(name in names for name in ("MTU", "speed")) else []
+    has_versions = any(name not in (*variable_names, "MTU", "speed") for name in names)
+    return "; ".join([*commands, *(["python3 -m torch.utils.collect_env"] if has_versions else [])])
 
 
 def node_differences(measurements: Sequence[Measurement], checks: Mapping[str, Check]) -> dict[str, dict[str, str]]:
@@ -289,9 +373,10 @@ def node_differences(measurements: Sequence[Measurement], checks: Mapping[str, C
     return differences
 
 
-def node_command(template: str, place: str, node_prefix: str) -> str:
-    """The command for ``place``, on its node if that is another host."""
-    command, node = _filled(template, place), place.partition("/")[0].partition("->")[0]
+def node_command(template: str, place: str, node_prefix: str, names: Collection[str] = ()) -> str:
+    """The command for ``place``, on its node if that is another host; {names}: ``names``, or the host's own."""
+    names_text = shlex.join(names) or '"$(hostname)"'
+    command, node = _filled(template, place).replace("{names}", names_text), place.partition("/")[0].partition("->")[0]
     if not node_prefix or node == CLUSTER:
         return command
     shell = f"sh -c {shlex.quote(command)}" if set(command) & set(";|$&>") else command

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 from collections.abc import Sequence
 
 from seatrial.config.topology import parse_conf
@@ -24,6 +25,7 @@ from seatrial.util.processes import CommandResult
 # Slurm's clients time out earlier: without a controller after a few times MessageTimeout (10 s by default), without
 # slurm.conf after a minute
 COMMAND_TIMEOUT_S = 90.0
+_SLURMD_TIMEOUT_S = 3.0  # Linux repeats a lost SYN after 1 s
 
 
 class SlurmUnavailable(SeatrialError):
@@ -74,6 +76,30 @@ def node(name: str) -> Node | None:
     if result.code != 0:
         raise command_error(argv, result)
     return next((node for node in slurm_output.parse_nodes(result.out) if node.name == name), None)
+
+
+def slurmd_answer(name: str) -> str:
+    """What a TCP connection to the slurmd of a node shows, in one clause. Raises SlurmUnavailable or SlurmRefused.
+
+    A slurmd that accepts connections, and does not respond to its controller, cannot authenticate its messages.
+    """
+    output = command_output(["scontrol", "show", "node", name])
+    address = match[1] if (match := re.search(r"\bNodeAddr=(\S+)", output)) else name
+    port = re.search(r"\bPort=(\d+)", output) or re.search(
+        r"^SlurmdPort\s*= (\d+)", command_output(["scontrol", "show", "config"]), re.MULTILINE
+    )
+    if not port:
+        raise SlurmUnavailable("scontrol show config lists no SlurmdPort. Run first: scontrol show config")
+    place = f"port {port[1]} of {name}"
+    try:
+        socket.create_connection((address, int(port[1])), timeout=_SLURMD_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return f"{place} refuses connections: slurmd does not run"
+    except TimeoutError:
+        return f"{place} does not answer within {_SLURMD_TIMEOUT_S:g} s"
+    except OSError as error:
+        return f"no connection to {place}: {error.strerror or error}"
+    return f"{place} accepts connections: slurmd runs"
 
 
 def hostnames(nodes: str) -> list[str]:

@@ -71,9 +71,9 @@ def why_not_here(needs: Needs) -> str:
         return f"needs {needs.cpus} CPUs, this process may use {cpus}"
     if needs.gpus and needs.gpus > (gpus := len(gpu.read_with_timeout().gpus)):
         return f"needs {needs.gpus} GPU{'s' if needs.gpus > 1 else ''}, this host has {gpus}"
-    if needs.nodes > 1 and (reason := _too_few_nodes(needs.nodes)):
+    if needs.other and (reason := needs.other()):
         return reason
-    return needs.other() if needs.other else ""
+    return _too_few_nodes(needs.nodes) if needs.nodes > 1 else ""
 
 
 def _too_few_nodes(nodes: int) -> str:

@@ -48,6 +48,7 @@ FactRole = Literal[
     "node_settings",
     "setting_differences",
     "version_differences",
+    "fault_places",
 ]
 
 

@@ -161,7 +161,7 @@ def job_ended(
     node_state: NodeState = lambda host: (host, ""),
 ) -> RootCause:
     """Return the cause for a job with a non-zero exit code; if no rank gives one, ``scheduler_reason``."""
-    if node_cause := node_error(job, folder) or _unresponsive_nodes(ranks, job, folder):
+    if node_cause := node_error(job, folder, node_state) or _unresponsive_nodes(ranks, job, folder):
         return node_cause
     if silent := silent_nodes(ranks, job, folder, SILENT_AT_END_S):
         return lost_nodes(job, silent, node_state)
@@ -267,13 +267,15 @@ def _last_errors(ranks: Sequence[Rank]) -> dict[int, _ReportedError]:
     }
 
 
-def node_error(job: Job, folder: Path) -> RootCause | None:
+def node_error(job: Job, folder: Path, node_state: NodeState = lambda host: (host, "")) -> RootCause | None:
     """Return the node that failed during the job, or the nodes with an error before its start, grouped by error."""
     log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
     if failed := list(dict.fromkeys(_NODE_FAILURE.findall(log))):
         cause = f"Slurm reports a node failure during job {job.name}"
         first = f"scontrol show node {failed[0]}; ping {failed[0]}"
-        return RootCause(and_more(failed, _MAX_NAMED), f"{cause}. Run first: {first}", None, _lost(job, failed, cause))
+        states = [f"; {state}" for _, state in map(node_state, failed[:1]) if state]
+        lost = _lost(job, failed, f"{cause}{''.join(states)}")
+        return RootCause(and_more(failed, _MAX_NAMED), f"{cause}. Run first: {first}", None, lost)
     errors = [(match["node"], _LAUNCH_ERROR.format(**match.groupdict())) for match in _LAUNCH_FAILED.finditer(log)]
     preflight_errors = [(match["node"], match["error"]) for match in _PREFLIGHT.finditer(log)]
     errors = errors or preflight_errors

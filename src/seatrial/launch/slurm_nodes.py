@@ -12,6 +12,8 @@ from seatrial.launch.base import NodeShortage
 from seatrial.model import MissingNode, SeatrialError
 from seatrial.util.text import and_more
 
+_MAX_ASKED = 8  # nodes whose slurmd is asked: each may take seconds
+
 
 @dataclass(frozen=True)
 class CandidateNodes:
@@ -31,7 +33,8 @@ class CandidateNodes:
         usable = len(self.nodes) - len(missing)
         if usable >= needed or not missing:
             return None
-        nodes = tuple(MissingNode(name=node.name, state=str(node)) for node in missing)
+        states = [*map(_state, missing[:_MAX_ASKED]), *map(str, missing[_MAX_ASKED:])]
+        nodes = tuple(MissingNode(name=node.name, state=state) for node, state in zip(missing, states, strict=True))
         return NodeShortage(usable=usable, missing=nodes)
 
     def message(self, needed: int) -> str:
@@ -69,7 +72,18 @@ def node_state(host: str) -> tuple[str, str]:
         node = slurm.node(host) or slurm.node(host.partition(".")[0])
     except (SeatrialError, ValueError):
         node = None  # only additional information for a message
-    return (node.name, str(node)) if node else (host, "")
+    return (node.name, _state(node, silent=True)) if node else (host, "")
+
+
+def _state(node: Node, silent: bool = False) -> str:
+    """Return the state of a node; if it does not respond or is ``silent``, also what its slurmd answers."""
+    does_not_respond = "NOT_RESPONDING" in node.states or "not responding" in node.reason.lower()
+    if not (silent or does_not_respond):
+        return str(node)
+    try:
+        return f"{node}; {slurm.slurmd_answer(node.name)}"
+    except SeatrialError:  # only additional information for a message
+        return str(node)
 
 
 def _hostnames(nodes: str | None) -> list[str]:

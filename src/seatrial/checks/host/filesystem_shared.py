@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,12 +178,25 @@ def _observations(results: Mapping[str, PathResult]) -> Iterator[Observation]:
     yield _text_fact("unusable", {path: result.unusable for path, result in results.items()})
     yield _text_fact("not_shared", {path: result.not_shared for path, result in results.items()})
     yield _text_fact("files_not_removed", {path: result.not_removed for path, result in results.items()})
+    yield Fact(name="fault_places", value=fault_places(results))
     yield metric("paths_unusable", len(results) - len(usable), "paths")
     if usable:
         yield metric("paths_not_shared", len(usable) - len(shared), "paths")
         yield from _free_space(usable)
     if shared:
         yield from _probe_results(shared)
+
+
+def fault_places(results: Mapping[str, PathResult]) -> dict[str, dict[str, list[str]]]:
+    """Return for paths_not_shared: node → paths, where the node has another mount there than most nodes."""
+    places: dict[str, list[str]] = {}
+    for path, result in results.items():
+        mounts = {name: volume.mount for name, volume in result.volumes.items()}
+        most_common, count = Counter(mounts.values()).most_common(1)[0] if mounts else ("", 0)
+        if result.not_shared and 2 * count > len(mounts):
+            for node in (name for name, mount in mounts.items() if mount != most_common):
+                places.setdefault(node, []).append(path)
+    return {"paths_not_shared": places} if places else {}
 
 
 def _text_fact(name: str, by_path: Mapping[str, str | None]) -> Fact:
@@ -351,6 +365,7 @@ RULES = (
 CHECK = Check(
     name="filesystem.shared",
     title="Shared folders: visibility and POSIX guarantees across nodes",
+    fact_roles={"fault_places": "fault_places"},
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     needs=Needs(min_ranks=2),

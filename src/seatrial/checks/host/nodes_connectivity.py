@@ -10,8 +10,9 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seatrial.checks.base import Check, Context, Options, RuleFact, metric
 from seatrial.discover import fabric, host, software
@@ -44,11 +45,17 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
     context.progress("connecting all pairs")
     result = connectivity.measure_connectivity(participants, host.resolve)
     if context.rank == 0:
-        yield from _unresolved_names(participants.names, result)
-        yield from _connections(participants.names, result)
-        yield from _clock_skews(participants.names, result)
-        yield from compare_versions(dict(zip(participants.names, versions, strict=True)))
-        yield from compare_networks(dict(zip(participants.names, networks, strict=True)))
+        names = participants.names
+        observations = [
+            *_unresolved_names(names, result),
+            *_connections(names, result),
+            *_clock_skews(names, result),
+            *compare_versions(dict(zip(names, versions, strict=True))),
+            *compare_networks(dict(zip(names, networks, strict=True))),
+        ]
+        yield from observations
+        values: dict[str, Any] = {fact.name: fact.value for fact in observations if isinstance(fact, Fact)}
+        yield Fact(name="fault_places", value=fault_places(names, result, values))
 
 
 def read_network(root: Path, address: str | None) -> dict[str, str]:
@@ -175,6 +182,43 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Obser
     yield metric("interfaces_unreadable", len(unreadable), "nodes")
 
 
+def fault_places(
+    names: Sequence[str], result: ConnectivityResult, values: Mapping[str, Mapping[str, Mapping[str, str]]]
+) -> dict[str, dict[str, list[str]]]:
+    """Return metric → node or pair at fault → the names or settings there; without metrics that nothing locates.
+
+    A name that no node resolves is not located. ``values``: facts ``nodes_differing`` and ``network_minority``.
+    """
+    unresolved = {
+        node: [name for name, lookup in lookups.items() if lookup.problem]
+        for node, lookups in zip(names, result.lookups, strict=True)
+    }
+    everywhere = set.intersection(*map(set, unresolved.values()))
+    pairs = [
+        (source, target)
+        for source, connections in zip(names, result.connections, strict=True)
+        for target, connection in connections.items()
+        if isinstance(connection, str)
+    ]
+    versions = {node: list(settings) for node, settings in values["nodes_differing"].items()}
+    places = {
+        "names_unresolved": {node: missing for node, missing in unresolved.items() if {*missing} - everywhere},
+        "pairs_unreachable": _place_of_pairs(pairs),
+        "versions_differing": versions,
+        "nodes_differing": versions,
+        "network_differing": {node: list(settings) for node, settings in values["network_minority"].items()},
+    }
+    return {name: by_place for name, by_place in places.items() if by_place}
+
+
+def _place_of_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the node that all unreachable pairs have in common, or the only pair, with the other nodes."""
+    if len({frozenset(pair) for pair in pairs}) == 1:
+        return {f"{pairs[0][0]}->{pairs[0][1]}": [pairs[0][1]]}
+    common = set.intersection(*map(set, pairs)) if pairs else set[str]()
+    return {node: sorted({*chain(*pairs)} - {node}) for node in common}
+
+
 def _add_minority(minority: dict[str, dict[str, str]], component: str, values: Mapping[str, str]) -> None:
     """Add the nodes whose value is not that of more than half of the nodes; none if there is no such value."""
     majority, count = Counter(values.values()).most_common(1)[0]
@@ -287,6 +331,7 @@ CHECK = Check(
         "node_settings": "network",
         "setting_differences": "network_minority",
         "version_differences": "nodes_differing",
+        "fault_places": "fault_places",
     },
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,

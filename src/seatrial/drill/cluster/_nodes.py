@@ -1,0 +1,115 @@
+"""The nodes of the test cluster that a drill may change: how to run commands there, and how to take changes back.
+
+``python -m tests.rig`` writes a file and sets VARIABLE to its path; without it a drill on several nodes does not run.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue, ValidationError
+
+from seatrial.discover import slurm
+from seatrial.drill.base import Needs
+from seatrial.drill.injection import Injection
+from seatrial.model import Frozen, SeatrialError
+
+VARIABLE = "SEATRIAL_DRILL_CLUSTER"
+NODE = "node1"  # the node at fault; jobs start on node0, and node2 is a partner without a fault
+TWO_NODES: dict[str, JsonValue] = {"nodelist": "node[0-1]"}
+_IDLE_LIMIT_S = 60.0
+
+
+class NodeAccess(Frozen):
+    """``enter``: the words before a command that runs on the node, without Slurm. ``link``: its link on this host."""
+
+    enter: tuple[str, ...]
+    link: str
+
+
+class TestCluster(Frozen):
+    """``folder``: files of the cluster; a script ``folder``/environment/NODE runs before each task on that node."""
+
+    folder: Path
+    nodes: Mapping[str, NodeAccess]
+
+
+def test_cluster() -> TestCluster:
+    """The cluster of the variable. Raises SeatrialError without one, or if its file is wrong."""
+    if not (path := os.environ.get(VARIABLE)):
+        raise SeatrialError("needs the test cluster: python -m tests.rig --nodes 3 -- seatrial drill cluster")
+    try:
+        return TestCluster.model_validate_json(Path(path).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise SeatrialError(f"{VARIABLE}={path}: {error}") from error
+
+
+def why_no_cluster() -> str:
+    """Why this process has no test cluster; empty if it has one."""
+    try:
+        test_cluster()
+    except SeatrialError as error:
+        return str(error)
+    return ""
+
+
+def cluster_needs(nodes: int = 2, *programs: str) -> Needs:
+    """Root, ``nodes`` nodes of the test cluster, and programs."""
+    return Needs(root=True, nodes=nodes, programs=("nsenter", *programs), other=why_no_cluster)
+
+
+def settings(nodes: int = 2, **more: Any) -> dict[str, JsonValue]:
+    """Keys of a trial on the first ``nodes`` nodes: short limits, no telemetry."""
+    limits: dict[str, JsonValue] = {"heartbeat_timeout_s": 10, "startup_s": 120}
+    base: dict[str, JsonValue] = {"limits": limits, "telemetry": {"enabled": False}}
+    return base | {"slurm": {"queue_s": 40, "nodelist": f"node[0-{nodes - 1}]"}} | more
+
+
+def run_on(injection: Injection, node: str, command: str) -> str:
+    """Run a shell command on a node and return its output. Raises SeatrialError if it fails."""
+    return injection.run_command([*test_cluster().nodes[node].enter, "sh", "-c", command])
+
+
+def change_node(injection: Injection, command: str, undo: str) -> None:
+    """Run ``command`` on NODE, and ``undo`` there at the end."""
+    run_on(injection, NODE, command)
+    injection.at_end(run_on, injection, NODE, undo)
+
+
+def run_before_tasks(injection: Injection, script: str) -> None:
+    """Run ``script`` before each task on NODE; lines ``export NAME=VALUE`` of its output change its environment."""
+    file = test_cluster().folder / "environment" / NODE
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(script, encoding="utf-8")
+    injection.at_end(file.unlink)
+
+
+def set_variables(injection: Injection, **values: str) -> None:
+    """Set environment variables for the tasks on NODE only."""
+    lines = [f"echo {shlex.quote(f'export {name}={value}')}\n" for name, value in values.items()]
+    run_before_tasks(injection, "".join(lines))
+
+
+def start_slurmd(injection: Injection, prefix: str = "") -> None:
+    """Start slurmd on NODE, after the words ``prefix``, and wait until the node is idle."""
+    run_on(injection, NODE, f'{prefix} slurmd -f "$SLURM_CONF" -N {NODE}')
+    wait_until_idle()
+
+
+def kill_slurmd(injection: Injection) -> None:
+    """Kill slurmd on NODE."""
+    run_on(injection, NODE, f"kill -KILL $(cat {test_cluster().folder}/run/slurmd-{NODE}.pid)")
+
+
+def wait_until_idle() -> None:
+    """Wait until Slurm has no job on NODE and may start one. Raises SeatrialError after a minute."""
+    deadline = time.monotonic() + _IDLE_LIMIT_S
+    while not ((node := slurm.node(NODE)) and node.usable and node.state == "IDLE"):
+        if time.monotonic() > deadline:
+            raise SeatrialError(f"{NODE} is {node}, expected IDLE")
+        time.sleep(0.5)

@@ -1,0 +1,47 @@
+"""The clock of one node is ahead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from seatrial.drill.base import Drill, DrillTrial, Expected
+from seatrial.drill.cluster._nodes import NODE, cluster_needs, set_variables, settings, why_no_cluster
+from seatrial.drill.injection import Injection
+
+LIBRARIES = "/usr/lib/*/faketime/libfaketime.so.1"  # Debian package libfaketime
+
+
+def _libraries() -> list[Path]:
+    return sorted(Path("/").glob(LIBRARIES.removeprefix("/")))
+
+
+def _why_not_here() -> str:
+    missing = "" if _libraries() else f"needs {LIBRARIES}: apt-get install libfaketime"
+    return why_no_cluster() or missing
+
+
+def set_clock(injection: Injection) -> None:
+    """Add 2 s to the time that the tasks of the node read; the kernel has one clock for all namespaces.
+
+    libfaketime also delays waits with a time limit by the same 2 s.
+    """
+    set_variables(injection, LD_PRELOAD=str(_libraries()[0]), FAKETIME="+2s")
+
+
+DRILL = Drill(
+    name="clock-skew",
+    title="libfaketime adds 2 s to the clock of one of two nodes",
+    machine="cluster",
+    trial=DrillTrial(checks={"nodes.connectivity": {}}, settings=settings(), launcher="slurm"),
+    expected=Expected(
+        check="nodes.connectivity",
+        metric="clock_skew",
+        cause="clock_skew",
+        place=rf"^{NODE}: ",
+        command=rf"nodelist={NODE} .*chronyc tracking",
+        action="fix-config",
+    ),
+    needs=replace(cluster_needs(), other=_why_not_here),
+    prepare=set_clock,
+)

@@ -1,0 +1,42 @@
+"""A node has another munge key than the controller."""
+
+from __future__ import annotations
+
+import os
+
+from seatrial.drill.base import Drill, DrillTrial, Expected
+from seatrial.drill.cluster._nodes import NODE, change_node, cluster_needs, settings, test_cluster, wait_until_idle
+from seatrial.drill.injection import Injection
+
+
+def replace_key(injection: Injection) -> None:
+    """Start a munged with a key of its own on the node, and mount its socket over the common one."""
+    run = test_cluster().folder / "run"
+    own = injection.folder / "munge"
+    own.mkdir(mode=0o755)
+    (own / "key").write_bytes(os.urandom(1024))
+    (own / "key").chmod(0o400)
+    files = f"--key-file={own}/key --socket={own}/socket --pid-file={own}/pid --seed-file={own}/seed"
+    injection.at_end(wait_until_idle)
+    change_node(
+        injection,
+        f"munged --force {files} --log-file={own}/log && mount --bind {own}/socket {run}/munge.socket",
+        f"umount {run}/munge.socket; kill $(cat {own}/pid)",
+    )
+
+
+DRILL = Drill(
+    name="munge-key",
+    title="one of two nodes has another munge key",
+    machine="cluster",
+    trial=DrillTrial(checks={"host.inventory": {}}, settings=settings(), launcher="slurm"),
+    expected=Expected(
+        check="host.inventory",
+        cause="node_authentication",
+        place=rf"^{NODE}: ",
+        command=rf"munge -n \| ssh {NODE} unmunge",
+        action="fix-environment",
+    ),
+    needs=cluster_needs(2, "munged"),
+    prepare=replace_key,
+)
