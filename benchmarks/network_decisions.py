@@ -231,6 +231,7 @@ class Draw:
         }
         choices = {"all_reduce": {"by_size": {"8GiB": {"algorithm": chosen}}}}
         facts = {"transports": {"P2P/CUMEM": ranks, transport: ranks}, "rdma_ports": {}, "nccl_choices": choices}
+        facts["nvls_expected"] = "no: the drawn records have no NVLS channels"
         return [Metric(name=name, value=value, unit="ranks", subject=CLUSTER) for name, value in values.items()], facts
 
     def _operation_metrics(self, operation: str) -> list[Metric]:

@@ -24,6 +24,7 @@ COMMANDS = [
     "judge",
     "report",
     "explain",
+    "drill",
     "schema",
     "migrate",
     "baseline",

@@ -24,7 +24,9 @@ def test_cause_names_checks_and_metrics_that_exist(cause: Cause) -> None:
     assert all(
         any(fnmatchcase(name, pattern) for name in catalog()) for pattern in cause.explains if pattern != "fabric.*"
     )
-    assert not re.findall(r"\{(?!gpu\}|node\}|port\}|paths\}|names\})", re.sub(r"\{[a-z]+,|awk '.*'", "", cause.first_command))
+    assert not re.findall(
+        r"\{(?!gpu\}|node\}|port\}|paths\}|names\})", re.sub(r"\{[a-z]+,|awk '.*'", "", cause.first_command)
+    )
     assert len({other.id for other in causes()}) == len(causes())
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.config.schema import Cluster, Config, Slurm
+from seatrial.discover import slurm
 from seatrial.launch import slurm_job
 from seatrial.launch.base import RenderedJob
 from seatrial.launch.slurm import SlurmLauncher
@@ -23,6 +24,12 @@ DOWN = failure("slurm_load_jobs error: Unable to contact slurm controller (conne
 
 def scontrol_output(state: str, reason: str = "None", nodes: str = "node[0-1]", code: str = "0:0") -> CommandResult:
     return success(f"JobId=7 JobName=x\n   JobState={state} Reason={reason}\n   ExitCode={code}\n   NodeList={nodes}\n")
+
+
+@pytest.fixture(autouse=True)
+def slurmd_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection to a slurmd."""
+    monkeypatch.setattr(slurm, "slurmd_answer", lambda name: f"port 6818 of {name} refuses connections")
 
 
 class QueuedJob:
@@ -151,7 +158,7 @@ def test_job_that_waits_for_drained_nodes_ends_and_names_them(queued: QueuedJob)
     assert waiting.shortage
     assert waiting.shortage.usable == 2
     assert [str(node) for node in waiting.shortage.missing] == [
-        "node1 (DOWN+NOT_RESPONDING: Not responding)",
+        "node1 (DOWN+NOT_RESPONDING: Not responding; port 6818 of node1 refuses connections)",
         "node2 (IDLE+DRAIN: fan broken)",
     ]
     assert "node2 is IDLE+DRAIN: fan broken. To test the others: --min-nodes 2" in waiting.reason

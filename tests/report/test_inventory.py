@@ -89,7 +89,7 @@ def test_findings_are_printed_with_cause_command_and_fix() -> None:
     print_findings([finding], 40, target)
     lines = [line.split() for line in out.getvalue().splitlines()]
     assert lines[0][:2] == ["lost", "[GPU]"]
-    assert "(log:1; confidence: high)" in out.getvalue()
+    assert "(n0; log:1; confidence: high)" in out.getvalue()
     assert lines[1:] == [["cause", "Xid", "79"], ["run", "first", "lspci"], ["fix", "reseat"]]
 
 

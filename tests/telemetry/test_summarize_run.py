@@ -113,4 +113,5 @@ def test_job_without_telemetry_starts_no_sampler(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "jobs/nodes/attempt1").iterdir()} == {
         "rank0.jsonl",
         "rank0.heartbeat.json",
+        "stacks",
     }

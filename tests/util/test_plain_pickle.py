@@ -30,7 +30,8 @@ _PLAIN = st.recursive(
 @given(_PLAIN, st.integers(2, 5))
 def test_plain_data_is_read_as_pickle_reads_it(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol=protocol)
-    if protocol > 2 or b"codecs" not in data:  # protocol 2 has no bytes: it calls _codecs.encode
+    calls_functions = b"__builtin__\nbytes" in data or b"_codecs\nencode" in data  # for bytes in protocol 2
+    if not calls_functions:
         assert plain_pickle.is_pickle(data)
         assert plain_pickle.load(data) == value
 

@@ -43,9 +43,11 @@ def outcomes(*observed: Observation) -> dict[str, Outcome]:
 
 
 def test_successful_training_passes() -> None:
-    verdicts = outcomes(Fact(name="device", value="cpu"), *_results.combined_observations({"a": trained(4, 3, 2, 1)}))
+    ranks = [Fact(name=name, value="no: not compared") for name in ("ranks_compared", "data_wait_timed")]
+    results = _results.combined_observations({"a": trained(4, 3, 2, 1)})
+    verdicts = outcomes(Fact(name="device", value="cpu"), *ranks, *results)
     not_passed = {metric: outcome for metric, outcome in verdicts.items() if outcome is not Outcome.PASS}
-    without_gpus = {"memory_excess", "tokens_per_second_per_gpu.gpu"}
+    without_gpus = {"memory_excess", "tokens_per_second_per_gpu.gpu", "rank_slowdown", "rank_data_wait"}
     without_gpus |= {f"efficiency.{pair}" for pair in ("node_vs_gpu", "cluster_vs_node", "cluster_vs_gpu")}
     assert not_passed == dict.fromkeys(without_gpus, Outcome.SKIP)
 
