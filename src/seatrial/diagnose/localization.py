@@ -136,10 +136,11 @@ def localization_findings(
     the slow node are named as its likely cause. ``node_prefix``: see cause_findings.
     """
     performance = {name: PerformanceMetrics(check) for name, check in checks.items() if _is_inter_node(check)}
+    of_searches = {search.check for search in searches}
     bad = [
         verdict
-        for verdict in verdicts
-        if is_bad(verdict) and verdict.check in performance and performance[verdict.check][verdict.metric]
+        for verdict in filter(is_bad, verdicts)
+        if verdict.check in of_searches or (verdict.check in performance and performance[verdict.check][verdict.metric])
     ]
     findings: dict[tuple[str, str], Finding] = {}
     for conclusion, search in _conclusions(searches):

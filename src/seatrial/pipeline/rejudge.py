@@ -15,6 +15,7 @@ from seatrial.diagnose.localization import localization_notes
 from seatrial.judge import judge, plausibility, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
 from seatrial.judge.remedies import unknown_gpus
+from seatrial.judge.search import search_verdicts
 from seatrial.launch import node_prefix
 from seatrial.model import (
     Baseline,
@@ -58,6 +59,7 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
         retries=trial.retries,
         site_includes_run=includes_run(baseline, trial.host, trial.started, trial.measurements),
     )
+    verdicts += search_verdicts(trial.localization, catalog())
     decision = make_decision(
         settings,
         trial.measurements,

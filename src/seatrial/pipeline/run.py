@@ -18,6 +18,7 @@ from seatrial.diagnose.signatures import check_signatures
 from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
+from seatrial.judge.search import search_verdicts
 from seatrial.launch import launcher_for, node_prefix, node_shortage
 from seatrial.launch.watch import run_job
 from seatrial.model import (
@@ -130,6 +131,7 @@ def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _As
             retries=retries,
             site_includes_run=includes_run(baseline, socket.gethostname(), started, measurements),
         )
+        verdicts += search_verdicts(results.localization, catalog())
         insights = trial_insights(settings, measurements, catalog(), baseline)
     with results.timed("diagnose"):
         findings = diagnose(

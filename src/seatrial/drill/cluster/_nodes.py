@@ -81,6 +81,14 @@ def change_node(injection: Injection, command: str, undo: str) -> None:
     injection.at_end(run_on, injection, NODE, undo)
 
 
+def shape_link(injection: Injection, discipline: str) -> None:
+    """Give both ends of the link of NODE a queueing discipline of tc(8)."""
+    link = test_cluster().nodes[NODE].link
+    injection.run_command(["tc", "qdisc", "replace", "dev", link, "root", *discipline.split()])
+    injection.at_end(injection.run_command, ["tc", "qdisc", "del", "dev", link, "root"])
+    change_node(injection, f"tc qdisc replace dev eth0 root {discipline}", "tc qdisc del dev eth0 root")
+
+
 def run_before_tasks(injection: Injection, script: str) -> None:
     """Run ``script`` before each task on NODE; lines ``export NAME=VALUE`` of its output change its environment."""
     file = test_cluster().folder / "environment" / NODE
