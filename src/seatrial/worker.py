@@ -100,6 +100,7 @@ class HeartbeatWriter:
 
     def __enter__(self) -> HeartbeatWriter:
         self._write()
+        self._poll_stacks()  # now, since a check may hold Python's lock before the thread has run
         self._thread.start()
         return self
 
@@ -122,14 +123,15 @@ class HeartbeatWriter:
                 self.set_status(TERMINATING)
             with contextlib.suppress(OSError):  # the journal reports a full disk
                 self._write()
-            if self._stacks:
-                with contextlib.suppress(
-                    OSError, RuntimeError
-                ):  # without stacks, the launcher says that they are missing
-                    self._stacks.poll()
+            self._poll_stacks()
             if terminating:
                 self._stopping.wait(self._cleanup_s)
                 os._exit(EXIT_TERMINATED)
+
+    def _poll_stacks(self) -> None:
+        if self._stacks:
+            with contextlib.suppress(OSError, RuntimeError):  # without stacks, the launcher says that they are missing
+                self._stacks.poll()
 
     def _write(self) -> None:
         # without fsync: a slow disk must not delay heartbeats
