@@ -143,5 +143,5 @@ def test_blocked_rendezvous_port_is_named_before_torchrun_waits(
     assert reason.startswith("node1: cannot connect to the rendezvous at node0, port 2")
     assert "no answer within 2 s" in reason
     (finding,) = record.findings
-    assert (finding.subject, finding.first_command.split()[:3]) == ("node1", ["ip", "route", "get"])
+    assert (finding.subject, finding.first_command.split()[:3]) == ("node1", ["srun", "--nodelist=node1", "sh"])
     assert nothing_is_left(cluster)
