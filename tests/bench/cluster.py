@@ -23,8 +23,8 @@ import torch.distributed as dist
 from seatrial.bench.group import close_group, open_group
 from seatrial.checks import catalog
 from seatrial.checks.base import Context
-from seatrial.discover import host
 from seatrial.model import Measurement
+from seatrial.util import resolver
 from seatrial.worker import measure
 from tests.train import ranks
 
@@ -75,7 +75,7 @@ def _run_scenarios(driver: str, scenarios: dict[str, Any], out: Path) -> str:
         scenario = Scenario(**json.loads(json.dumps(values).replace("{rank}", str(rank))))
         dist.barrier()
         with ExitStack() as stack:
-            stack.enter_context(patch.object(host, "resolve", resolve))
+            stack.enter_context(patch.object(resolver, "resolve", resolve))
             for fault in scenario.faults:
                 if replaced := faults[fault](rank):
                     stack.enter_context(replaced)

@@ -56,6 +56,17 @@ def test_name_that_does_not_resolve_to_the_other_node_is_named(name: str, reason
     assert name in problem
 
 
+def test_a_node_that_cannot_connect_prints_itself_and_a_complete_command(
+    port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    rendezvous.main(["no-such-host.invalid", str(port), "7"])
+    line = capsys.readouterr().out
+    assert line.startswith("preflight: n1: cannot resolve the address of the rendezvous, no-such-host.invalid")
+    assert ". Run first: srun --nodelist=n1 sh -c 'getent ahosts no-such-host.invalid; " in line
+
+
 def test_a_missing_node_ends_the_server(port: int) -> None:
     assert serve(port, TOKEN, 1, 0.2) == ""
 

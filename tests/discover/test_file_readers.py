@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -55,24 +52,3 @@ def test_parse_id_list() -> None:
 def test_parse_id_list_rejects_other_formats(garbage: str) -> None:
     with pytest.raises(ValueError, match="expected a list such as"):
         file_readers.parse_id_list(garbage)
-
-
-def test_start_in_thread_returns_the_result_or_raises_the_error() -> None:
-    assert file_readers.start_in_thread(lambda: 7).result(5) == 7
-    with pytest.raises(FileNotFoundError):
-        file_readers.start_in_thread(lambda: os.stat("/no/such/file")).result(5)
-
-
-def test_a_call_that_hangs_does_not_keep_the_process_alive() -> None:
-    program = """
-import time
-from seatrial.discover.file_readers import start_in_thread
-try:
-    start_in_thread(lambda: time.sleep(600)).result(0.1)
-except TimeoutError:
-    print("timeout")
-"""
-    started = time.monotonic()
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout == "timeout\n"
-    assert time.monotonic() - started < 30

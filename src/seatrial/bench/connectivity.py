@@ -17,7 +17,6 @@ from threading import Thread
 from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S, Participants
 from seatrial.bench.tcp import (
     CONNECT_TIMEOUT_S,
-    RESOLVE_TIMEOUT_S,
     Endpoint,
     Lookup,
     connection_error,
@@ -27,6 +26,7 @@ from seatrial.bench.tcp import (
     open_connection,
     resolve_names,
 )
+from seatrial.util.resolver import RESOLVE_TIMEOUT_S
 
 MAX_PARALLEL_CONNECTS = 32
 PINGS = 10  # per pair, so that at least one of them meets no queue

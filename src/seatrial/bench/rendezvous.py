@@ -16,6 +16,7 @@ from contextlib import suppress
 from threading import Thread
 
 from seatrial.bench.tcp import Endpoint, error_text, listen, open_connection, resolve_names
+from seatrial.util.resolver import resolve
 
 # Between the first and the last start of a node: seconds with srun, more with containers or Python on a busy filesystem
 CONNECT_LIMIT_S, LISTEN_LIMIT_S = 30.0, 60.0
@@ -69,7 +70,7 @@ def _answer(connection: socket.socket, token: bytes) -> None:
 
 def connect(address: str, port: int, token: bytes, limit_s: float) -> str:
     """Connect to the first node; return why this is not possible, else empty. A refusal is retried for ``limit_s``."""
-    lookup = resolve_names([address], _resolve)[address]
+    lookup = resolve_names([address], resolve)[address]
     if lookup.problem:
         return f"cannot resolve the address of the rendezvous, {address} (port {port}): {lookup.problem}"
     deadline = time.monotonic() + limit_s
@@ -84,10 +85,6 @@ def connect(address: str, port: int, token: bytes, limit_s: float) -> str:
                     "allow all ports between the nodes"
                 )
             time.sleep(_RETRY_S)
-
-
-def _resolve(name: str) -> list[str]:
-    return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
 
 
 if __name__ == "__main__":

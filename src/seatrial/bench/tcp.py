@@ -10,11 +10,10 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread
-from typing import TypeVar
 
-T = TypeVar("T")
-RESOLVE_TIMEOUT_S = 10.0  # twice the default timeout of a resolver, 5 s per server
+from seatrial.util.resolver import RESOLVE_TIMEOUT_S
+from seatrial.util.threads import start_in_thread
+
 CONNECT_TIMEOUT_S = 2.0  # within a cluster a connection takes less than 1 ms; Linux repeats a lost SYN after 1 s
 
 
@@ -96,20 +95,6 @@ def _receive_token(connection: socket.socket) -> bytes:
 def connection_error(error: OSError) -> str:
     """The error of a connection in one line; a timeout with its seconds."""
     return f"no answer within {CONNECT_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error_text(error)
-
-
-def start_in_thread(work: Callable[[], T]) -> Future[T]:
-    """Start ``work`` in a daemon thread, which does not keep the process alive if it never returns."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:  # handed to the caller by result()
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return future
 
 
 def error_text(error: Exception) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from threading import Thread
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -77,20 +75,3 @@ def parse_id_list(ranges: str) -> list[int]:
         raise ValueError(f"expected a list such as 0-3,8, read {ranges[:60]!r}")
     spans = [part.split("-") for part in ranges.split(",")]
     return [number for span in spans for number in range(int(span[0]), int(span[-1]) + 1)]
-
-
-def start_in_thread(call: Callable[[], T]) -> Future[T]:
-    """The future of a call that can hang, such as on a dead NFS or DNS server, in a daemon thread.
-
-    ``result(timeout)`` of the future raises TimeoutError. A daemon thread that hangs does not keep the process alive.
-    """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except Exception as error:  # result() raises it
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return future

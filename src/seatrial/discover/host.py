@@ -16,10 +16,11 @@ from typing import Literal
 from pydantic import JsonValue
 
 from seatrial.discover import clock, cpu_memory, fabric, filesystem, software
-from seatrial.discover.file_readers import FieldReader, printable, read_line, read_text, start_in_thread
+from seatrial.discover.file_readers import FieldReader, printable, read_line, read_text
 from seatrial.model import Frozen
+from seatrial.util import resolver
+from seatrial.util.threads import start_in_thread
 
-_RESOLVE_TIMEOUT_S = 10.0  # two DNS servers, with the resolver's default timeout of 5 s each
 _CAP_IPC_LOCK = 14  # capabilities(7): locks memory regardless of RLIMIT_MEMLOCK
 
 Amount = int | Literal["unlimited"]
@@ -108,12 +109,6 @@ def read(root: Path = Path("/")) -> HostFacts:
     )
 
 
-def resolve(name: str) -> tuple[str, ...]:
-    """The addresses of a name according to the system's resolver (/etc/hosts, DNS, …). Raises OSError."""
-    entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
-
-
 def _os(root: Path) -> OsFacts:
     reader, dmi = FieldReader(), root / "sys/class/dmi/id"
     return OsFacts(
@@ -184,11 +179,11 @@ def _hostname(root: Path) -> HostnameFacts:
 
 
 def _resolve_with_timeout(name: str) -> tuple[str, ...]:
-    future = start_in_thread(lambda: resolve(name))
+    future = start_in_thread(lambda: resolver.resolve(name))
     try:
-        return future.result(_RESOLVE_TIMEOUT_S)
+        return future.result(resolver.RESOLVE_TIMEOUT_S)
     except TimeoutError:
-        raise TimeoutError(f"{name} did not resolve within {_RESOLVE_TIMEOUT_S:g} s") from None
+        raise TimeoutError(f"{name} did not resolve within {resolver.RESOLVE_TIMEOUT_S:g} s") from None
     except socket.gaierror as error:
         raise ValueError(f"{name}: {error.strerror}") from None
 

@@ -12,7 +12,8 @@ from typing import Any
 from unittest.mock import patch
 
 from seatrial.bench import connectivity, tcp
-from seatrial.discover import fabric, host
+from seatrial.discover import fabric
+from seatrial.util import resolver
 from tests.bench import cluster
 
 SKEW_S = 7.0
@@ -82,9 +83,9 @@ def _other_nccl_variables(rank: int) -> AbstractContextManager[Any] | None:
 
 
 FAULTS: dict[str, cluster.Fault] = {
-    "unknown_name": cluster.on(1, host, "resolve", _resolve_without_node2),
-    "loopback_name": cluster.everywhere(host, "resolve", _resolve_node1_to_loopback),
-    "resolver_hangs": cluster.everywhere(host, "resolve", _hang),
+    "unknown_name": cluster.on(1, resolver, "resolve", _resolve_without_node2),
+    "loopback_name": cluster.everywhere(resolver, "resolve", _resolve_node1_to_loopback),
+    "resolver_hangs": cluster.everywhere(resolver, "resolve", _hang),
     "short_resolve_timeout": cluster.everywhere(tcp, "RESOLVE_TIMEOUT_S", 0.2),
     "known_local_address": cluster.everywhere(connectivity, "local_address", cluster.outside_address),
     "mtu_9000": cluster.everywhere(fabric, "read_nics", _nics(9000, 25_000)),

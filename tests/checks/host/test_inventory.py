@@ -7,9 +7,10 @@ import pytest
 
 from seatrial.checks.base import Context, Options
 from seatrial.checks.host.inventory import CHECK
-from seatrial.discover import clock, fabric, filesystem, host
+from seatrial.discover import clock, fabric, filesystem
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, Metric, Outcome
+from seatrial.util import resolver
 from tests.discover import trees
 
 GIB = 2**30
@@ -86,7 +87,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(filesystem, "usage", node.usage)
     monkeypatch.setattr(clock, "adjtimex", node.adjtimex)
     monkeypatch.setattr(resource, "getrlimit", node.getrlimit)
-    monkeypatch.setattr(host, "resolve", lambda _name: node.addresses)
+    monkeypatch.setattr(resolver, "resolve", lambda _name: node.addresses)
     monkeypatch.setattr(fabric, "interface_addresses", lambda: {"eno1": ("10.0.4.3",)})
     return node
 

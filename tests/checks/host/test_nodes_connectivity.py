@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from seatrial.bench.tcp import RESOLVE_TIMEOUT_S
 from seatrial.checks.host.nodes_connectivity import CHECK, compare_versions, read_versions
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, Metric, Outcome, Verdict
+from seatrial.util.resolver import RESOLVE_TIMEOUT_S
 from tests.bench.cluster import ONE, THREE, TWO, Scenario, run
 from tests.checks.host import nodes_driver
 from tests.discover import trees

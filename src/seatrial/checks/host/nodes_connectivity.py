@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seatrial.checks.base import Check, Context, Options, RuleFact, metric
-from seatrial.discover import fabric, host, software
+from seatrial.discover import fabric, software
 from seatrial.discover.file_readers import FieldReader, printable, read_line, read_text
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
+from seatrial.util import resolver
 
 if TYPE_CHECKING:
     from seatrial.bench.connectivity import ConnectivityResult
@@ -43,7 +44,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
     versions = participants.run_on_all(lambda: read_versions(context.root, nccl))
     networks = participants.run_on_all(lambda: read_network(context.root, connectivity.local_address()))
     context.progress("connecting all pairs")
-    result = connectivity.measure_connectivity(participants, host.resolve)
+    result = connectivity.measure_connectivity(participants, resolver.resolve)
     if context.rank == 0:
         names = participants.names
         observations = [

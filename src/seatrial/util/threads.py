@@ -1,0 +1,27 @@
+"""Calls that may never return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Thread
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def start_in_thread(call: Callable[[], T]) -> Future[T]:
+    """The future of a call that can hang, such as on a dead NFS or DNS server, in a daemon thread.
+
+    ``result(timeout)`` of the future raises TimeoutError. A daemon thread that hangs does not keep the process alive.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except Exception as error:  # result() raises it
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
