@@ -12,9 +12,9 @@ from seatrial import checks
 from seatrial.diagnose.cause_data import causes
 from seatrial.diagnose.failed_rank import RANK_FAILED
 from seatrial.diagnose.hangs import CAUSE as HANG
-from seatrial.diagnose.localization import SLOW_CAUSES
 from seatrial.diagnose.missing_nodes import missing_node_causes
 from seatrial.diagnose.signatures import signatures
+from seatrial.diagnose.slow_nodes import SLOW_CAUSES
 from seatrial.drill import catalog
 from seatrial.drill.base import Drill
 

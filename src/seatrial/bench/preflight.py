@@ -99,9 +99,9 @@ def _dependencies() -> list[str]:
     return [name[0] for name in names if name]
 
 
-def _try_interfaces(required: dict[str, Any], found: dict[str, Any]) -> None:
+def _try_interfaces(required: dict[str, Any], facts: dict[str, Any]) -> None:
     """Gloo takes a list of names, NCCL one of prefixes; ``^`` excludes, ``=`` is an exact name (NCCL user guide)."""
-    here = found["interfaces"] = sorted(name for _, name in socket.if_nameindex())
+    here = facts["interfaces"] = sorted(name for _, name in socket.if_nameindex())
     listed, problems = ", ".join(here), []
     gloo = os.environ.get("GLOO_SOCKET_IFNAME", "")
     missing = [name for name in gloo.split(",") if name and name not in here]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from seatrial.checks import catalog
-from seatrial.diagnose.localization import reasons_to_localize
+from seatrial.diagnose.slow_nodes import reasons_to_localize
 from seatrial.judge import judge
 from seatrial.model import CLUSTER, Baseline, Job, Measurement
 from seatrial.pipeline.plan import Plan, jobs_as_run, localization_job

@@ -11,7 +11,7 @@ from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.diagnose import refreshed_findings
-from seatrial.diagnose.localization import localization_notes
+from seatrial.diagnose.slow_nodes import localization_notes
 from seatrial.judge import judge, plausibility, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
 from seatrial.judge.remedies import unknown_gpus

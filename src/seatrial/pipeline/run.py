@@ -13,8 +13,8 @@ from seatrial import __version__, report, telemetry
 from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
-from seatrial.diagnose.localization import localization_notes
 from seatrial.diagnose.signatures import check_signatures
+from seatrial.diagnose.slow_nodes import localization_notes
 from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.judge.retry import MAX_RETRIES, complete_retries

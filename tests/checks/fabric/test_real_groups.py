@@ -13,8 +13,8 @@ from seatrial.bench.subgroups import GroupResult
 from seatrial.checks import catalog
 from seatrial.checks.fabric import _results, each_node, localization, rails, scaling
 from seatrial.checks.fabric import pairs as collectives_pairs
-from seatrial.diagnose.localization import localization_findings
 from seatrial.diagnose.localize import localize
+from seatrial.diagnose.slow_nodes import localization_findings
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Finding, Measurement, Metric, Outcome, Threshold
 from tests.bench.cluster import Scenario, run

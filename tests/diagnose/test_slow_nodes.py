@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
-from seatrial.diagnose.localization import localization_findings, localization_notes, reasons_to_localize
+from seatrial.diagnose.slow_nodes import localization_findings, localization_notes, reasons_to_localize
 from seatrial.hardware.pair_search import PAIR_RATES, RANKS_BY_NODE
 from seatrial.model import CLUSTER, Finding, Measurement, Metric, Outcome, Reason, Verdict
 from tests.hardware.test_pair_search import Factor, search, slow

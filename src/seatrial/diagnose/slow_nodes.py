@@ -58,16 +58,16 @@ def reasons_to_localize(
         if verdict.outcome in _JUDGED and verdict.check in inter_node and performance[verdict.check][verdict.metric]
     ]
     below = {each.check: each.summary for each in reversed(judged) if each.outcome is not Outcome.PASS}
-    known = {(verdict.check, verdict.metric) for verdict in judged}
+    with_verdict = {(verdict.check, verdict.metric) for verdict in judged}
     compared = list(_inter_node_shares(measurements, inter_node))
     unjudged = {
         check: f"{metric.name} is {metric.value:.3g} {metric.unit} on {metric.subject}, without a threshold"
         for check, metric in sorted(compared, key=lambda pair: -pair[1].value)  # the lowest is named
-        if metric.value < UNJUDGED_SHARE and (check, metric.name) not in known
+        if metric.value < UNJUDGED_SHARE and (check, metric.name) not in with_verdict
     }
     if reasons := {**unjudged, **below}:
         return reasons
-    judged_checks = {check for check, _ in known}
+    judged_checks = {check for check, _ in with_verdict}
     measured = {each.check for each in measurements if each.metrics and each.check in inter_node}
     uncompared = [] if compared else [name for name in measured - judged_checks if inter_node[name].operation]
     return dict.fromkeys(sorted(uncompared), "no reference value, and no check compares nodes")
