@@ -298,7 +298,7 @@ def test_each_cause_is_one_finding_at_its_place_with_a_complete_command(cause: C
     assert len(findings) == 1
     assert explained(findings[0]) == {(shown.check, subject), (follows.check, CLUSTER)}
     command = findings[0].first_command
-    assert not re.search(r"\{(gpu|node|port|paths|pids)\}", command)
+    assert not re.search(r"\{(gpu|node|port|paths|pids|names)\}", command)
     assert command.startswith("srun --nodelist=n0 ") is (subject != CLUSTER)
     if "{gpu}" in cause.first_command:
         assert re.search(r"(--id[= ]|nvidia)1\b", command)

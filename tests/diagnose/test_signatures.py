@@ -103,6 +103,10 @@ def test_refused_job_has_one_finding(tmp_path: Path) -> None:
     (finding,) = diagnose([refused], [], [], (), {}, tmp_path)
     assert (finding.subject, finding.evidence, finding.confidence) == ("n1", cause, "high")
     assert finding.first_command == "srun --nodelist=n1 pip list"
+    quoted = "srun --nodelist=n1 sh -c 'ping -c 3 n0; ip route get n0'"
+    network = refused.model_copy(update={"cause": f"cannot connect to the rendezvous. Run first: {quoted}; no image"})
+    (finding,) = diagnose([network], [], [], (), {}, tmp_path)
+    assert finding.first_command == quoted
     completed = refused.model_copy(update={"state": JobState.COMPLETED, "attempt": 2})
     assert diagnose([refused, completed], [], [], (), {}, tmp_path) == (), "corrected since"
 

@@ -85,6 +85,14 @@ def test_same_place_on_all_ranks_names_none(tmp_path: Path) -> None:
     assert collected.culprits == ()
 
 
+def test_a_missing_stack_names_no_rank(tmp_path: Path) -> None:
+    states = "".join(worker("n1", rank, 10 + rank) for rank in range(4))
+    collected = evidence(tmp_path, states, dict.fromkeys(range(3), STACK.format(line=1)), 4)
+    assert collected is not None
+    assert len(collected.by_place()) == 2
+    assert collected.culprits == ()
+
+
 def test_no_files_are_no_evidence(tmp_path: Path) -> None:
     assert read_evidence(tmp_path, 4) is None
     assert evidence(tmp_path, "n1: worker 99999999999 x\n\x1b[31m", {0: "\0\xff" * 99, 1: "x" * 2**21}, 2) is None

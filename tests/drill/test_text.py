@@ -36,6 +36,8 @@ def test_table_has_each_part_of_each_drill() -> None:
 
 
 def test_totals_do_not_count_drills_that_could_not_run() -> None:
-    assert totals([HOLDS, MISSED, NOT_RUN]) == (
-        "2 drills ran: 2 seen, 2 located, 1 explained, 2 first command, 2 action; 1 drill could not run here"
+    without_action = HOLDS.model_copy(update={"name": "refused", "action_right": None})
+    assert totals([HOLDS, MISSED, without_action, NOT_RUN]) == (
+        "3 drills ran: 3 of 3 seen, 3 of 3 located, 2 of 3 explained, 3 of 3 first command, 2 of 2 action; "
+        "1 drill could not run here"
     )

@@ -106,9 +106,9 @@ def test_json_reports(document: dict[str, object], tmp_path: Path) -> None:
         (b"hello\nworld\n", "no results"),
         (bytes(range(256)), "binary"),
         (b"\x1f\x8b\x08\x00truncated", "cannot read"),
-        (gzip.compress(b'{"a": 1}'), "no JSON of nccl-tests"),
-        (gzip.compress(GOOD.read_bytes())[:-30], "cannot read"),
-        (gzip.compress(b" " * 2**20 * 20 + b"\n"), "no results"),
+        (gzip.compress(b'{"a": 1}', mtime=0), "no JSON of nccl-tests"),
+        (gzip.compress(GOOD.read_bytes(), mtime=0)[:-30], "cannot read"),
+        (gzip.compress(b" " * 2**20 * 20 + b"\n", mtime=0), "no results"),
         (b'{"a": 1}', "is no trial.json"),
         (b"[" * 5000, "no results"),
         (b"\xff\xfe\x00", "no results"),
@@ -172,3 +172,9 @@ def test_lines_in_any_order_cut_and_damaged(text: str, end: int, damage: bytes, 
         if benchmark := open_benchmark(path):
             judgement = benchmark.judge(hardware_options("8xH100", 2, "8x400"))
             assert lines(judgement)[-1] == f"Outcome: {judgement.outcome}"
+
+
+def test_closed_standard_input_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="standard input is closed"):
+        open_benchmark(Path("-"))

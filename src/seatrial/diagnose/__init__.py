@@ -22,6 +22,8 @@ from seatrial.diagnose.slow_nodes import localization_findings
 from seatrial.model import Explained, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict
 from seatrial.util.input_files import open_file
 
+# The first one of a message that names several nodes; a quoted part of it may have semicolons
+_FIRST_COMMAND = re.compile(r"\. Run first[^:;]{0,40}: ((?:'[^']*'|[^;'])+)")
 _EXIT_CODE = "exit_code"  # end of the names of these metrics
 _RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
 _RANK_CAUSES = (RANK_FAILED, HANG)  # of findings that do not come from verdicts
@@ -132,16 +134,19 @@ def _rank_name(match: Match) -> str:
 
 def _refusal(result: JobResult) -> Finding:
     """The finding for nodes that do not have what the trial needs."""
-    _, _, command = result.cause.partition(". Run first")
+    command = _FIRST_COMMAND.search(result.cause)
+    is_rendezvous = "rendezvous" in result.cause
+    network_fix = "Correct name resolution, open all ports between the nodes, or free the port; then run it again."
+    node_fix = "Correct the environment of the node, or environment and container of the trial; then run it again."
     return Finding(
-        title="A node cannot reach the rendezvous of the job"
-        if "rendezvous" in result.cause
+        title="The rendezvous of the job fails on a node"
+        if is_rendezvous
         else "The node does not have what the trial needs",
         subject=result.failed_subject,
         confidence="high",
         evidence=result.cause,
-        first_command=command.partition(": ")[2].partition("; ")[0],
-        fix="Correct the environment of the node, or environment and container of the trial; then run it again.",
+        first_command=command[1].strip() if command else "",
+        fix=network_fix if is_rendezvous else node_fix,
         source=f"preflight of job {result.job}",
     )
 

@@ -76,7 +76,7 @@ def _readable(paths: Sequence[Path], errors: list[str]) -> Iterable[Dump]:
 
 def _finding(hang: CollectiveHang, hangs: Sequence[CollectiveHang], folder: Path, source: str) -> Finding:
     culprits = hang.culprits
-    title, fix, confidence = _title(hang)
+    title, fix, confidence = hang_title(hang)
     others = [other.group for other in hangs if other is not hang]
     consequences = f". Also incomplete: process group {and_more(others, _MAX_NAMED)}" if others and culprits else ""
     return Finding(
@@ -92,7 +92,7 @@ def _finding(hang: CollectiveHang, hangs: Sequence[CollectiveHang], folder: Path
     )
 
 
-def _title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
+def hang_title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
     """Title, fix and confidence for what the dumps show."""
     culprits = rank_list(hang.culprits)
     if hang.absent and hang.culprits:

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from seatrial.diagnose.flight_recorder import hang_text
+from seatrial.diagnose.causes import node_command
+from seatrial.diagnose.flight_recorder import hang_text, hang_title
 from seatrial.discover.rank_stacks import FOLDER, STACKS, STATES, HangEvidence, read_evidence
 from seatrial.model import Explained, Finding, JobResult, JobState, Outcome, Verdict
 from seatrial.model.trial import Action, Confidence
@@ -57,9 +58,7 @@ def _finding(
     stacks = attempt / FOLDER / STACKS.format(culprits[0] if culprits else 0)
     command = f"cat {shlex.quote(str(stacks if stacks.is_file() else attempt / FOLDER / STATES))}"
     if first and first.state == "D":
-        command = "dmesg -T | grep -A 20 'blocked for more than' | tail -n 40"
-        if node_prefix:
-            command = f"{node_prefix.format(node=first.node)} sh -c {shlex.quote(command)}"
+        command = node_command("dmesg -T | grep -A 20 'blocked for more than' | tail -n 40", first.node, node_prefix)
     place = re.search(r"\(([^,()]+)", result.failed_subject)
     return Finding(
         title=title,
@@ -85,5 +84,6 @@ def _title(evidence: HangEvidence) -> tuple[str, Confidence]:
     if state := evidence.snapshots[culprits[0]].abnormal_state:
         return f"{name}: {state}", "high"
     if evidence.hangs and evidence.hangs[0].culprits == culprits:
-        return f"{name} did not arrive in the {evidence.hangs[0].name} in which the others wait", "high"
+        title, _, confidence = hang_title(evidence.hangs[0])
+        return title, confidence
     return f"{name} did not arrive where all others wait", "medium"

@@ -113,10 +113,12 @@ class HangEvidence:
         abnormal = tuple(snapshot.rank for snapshot in self.snapshots if snapshot.abnormal_state)
         if abnormal and len(abnormal) < len(self.snapshots):
             return abnormal
-        if self.hangs and self.hangs[0].culprits:
-            return self.hangs[0].culprits
+        absent = self.hangs[0].culprits if self.hangs else ()
+        if present := tuple(rank for rank in absent if rank < len(self.snapshots)):  # a dump may name other ranks
+            return present
         places = sorted(self.by_place().values(), key=len)
-        is_alone = len(places) == 2 and 2 * len(places[0]) < len(self.snapshots)
+        all_read = all(snapshot.frames for snapshot in self.snapshots)  # a stack that is missing shows nothing
+        is_alone = all_read and len(places) == 2 and 2 * len(places[0]) < len(self.snapshots)
         return places[0] if is_alone else ()
 
     def by_place(self) -> dict[str, tuple[int, ...]]:

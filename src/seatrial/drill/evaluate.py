@@ -54,7 +54,7 @@ def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> D
         "located": any(re.search(expected.place, text) for text in _texts_with_place(first, shown)),
         "explained": bool(cause) and cause == expected.cause,
         "command_right": re.search(expected.command, command) is not None if command else False,
-        "action_right": expected.action is None or action == expected.action,
+        "action_right": None if expected.action is None else action == expected.action,
     }
     read = {
         "seen": f"{expected.check} {expected.metric} {'|'.join(expected.outcomes)}; verdicts: {_bad_verdicts(trial)}",
@@ -71,7 +71,7 @@ def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> D
             "place": first.subject if first else ", ".join(dict.fromkeys(verdict.subject for verdict in shown)),
             "first_command": command,
             "problems": tuple(
-                f"not {name}: expected {read[name]}"[:_MAX_TEXT] for name, holds in parts.items() if not holds
+                f"not {name}: expected {read[name]}"[:_MAX_TEXT] for name, holds in parts.items() if holds is False
             ),
         }
     )
@@ -96,16 +96,20 @@ def _bad_verdicts(trial: Trial) -> str:
 
 
 def _evaluate_refusal(result: DrillResult, expected: Expected, evidence: Evidence) -> DrillResult:
-    """A refusal has no verdicts: its message must have the text, the place, the cause and the first command."""
+    """A refusal has no verdicts: its message must have the text, the place, the cause and the first command.
+
+    If the record has a finding, its first command counts.
+    """
     trial = evidence.trial
     message = f"{trial.stop_reason}\n{evidence.errors}" if trial else evidence.errors
     is_accepted = trial is not None and trial.decision.value is DecisionValue.ACCEPTED
     seen = re.search(expected.refusal, message) is not None and not is_accepted
+    command = trial.findings[0].first_command if trial and trial.findings else message
     parts = {
         "seen": seen,
         "located": seen and re.search(expected.place, message) is not None,
         "explained": seen and expected.cause in message,
-        "command_right": seen and re.search(expected.command, message) is not None,
+        "command_right": seen and re.search(expected.command, command) is not None,
     }
     line = next((line for line in message.splitlines() if re.search(expected.refusal, line)), "")
     last = (evidence.errors.strip().splitlines() or ["empty"])[-1]

@@ -51,8 +51,9 @@ def part_text(result: DrillResult, part: str) -> str:
 def totals(results: Sequence[DrillResult]) -> str:
     """How many drills ran, and in how many of them each part holds."""
     ran = [result for result in results if not result.could_not_run]
+    parts = {text: [getattr(result, part) for result in ran] for part, text in PARTS.items()}
     counts = ", ".join(
-        f"{sum(getattr(result, part) is not False for result in ran)} {text}" for part, text in PARTS.items()
+        f"{values.count(True)} of {len(values) - values.count(None)} {text}" for text, values in parts.items()
     )
     could_not = len(results) - len(ran)
     more = f"; {plural(could_not, 'drill')} could not run here" if could_not else ""

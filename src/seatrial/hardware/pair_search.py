@@ -20,6 +20,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, FiniteFloat, model_validator
 
 from seatrial.model import Frozen
+from seatrial.util.quantiles import deviation
 
 Stage = Literal["rounds", "suspects", "paths", "directions"]
 Direction = Literal["sends", "receives", "both"]
@@ -37,7 +38,6 @@ MAX_PATHS = 128  # slow paths to repeat; most of them are disjoint and run concu
 # In standard deviations: for a suspect, and for a fault after the repetition. 2.2 misses 1 in 400 paths that are slow
 # by 5 % with noise of 1 %; the repetition clears those that are slow by chance.
 _SUSPECT_Z, _FAULT_Z = 2.2, 3.0
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _MEDIAN_TO_MEAN = 1.2533  # standard deviation of the median of many normal values relative to that of their mean
 
 
@@ -77,7 +77,7 @@ class PairRate(Frozen):
     stage: Stage
     first: str
     second: str
-    gb_s: tuple[Annotated[FiniteFloat, Field(ge=0)], ...] = Field(min_length=1)
+    gb_s: tuple[Annotated[FiniteFloat, Field(ge=0, le=1e6)], ...] = Field(min_length=1)
     one_way: bool = False
 
     @model_validator(mode="after")
@@ -275,7 +275,7 @@ def _rail(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
     # of few values either estimate may be too high by chance, and slow paths raise the second
     noise = max(
         limits.min_noise * (1 + 2 / len(left)),
-        min(_MAD_TO_SIGMA * median(abs(residual - center) for residual in left), pstdev(left, center)),
+        min(deviation(left), pstdev(left, center)),
     )
     residuals = {pair: residual - center for pair, residual in residuals.items()}
     below = -max(limits.log_deficit / 2, _SUSPECT_Z * noise)

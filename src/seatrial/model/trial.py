@@ -168,7 +168,7 @@ class Trial(Frozen):
     measurements: tuple[Measurement, ...]
     retries: tuple[Measurement, ...] = Field(default=(), description="second and third measurements of checks")
     localization: tuple[Measurement, ...] = Field(
-        default=(), description="search for slow nodes after the checks of the trial; no verdict uses it"
+        default=(), description="search for slow nodes after the checks of the trial; of its verdicts only FAILs count"
     )
     verdicts: Annotated[tuple[Verdict, ...], WrapSerializer(_without_empty_fields)]
     findings: tuple[Finding, ...]

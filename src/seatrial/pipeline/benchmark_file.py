@@ -103,6 +103,8 @@ def open_benchmark(path: Path) -> BenchmarkFile | None:
     ``-`` is standard input. The record is read, and errors are reported, by load_trial.
     """
     if path == STDIN:
+        if sys.stdin is None:  # Python's value for a closed stream
+            raise UsageError("standard input is closed")
         return _opened(cast(BinaryIO, sys.stdin.buffer), "standard input", is_stdin=True)
     if path.is_dir():
         return None

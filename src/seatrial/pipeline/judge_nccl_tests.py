@@ -52,7 +52,6 @@ from seatrial.pipeline.nccl_tests_table import (
 )
 
 _NODE_SIZES = ("16GiB", "8GiB", "4GiB", "1GiB")  # of the reference values of one node in data/skus
-_WORST_FIRST = (Outcome.FAIL, Outcome.UNJUDGED, Outcome.WARN, Outcome.PASS)
 # The rule's own fix reads a fact that nccl-tests does not report
 _WRONG_DATA_FIX = (
     "Do not train on these nodes. Run all_reduce_perf -c 1 on each node alone, then on pairs of nodes: the node, or "
@@ -107,7 +106,7 @@ def with_next_step(verdict: Verdict) -> Verdict:
 def overall_outcome(results: Sequence[BenchmarkResult]) -> Outcome:
     """FAIL if one result fails, else UNJUDGED if one that a check measures is not judged, or if none is judged."""
     outcomes = [result.outcome for result in results if result.check or result.outcome is Outcome.FAIL]
-    return min(outcomes, key=_WORST_FIRST.index, default=Outcome.UNJUDGED)
+    return worst(outcomes)
 
 
 @dataclass(frozen=True)
@@ -254,7 +253,7 @@ def _unjudged(series: _Series, name: str, operation: str, problems: Sequence[str
         variant=variant_text(series.rows[-1]),
         check=f"collectives.{operation}" if operation else "",
         measured=measured_sizes(series.rows),
-        verdicts=verdicts if operation else (),
+        verdicts=verdicts if operation or is_wrong else (),
         problems=tuple(problems),
         notes=tuple(table_notes(series.table, series.rows)),
     )

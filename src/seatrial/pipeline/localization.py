@@ -1,7 +1,7 @@
 """Searches for slow nodes after the checks of a trial, if one of several nodes is below a threshold.
 
-The search is one more job. Whatever happens to it, the verdicts of the trial stay as they are; the record then has a
-note at the check that was the reason.
+The search is one more job. If it ends early, the verdicts of the trial stay as they are, and the record has a note at
+the check that was the reason. A slow node that it names is a FAIL (judge/search.py).
 """
 
 from __future__ import annotations

@@ -83,7 +83,10 @@ def _nvls(ranks: Mapping[str, RankTransport]) -> Iterator[Observation]:
     unknown = [subject for subject, transport in ranks.items() if transport.log.nvls_channels is None]
     others = sorted({transport.gpu for transport in ranks.values()} - with_nvls)
     reason = ""
-    if others:
+    listed = {name for sku in skus() for name in sku.nvml_names}
+    if unlisted := [name or "a GPU without a name" for name in others if name not in listed]:
+        reason = f"no data on NVLink SHARP of {' and '.join(unlisted)}"
+    elif others:
         reason = f"{' and '.join(others)}: the switches do not reduce"
     elif min(per_node.values()) <= _GPUS_WITHOUT_NVLS:
         reason = f"{min(per_node.values())} GPUs on a node"
@@ -217,7 +220,7 @@ CHECK = Check(
     ),
     rule_facts={
         "sockets_expected": RuleFact(reason="the option sockets_expected is set"),
-        "nvls_expected": RuleFact(reason="NCCL does not use NVLink SHARP here"),
+        "nvls_expected": RuleFact(reason="NVLink SHARP is not expected here, or it is not known"),
     },
     measure=measure,
     fact_roles={

@@ -23,7 +23,7 @@ DRILL = Drill(
         refusal=r"preflight failed",
         cause="cannot connect to the rendezvous at",
         place=rf"{NODE}: cannot connect to the rendezvous at node0, port 2\d{{4}}",
-        command=rf"Run first: srun --nodelist={NODE} .*ping -c 3 node0; ip route get node0; nft list ruleset",
+        command=rf"^srun --nodelist={NODE} .*ping -c 3 node0; ip route get node0; nft list ruleset",
     ),
     needs=cluster_needs(2, "iptables"),
     prepare=block,

@@ -21,7 +21,7 @@ DRILL = Drill(
         refusal=r"preflight failed",
         cause="GLOO_SOCKET_IFNAME=ib7: this node has no interface ib7",
         place=rf"{NODE}: GLOO_SOCKET_IFNAME",
-        command=r"Run first, on this node: ip -br address",
+        command=r"^ip -br address",
     ),
     needs=cluster_needs(),
     prepare=set_interface,
