@@ -1,7 +1,7 @@
 """The only module that runs kubectl: its namespace, context and timeout, and its errors in one sentence.
 
-kubectl reads the user's kubeconfig; seatrial stores no credentials. Every request has a timeout: by default kubectl waits
-without a limit for an API server that accepts a connection and does not answer.
+kubectl reads the user's kubeconfig; seatrial stores no credentials. Every request has a timeout: by default kubectl
+waits without a limit for an API server that accepts a connection and does not answer.
 """
 
 from __future__ import annotations
