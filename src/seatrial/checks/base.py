@@ -35,6 +35,7 @@ from seatrial.model import (
 SkipCondition = Literal[
     "no GPU",
     "no Slurm",
+    "no Kubernetes",
     "one node",
     "one rank per node",
     "no command",

@@ -64,6 +64,7 @@ class RecordedPlan:
         holds: Mapping[SkipCondition, bool] = {
             "no GPU": no_gpu,
             "no Slurm": not self._config.uses_slurm,
+            "no Kubernetes": self._config.launcher != "kubernetes",
             "one node": nodes == 1,
             "one rank per node": ranks in (None, 1),
             "no command": not options.get("command"),
