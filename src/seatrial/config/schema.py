@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainSerializer, model_validator
 
+from seatrial.config.kubernetes import Kubernetes
 from seatrial.model import Frozen, ParsedThreshold
 
 MAX_NAME_BYTES = 200  # the run directory is TIME-NAME: a file name has at most 255 bytes
@@ -172,7 +173,7 @@ class Config(Frozen):
 
     name: Annotated[str, AfterValidator(_folder_name)]
     description: str = ""
-    launcher: Literal["auto", "local", "slurm", "torchrun"] = "auto"
+    launcher: Literal["auto", "local", "slurm", "torchrun", "kubernetes"] = "auto"
     baseline: str | None = Field(default=None, description="a file of `seatrial baseline learn`")
     cluster: Cluster = Cluster()
     limits: Limits = Limits()
@@ -186,6 +187,7 @@ class Config(Frozen):
         description="search for the slow node, GPU, rail or path if a check of several nodes violates a threshold",
     )
     slurm: Slurm = Slurm()
+    kubernetes: Kubernetes = Kubernetes()
     environment: Environment = Environment()
     container: Container = Container()
     telemetry: Telemetry = Telemetry()
@@ -200,6 +202,24 @@ class Config(Frozen):
             raise ValueError(
                 "cluster.min_nodes (--min-nodes) needs --launcher slurm: without a scheduler nothing tells which nodes "
                 "are missing; set --nodes to the nodes that are there"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kubernetes_has_an_image(self) -> Self:
+        if self.launcher != "kubernetes":
+            return self
+        if not self.kubernetes.image:
+            raise ValueError("kubernetes.image is required with launcher kubernetes: an image with torch and seatrial")
+        if self.container != Container():
+            raise ValueError(
+                "container.* is for other launchers: with launcher kubernetes the image is kubernetes.image, and "
+                "volumes come from kubernetes.claim"
+            )
+        if self.environment.venv:
+            raise ValueError(
+                f"environment.venv {self.environment.venv} is a folder of this host, which pods do not have: install "
+                "seatrial in kubernetes.image and set environment.venv to null"
             )
         return self
 
