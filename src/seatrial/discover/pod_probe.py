@@ -1,0 +1,88 @@
+"""What a container of a pod has: GPUs, /dev/shm, limits, RDMA devices and the names of other pods; by a shell script.
+
+The script writes its findings to the log of the pod. Anything may be in a log: a line that is not one of these
+findings is ignored, and a value of another form is an error.
+"""
+
+from __future__ import annotations
+
+import re
+
+from seatrial.model import Frozen, SeatrialError
+
+PEERS = 8  # names that each pod resolves: those of the next pods by index, so that every name is resolved
+# $1: name of the Job and of its Service; $2: number of pods; $3: seconds in which names must resolve; $4: GPUs
+# Stays alive for $3 s more: a pod that has ended has no name.
+SCRIPT = r"""
+echo "seatrial_probe=1"
+if test "$4" -gt 0; then
+  if output=$(timeout 60 nvidia-smi -L 2>&1); then
+    echo "gpus=$(echo "$output" | grep -c '^GPU ')"
+  else
+    echo "gpu_error=$(echo "${output:-nvidia-smi -L did not answer within 60 s}" | tr '\n' ' ')"
+  fi
+fi
+df -Pk /dev/shm | while read -r _ size _; do echo "shm_kib=$size"; done
+echo "memlock_kib=$(ulimit -l)"
+while read -r key value _; do test "$key" != MemTotal: || echo "memory_kib=$value"; done </proc/meminfo
+while read -r key value; do test "$key" != CapEff: || echo "capabilities=$value"; done </proc/self/status
+for device in /dev/infiniband/uverbs*; do
+  test -c "$device" && (: <"$device") 2>/dev/null && echo "rdma=$(cat "/sys/class/infiniband_verbs/${device##*/}/ibdev")"
+done
+command -v getent >/dev/null || echo "dns_error=the image has no getent"
+offset=1 end=$(($(date +%s) + $3))
+while test $offset -lt "$2" && test $offset -le PEERS; do
+  name=$1-$(((JOB_COMPLETION_INDEX + offset) % $2)).$1
+  until getent hosts "$name" >/dev/null; do
+    test "$(date +%s)" -lt $end || { echo "unresolved=$name"; break; }
+    sleep 1
+  done
+  offset=$((offset + 1))
+done
+echo "end=1"
+sleep "$3"
+""".replace("PEERS", str(PEERS))
+_LINE = re.compile(r"(?:\[pod/(?P<pod>[^/\]]+)/[^/\]]+\] )(?P<key>[a-z_]+)=(?P<value>.*)")
+_CAP_IPC_LOCK = 1 << 14  # linux/capability.h
+
+
+class Container(Frozen):
+    """A container of a probe pod. ``gpus`` is None if not asked for, or if nvidia-smi failed (``gpu_error``)."""
+
+    gpus: int | None = None
+    gpu_error: str = ""
+    shm_bytes: int
+    memlock_unlimited: bool  # no limit, a limit above the memory of the node, or CAP_IPC_LOCK
+    rdma_devices: tuple[str, ...] = ()
+    dns_error: str = ""
+    unresolved: tuple[str, ...] = ()
+
+
+def parse_logs(text: str) -> dict[str, Container]:
+    """Return pod → container for each pod whose probe has ended, from ``kubectl logs --prefix``.
+
+    Raises SeatrialError for a finding in another form than the script writes.
+    """
+    findings: dict[str, dict[str, list[str]]] = {}
+    for line in text.splitlines():
+        if match := _LINE.fullmatch(line):
+            findings.setdefault(match["pod"], {}).setdefault(match["key"], []).append(match["value"])
+    return {pod: _container(pod, found) for pod, found in findings.items() if "end" in found}
+
+
+def _container(pod: str, found: dict[str, list[str]]) -> Container:
+    try:
+        limit, memory = found["memlock_kib"][0], int(found["memory_kib"][0])
+        unlimited = limit == "unlimited" or int(limit) >= memory
+        return Container(
+            gpus=int(found["gpus"][0]) if "gpus" in found else None,
+            gpu_error="".join(found.get("gpu_error", ())).strip(),
+            # the first line of df is its header
+            shm_bytes=int(found["shm_kib"][-1]) * 1024,
+            memlock_unlimited=unlimited or bool(int(found["capabilities"][0], 16) & _CAP_IPC_LOCK),
+            rdma_devices=tuple(found.get("rdma", ())),
+            dns_error="".join(found.get("dns_error", ())),
+            unresolved=tuple(found.get("unresolved", ())),
+        )
+    except (KeyError, ValueError) as error:
+        raise SeatrialError(f"pod {pod}: unexpected output of the probe ({error}). Run first: kubectl logs {pod}") from None
