@@ -11,11 +11,10 @@ import re
 from seatrial.model import Frozen, SeatrialError
 
 PEERS = 8  # names that each pod resolves: those of the next pods by index, so that every name is resolved
-# $1: name of the Job and of its Service; $2: number of pods; $3: seconds in which names must resolve; $4: GPUs
-# Stays alive for $3 s more: a pod that has ended has no name.
+# $1: name of the Job and of its Service; $2: number of pods; $3: GPUs; $4: seconds for which the pod stays: a pod that
+# has ended has no name, and others may start minutes later
 SCRIPT = r"""
-echo "seatrial_probe=1"
-if test "$4" -gt 0; then
+if test "$3" -gt 0; then
   if output=$(timeout 60 nvidia-smi -L 2>&1); then
     echo "gpus=$(echo "$output" | grep -c '^GPU ')"
   else
@@ -27,20 +26,26 @@ echo "memlock_kib=$(ulimit -l)"
 while read -r key value _; do test "$key" != MemTotal: || echo "memory_kib=$value"; done </proc/meminfo
 while read -r key value; do test "$key" != CapEff: || echo "capabilities=$value"; done </proc/self/status
 for device in /dev/infiniband/uverbs*; do
-  test -c "$device" && (: <"$device") 2>/dev/null && echo "rdma=$(cat "/sys/class/infiniband_verbs/${device##*/}/ibdev")"
+  test -c "$device" && (: <"$device") 2>/dev/null || continue
+  echo "rdma=$(cat "/sys/class/infiniband_verbs/${device##*/}/ibdev")"
 done
-command -v getent >/dev/null || echo "dns_error=the image has no getent"
-offset=1 end=$(($(date +%s) + $3))
+offset=1 names=
 while test $offset -lt "$2" && test $offset -le PEERS; do
-  name=$1-$(((JOB_COMPLETION_INDEX + offset) % $2)).$1
-  until getent hosts "$name" >/dev/null; do
-    test "$(date +%s)" -lt $end || { echo "unresolved=$name"; break; }
-    sleep 1
-  done
+  names="$names $1-$(((JOB_COMPLETION_INDEX + offset) % $2)).$1"
   offset=$((offset + 1))
 done
+command -v getent >/dev/null || { names=; echo "dns_error=the image has no getent"; }
+echo "probed=1"
+while test -n "$names"; do
+  unresolved=
+  for name in $names; do
+    if getent hosts "$name" >/dev/null; then echo "resolved=${name%%.*}"; else unresolved="$unresolved $name"; fi
+  done
+  names=$unresolved
+  test -z "$names" || sleep 2
+done
 echo "end=1"
-sleep "$3"
+sleep "$4"
 """.replace("PEERS", str(PEERS))
 _LINE = re.compile(r"(?:\[pod/(?P<pod>[^/\]]+)/[^/\]]+\] )(?P<key>[a-z_]+)=(?P<value>.*)")
 _CAP_IPC_LOCK = 1 << 14  # linux/capability.h
@@ -55,11 +60,12 @@ class Container(Frozen):
     memlock_unlimited: bool  # no limit, a limit above the memory of the node, or CAP_IPC_LOCK
     rdma_devices: tuple[str, ...] = ()
     dns_error: str = ""
-    unresolved: tuple[str, ...] = ()
+    resolved: tuple[str, ...] = ()  # host names of other pods
+    ended: bool = False  # all names are resolved
 
 
 def parse_logs(text: str) -> dict[str, Container]:
-    """Return pod → container for each pod whose probe has ended, from ``kubectl logs --prefix``.
+    """Return pod → container for each pod that has looked at its devices, from ``kubectl logs --prefix``.
 
     Raises SeatrialError for a finding in another form than the script writes.
     """
@@ -67,7 +73,7 @@ def parse_logs(text: str) -> dict[str, Container]:
     for line in text.splitlines():
         if match := _LINE.fullmatch(line):
             findings.setdefault(match["pod"], {}).setdefault(match["key"], []).append(match["value"])
-    return {pod: _container(pod, found) for pod, found in findings.items() if "end" in found}
+    return {pod: _container(pod, found) for pod, found in findings.items() if "probed" in found}
 
 
 def _container(pod: str, found: dict[str, list[str]]) -> Container:
@@ -82,7 +88,15 @@ def _container(pod: str, found: dict[str, list[str]]) -> Container:
             memlock_unlimited=unlimited or bool(int(found["capabilities"][0], 16) & _CAP_IPC_LOCK),
             rdma_devices=tuple(found.get("rdma", ())),
             dns_error="".join(found.get("dns_error", ())),
-            unresolved=tuple(found.get("unresolved", ())),
+            resolved=tuple(found.get("resolved", ())),
+            ended="end" in found,
         )
     except (KeyError, ValueError) as error:
-        raise SeatrialError(f"pod {pod}: unexpected output of the probe ({error}). Run first: kubectl logs {pod}") from None
+        raise SeatrialError(
+            f"pod {pod}: unexpected output of the probe ({error}). Run first: kubectl logs {pod}"
+        ) from None
+
+
+def peers(index: int, count: int) -> list[int]:
+    """Return the indices of the pods whose names the pod ``index`` of ``count`` resolves."""
+    return [(index + offset) % count for offset in range(1, min(count, PEERS + 1))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +20,14 @@ from pydantic import Field
 from seatrial.checks.base import Context
 from seatrial.checks.kubernetes._cluster import KubernetesOptions, kubectl
 from seatrial.config.kubernetes import Kubernetes
-from seatrial.config.kubernetes_pod import container_fields, pod_annotations, pod_spec
+from seatrial.config.kubernetes_pod import container, pod_annotations, pod_spec
 from seatrial.discover.kubectl import Kubectl
-from seatrial.discover.kubernetes import Pod, parse_pods
+from seatrial.discover.kubernetes import Event, Pod, parse_events, parse_pods
 from seatrial.discover.pod_probe import SCRIPT, Container, parse_logs
 from seatrial.model import SeatrialError
 
 POLL_S = 2.0
+PROBE_S = 60  # in which a pod looks at its devices; nvidia-smi takes seconds
 RESOLVE_S = 60  # in which the names of other pods must resolve; a DNS server may cache a missing name for 30 s
 _PROBE_LABEL = "seatrial.dev/probe"
 _DELETE_TIMEOUT_S = 90
@@ -36,7 +37,9 @@ _KEPT_S = 60  # of a Job that has ended, in seconds
 class ProbeOptions(KubernetesOptions):
     """The cluster of the trial, and the time that pods may take to start."""
 
-    wait_s: float = Field(default=600, gt=0, description="maximum seconds until a pod starts, with the pull of its image")
+    wait_s: float = Field(
+        default=600, gt=0, description="maximum seconds until a pod starts, with the pull of its image"
+    )
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,10 @@ class ProbePods:
         deadline = time.monotonic() + self.wait_s
         while True:
             pods = self.query()
-            started = sum(pod.started_s is not None for pod in pods)
+            started = sum(pod.started for pod in pods)
             if started >= self.count or time.monotonic() > deadline:
                 return pods
-            waiting = next((f": {pod}" for pod in pods if pod.started_s is None), "")
+            waiting = next((f": {pod}" for pod in pods if not pod.started), "")
             self.progress(f"{started} of {self.count} probe pods have started{waiting}")
             time.sleep(POLL_S)
 
@@ -69,19 +72,25 @@ class ProbePods:
         """Return the current state of the pods. Raises KubectlError."""
         return parse_pods(self.kubectl.get("pods", self.selector))
 
-    def wait_for_findings(self, pods: Sequence[Pod]) -> dict[str, Container]:
-        """Return the findings by pod when all ``pods`` have ended their probe, or after twice RESOLVE_S.
+    def wait_for_findings(self, count: int) -> dict[str, Container]:
+        """Return the findings by pod when ``count`` pods have resolved all names, or after a time limit.
 
         Raises KubectlError, SeatrialError for an unexpected finding.
         """
-        deadline = time.monotonic() + 2 * RESOLVE_S
+        deadline = time.monotonic() + PROBE_S + RESOLVE_S
         while True:
             # without --ignore-errors, one pod that has not started hides the logs of the others
             containers = parse_logs(self.kubectl.run("logs", self.selector, "--prefix", "--tail=-1", "--ignore-errors"))
-            if len(containers) >= len(pods) or time.monotonic() > deadline:
+            ended = sum(container.ended for container in containers.values())
+            if ended >= count or time.monotonic() > deadline:
                 return containers
-            self.progress(f"{len(containers)} of {len(pods)} probes have ended")
+            self.progress(f"{ended} of {count} probes have ended")
             time.sleep(POLL_S)
+
+    def events(self) -> tuple[Event, ...]:
+        """Return the events of the pods and their Job. Raises KubectlError."""
+        events = parse_events(self.kubectl.get("events"))
+        return tuple(event for event in events if event.involved_object.name.startswith(self.name))
 
     def delete(self) -> None:
         """Delete the Job, and wait until its pods have ended, since they have the GPUs. Raises KubectlError."""
@@ -96,7 +105,8 @@ def open_probe_pods(context: Context, options: ProbeOptions) -> Iterator[ProbePo
     name = f"seatrial-probe-{uuid.uuid4().hex[:8]}"
     pods = ProbePods(kubectl(settings), name, context.expected_nodes, options.wait_s, context.progress)
     try:
-        job = _create(pods.kubectl, probe_job(settings, name, context.expected_nodes, context.expected_gpus, options.wait_s), context.artifacts_dir)
+        manifest = probe_job(settings, name, context.expected_nodes, context.expected_gpus, options.wait_s)
+        job = _create(pods.kubectl, manifest, context.artifacts_dir)
         _create(pods.kubectl, _service(settings, name, job["metadata"]["uid"]), context.artifacts_dir)
         yield pods
     finally:
@@ -119,9 +129,11 @@ def _create(kubectl: Kubectl, manifest: dict[str, Any], folder: Path) -> dict[st
 def probe_job(settings: Kubernetes, name: str, nodes: int, gpus: int | None, wait_s: float) -> dict[str, Any]:
     """Return the Indexed Job with one probe pod on each of ``nodes`` nodes."""
     labels = {"app.kubernetes.io/name": "seatrial", _PROBE_LABEL: name}
-    arguments = [name, str(nodes), str(RESOLVE_S), str(gpus or 0)]
-    container = {**container_fields(settings, gpus), "command": ["sh", "-c"], "args": [SCRIPT, "sh", *arguments]}
-    spec = pod_spec(settings, container)
+    lifetime_s = int(wait_s) + PROBE_S + RESOLVE_S
+    arguments = [name, str(nodes), str(gpus or 0), str(lifetime_s)]
+    spec = pod_spec(
+        settings, {**container(settings, gpus), "command": ["sh", "-c"], "args": [SCRIPT, "sh", *arguments]}
+    )
     one_per_node = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {_PROBE_LABEL: name}}}
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [one_per_node]}}
     # sleep, the last command, ignores SIGTERM
@@ -136,7 +148,7 @@ def probe_job(settings: Kubernetes, name: str, nodes: int, gpus: int | None, wai
             "completions": nodes,
             "parallelism": nodes,
             "backoffLimit": 0,
-            "activeDeadlineSeconds": int(wait_s) + 4 * RESOLVE_S,
+            "activeDeadlineSeconds": 2 * lifetime_s,
             "ttlSecondsAfterFinished": _KEPT_S,
             "template": {"metadata": {"labels": labels, "annotations": pod_annotations(settings)}, "spec": spec},
         },
