@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,12 @@ class FakeCluster:
         names = ["gpu0", "gpu1", "gpu2", "gpu3"]
         self.pods = {"gpu-operator": [daemon_pod(node, name) for node in names for name in DAEMON_SETS]}
         self.forbidden: set[str] = set()
+        self.events: list[Object] = []
+        self.created: list[Object] = []  # Jobs and Services, as the check wrote them
+        self.deleted: list[str] = []  # selectors
+        self.probe_pods: Callable[[Object], list[Object]] = lambda _job: []
+        self.log: Callable[[Object], str] = lambda _job: ""  # of all pods, with the prefix of kubectl
+        self.now = 0.0
         self.settings: Object = {"image": "registry.example/seatrial:1", "namespace": "team"}
 
     def node(self, name: str) -> Object:
@@ -63,15 +69,39 @@ class FakeCluster:
         assert timeout_s > 0
         assert argv[0] == "kubectl"
         options = {option for option in argv if option.startswith("--")}
-        verb, resource, *rest = [part for part in argv[1:] if not part.startswith("--")]
-        namespace = next((option.split("=")[1] for option in options if option.startswith("--namespace=")), "")
-        assert (verb, rest) == ("get", [])
-        assert "--output=json" in options
+        verb, *rest = [part for part in argv[1:] if not part.startswith("--")]
+        values = dict(option.removeprefix("--").split("=", 1) for option in options if "=" in option)
+        if verb == "get":
+            (resource,) = rest
+            return self._get(resource, values)
+        assert values["namespace"] == self.settings["namespace"]
+        if verb == "create":
+            manifest = json.loads(Path(values["filename"]).read_text())
+            self.created.append(manifest)
+            return CommandResult(0, json.dumps({**manifest, "metadata": {**manifest["metadata"], "uid": "u1"}}), "")
+        assert values["selector"] == f"seatrial.dev/probe={self.created[0]['metadata']['name']}"
+        if verb == "logs":
+            assert {"--prefix", "--ignore-errors"} <= options
+            assert values["tail"] == "-1"  # with a selector, kubectl prints the last ten lines by default
+            return CommandResult(0, self.log(self.created[0]), "")
+        assert (verb, rest, values["cascade"]) == ("delete", ["jobs"], "foreground")
+        self.deleted.append(values["selector"])
+        return CommandResult(0, "", "")
+
+    def _get(self, resource: str, values: dict[str, str]) -> CommandResult:
+        assert values["output"] == "json"
         if resource in self.forbidden:
             message = f'{resource} is forbidden: User "ada" cannot list resource "{resource}" in API group ""'
             return CommandResult(1, "", f"Error from server (Forbidden): {message}\n")
-        items = {"nodes": self.nodes, "pods": self.pods.get(namespace, [])}[resource]
+        if resource == "pods":
+            probe = "selector" in values
+            items = self.probe_pods(self.created[0]) if probe else self.pods.get(values["namespace"], [])
+        else:
+            items = {"nodes": self.nodes, "events": self.events}[resource]
         return CommandResult(0, json.dumps({"apiVersion": "v1", "kind": "List", "items": items}), "")
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 class KubernetesRunner:
@@ -88,6 +118,7 @@ class KubernetesRunner:
 
     def measure(self, nodes: int = 4, gpus: int | None = 8, **options: Any) -> Measurement:
         """``nodes``, ``gpus``: the expected nodes, and GPUs per node."""
+        self.cluster.created, self.cluster.deleted, self.cluster.now = [], [], 0.0
         settings = copy.deepcopy(self.cluster.settings)
         return run_check(self.check, self.folder, (nodes, gpus), kubernetes=settings, **options)
 

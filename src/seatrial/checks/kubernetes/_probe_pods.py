@@ -7,6 +7,7 @@ and Kubernetes deletes the Job after a time limit: nothing remains if seatrial i
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator

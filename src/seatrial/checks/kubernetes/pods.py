@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from seatrial.checks.base import Check, Context, RuleFact, facts, metrics
 from seatrial.checks.kubernetes._cluster import requested_devices
@@ -109,7 +109,9 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
         yield from _gpu_metrics(found, context.expected_gpus)
         yield from _limit_metrics(found, any(name != GPU_RESOURCE for name in devices))
         yield from _name_metrics(found, probes.count)
-    if silent := [f"{pod.metadata.name} on {pod.spec.node_name}" for pod in started if pod.metadata.name not in containers]:
+    if silent := [
+        f"{pod.metadata.name} on {pod.spec.node_name}" for pod in started if pod.metadata.name not in containers
+    ]:
         raise SeatrialError(
             f"no result of {len(silent)} probe pods: {and_more(silent, 4)}. Does the image have sh and df?"
         )
