@@ -27,7 +27,7 @@ _TOKEN_BYTES = 16
 def main(arguments: Sequence[str]) -> None:
     address, port, key = arguments[0], int(arguments[1]), arguments[2]
     token = key.encode()[:_TOKEN_BYTES].ljust(_TOKEN_BYTES)
-    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    node = os.environ.get("SLURMD_NODENAME") or os.environ.get("SEATRIAL_NODE") or socket.gethostname()
     if os.environ.get("SLURM_NODEID", "0") == "0":
         problem = serve(port, token, int(os.environ.get("SLURM_NNODES", "1")) - 1, LISTEN_LIMIT_S)
         command = f"ss -ltnp sport = :{port}"
