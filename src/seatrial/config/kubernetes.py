@@ -1,4 +1,4 @@
-"""Settings of the Kubernetes launcher: the group ``kubernetes`` of a trial file. Names of Kubernetes are used as they are."""
+"""Settings of the Kubernetes launcher: the group ``kubernetes`` of a trial file."""
 
 from __future__ import annotations
 
@@ -158,3 +158,20 @@ class Kubernetes(Frozen):
     kueue: Kueue | None = Field(default=None, description="{queue: NAME}: Kueue admits the workload")
     runtime: ObjectName = Field(default="torch-distributed", description="the ClusterTrainingRuntime of a trainjob")
     overlay: PodOverlay = PodOverlay()
+
+    @model_validator(mode="after")
+    def _trainjob_fits_its_runtime(self) -> Self:
+        """A TrainJob cannot patch these fields of its runtime (PodSpecPatch of Kubeflow Trainer 2.3)."""
+        overlay = self.overlay
+        names = {
+            "host_network": overlay.host_network,
+            "priority_class": overlay.priority_class,
+            "runtime_class": overlay.runtime_class,
+            "scheduler": overlay.scheduler,
+        }
+        if self.workload == "trainjob" and (not_patched := [name for name, value in names.items() if value]):
+            raise ValueError(
+                f"overlay.{not_patched[0]}: a TrainJob cannot set it; set it in a ClusterTrainingRuntime, and name "
+                "that with kubernetes.runtime"
+            )
+        return self
