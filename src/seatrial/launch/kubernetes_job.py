@@ -273,7 +273,7 @@ def kubectl(settings: Config) -> Kubectl:
 
 
 def delete(client: Kubectl, labels: str, kind: str, *, force: bool = False) -> None:
-    """Delete everything with these labels, without waiting. ``force``: also pods of a lost node. Raises KubectlError."""
+    """Delete what has these labels, without waiting. ``force``: also pods of a lost node. Raises KubectlError."""
     options = (f"--selector={labels}", "--ignore-not-found", "--wait=false")
     client.run("delete", f"{RESOURCES[kind]},services", *options)
     if force:

@@ -16,6 +16,7 @@ import yaml
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes
 from seatrial.config.schema import Config
 from seatrial.launch import script
+from seatrial.launch.collect_logs import send_results
 from seatrial.launch.requirements import requirements
 from seatrial.model import Job, UsageError
 
@@ -283,7 +284,7 @@ def _pod_script(settings: Config, job: Job, name: str, attempt: int) -> str:
         # one port per job: with host_network a port is that of the node
         port=20000 + int(hashlib.sha256(name.encode()).hexdigest(), 16) % 10000,
         rendezvous_s=math.ceil(settings.kubernetes.queue_s),
-        send_results="",
+        send_results=send_results(job.nodes),
     )
 
 

@@ -165,7 +165,8 @@ def free_gpus(nodes: Iterable[Object], pods: Iterable[Object]) -> list[str]:
 
 def node_state(item: Object) -> str:
     """Return the state of a node: ``Ready``, ``NotReady (Kubelet stopped posting node status.)``, with its taints."""
-    ready = next((each for each in item.get("status", {}).get("conditions") or [] if each.get("type") == "Ready"), {})
+    conditions: list[Object] = item.get("status", {}).get("conditions") or []
+    ready = next((each for each in conditions if each.get("type") == "Ready"), {})
     text = "Ready" if ready.get("status") == "True" else f"NotReady ({ready.get('message', 'no condition Ready')})"
     taints = [str(taint.get("key", "")) for taint in item.get("spec", {}).get("taints") or []]
     cordoned = ["SchedulingDisabled"] if item.get("spec", {}).get("unschedulable") else []
