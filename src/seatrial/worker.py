@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -43,6 +42,7 @@ from seatrial.util import processes
 from seatrial.util.files import atomic_write
 from seatrial.util.gc_pause import gc_paused
 from seatrial.util.journal import Journal
+from seatrial.util.node_name import node_name
 from seatrial.util.secrets import redacted, secret_values
 from seatrial.util.signals import EXIT_TERMINATED, SigtermWatch
 from seatrial.util.stack_dump import StackDump
@@ -92,7 +92,7 @@ class HeartbeatWriter:
         self._path = path
         self._stacks = stacks
         self._cleanup_s = cleanup_s
-        self._state: dict[str, Any] = {"pid": os.getpid(), "node": socket.gethostname()}
+        self._state: dict[str, Any] = {"pid": os.getpid(), "node": node_name()}
         self.set_status("starting")
         self._stopping = threading.Event()
         self._sigterm = SigtermWatch(_exit if cleanup_s else lambda *_: None)
@@ -280,7 +280,7 @@ def _context(
     artifacts_dir = run_dir / "artifacts" / f"{check.name}{job.retry_suffix}"
     artifacts_dir.mkdir(parents=True, exist_ok=True)
     return Context(
-        node=socket.gethostname(),
+        node=node_name(),
         rank=identity.rank,
         world_size=identity.world_size,
         local_rank=identity.local_rank,

@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from seatrial.bench import child_result, group
 from seatrial.bench.rank import gather, release_memory, store_barrier
 from seatrial.util import processes
 from seatrial.util.failures import Failure, exit_hint, exit_reason, first_failure
+from seatrial.util.node_name import node_name
 
 _POLL_S = 0.05
 _READY_POLL_S = 0.5
@@ -89,7 +89,7 @@ class StartedChildRanks:
             result = replace(result, error=_with_stderr(result.error, self.files["err"])) if result.error else result
             result = result if result.error else _read_result(self.files["out"])
         store_barrier()
-        return gather(replace(result, host=socket.gethostname()))
+        return gather(replace(result, host=node_name()))
 
 
 def run_child_ranks(

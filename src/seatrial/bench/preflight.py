@@ -34,7 +34,7 @@ class Problem(Exception):
 
 def main(arguments: list[str]) -> None:
     job_file, attempt, *rest = arguments
-    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    node = os.environ.get("SLURMD_NODENAME") or os.environ.get("SEATRIAL_NODE") or socket.gethostname()
     facts: dict[str, Any] = {"python": sys.version.split()[0], "executable": sys.executable, "prefix": sys.prefix}
     facts["image_id"], facts["evidence"] = os.environ.get("SEATRIAL_IMAGE_ID"), container_evidence()
     problems = []

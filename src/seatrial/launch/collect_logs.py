@@ -52,16 +52,11 @@ send_and_exit() {
 }
 trap send_and_exit EXIT
 trap "exit 143" TERM
-# Runs a command; a signal to this script does not wait for the command's end.
-run_command() {
-    "$@" &
-    wait "$!"
-}
 """
 
 
 def send_results(nodes: int) -> str:
-    """Return the bash lines of a pod's script that send its files; they define ``run_command`` for the checks.
+    """Return the bash lines of a pod's script that send its files until its end, also after SIGTERM.
 
     They need JOB_COMPLETION_INDEX, SEATRIAL_TOKEN, SEATRIAL_RUN_DIR, and SEATRIAL_ATTEMPT_DIR as an existing folder.
     """

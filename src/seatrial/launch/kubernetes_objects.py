@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from pathlib import Path
 
 import yaml
@@ -133,11 +134,11 @@ def _job_set(settings: Config, job: Job, name: str, labels: dict[str, str], temp
 def _train_job(settings: Config, job: Job, name: str, labels: dict[str, str], container: Object) -> Object:
     """Return a TrainJob: its trainer is the container; a patch of the runtime has what a trainer cannot have."""
     pod = _pod_template(settings, job, labels, {})
+    # PodSpecPatch of Kubeflow Trainer 2.2; a pod has 30 s from SIGTERM to SIGKILL by default
     patchable = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity", "securityContext", "volumes")
     spec = {key: pod["spec"][key] for key in patchable if key in pod["spec"]}
     if settings.kubernetes.service_account:
         spec["serviceAccountName"] = settings.kubernetes.service_account
-    spec["terminationGracePeriodSeconds"] = kubernetes_pod.GRACE_S
     spec["containers"] = [{key: container[key] for key in ("name", "volumeMounts", "securityContext")}]
     replicated = {
         "name": _REPLICATED_JOB,
@@ -202,9 +203,14 @@ def _container(settings: Config, job: Job, name: str, attempt: int) -> Object:
     return {
         **kubernetes_pod.container(config, job.expected_gpus),
         "command": ["bash", "-c"],
-        "args": [_pod_script(settings, job, name, attempt), "seatrial", job_file],
+        "args": [_literal(text) for text in (_pod_script(settings, job, name, attempt), "seatrial", job_file)],
         "env": _env(config, name),
     }
+
+
+def _literal(text: str) -> str:
+    """Return the argument that a container gets as ``text``: Kubernetes expands ``$(NAME)``, and ``$$`` means ``$``."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def _pod_script(settings: Config, job: Job, name: str, attempt: int) -> str:

@@ -19,7 +19,7 @@ from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
 from seatrial.judge.search import search_verdicts
-from seatrial.launch import launcher_for, node_prefix, node_shortage
+from seatrial.launch import check_access, launcher_for, node_prefix, node_shortage
 from seatrial.launch.watch import run_job
 from seatrial.model import (
     Baseline,
@@ -63,6 +63,7 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     with results.timed("discover"):
         this_host = discover()
     with results.timed("plan"):
+        check_access(results.settings)
         nodes = _nodes_to_test(results)
         plan = startable_plan(run_dir.request, this_host, nodes)
         baseline = load_baseline(results.settings)

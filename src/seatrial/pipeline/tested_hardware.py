@@ -56,6 +56,8 @@ def tested_hardware(
     each = f"{used} GPU" + ("s" if used > 1 else "")
     if settings.uses_slurm:
         return f"{nodes} of a Slurm cluster, {each} each"
+    if settings.launcher == "kubernetes":
+        return f"{nodes} of a Kubernetes cluster, {each} each"
     if runs_remotely(settings):
         return f"{nodes} started by the user, {each} each"
     subjects = {measurement.subject.rpartition("/")[2] for measurement in measurements}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +18,7 @@ from seatrial.train.parallel import World
 from seatrial.train.progress import Step
 from seatrial.train.rank_times import RankTimes
 from seatrial.train.train_config import TrainConfig
+from seatrial.util.node_name import node_name
 
 # Small on CPU and GPU alike: one process repeats the work of all ranks in seconds.
 SMALL_CONFIG = "tiny/ddp"
@@ -36,7 +36,7 @@ Windows = list[list[float]]  # of one rank: seconds of each timed step, by windo
 
 def current_world(device: str) -> World:
     """The World of the open process group, with this process on ``device``."""
-    return World(dist.get_rank(), dist.get_world_size(), torch.device(device), socket.gethostname())
+    return World(dist.get_rank(), dist.get_world_size(), torch.device(device), node_name())
 
 
 def create_trainer(settings: TrainConfig, world: World) -> Trainer:

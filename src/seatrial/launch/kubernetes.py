@@ -1,0 +1,136 @@
+"""Kubernetes launcher: one workload per job, one pod per node, results through the pods' logs.
+
+seatrial creates, watches and deletes objects; it changes none that exists. What it created is found by a label.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from seatrial.config.schema import Config
+from seatrial.discover.kubectl import KubectlError
+from seatrial.launch.base import RenderedJob
+from seatrial.launch.kubernetes_job import (
+    OBJECTS,
+    RESOURCES,
+    TOKEN,
+    TOKEN_LABEL,
+    Identity,
+    KubernetesJob,
+    delete,
+    kubectl,
+    label_value,
+    selector,
+    workload_kind,
+)
+from seatrial.launch.kubernetes_objects import RUN_LABEL, kubernetes_objects, manifest
+from seatrial.model import Job, SeatrialError, UsageError
+from seatrial.util.files import atomic_write
+from seatrial.util.secrets import PRIVATE
+
+_OPERATORS = {"JobSet": "JobSet", "TrainJob": "Kubeflow Trainer"}
+_TOKEN_VARIABLE = "SEATRIAL_TOKEN"
+
+
+class KubernetesLauncher:
+    """Creates rendered objects and watches their pods."""
+
+    name = "kubernetes"
+
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
+
+    def available(self, nodes: int) -> str | None:
+        del nodes  # checked by the scheduler
+        return None  # `seatrial render` needs no cluster; require_access asks it before the first job
+
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
+        return RenderedJob(argv=(), text=manifest(kubernetes_objects(self._settings, job, run_dir, attempt)))
+
+    def start(self, rendered: RenderedJob, folder: Path) -> KubernetesJob:
+        client, token, path = kubectl(self._settings), uuid.uuid4().hex, folder / OBJECTS
+        objects = [_with_token(item, token) for item in yaml.safe_load_all(rendered.text)]
+        identity = _identity(objects[-1], token)
+        atomic_write(path, manifest(tuple(objects)).encode(), mode=PRIVATE)
+        atomic_write(folder / TOKEN, token.encode(), mode=PRIVATE)  # first: delete_remaining_jobs finds objects by it
+        try:
+            client.run("create", f"--filename={path}")  # not `apply`, which would change objects of this name
+        except BaseException as error:  # Ctrl-C, or some objects refused: the others may exist
+            with contextlib.suppress(KubectlError):
+                delete(client, selector(token), identity.kind)
+            if isinstance(error, KubectlError) and error.reason == "AlreadyExists":
+                command = client.shown("get", RESOURCES[identity.kind], identity.name, "--show-labels")
+                raise SeatrialError(
+                    f"{identity.name} exists already and is not of this run; it is left unchanged: choose another "
+                    f"--out. Run first: {command}"
+                ) from None
+            raise
+        return KubernetesJob(identity, self._settings, folder)
+
+
+def require_access(settings: Config) -> None:
+    """Raise UsageError if the API server does not answer, or if this user may not run the trial's workload."""
+    client, kind = kubectl(settings), workload_kind(settings)
+    resource = RESOURCES[kind]
+    try:
+        if kind in _OPERATORS:
+            plural, _, group = resource.partition(".")
+            kinds = client.run("api-resources", f"--api-group={group}", "--output=name").split()
+            if resource not in kinds:
+                raise UsageError(
+                    f"kubernetes.workload is {settings.kubernetes.workload}, but the cluster has no {plural} of {group}: "
+                    f"install {_OPERATORS[kind]}, or set kubernetes.workload to job. Run first: kubectl api-resources"
+                )
+        needed = [(verb, each) for each in (resource, "services") for verb in ("create", "get", "list", "delete")]
+        refused = client.refusals(*needed, ("get", "pods"), ("list", "pods"), ("get", "pods/log"))
+    except KubectlError as error:
+        raise UsageError(f"launcher kubernetes is not available: {error}") from None
+    if refused:
+        place = f"namespace {settings.kubernetes.namespace or 'of the context'}"
+        raise UsageError(
+            f"this user may not {', '.join(refused)} in {place}: a role with these permissions is in "
+            f"deploy/kubernetes. Run first: {client.shown('auth', 'can-i', '--list')}"
+        )
+
+
+def _with_token(item: Any, token: str) -> Any:
+    """Return an object with the token in the environment of its containers and its label beside the run's labels."""
+    if isinstance(item, list):
+        return [_with_token(each, token) for each in item]
+    if not isinstance(item, dict):
+        return item
+    if item.get("name") == _TOKEN_VARIABLE:
+        return {"name": _TOKEN_VARIABLE, "value": token}
+    changed = {key: _with_token(value, token) for key, value in item.items()}
+    if RUN_LABEL in (item.get("labels") or {}):
+        changed["labels"][TOKEN_LABEL] = label_value(token)
+    return changed
+
+
+def _identity(workload: dict[str, Any], token: str) -> Identity:
+    """Return the identity of a workload from its object: its container is the one that gets the token."""
+    containers = [each for each in _dicts(workload) if {"name": _TOKEN_VARIABLE, "value": token} in each.get("env", [])]
+    # the container of a TrainJob's trainer has the name of its runtime's
+    counts = [each[key] for each in _dicts(workload) for key in ("completions", "numNodes") if key in each]
+    return Identity(
+        kind=workload["kind"],
+        name=workload["metadata"]["name"],
+        container=containers[0].get("name", "node"),
+        pods=int(counts[0]),
+        token=token,
+    )
+
+
+def _dicts(item: Any) -> Iterator[dict[str, Any]]:
+    """Yield all dictionaries in a document."""
+    if isinstance(item, dict):
+        yield item
+    values = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+    for value in values:
+        yield from _dicts(value)
