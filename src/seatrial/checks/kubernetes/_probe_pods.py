@@ -132,8 +132,9 @@ def probe_job(settings: Kubernetes, name: str, nodes: int, gpus: int | None, wai
     labels = {"app.kubernetes.io/name": "seatrial", _PROBE_LABEL: name}
     lifetime_s = int(wait_s) + PROBE_S + RESOLVE_S
     arguments = [name, str(nodes), str(gpus or 0), str(lifetime_s)]
+    script = re.sub(r"\$(?=[$(])", "$$", SCRIPT)  # Kubernetes replaces $(NAME) in arguments, and $$ by $
     spec = pod_spec(
-        settings, {**container(settings, gpus), "command": ["sh", "-c"], "args": [SCRIPT, "sh", *arguments]}
+        settings, {**container(settings, gpus), "command": ["sh", "-c"], "args": [script, "sh", *arguments]}
     )
     one_per_node = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {_PROBE_LABEL: name}}}
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [one_per_node]}}
