@@ -259,8 +259,16 @@ def _ranks_per_node(config: Config, node_gpus: NodeGpus) -> int:
 
 
 def _options(check: Check, config: Config) -> dict[str, JsonValue]:
-    """Return the trial's options of a check; slurm.reservation is the default of its option ``reservation``."""
-    defaults = {"reservation": config.slurm.reservation} if "reservation" in check.options.model_fields else {}
+    """Return the trial's options of a check.
+
+    Defaults from the config: slurm.reservation for the option ``reservation``; the settings kubernetes.* for the option
+    ``kubernetes``, None with another launcher.
+    """
+    defaults: dict[str, JsonValue] = {}
+    if "reservation" in check.options.model_fields:
+        defaults["reservation"] = config.slurm.reservation
+    if "kubernetes" in check.options.model_fields and config.launcher == "kubernetes":
+        defaults["kubernetes"] = config.kubernetes.model_dump(mode="json", exclude_defaults=True)
     return {**defaults, **config.checks[check.name].options}
 
 
