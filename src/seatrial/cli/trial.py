@@ -177,7 +177,11 @@ def _print_plan(preview: Preview, as_json: bool) -> None:
 
 def render(
     launcher: Annotated[
-        str, typer.Argument(help="local, slurm, torchrun: print the commands. oumi: print the Oumi config.")
+        str,
+        typer.Argument(
+            help="local, slurm, torchrun: print the commands. kubernetes, jobset, trainjob: print the objects for kubectl "
+            "apply. oumi: print the Oumi config."
+        ),
     ],
     trial: Annotated[str, typer.Argument(help="A trial as for run; for oumi, a training config.")] = "quick",
     nodes: NodesOption = None,
@@ -192,7 +196,7 @@ def render(
         Path | None, typer.Option(help="Run directory to create, on a shared filesystem (only torchrun).")
     ] = None,
 ) -> None:
-    """Print the exact commands or sbatch scripts of a run."""
+    """Print the exact commands, sbatch scripts or Kubernetes objects of a run."""
     if launcher == "oumi":
         from seatrial.train import oumi, train_config
 
@@ -200,6 +204,8 @@ def render(
         return
     from seatrial.pipeline.preview import prepare, preview, resolve
 
+    if launcher in ("jobset", "trainjob"):
+        launcher, set_ = "kubernetes", [*(set_ or ()), f"kubernetes.workload={launcher}"]
     overrides = overrides_of(
         launcher, nodes, gpus_per_node, set_, nodelist=nodelist, exclude=exclude, topology=topology
     )
@@ -208,8 +214,11 @@ def render(
     if out and resolved.config.launcher != "torchrun":
         raise UsageError("--out requires torchrun: the other launchers create their run directory in `seatrial run`")
     planned = prepare(request, out) if out else preview(request)
-    for _, text in planned.rendered:
-        print(text)
+    for job, text in planned.rendered:
+        if job.placement == "control" and launcher == "kubernetes":  # a script between objects is no YAML
+            print(f"# job {job.name} runs on the host of `seatrial run`: {', '.join(job.checks)}")
+        else:
+            print(text)
 
 
 def judge(
