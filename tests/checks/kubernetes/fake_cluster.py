@@ -6,11 +6,13 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from seatrial.checks.base import Check
+from seatrial.checks.kubernetes import _probe_pods
 from seatrial.model import Measurement, Outcome
 from seatrial.util.processes import CommandResult
 from tests.fakes.slurm import judge, not_passed, run_check
@@ -115,6 +117,11 @@ class KubernetesRunner:
 
     def run_command(self, argv: Sequence[str], timeout_s: float) -> CommandResult:
         return self.cluster.run_command(argv, timeout_s)
+
+    def use_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Waiting takes no time: the clock of the probe pods advances by their sleep only."""
+        clock = SimpleNamespace(sleep=self.cluster.sleep, monotonic=lambda: self.cluster.now)
+        monkeypatch.setattr(_probe_pods, "time", clock)
 
     def measure(self, nodes: int = 4, gpus: int | None = 8, **options: Any) -> Measurement:
         """``nodes``, ``gpus``: the expected nodes, and GPUs per node."""
