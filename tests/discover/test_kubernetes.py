@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.discover.kubernetes import device_count, known, parse_events, parse_nodes, parse_pods
+from seatrial.discover.kubernetes import device_count, parse_events, parse_nodes, parse_pods, terms
 from seatrial.model import SeatrialError
 
 
@@ -100,7 +100,7 @@ def test_what_is_no_node_is_an_error(node: dict[str, object]) -> None:
         parse_nodes([node])
 
 
-def test_known_terms() -> None:
-    assert known().bad_conditions["NebiusGPUError"] == "True"
-    assert known().bad_conditions["AcceleratedHardwareReady"] == "False"
-    assert "nvidia.com/gpu.clique" in known().topology_prefixes
+def test_terms() -> None:
+    assert terms().bad_conditions["NebiusGPUError"] == "True"
+    assert terms().bad_conditions["AcceleratedHardwareReady"] == "False"
+    assert "nvidia.com/gpu.clique" in terms().topology_prefixes

@@ -114,19 +114,19 @@ class Node(ApiObject):
     @property
     def ready(self) -> Condition:
         """The condition Ready; Unknown if the node does not report it."""
-        found = (condition for condition in self.status.conditions if condition.type == "Ready")
-        return next(found, Condition(type="Ready", status="Unknown", reason="not reported"))
+        reported = (condition for condition in self.status.conditions if condition.type == "Ready")
+        return next(reported, Condition(type="Ready", status="Unknown", reason="not reported"))
 
     @property
     def problems(self) -> list[Condition]:
         """The conditions other than Ready that report a problem, by data/kubernetes.yaml."""
-        bad = known().bad_conditions
+        bad = terms().bad_conditions
         return [condition for condition in self.status.conditions if bad.get(condition.type) == condition.status]
 
     @property
     def unknown_conditions(self) -> list[Condition]:
         """The conditions that data/kubernetes.yaml does not list, with status True."""
-        listed = {"Ready", *known().bad_conditions}
+        listed = {"Ready", *terms().bad_conditions}
         return [row for row in self.status.conditions if row.type not in listed and row.status == "True"]
 
     @property
@@ -152,7 +152,7 @@ class Node(ApiObject):
     @property
     def topology(self) -> dict[str, str]:
         """The labels of the node's place in the network."""
-        return {key: value for key, value in self.labels.items() if key.startswith(known().topology_prefixes)}
+        return {key: value for key, value in self.labels.items() if key.startswith(terms().topology_prefixes)}
 
     def capacity(self, resource: str) -> int:
         """The number of devices of ``resource``, with those that are unhealthy."""
@@ -285,7 +285,7 @@ class Event(ApiObject):
         return sum(float(number) * _GO_SECONDS[unit] for number, unit in _GO_DURATION.findall(match[1]))
 
 
-class KnownTerms(Frozen):
+class Terms(Frozen):
     """Content of data/kubernetes.yaml: condition → status that reports a problem; prefixes of labels; namespaces.
 
     ``operator_namespaces``: namespace → regular expression of the names of the pods there that belong to operators.
@@ -297,10 +297,10 @@ class KnownTerms(Frozen):
 
 
 @cache
-def known() -> KnownTerms:
+def terms() -> Terms:
     """The conditions, labels and namespaces of data/kubernetes.yaml."""
     content = data_files.read("kubernetes.yaml")
-    return KnownTerms(
+    return Terms(
         bad_conditions={kind: row["status"] for row in content["conditions"] for kind in row["types"]},
         topology_prefixes=tuple(row["prefix"] for row in content["topology_labels"]),
         operator_namespaces={row["name"]: row.get("pods", "") for row in content["operator_namespaces"]},

@@ -73,23 +73,23 @@ def parse_logs(text: str) -> dict[str, Container]:
     for line in text.splitlines():
         if match := _LINE.fullmatch(line):
             findings.setdefault(match["pod"], {}).setdefault(match["key"], []).append(match["value"])
-    return {pod: _container(pod, found) for pod, found in findings.items() if "probed" in found}
+    return {pod: _container(pod, values) for pod, values in findings.items() if "probed" in values}
 
 
-def _container(pod: str, found: dict[str, list[str]]) -> Container:
+def _container(pod: str, values: dict[str, list[str]]) -> Container:
     try:
-        limit, memory = found["memlock_kib"][0], int(found["memory_kib"][0])
+        limit, memory = values["memlock_kib"][0], int(values["memory_kib"][0])
         unlimited = limit == "unlimited" or int(limit) >= memory
         return Container(
-            gpus=int(found["gpus"][0]) if "gpus" in found else None,
-            gpu_error="".join(found.get("gpu_error", ())).strip(),
+            gpus=int(values["gpus"][0]) if "gpus" in values else None,
+            gpu_error="".join(values.get("gpu_error", ())).strip(),
             # the first line of df is its header
-            shm_bytes=int(found["shm_kib"][-1]) * 1024,
-            memlock_unlimited=unlimited or bool(int(found["capabilities"][0], 16) & _CAP_IPC_LOCK),
-            rdma_devices=tuple(found.get("rdma", ())),
-            dns_error="".join(found.get("dns_error", ())),
-            resolved=tuple(found.get("resolved", ())),
-            ended="end" in found,
+            shm_bytes=int(values["shm_kib"][-1]) * 1024,
+            memlock_unlimited=unlimited or bool(int(values["capabilities"][0], 16) & _CAP_IPC_LOCK),
+            rdma_devices=tuple(values.get("rdma", ())),
+            dns_error="".join(values.get("dns_error", ())),
+            resolved=tuple(values.get("resolved", ())),
+            ended="end" in values,
         )
     except (KeyError, ValueError) as error:
         raise SeatrialError(

@@ -8,7 +8,7 @@ from seatrial.checks.kubernetes._cluster import lacking, unusual
 
 
 @pytest.mark.parametrize(
-    ("values", "odd"),
+    ("values", "different"),
     [
         ("a", {}),
         ("aa", {}),
@@ -20,8 +20,10 @@ from seatrial.checks.kubernetes._cluster import lacking, unusual
         ("aaaabbc", {4: "a", 5: "a", 6: "a"}),
     ],
 )
-def test_unusual(values: str, odd: dict[int, str]) -> None:
-    assert unusual({str(index): value for index, value in enumerate(values)}) == {str(key): odd[key] for key in odd}
+def test_unusual(values: str, different: dict[int, str]) -> None:
+    assert unusual({str(index): value for index, value in enumerate(values)}) == {
+        str(key): different[key] for key in different
+    }
 
 
 @pytest.mark.parametrize(
@@ -35,5 +37,5 @@ def test_unusual(values: str, odd: dict[int, str]) -> None:
     ],
 )
 def test_lacking(names: list[str], missing: dict[int, list[str]]) -> None:
-    found = lacking({str(index): set(text) for index, text in enumerate(names)})
-    assert found == {str(key): missing[key] for key in missing}
+    result = lacking({str(index): set(text) for index, text in enumerate(names)})
+    assert result == {str(key): missing[key] for key in missing}

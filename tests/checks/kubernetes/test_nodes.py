@@ -37,9 +37,9 @@ def test_a_node_that_is_not_ready(runner: KubernetesRunner) -> None:
         {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"},
         {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"},
     ]
-    odd = {"ready gpu2": WARN, "schedulable gpu2": WARN}
-    assert runner.not_passed(nodes=3) == odd
-    assert runner.not_passed(nodes=4) == {**odd, "nodes_missing": FAIL}
+    warnings = {"ready gpu2": WARN, "schedulable gpu2": WARN}
+    assert runner.not_passed(nodes=3) == warnings
+    assert runner.not_passed(nodes=4) == {**warnings, "nodes_missing": FAIL}
     assert runner.measure().facts["unusable"] == {
         "gpu2": "Ready=Unknown: NodeStatusUnknown: Kubelet stopped posting node status.; "
         "taint node.kubernetes.io/unreachable:NoSchedule; taint node.kubernetes.io/unreachable:NoExecute"

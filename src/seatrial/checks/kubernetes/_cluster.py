@@ -62,12 +62,12 @@ def unusual(values: Mapping[str, Value]) -> dict[str, Value]:
     """
     counts = Counter(values.values())
     most_common = [value for value, _ in counts.most_common(2)]
-    found = {}
+    different = {}
     for name, value in values.items():
         common = next((other for other in most_common if other != value), None)
         if common is not None and counts[common] > (len(values) - 1) / 2:
-            found[name] = common
-    return found
+            different[name] = common
+    return different
 
 
 def lacking(names_by_node: Mapping[str, set[str]]) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from seatrial.checks.kubernetes._cluster import (
 )
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes, Toleration
 from seatrial.discover.kubectl import Kubectl, KubectlError
-from seatrial.discover.kubernetes import CLIQUE_LABEL, Node, Pod, known, parse_pods
+from seatrial.discover.kubernetes import CLIQUE_LABEL, Node, Pod, parse_pods, terms
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 
 METRICS = {
@@ -265,11 +265,11 @@ def _gpu_metrics(nodes: Sequence[Node], expected: int | None) -> Iterator[Observ
 def _device_metrics(nodes: Sequence[Node], devices: Mapping[str, int]) -> Iterator[Observation]:
     """Yield the number of device resources that are missing on each node, other than GPUs."""
     present = {node.name: {name for name in node.extended_resources if node.allocatable(name)} for node in nodes}
-    odd = lacking(present)
+    lacking_names = lacking(present)
     missing = {}
     for node in nodes:
         too_few = {name for name, count in devices.items() if node.allocatable(name) < count}
-        missing[node.name] = sorted({*too_few, *odd.get(node.name, ())} - {GPU_RESOURCE})
+        missing[node.name] = sorted({*too_few, *lacking_names.get(node.name, ())} - {GPU_RESOURCE})
     yield from facts({"resources_missing": {name: rows for name, rows in missing.items() if rows}})
     for name, rows in missing.items():
         yield from metrics(METRICS, {"resources_missing": len(rows)}, name)
@@ -297,9 +297,9 @@ def _version_metrics(nodes: Sequence[Node]) -> Iterator[Observation]:
     }
     for name, by_node in values.items():
         yield from facts({f"{name}s": _grouped(by_node)})
-        odd = unusual(by_node)
+        different = unusual(by_node)
         for node in nodes:
-            yield from metrics(METRICS, {f"{name}_differs": node.name in odd}, node.name)
+            yield from metrics(METRICS, {f"{name}_differs": node.name in different}, node.name)
     for fact, name in (("driver_labels", "driver_version"), ("model_labels", "gpu_model")):
         labelled = set(values[name].values()) != {"no label"}
         yield from facts({fact: "yes" if labelled else "no: no node has the labels of GPU Feature Discovery"})
@@ -324,7 +324,7 @@ def _operator_metrics(nodes: Sequence[Node], settings: Kubernetes) -> Iterator[O
             if not pod.ready:
                 not_ready[pod.spec.node_name].append(f"{pod.metadata.namespace}/{pod}")
     if not any(sets.values()):
-        namespaces = ", ".join(known().operator_namespaces)
+        namespaces = ", ".join(terms().operator_namespaces)
         none = f"no: no DaemonSet of an operator has pods on the nodes (namespaces {namespaces})"
         yield from facts({"operator_pods": f"{PERMISSION_DENIED}: {refused[0]}" if refused else none})
         return
@@ -349,15 +349,15 @@ def _operator_pods(settings: Kubernetes) -> tuple[list[Pod], list[str]]:
     """
     pods: list[Pod] = []
     refused = []
-    for namespace, pattern in known().operator_namespaces.items():
+    for namespace, pattern in terms().operator_namespaces.items():
         try:
-            found = parse_pods(Kubectl(namespace, settings.context).get("pods"))
+            listed = parse_pods(Kubectl(namespace, settings.context).get("pods"))
         except KubectlError as error:
             if error.reason != "Forbidden":
                 raise
             refused.append(str(error))
         else:
-            pods += [pod for pod in found if re.search(pattern, pod.metadata.name)]
+            pods += [pod for pod in listed if re.search(pattern, pod.metadata.name)]
     return pods, refused
 
 

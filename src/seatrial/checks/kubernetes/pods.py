@@ -15,7 +15,7 @@ from seatrial.discover.pod_probe import Container, peers
 from seatrial.model import Observation, Phase, Rule, Scope, SeatrialError
 from seatrial.util.text import and_more
 
-Found = tuple[Pod, Container]  # a probe pod that has started, and its findings
+ProbeResult = tuple[Pod, Container]  # a probe pod that has started, and its findings
 
 METRICS = {
     "pods_started": "pods",
@@ -105,10 +105,10 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
         started = [pod for pod in pods if pod.started]
         yield from _start_metrics(probes, pods)
         containers = probes.wait_for_findings(len(started)) if started else {}
-        found = [(pod, containers[pod.metadata.name]) for pod in started if pod.metadata.name in containers]
-        yield from _gpu_metrics(found, context.expected_gpus)
-        yield from _limit_metrics(found, any(name != GPU_RESOURCE for name in devices))
-        yield from _name_metrics(found, probes.count)
+        results = [(pod, containers[pod.metadata.name]) for pod in started if pod.metadata.name in containers]
+        yield from _gpu_metrics(results, context.expected_gpus)
+        yield from _limit_metrics(results, any(name != GPU_RESOURCE for name in devices))
+        yield from _name_metrics(results, probes.count)
     if silent := [
         f"{pod.metadata.name} on {pod.spec.node_name}" for pod in started if pod.metadata.name not in containers
     ]:
@@ -154,27 +154,27 @@ def _events(probes: ProbePods) -> tuple[tuple[Event, ...], str]:
         return (), str(error)
 
 
-def _gpu_metrics(found: Sequence[Found], expected: int | None) -> Iterator[Observation]:
-    errors = {pod.spec.node_name: container.gpu_error for pod, container in found if container.gpu_error}
+def _gpu_metrics(results: Sequence[ProbeResult], expected: int | None) -> Iterator[Observation]:
+    errors = {pod.spec.node_name: container.gpu_error for pod, container in results if container.gpu_error}
     yield from facts({"gpu_errors": errors})
-    for pod, container in found if expected else ():
+    for pod, container in results if expected else ():
         seen = container.gpus or 0
         values = {"gpus_seen": seen, "gpus_missing": max(0, (expected or 0) - seen)}
         yield from metrics(METRICS, values, pod.spec.node_name)
 
 
-def _limit_metrics(found: Sequence[Found], devices_requested: bool) -> Iterator[Observation]:
+def _limit_metrics(results: Sequence[ProbeResult], devices_requested: bool) -> Iterator[Observation]:
     """Yield /dev/shm, the limit of locked memory and the RDMA devices of each pod."""
-    counts = {pod.spec.node_name: len(container.rdma_devices) for pod, container in found}
+    counts = {pod.spec.node_name: len(container.rdma_devices) for pod, container in results}
     rdma = devices_requested or any(counts.values())
     yield from facts(
         {
             "rdma": "yes" if rdma else "no: no pod has an RDMA device, and kubernetes.overlay.resources requests none",
-            "rdma_devices": {pod.spec.node_name: [*container.rdma_devices] for pod, container in found},
+            "rdma_devices": {pod.spec.node_name: [*container.rdma_devices] for pod, container in results},
         }
     )
     usual = Counter(counts.values()).most_common(1)[0][0] if counts else 0
-    for pod, container in found:
+    for pod, container in results:
         devices = len(container.rdma_devices)
         values = {
             "shm_bytes": container.shm_bytes,
@@ -185,16 +185,16 @@ def _limit_metrics(found: Sequence[Found], devices_requested: bool) -> Iterator[
         yield from metrics(METRICS, values, pod.spec.node_name)
 
 
-def _name_metrics(found: Sequence[Found], count: int) -> Iterator[Observation]:
+def _name_metrics(results: Sequence[ProbeResult], count: int) -> Iterator[Observation]:
     """Yield the names of other pods that a pod does not resolve; a pod that has not started has no name."""
-    hosts = {_host_name(pod) for pod, _ in found}
+    hosts = {_host_name(pod) for pod, _ in results}
     unresolved: dict[str, list[str]] = {}
-    for pod, container in found:
+    for pod, container in results:
         start, _, index = _host_name(pod).rpartition("-")
         expected = {f"{start}-{peer}" for peer in peers(int(index), count)}
         unresolved[pod.spec.node_name] = sorted((expected & hosts) - {*container.resolved})
-    error = next((container.dns_error for _, container in found if container.dns_error), "")
-    several = f"no: {error}" if error else "yes" if len(found) > 1 else "no"
+    error = next((container.dns_error for _, container in results if container.dns_error), "")
+    several = f"no: {error}" if error else "yes" if len(results) > 1 else "no"
     missing = {node: names for node, names in unresolved.items() if names}
     yield from facts({"several_pods": several, "unresolved": {} if error else missing})
     for node, names in unresolved.items() if not error else ():
