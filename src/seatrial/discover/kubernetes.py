@@ -137,7 +137,8 @@ class Node(ApiObject):
     @property
     def shared_gpus(self) -> str:
         """How one GPU becomes several resources: MIG, time-slicing or MPS; empty if it does not."""
-        mig = sorted(name for name in self.status.capacity if name.startswith("nvidia.com/mig-"))
+        # the kubelet keeps a resource that its plugin no longer reports, with 0 devices
+        mig = sorted(name for name in self.status.capacity if name.startswith("nvidia.com/mig-") and self.capacity(name))
         strategy = self.labels.get("nvidia.com/gpu.sharing-strategy", "none")
         return ", ".join([*mig, *([] if strategy == "none" else [strategy])])
 
@@ -241,7 +242,7 @@ class Pod(ApiObject):
         times = [row.last_transition_time for row in self.status.conditions if row.type == "PodScheduled"]
         if not self._started_at or not times or not times[0]:
             return None
-        return (self._started_at - times[0]).total_seconds()
+        return max(0.0, (self._started_at - times[0]).total_seconds())  # two clocks
 
     @property
     def _started_at(self) -> datetime | None:

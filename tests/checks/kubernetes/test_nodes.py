@@ -171,6 +171,8 @@ def test_nvl72_clique_labels(runner: KubernetesRunner) -> None:
 @pytest.mark.parametrize(("key", "value"), [("nvidia.com/gpu.sharing-strategy", "time-slicing"), ("", "")])
 def test_gpus_that_are_shared_or_divided(runner: KubernetesRunner, key: str, value: str) -> None:
     node = runner.cluster.node("gpu0")
+    node["status"]["capacity"]["nvidia.com/mig-2g.20gb"] = "0"
+    assert runner.not_passed() == {}
     if key:
         node["metadata"]["labels"][key] = value
     else:
