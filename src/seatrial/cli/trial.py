@@ -62,7 +62,8 @@ def run(
 ) -> None:
     """Run a trial, judge its measurements and print the decision."""
     from seatrial.pipeline import run as pipeline
-    from seatrial.pipeline.preview import preview, resolve
+    from seatrial.pipeline.planned_jobs import resolve
+    from seatrial.pipeline.preview import preview
     from seatrial.pipeline.run_directory import RunDir
     from seatrial.report.progress import Live
 
@@ -202,7 +203,7 @@ def render(
 
         print(oumi.render(train_config.load(trial, set_ or ()), out or Path("RUN")), end="")
         return
-    from seatrial.pipeline.preview import prepare, preview, resolve
+    from seatrial.pipeline.planned_jobs import rendered_jobs, resolve
 
     if launcher in ("jobset", "trainjob"):
         launcher, set_ = "kubernetes", [*(set_ or ()), f"kubernetes.workload={launcher}"]
@@ -213,8 +214,13 @@ def render(
     request = _request(resolved, only, skip)
     if out and resolved.config.launcher != "torchrun":
         raise UsageError("--out requires torchrun: the other launchers create their run directory in `seatrial run`")
-    planned = prepare(request, out) if out else preview(request)
-    for job, text in planned.rendered:
+    if out:
+        from seatrial.pipeline.preview import prepare
+
+        rendered = prepare(request, out).rendered
+    else:
+        rendered = rendered_jobs(request)
+    for job, text in rendered:
         if job.placement == "control" and launcher == "kubernetes":  # a script between objects is no YAML
             print(f"# job {job.name} runs on the host of `seatrial run`: {', '.join(job.checks)}")
         else:
