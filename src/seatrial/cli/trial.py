@@ -34,6 +34,7 @@ from seatrial.cli.options import (
 )
 from seatrial.cli.output import print_json, print_result, stderr
 from seatrial.model import TIME_LIMIT, Outcome, SeatrialError, UsageError
+from seatrial.util.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     from seatrial.config.layers import ResolvedTrial
@@ -176,12 +177,13 @@ def _print_plan(preview: Preview, as_json: bool) -> None:
         print(f"# job {job.name}, at most {job.limit_s:.0f} s: {', '.join(job.checks)}\n{text}")
 
 
+@gc_paused()
 def render(
     launcher: Annotated[
         str,
         typer.Argument(
-            help="local, slurm, torchrun: print the commands. kubernetes, jobset, trainjob: print the objects for kubectl "
-            "apply. oumi: print the Oumi config."
+            help="local, slurm, torchrun: print the commands. kubernetes, jobset, trainjob: print the objects for "
+            "kubectl. oumi: print the Oumi config."
         ),
     ],
     trial: Annotated[str, typer.Argument(help="A trial as for run; for oumi, a training config.")] = "quick",
