@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes
+from seatrial.config import kubernetes_pod
+from seatrial.config.kubernetes import Kubernetes
+from seatrial.config.kubernetes_pod import Object, set_fields
 from seatrial.config.schema import Config
 from seatrial.launch import script
 from seatrial.launch.collect_logs import send_results
@@ -24,11 +26,7 @@ RUN_LABEL, JOB_LABEL, ATTEMPT_LABEL = "seatrial.dev/run", "seatrial.dev/job", "s
 # JobSet names pods NAME-node-0-INDEX-abcde, at most 63 characters: this leaves five digits for the index
 _MAX_NAME = 44
 _REPLICATED_JOB = "node"  # its name in the runtimes of Kubeflow Trainer, as that of their container
-_VOLUME_PATH = "/seatrial"
-# From SIGTERM to SIGKILL: the worker ends within 4 s, and its last results are sent
-_GRACE_S = 30
 _MAX_ARGUMENT_BYTES = 32 * 4096 - 1  # of one argument of a process (Linux: MAX_ARG_STRLEN), without the final zero
-Object = dict[str, Any]
 
 
 def kubernetes_objects(settings: Config, job: Job, run_dir: Path, attempt: int = 1) -> tuple[Object, ...]:
@@ -55,18 +53,6 @@ def kubernetes_objects(settings: Config, job: Job, run_dir: Path, attempt: int =
 def manifest(objects: tuple[Object, ...]) -> str:
     """Return objects as the YAML documents of one file for ``kubectl apply -f``."""
     return yaml.dump_all(objects, Dumper=_Dumper, explicit_start=True, sort_keys=False, allow_unicode=True, width=120)
-
-
-def image(config: Kubernetes) -> str:
-    """Return the name of the image; with ``registry``, of the copy in that mirror."""
-    name = config.image or ""
-    if config.registry is None:
-        return name
-    first, slash, path = name.partition("/")
-    if not slash:
-        return f"{config.registry}/library/{name}"  # the folder of such names on Docker Hub
-    names_registry = "." in first or ":" in first or first == "localhost"
-    return f"{config.registry}/{path if names_registry else name}"
 
 
 def object_name(run_dir: Path, job: str, attempt: int) -> str:
@@ -96,7 +82,7 @@ def _metadata(settings: Config, name: str, labels: dict[str, str], *, queued: bo
     """Return the metadata of an object; ``queued``: Kueue admits it."""
     kueue = settings.kubernetes.kueue
     queue = {"kueue.x-k8s.io/queue-name": kueue.queue} if kueue and queued else {}
-    return _set_fields({"name": name, "namespace": settings.kubernetes.namespace, "labels": {**labels, **queue}})
+    return set_fields({"name": name, "namespace": settings.kubernetes.namespace, "labels": {**labels, **queue}})
 
 
 def _service(settings: Config, name: str, labels: dict[str, str]) -> Object:
@@ -114,7 +100,7 @@ def _job_spec(settings: Config, job: Job, template: Object) -> Object:
         "completionMode": "Indexed",
         "completions": job.nodes,
         "parallelism": job.nodes,
-        # a second start of a pod would overwrite nothing, but would hide a fault
+        # a second start would hide a fault
         "backoffLimit": 0,
         "podReplacementPolicy": "Failed",
         "activeDeadlineSeconds": _deadline_s(settings, job),
@@ -148,14 +134,12 @@ def _job_set(settings: Config, job: Job, name: str, labels: dict[str, str], temp
 def _train_job(settings: Config, job: Job, name: str, labels: dict[str, str], container: Object) -> Object:
     """Return a TrainJob: its trainer is the container; a patch of the runtime has what a trainer cannot have."""
     pod = _pod_template(settings, job, labels, {})
+    # PodSpecPatch of Kubeflow Trainer 2.2; a pod has 30 s from SIGTERM to SIGKILL by default
     patchable = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity", "securityContext", "volumes")
     spec = {key: pod["spec"][key] for key in patchable if key in pod["spec"]}
     if settings.kubernetes.service_account:
         spec["serviceAccountName"] = settings.kubernetes.service_account
-    spec["terminationGracePeriodSeconds"] = _GRACE_S
-    spec["containers"] = [
-        {"name": _REPLICATED_JOB, **{key: container[key] for key in ("volumeMounts", "securityContext")}}
-    ]
+    spec["containers"] = [{key: container[key] for key in ("name", "volumeMounts", "securityContext")}]
     replicated = {
         "name": _REPLICATED_JOB,
         "template": {"spec": {"template": {"metadata": pod["metadata"], "spec": spec}}},
@@ -182,32 +166,9 @@ def _train_job(settings: Config, job: Job, name: str, labels: dict[str, str], co
 
 
 def _pod_template(settings: Config, job: Job, labels: dict[str, str], container: Object) -> Object:
-    config, overlay, kueue = settings.kubernetes, settings.kubernetes.overlay, settings.kubernetes.kueue
-    topology = {
-        "kueue.x-k8s.io/podset-required-topology": kueue.required_topology if kueue else None,
-        "kueue.x-k8s.io/podset-preferred-topology": kueue.preferred_topology if kueue else None,
-    }
-    spec = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": _GRACE_S,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,  # no variables for each Service of the namespace
-        "serviceAccountName": config.service_account,
-        "imagePullSecrets": [{"name": name} for name in config.image_pull_secrets],
-        "hostNetwork": overlay.host_network or None,
-        "dnsPolicy": "ClusterFirstWithHostNet" if overlay.host_network else None,
-        "priorityClassName": overlay.priority_class,
-        "runtimeClassName": overlay.runtime_class,
-        "schedulerName": overlay.scheduler,
-        "nodeSelector": config.node_selector,
-        "tolerations": [toleration.model_dump(exclude_none=True) for toleration in config.tolerations],
-        "affinity": _affinity(job, labels),
-        "securityContext": _pod_security(config),
-        "containers": [container],
-        "volumes": _volumes(config),
-    }
-    metadata = {"labels": labels, "annotations": _set_fields({**topology, **overlay.annotations})}
-    return {"metadata": _set_fields(metadata), "spec": _set_fields(spec)}
+    spec = {**kubernetes_pod.pod_spec(settings.kubernetes, container), "affinity": _affinity(job, labels)}
+    metadata = {"labels": labels, "annotations": kubernetes_pod.pod_annotations(settings.kubernetes)}
+    return {"metadata": set_fields(metadata), "spec": spec}
 
 
 def _affinity(job: Job, labels: dict[str, str]) -> Object:
@@ -232,92 +193,60 @@ def _name_is(operator: str, node: str) -> Object:
     return {"key": "metadata.name", "operator": operator, "values": [node]}
 
 
-def _pod_security(config: Kubernetes) -> Object:
-    user = config.overlay.run_as_user
-    # the group makes the volume of a claim writable for the user
-    group = {"fsGroup": user, "fsGroupChangePolicy": "OnRootMismatch"} if config.claim else {}
-    seccomp = {} if config.overlay.privileged else {"seccompProfile": {"type": "RuntimeDefault"}}
-    return {"runAsUser": user, "runAsNonRoot": user != 0, **group, **seccomp}
-
-
-def _volumes(config: Kubernetes) -> list[Object]:
-    claim = config.claim
-    results: Object = {"persistentVolumeClaim": {"claimName": claim.name}} if claim else {"emptyDir": {}}
-    memory = {"medium": "Memory", "sizeLimit": config.shm_size}
-    return [{"name": "shm", "emptyDir": memory}, {"name": "results", **results}]
-
-
 def _container(settings: Config, job: Job, name: str, attempt: int) -> Object:
-    config = settings.kubernetes
-    job_file = job.model_dump_json(indent=2)
+    config, job_file = settings.kubernetes, job.model_dump_json(indent=2)
     if (size := len(job_file.encode())) > _MAX_ARGUMENT_BYTES:
         raise UsageError(
             f"job {job.name}: its description has {size} bytes, but Linux passes at most {_MAX_ARGUMENT_BYTES} bytes "
             "to a container as one argument: run fewer checks (--only), or set cluster.topology to null"
         )
-    resources = dict(config.overlay.resources)
-    if job.expected_gpus:
-        resources[GPU_RESOURCE] = str(job.expected_gpus)
-    path = config.claim.path if config.claim else _VOLUME_PATH
-    container = {
-        "name": "seatrial",
-        "image": image(config),
+    return {
+        **kubernetes_pod.container(config, job.expected_gpus),
         "command": ["bash", "-c"],
-        "args": [_pod_script(settings, job, name, attempt), "seatrial", job_file],
-        "env": _env(config, name, path),
-        "resources": {"requests": resources, "limits": dict(resources)} if resources else None,
-        "securityContext": _container_security(config),
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "results", "mountPath": path}],
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "args": [_literal(text) for text in (_pod_script(settings, job, name, attempt), "seatrial", job_file)],
+        "env": _env(config, name),
     }
-    return _set_fields(container)
+
+
+def _literal(text: str) -> str:
+    """Return the argument that a container gets as ``text``: Kubernetes expands ``$(NAME)``, and ``$$`` means ``$``."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def _pod_script(settings: Config, job: Job, name: str, attempt: int) -> str:
+    digest = hashlib.sha256(name.encode()).hexdigest()
     return script.template("pod.sh.j2").render(
         job=job,
         attempt=attempt,
-        name=name,
-        image=image(settings.kubernetes),
+        image=kubernetes_pod.image(settings.kubernetes),
         requirements=requirements(settings),
         environment=script.environment(settings, job),
         # one port per job: with host_network a port is that of the node
-        port=20000 + int(hashlib.sha256(name.encode()).hexdigest(), 16) % 10000,
+        port=20000 + int(digest, 16) % 10000,
+        rendezvous_key=digest[:16],
         rendezvous_s=math.ceil(settings.kubernetes.queue_s),
         send_results=send_results(job.nodes),
     )
 
 
-def _env(config: Kubernetes, name: str, path: str) -> list[Object]:
+def _env(config: Kubernetes, name: str) -> list[Object]:
     """Return the variables of the container. The token is empty until the job is started."""
     first_pod = name if config.workload == "job" else f"{name}-{_REPLICATED_JOB}-0"
     values = {
         "SEATRIAL_TOKEN": "",
-        "SEATRIAL_SCRATCH": path,
+        "SEATRIAL_SCRATCH": kubernetes_pod.results_path(config),
         "SEATRIAL_MASTER": f"{first_pod}-0.{name}",
         # torch asks for the home and the name of the user, which a user that the image does not know lacks
         "HOME": "/tmp",
         "USER": "seatrial",
     }
     fields = {"SEATRIAL_NODE": "spec.nodeName", "SEATRIAL_POD": "metadata.name"}
-    digest = image(config).partition("@")[2]
+    digest = kubernetes_pod.image(config).partition("@")[2]
     return [
         *({"name": key, "value": value} for key, value in values.items()),
         *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": field}}} for key, field in fields.items()),
         *([{"name": "SEATRIAL_IMAGE_ID", "value": digest}] if digest else []),
     ]
-
-
-def _container_security(config: Kubernetes) -> Object:
-    if config.overlay.privileged:
-        return {"privileged": True}
-    added = {"add": list(config.overlay.capabilities)} if config.overlay.capabilities else {}
-    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], **added}}
-
-
-def _set_fields(fields: Object) -> Object:
-    """Return the fields that are set: neither None nor empty."""
-    return {key: value for key, value in fields.items() if value not in (None, [], {})}
 
 
 class _Dumper(yaml.SafeDumper):
