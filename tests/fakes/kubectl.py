@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -194,7 +195,8 @@ class Cluster:
         return 0
 
     def _delete(self, args: argparse.Namespace, rest: list[str]) -> int:
-        assert args.ignore_not_found and args.wait == "false" and args.selector, args
+        if not (args.ignore_not_found and args.wait == "false" and args.selector):
+            raise NotImplementedError(args)
         kinds = [_KINDS[name] for name in args.arguments[0].split(",")]
         with self._locked() as state:
             for item in [each for each in state["objects"] if each["kind"] in kinds and _selected(each, args.selector)]:
@@ -219,7 +221,8 @@ class Cluster:
         return subprocess.run(rest, env=env, check=False).returncode
 
     def _logs(self, args: argparse.Namespace, rest: list[str]) -> int:
-        assert args.timestamps and args.tail == "-1" and args.follow and args.container, args
+        if not (args.timestamps and args.tail == "-1" and args.follow and args.container):
+            raise NotImplementedError(args)
         with self._locked() as state:
             pods = [each for each in state["objects"] if each["kind"] == "Pod" and _selected(each, args.selector)]
             cuts = state["scenario"]["cut"]
@@ -232,30 +235,7 @@ class Cluster:
                 print(f"Error from server (BadRequest): container is waiting to start: {pod['metadata']['name']}")
                 return 1
         since = args.since_time.partition(".")[0] if args.since_time else ""  # whole seconds, as the API server has it
-        offsets = dict.fromkeys((self._pod_folder(pod) / "log" for pod in pods), 0)
-        while True:
-            ended = all((path.parent / "exit").exists() for path in offsets)
-            for path in offsets:
-                if not path.exists():
-                    continue
-                with path.open("rb") as file:
-                    file.seek(offsets[path])
-                    content = file.read()
-                content = content[: content.rfind(b"\n") + 1]
-                offsets[path] += len(content)
-                for line in content.splitlines(keepends=True):
-                    if line.decode(errors="replace") < since:
-                        continue
-                    if lines_left <= 0:
-                        sys.stdout.flush()
-                        print("error: unexpected EOF", file=sys.stderr)
-                        return 1
-                    sys.stdout.buffer.write(line)
-                    lines_left -= 1
-            sys.stdout.flush()
-            if ended:
-                return 0
-            time.sleep(_POLL_S)
+        return _follow([self._pod_folder(pod) / "log" for pod in pods], since, lines_left)
 
     # The controllers
 
@@ -337,7 +317,7 @@ class Cluster:
             return
         deadline_s = state["scenario"].get("deadline_s", job["spec"]["activeDeadlineSeconds"])
         created = datetime.datetime.fromisoformat(job["metadata"]["creationTimestamp"])
-        failed = ""
+        failed: tuple[str, str] | None = None
         if "Failed" in phases:
             failed = ("BackoffLimitExceeded", "Job has reached the specified backoff limit")
         elif (datetime.datetime.now(datetime.UTC) - created).total_seconds() > deadline_s:
@@ -394,6 +374,29 @@ _OPTIONS = {
 }
 
 
+def _follow(logs: Sequence[Path], since: str, lines_left: int) -> int:
+    """Print the lines of these logs from this time on, until all pods have ended or this number is reached."""
+    offsets = dict.fromkeys(logs, 0)
+    while True:
+        ended = all((path.parent / "exit").exists() or not path.exists() for path in logs)
+        for path in (path for path in logs if path.exists()):
+            with path.open("rb") as file:
+                file.seek(offsets[path])
+                content = file.read()
+            content = content[: content.rfind(b"\n") + 1]
+            offsets[path] += len(content)
+            lines = [line for line in content.splitlines(keepends=True) if line.decode(errors="replace") >= since]
+            sys.stdout.buffer.writelines(lines[:lines_left])
+            lines_left -= len(lines)
+        sys.stdout.flush()
+        if lines_left < 0:
+            print("error: unexpected EOF", file=sys.stderr)
+            return 1
+        if ended:
+            return 0
+        time.sleep(_POLL_S)
+
+
 def run_pod(cluster: str, uid: str) -> None:
     """Run the container of a pod: its environment, its log with times, its end, and its deletion."""
     folder = Path(cluster) / "pods" / uid
@@ -407,10 +410,11 @@ def run_pod(cluster: str, uid: str) -> None:
     env |= {"GLOO_SOCKET_IFNAME": "lo", "JOB_COMPLETION_INDEX": str(content["index"]), "LANG": "C.UTF-8"}
     for each in container["env"]:
         env[each["name"]] = each["value"] if "value" in each else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
-    env |= {"SEATRIAL_SCRATCH": str(volume), "SEATRIAL_MASTER": "127.0.0.1"}
+    # both nodes are this host: each pod gets a folder of its own, and an address of the host instead of a DNS name
+    env |= {"SEATRIAL_SCRATCH": str(volume), "SEATRIAL_MASTER": _address()}
     (folder / "env.json").write_text(json.dumps(env))
     process = subprocess.Popen(
-        [*container["command"], *container["args"]],
+        [*container["command"], *(each.replace("$$", "$") for each in container["args"])],  # as Kubernetes does
         env=env,
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -437,6 +441,14 @@ def run_pod(cluster: str, uid: str) -> None:
     part = folder / "exit.part"
     part.write_text(str(code if code >= 0 else 128 - code))
     part.rename(folder / "exit")
+
+
+def _address() -> str:
+    """Return an IPv4 address of this host other than loopback."""
+    addresses = [each for interface in psutil.net_if_addrs().values() for each in interface]
+    return next(
+        each.address for each in addresses if each.family == socket.AF_INET and not each.address.startswith("127.")
+    )
 
 
 def _delete_when_told(folder: Path, pid: int, grace_s: float) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from seatrial.config.kubernetes_pod import image as kubernetes_image
 from seatrial.config.schema import Config, Container, Environment
 from seatrial.launch.base import Launcher, NodeShortage
 from seatrial.launch.kubernetes import KubernetesLauncher, require_access
 from seatrial.launch.kubernetes_job import delete_remaining_jobs, kubectl
-from seatrial.launch.kubernetes_objects import image as kubernetes_image
 from seatrial.launch.local import LocalLauncher
 from seatrial.launch.slurm import SlurmLauncher
 from seatrial.launch.slurm_job import cancel_remaining_jobs

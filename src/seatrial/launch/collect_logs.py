@@ -51,12 +51,36 @@ send_and_exit() {
     exit "$code"
 }
 trap send_and_exit EXIT
-trap "exit 143" TERM
+seatrial_command=
+# Kubernetes sends SIGTERM to this shell only, which passes it on; a check may clean up for some seconds.
+terminate() {
+    trap "" TERM
+    if [ -n "$seatrial_command" ]; then
+        kill -TERM "$seatrial_command" 2>/dev/null || true
+        for ((tenth = 0; tenth < 80; tenth++)); do
+            kill -0 "$seatrial_command" 2>/dev/null || break
+            sleep 0.1
+        done
+    fi
+    exit 143
+}
+trap terminate TERM
+# Runs a command so that a signal to this shell is handled at once.
+run_command() {
+    local code=0
+    "$@" &
+    seatrial_command=$!
+    wait "$seatrial_command" || code=$?
+    seatrial_command=
+    return "$code"
+}
 """
 
 
 def send_results(nodes: int) -> str:
     """Return the bash lines of a pod's script that send its files until its end, also after SIGTERM.
+
+    They define ``run_command``, by which the script starts what takes long.
 
     They need JOB_COMPLETION_INDEX, SEATRIAL_TOKEN, SEATRIAL_RUN_DIR, and SEATRIAL_ATTEMPT_DIR as an existing folder.
     """
