@@ -31,7 +31,7 @@ _TOKEN_BYTES = 16
 def main(arguments: Sequence[str]) -> None:
     address, port, key, *pod = arguments
     token = key.encode()[:_TOKEN_BYTES].ljust(_TOKEN_BYTES)
-    node = os.environ.get("SEATRIAL_NODE") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    node = os.environ.get("SLURMD_NODENAME") or os.environ.get("SEATRIAL_NODE") or socket.gethostname()
     if pod:
         problem = try_pod(address, int(port), token, index=int(pod[0]), nodes=int(pod[1]), limit_s=float(pod[2]))
         first_command = f"kubectl describe service {address.partition('.')[2]}; kubectl get networkpolicies"

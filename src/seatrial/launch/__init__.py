@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from seatrial.config.kubernetes_pod import image as kubernetes_image
+from seatrial.config import kubernetes_pod
 from seatrial.config.schema import Config, Container, Environment
 from seatrial.launch.base import Launcher, NodeShortage
 from seatrial.launch.kubernetes import KubernetesLauncher, require_access
@@ -29,7 +29,7 @@ def node_prefix(settings: Config) -> str:
         gpus = settings.cluster.gpus_per_node
         return "srun --nodelist={node}" + (f" --gpus-per-node={gpus}" if gpus else "")
     if settings.launcher == "kubernetes":
-        image = kubernetes_image(settings.kubernetes)
+        image = kubernetes_pod.image(settings.kubernetes)
         return kubectl(settings).shown("debug", "--quiet", "--stdin", "--profile=sysadmin", f"--image={image}") + (
             " node/{node} -- chroot /host"
         )

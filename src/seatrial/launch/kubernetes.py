@@ -95,8 +95,8 @@ def require_access(settings: Config) -> None:
                     f"{group}: install {_OPERATORS[kind]}, or set kubernetes.workload to job. "
                     "Run first: kubectl api-resources"
                 )
-        needed = [(verb, each) for each in (resource, "services") for verb in ("create", "get", "list", "delete")]
-        refused = client.refusals(*needed, ("get", "pods"), ("list", "pods"), ("get", "pods/log"))
+        needed = [(verb, each) for each in (resource, "services") for verb in ("create", "list", "delete")]
+        refused = client.refusals(*needed, ("list", "pods"), ("get", "pods/log"))
     except KubectlError as error:
         raise UsageError(f"launcher kubernetes is not available: {error}") from None
     if refused:

@@ -210,7 +210,8 @@ class _Attempt:
 
     def _cause_of_end(self, running: StartedJob, code: int) -> RootCause:
         reason = running.exit_reason()
-        return root_cause.job_ended(self.job, self.ranks, code, self.folder, reason, running.node_state)
+        state, show = running.node_state, running.show_node
+        return root_cause.job_ended(self.job, self.ranks, code, self.folder, reason, state, show)
 
     def _silent_nodes(self, silent_s: float) -> Mapping[str, float]:
         return root_cause.silent_nodes(self.ranks, self.job, self.folder, silent_s)
@@ -245,7 +246,7 @@ class _Attempt:
         # whatever the scheduler still waits for
         if silent := self._silent_nodes(self.limits.heartbeat_timeout_s):
             _check_writable(self.folder)
-            return JobState.HUNG, root_cause.lost_nodes(self.job, silent, running.node_state)
+            return JobState.HUNG, root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node)
         return None
 
     def _wait(self, running: StartedJob, waiting: WaitState) -> tuple[JobState, RootCause] | None:
@@ -259,7 +260,7 @@ class _Attempt:
     def _cause_of_wait(self, running: StartedJob, waiting: WaitState) -> RootCause:
         """Return why the job waits in vain: for nodes that are missing, or that it lost before it was requeued."""
         if silent := self._silent_nodes(root_cause.SILENT_AT_END_S):
-            lost = root_cause.lost_nodes(self.job, silent, running.node_state)
+            lost = root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node)
             return replace(lost, cause=f"{waiting.reason}; {lost.cause}")
         names = [node.name for node in waiting.shortage.missing] if waiting.shortage else []
         return RootCause(and_more(names, _MAX_NAMED) or "the queue", waiting.reason, None, waiting.shortage)
