@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import datetime
 import fcntl
+import io
 import json
 import os
 import signal
@@ -24,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
+
+from seatrial.util.processes import CommandResult
 
 _TAG = "FAKE_POD"  # a variable of all processes of a pod: its uid
 _POLL_S = 0.05
@@ -55,11 +59,13 @@ class Cluster:
 
         ``nodes``: names. ``pods``: index → fields of the pod that never starts, such as ``status``. ``refused``: the
         verbs and resources that the user may not use, as ``create jobs.batch``. ``kinds``: optional kinds that the
-        cluster has. ``events``: additional objects. ``create_errors``: kind → error. ``cut``: numbers of lines after
-        which the first streams of logs break. ``noise``: lines that the log has before each line of the container.
-        ``suspend``: Kueue suspends jobs. ``lost``: index → seconds after which the pod's node stops.
+        cluster has. ``events``, ``queued``: events and Kueue's Workload of the job. ``create_errors``: kind → error.
+        ``cut``: numbers of lines after which the first streams of logs break. ``noise``: lines that the log has before
+        each line of the container.
+        ``suspend``: Kueue suspends jobs. ``no_pods``: the job's pods cannot be created. ``deadline_s``: replaces the
+        job's deadline. ``unreachable``: error of all calls but ``create``.
         """
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         defaults: dict[str, Any] = {"nodes": ["node-a", "node-b"], "pods": {}, "cut": [], "noise": []}
         self._write({"objects": scenario.pop("objects", []), "scenario": defaults | scenario, "calls": []})
         bin_folder.mkdir(parents=True, exist_ok=True)
@@ -69,6 +75,19 @@ class Cluster:
             f"from tests.fakes.kubectl import main\nmain({str(self.folder)!r}, sys.argv[1:])\n"
         )
         program.chmod(0o755)
+
+    def call_in_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Answer the short calls of kubectl without a new process."""
+
+        def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
+            assert argv[0] == "kubectl", argv
+            assert timeout_s > 0
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = self.call(argv[1:])
+            return CommandResult(code, out.getvalue(), err.getvalue())
+
+        monkeypatch.setattr("seatrial.util.processes.run_command", run_command)
 
     @property
     def objects(self) -> list[Object]:
@@ -86,24 +105,39 @@ class Cluster:
         """The calls that the fake does not implement."""
         return [call for call in self.calls if call.startswith("unexpected: ")]
 
-    def left_behind(self) -> list[str]:
-        """What seatrial created and did not delete, and processes of pods."""
+    def left_behind(self, wait_s: float = 5.0) -> list[str]:
+        """What seatrial created and did not delete, and processes of pods that do not end within ``wait_s``."""
+        deadline = time.monotonic() + wait_s
+        while (left := self._left_behind()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return left
+
+    def _left_behind(self) -> list[str]:
         return [f"{each['kind']} {each['metadata']['name']}" for each in self.objects if _is_own(each)] + [
             f"process {process.pid}" for process in psutil.process_iter() if self._is_pod_process(process)
         ]
 
+    def lose_node(self, node: str) -> None:
+        """Stop a node: its pods' processes end, and its kubelet reports nothing."""
+        for pod in [each for each in self._read()["objects"] if each["kind"] == "Pod"]:
+            if pod["spec"].get("nodeName") == node:
+                folder = self._pod_folder(pod)
+                (folder / "lost").touch()
+                for process in [each for each in psutil.process_iter() if self._is_pod_process(each)]:
+                    with contextlib.suppress(psutil.Error):
+                        if process.environ().get(_TAG) == f"{self.folder}:{pod['metadata']['uid']}":
+                            process.kill()
+
     def stop(self) -> None:
         """End all pods."""
-        for path in self.folder.glob("pods/*"):
-            (path / "killed").touch()
         for process in [each for each in psutil.process_iter() if self._is_pod_process(each)]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
     def _is_pod_process(self, process: psutil.Process) -> bool:
         try:
-            tag = process.environ().get(_TAG, "")
-            return tag.startswith(f"{self.folder}:") and process.status() != psutil.STATUS_ZOMBIE
+            tag = str(process.environ().get(_TAG, ""))
+            return tag.startswith(f"{self.folder}:") and bool(process.status() != psutil.STATUS_ZOMBIE)
         except psutil.Error:
             return False
 
@@ -119,12 +153,15 @@ class Cluster:
         for name, options in _OPTIONS.items():
             command = commands.add_parser(name, allow_abbrev=False, exit_on_error=False)
             for option in options:
-                flag = option.endswith("!")
-                command.add_argument(option.rstrip("!"), **({"action": "store_true"} if flag else {}))
+                action = "store_true" if option.endswith("!") else "store"
+                command.add_argument(option.rstrip("!"), action=action)
             command.add_argument("arguments", nargs="*")
         try:
             command_line, rest = _split(argv)
             args = parser.parse_args(command_line)
+            if (error := self._read()["scenario"].get("unreachable")) and args.command != "create":
+                print(error, file=sys.stderr)
+                return 1
             return int(getattr(self, f"_{args.command.replace('-', '_')}")(args, rest))
         except (argparse.ArgumentError, SystemExit, KeyError, NotImplementedError) as error:
             with self._locked() as state:
@@ -175,9 +212,6 @@ class Cluster:
 
     def _get(self, args: argparse.Namespace, rest: list[str]) -> int:
         assert args.output == "json", args
-        if error := self._read()["scenario"].get("unreachable"):
-            print(error, file=sys.stderr)
-            return 1
         kinds = [_KINDS[name] for name in args.arguments[0].split(",")]
         with self._locked() as state:
             self._reconciled(state)
@@ -186,6 +220,7 @@ class Cluster:
             print(f'error: the server doesn\'t have a resource type "{missing[0].lower()}s"', file=sys.stderr)
             return 1
         found = [each for each in state["objects"] if each["kind"] in kinds and _selected(each, args.selector)]
+        found += self._additional(state, kinds[0])
         if len(args.arguments) == 2:
             found = [each for each in found if each["metadata"]["name"] == args.arguments[1]]
             if not found:
@@ -193,6 +228,13 @@ class Cluster:
                 return 1
         print(json.dumps({"apiVersion": "v1", "kind": "List", "items": found}))
         return 0
+
+    def _additional(self, state: Object, kind: str) -> list[Object]:
+        """Events and Kueue's Workload of the scenario, for the job that exists."""
+        name = next((each["metadata"]["name"] for each in state["objects"] if each["kind"] == "Job"), "")
+        if kind == "Event":
+            return [{**each, "involvedObject": {"name": name}} for each in state["scenario"].get("events", [])]
+        return [state["scenario"]["queued"]] if kind == "Workload" else []
 
     def _delete(self, args: argparse.Namespace, rest: list[str]) -> int:
         if not (args.ignore_not_found and args.wait == "false" and args.selector):
@@ -467,10 +509,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _selected(item: Object, selector: str | None) -> bool:
     labels = item["metadata"].get("labels", {})
-    return all(
-        labels.get(key) == value
-        for key, _, value in (part.partition("=") for part in (selector or "").split(",") if part)
-    )
+    wanted = [part.partition("=") for part in (selector or "").split(",") if part]
+    return all(bool(labels.get(key) == value) for key, _, value in wanted)
 
 
 def _is_own(item: Object) -> bool:

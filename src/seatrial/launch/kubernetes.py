@@ -5,7 +5,6 @@ seatrial creates, watches and deletes objects; it changes none that exists. What
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,8 @@ from seatrial.launch.kubernetes_job import (
     TOKEN_LABEL,
     Identity,
     KubernetesJob,
-    delete,
     kubectl,
     label_value,
-    selector,
     workload_kind,
 )
 from seatrial.launch.kubernetes_objects import RUN_LABEL, kubernetes_objects, manifest
@@ -66,19 +63,21 @@ class KubernetesLauncher:
         )
         atomic_write(path, manifest(tuple(objects)).encode(), mode=PRIVATE)
         atomic_write(folder / TOKEN, token.encode(), mode=PRIVATE)  # first: delete_remaining_jobs finds objects by it
+        job = KubernetesJob(identity, self._settings, folder)
         try:
             client.run("create", f"--filename={path}")  # not `apply`, which would change objects of this name
         except BaseException as error:  # Ctrl-C, or some objects refused: the others may exist
-            with contextlib.suppress(KubectlError):
-                delete(client, selector(token), identity.kind)
+            remaining = job.cancel()
             if isinstance(error, KubectlError) and error.reason == "AlreadyExists":
                 command = client.shown("get", RESOURCES[identity.kind], identity.name, "--show-labels")
                 raise SeatrialError(
                     f"{identity.name} exists already and is not of this run; it is left unchanged: choose another "
                     f"--out. Run first: {command}"
                 ) from None
+            if remaining and isinstance(error, KubectlError):
+                raise SeatrialError(f"{error}; {remaining}") from None
             raise
-        return KubernetesJob(identity, self._settings, folder)
+        return job
 
 
 def require_access(settings: Config) -> None:
