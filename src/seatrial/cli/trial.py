@@ -34,6 +34,7 @@ from seatrial.cli.options import (
 )
 from seatrial.cli.output import print_json, print_result, stderr
 from seatrial.model import TIME_LIMIT, Outcome, SeatrialError, UsageError
+from seatrial.util.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     from seatrial.config.layers import ResolvedTrial
@@ -62,7 +63,8 @@ def run(
 ) -> None:
     """Run a trial, judge its measurements and print the decision."""
     from seatrial.pipeline import run as pipeline
-    from seatrial.pipeline.preview import preview, resolve
+    from seatrial.pipeline.planned_jobs import resolve
+    from seatrial.pipeline.preview import preview
     from seatrial.pipeline.run_directory import RunDir
     from seatrial.report.progress import Live
 
@@ -175,9 +177,14 @@ def _print_plan(preview: Preview, as_json: bool) -> None:
         print(f"# job {job.name}, at most {job.limit_s:.0f} s: {', '.join(job.checks)}\n{text}")
 
 
+@gc_paused()
 def render(
     launcher: Annotated[
-        str, typer.Argument(help="local, slurm, torchrun: print the commands. oumi: print the Oumi config.")
+        str,
+        typer.Argument(
+            help="local, slurm, torchrun: print the commands. kubernetes, jobset, trainjob: print the objects for "
+            "kubectl. oumi: print the Oumi config."
+        ),
     ],
     trial: Annotated[str, typer.Argument(help="A trial as for run; for oumi, a training config.")] = "quick",
     nodes: NodesOption = None,
@@ -192,14 +199,16 @@ def render(
         Path | None, typer.Option(help="Run directory to create, on a shared filesystem (only torchrun).")
     ] = None,
 ) -> None:
-    """Print the exact commands or sbatch scripts of a run."""
+    """Print the exact commands, sbatch scripts or Kubernetes objects of a run."""
     if launcher == "oumi":
         from seatrial.train import oumi, train_config
 
         print(oumi.render(train_config.load(trial, set_ or ()), out or Path("RUN")), end="")
         return
-    from seatrial.pipeline.preview import prepare, preview, resolve
+    from seatrial.pipeline.planned_jobs import rendered_jobs, resolve
 
+    if launcher in ("jobset", "trainjob"):
+        launcher, set_ = "kubernetes", [*(set_ or ()), f"kubernetes.workload={launcher}"]
     overrides = overrides_of(
         launcher, nodes, gpus_per_node, set_, nodelist=nodelist, exclude=exclude, topology=topology
     )
@@ -207,9 +216,17 @@ def render(
     request = _request(resolved, only, skip)
     if out and resolved.config.launcher != "torchrun":
         raise UsageError("--out requires torchrun: the other launchers create their run directory in `seatrial run`")
-    planned = prepare(request, out) if out else preview(request)
-    for _, text in planned.rendered:
-        print(text)
+    if out:
+        from seatrial.pipeline.preview import prepare
+
+        rendered = prepare(request, out).rendered
+    else:
+        rendered = rendered_jobs(request)
+    for job, text in rendered:
+        if job.placement == "control" and launcher == "kubernetes":  # a script between objects is no YAML
+            print(f"# job {job.name} runs on the host of `seatrial run`: {', '.join(job.checks)}")
+        else:
+            print(text)
 
 
 def judge(

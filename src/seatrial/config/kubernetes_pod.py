@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes
@@ -85,6 +86,11 @@ def image(config: Kubernetes) -> str:
 def results_path(config: Kubernetes) -> str:
     """Return the folder of the container where results are written: on the claim, else on the node."""
     return config.claim.path if config.claim else _RESULTS_PATH
+
+
+def literal_argument(text: str) -> str:
+    """Return the argument that a container gets as ``text``: Kubernetes expands ``$(NAME)``, and ``$$`` means ``$``."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def _container_security(config: Kubernetes) -> Object:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from pathlib import Path
 
 import yaml
@@ -203,14 +202,12 @@ def _container(settings: Config, job: Job, name: str, attempt: int) -> Object:
     return {
         **kubernetes_pod.container(config, job.expected_gpus),
         "command": ["bash", "-c"],
-        "args": [_literal(text) for text in (_pod_script(settings, job, name, attempt), "seatrial", job_file)],
+        "args": [
+            kubernetes_pod.literal_argument(text)
+            for text in (_pod_script(settings, job, name, attempt), "seatrial", job_file)
+        ],
         "env": _env(config, name),
     }
-
-
-def _literal(text: str) -> str:
-    """Return the argument that a container gets as ``text``: Kubernetes expands ``$(NAME)``, and ``$$`` means ``$``."""
-    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def _pod_script(settings: Config, job: Job, name: str, attempt: int) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seatrial import report
-from seatrial.checks import catalog
 from seatrial.launch import cancel_earlier_jobs, launcher_for
 from seatrial.model import Machine, Measurement
-from seatrial.pipeline.plan import Plan, make_plan
+from seatrial.pipeline.plan import Plan
+from seatrial.pipeline.planned_jobs import plan_of
 from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.run_directory import Request
 from seatrial.pipeline.this_host import ThisHost
@@ -43,22 +43,6 @@ def _description(machine: Machine, other: Machine) -> str:
     """Return the machine's host name, and its GPUs and versions that the other machine does not have."""
     differences = [item for item in (*machine.gpus, *machine.versions) if item not in (*other.gpus, *other.versions)]
     return "; ".join([machine.host or "nodes chosen by Slurm", *differences])
-
-
-def plan_of(request: Request, this_host: ThisHost, nodes: int | None = None, done: Sequence[str] = ()) -> Plan:
-    """Return the plan for ``nodes``, by default all, without the checks ``done``. Raises UsageError."""
-    return make_plan(
-        request.config,
-        catalog(),
-        this_host.node_gpus(request.config),
-        only=request.only,
-        skip=request.skip,
-        done=done,
-        topology=this_host.topology(request.config),
-        nodes=nodes,
-        time_limit_s=request.time_limit_s,
-        max_job_s=this_host.max_job_s(request.config),
-    )
 
 
 def startable_plan(request: Request, this_host: ThisHost, nodes: int, done: Sequence[str] = ()) -> Plan:
