@@ -259,6 +259,9 @@ class Cluster:
 
     def _exec(self, args: argparse.Namespace, rest: list[str]) -> int:
         pod = self._pod(args.arguments[0])
+        if (self._pod_folder(pod) / "lost").exists():
+            print("Error from server: error dialing backend: dial tcp 10.0.0.5:10250: i/o timeout", file=sys.stderr)
+            return 1
         env = json.loads((self._pod_folder(pod) / "env.json").read_text())
         return subprocess.run(rest, env=env, check=False).returncode
 
