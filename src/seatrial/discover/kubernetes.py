@@ -138,7 +138,9 @@ class Node(ApiObject):
     def shared_gpus(self) -> str:
         """How one GPU becomes several resources: MIG, time-slicing or MPS; empty if it does not."""
         # the kubelet keeps a resource that its plugin no longer reports, with 0 devices
-        mig = sorted(name for name in self.status.capacity if name.startswith("nvidia.com/mig-") and self.capacity(name))
+        mig = sorted(
+            name for name in self.status.capacity if name.startswith("nvidia.com/mig-") and self.capacity(name)
+        )
         strategy = self.labels.get("nvidia.com/gpu.sharing-strategy", "none")
         return ", ".join([*mig, *([] if strategy == "none" else [strategy])])
 

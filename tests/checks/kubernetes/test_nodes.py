@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from seatrial.checks.kubernetes.nodes import CHECK
-from seatrial.model import Outcome
-from tests.checks.kubernetes.fake_cluster import DAEMON_SETS, KubernetesRunner, daemon_pod
+from seatrial.model import DecisionValue, Outcome
+from tests.checks.kubernetes.fake_cluster import DAEMON_SETS, KubernetesRunner, daemon_pod, node_list
+from tests.fakes.kubectl import Cluster
 from tests.fakes.slurm import judge, run_check
+from tests.processes import Program, load
 
 WARN, FAIL, ERROR = Outcome.WARN, Outcome.FAIL, Outcome.ERROR
 
@@ -238,3 +241,22 @@ def test_garbage_from_the_api_is_an_error(runner: KubernetesRunner, change: dict
 
 def test_another_launcher(tmp_path: Path) -> None:
     assert run_check(CHECK, tmp_path).skipped == "the launcher is not kubernetes"
+
+
+def test_a_trial_names_the_unhealthy_node(tmp_path: Path) -> None:
+    """A run of the program with the launcher kubernetes, through a fake kubectl: settings reach the check."""
+    nodes = node_list()
+    nodes[2]["status"]["allocatable"]["nvidia.com/gpu"] = "7"
+    cluster = Cluster(tmp_path / "cluster")
+    cluster.install(tmp_path / "bin", objects=nodes)
+    trial = tmp_path / "trial.yaml"
+    trial.write_text("checks: {kubernetes.nodes: }\n")
+    arguments = ["run", str(trial), "--launcher", "kubernetes", "--nodes", "4", "--gpus-per-node", "8"]
+    arguments += ["--set", "kubernetes.image=registry.example/seatrial:1", "--out", str(tmp_path / "run")]
+    program = Program(*arguments, env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
+    code, _out, err = program.finish()
+    record = load(tmp_path / "run")
+    assert (code, record.decision.value) == (1, DecisionValue.REJECTED), err
+    assert [(finding.cause, finding.subject) for finding in record.findings] == [("kubernetes_gpus_unhealthy", "gpu2")]
+    assert {row.metric for row in record.findings[0].explains} == {"gpus_unhealthy", "nodes_missing"}
+    assert cluster.unexpected_calls == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 
 from seatrial.checks.kubernetes._probe_pods import probe_job
@@ -41,6 +42,8 @@ def test_the_job_has_the_pods_of_the_trial_and_ends_by_itself() -> None:
     assert (job["spec"]["completions"], job["spec"]["backoffLimit"]) == (4, 0)
     assert job["spec"]["activeDeadlineSeconds"] > 600
     assert job["spec"]["ttlSecondsAfterFinished"] > 0
+    for version in ("1.28", "1.37"):
+        assert kubernetes_validate.validate(job, version, strict=True) == version
     script = pod["containers"][0]["args"][0]
     assert re.sub(r"\$\$", "$", script) == SCRIPT  # what Kubernetes makes of it
     assert not re.search(r"(?<!\$)(\$\$)*\$\(", script)

@@ -7,7 +7,6 @@ and Kubernetes deletes the Job after a time limit: nothing remains if seatrial i
 from __future__ import annotations
 
 import json
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from pydantic import Field
 from seatrial.checks.base import Context
 from seatrial.checks.kubernetes._cluster import KubernetesOptions, kubectl
 from seatrial.config.kubernetes import Kubernetes
-from seatrial.config.kubernetes_pod import container, pod_annotations, pod_spec
+from seatrial.config.kubernetes_pod import container, literal_argument, pod_annotations, pod_spec
 from seatrial.discover.kubectl import Kubectl
 from seatrial.discover.kubernetes import Event, Pod, parse_events, parse_pods
 from seatrial.discover.pod_probe import SCRIPT, Container, parse_logs
@@ -132,9 +131,9 @@ def probe_job(settings: Kubernetes, name: str, nodes: int, gpus: int | None, wai
     labels = {"app.kubernetes.io/name": "seatrial", _PROBE_LABEL: name}
     lifetime_s = int(wait_s) + PROBE_S + RESOLVE_S
     arguments = [name, str(nodes), str(gpus or 0), str(lifetime_s)]
-    script = re.sub(r"\$(?=[$(])", "$$", SCRIPT)  # Kubernetes replaces $(NAME) in arguments, and $$ by $
     spec = pod_spec(
-        settings, {**container(settings, gpus), "command": ["sh", "-c"], "args": [script, "sh", *arguments]}
+        settings,
+        {**container(settings, gpus), "command": ["sh", "-c"], "args": [literal_argument(SCRIPT), "sh", *arguments]},
     )
     one_per_node = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {_PROBE_LABEL: name}}}
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [one_per_node]}}
