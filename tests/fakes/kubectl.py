@@ -11,9 +11,11 @@ import argparse
 import contextlib
 import datetime
 import fcntl
+import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
+
+from seatrial.util.processes import CommandResult
 
 _TAG = "FAKE_POD"  # a variable of all processes of a pod: its uid
 _POLL_S = 0.05
@@ -54,11 +59,13 @@ class Cluster:
 
         ``nodes``: names. ``pods``: index → fields of the pod that never starts, such as ``status``. ``refused``: the
         verbs and resources that the user may not use, as ``create jobs.batch``. ``kinds``: optional kinds that the
-        cluster has. ``events``: additional objects. ``create_errors``: kind → error. ``cut``: numbers of lines after
-        which the first streams of logs break. ``noise``: lines that the log has before each line of the container.
-        ``suspend``: Kueue suspends jobs. ``lost``: index → seconds after which the pod's node stops.
+        cluster has. ``events``, ``queued``: events and Kueue's Workload of the job. ``create_errors``: kind → error.
+        ``cut``: numbers of lines after which the first streams of logs break. ``noise``: lines that the log has before
+        each line of the container.
+        ``suspend``: Kueue suspends jobs. ``no_pods``: the job's pods cannot be created. ``deadline_s``: replaces the
+        job's deadline. ``unreachable``: error of all calls but ``create``.
         """
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         defaults: dict[str, Any] = {"nodes": ["node-a", "node-b"], "pods": {}, "cut": [], "noise": []}
         self._write({"objects": scenario.pop("objects", []), "scenario": defaults | scenario, "calls": []})
         bin_folder.mkdir(parents=True, exist_ok=True)
@@ -68,6 +75,19 @@ class Cluster:
             f"from tests.fakes.kubectl import main\nmain({str(self.folder)!r}, sys.argv[1:])\n"
         )
         program.chmod(0o755)
+
+    def call_in_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Answer the short calls of kubectl without a new process."""
+
+        def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
+            assert argv[0] == "kubectl", argv
+            assert timeout_s > 0
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = self.call(argv[1:])
+            return CommandResult(code, out.getvalue(), err.getvalue())
+
+        monkeypatch.setattr("seatrial.util.processes.run_command", run_command)
 
     @property
     def objects(self) -> list[Object]:
@@ -85,24 +105,39 @@ class Cluster:
         """The calls that the fake does not implement."""
         return [call for call in self.calls if call.startswith("unexpected: ")]
 
-    def left_behind(self) -> list[str]:
-        """What seatrial created and did not delete, and processes of pods."""
+    def left_behind(self, wait_s: float = 5.0) -> list[str]:
+        """What seatrial created and did not delete, and processes of pods that do not end within ``wait_s``."""
+        deadline = time.monotonic() + wait_s
+        while (left := self._left_behind()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return left
+
+    def _left_behind(self) -> list[str]:
         return [f"{each['kind']} {each['metadata']['name']}" for each in self.objects if _is_own(each)] + [
             f"process {process.pid}" for process in psutil.process_iter() if self._is_pod_process(process)
         ]
 
+    def lose_node(self, node: str) -> None:
+        """Stop a node: its pods' processes end, and its kubelet reports nothing."""
+        for pod in [each for each in self._read()["objects"] if each["kind"] == "Pod"]:
+            if pod["spec"].get("nodeName") == node:
+                folder = self._pod_folder(pod)
+                (folder / "lost").touch()
+                for process in [each for each in psutil.process_iter() if self._is_pod_process(each)]:
+                    with contextlib.suppress(psutil.Error):
+                        if process.environ().get(_TAG) == f"{self.folder}:{pod['metadata']['uid']}":
+                            process.kill()
+
     def stop(self) -> None:
         """End all pods."""
-        for path in self.folder.glob("pods/*"):
-            (path / "killed").touch()
         for process in [each for each in psutil.process_iter() if self._is_pod_process(each)]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
     def _is_pod_process(self, process: psutil.Process) -> bool:
         try:
-            tag = process.environ().get(_TAG, "")
-            return tag.startswith(f"{self.folder}:") and process.status() != psutil.STATUS_ZOMBIE
+            tag = str(process.environ().get(_TAG, ""))
+            return tag.startswith(f"{self.folder}:") and bool(process.status() != psutil.STATUS_ZOMBIE)
         except psutil.Error:
             return False
 
@@ -118,12 +153,15 @@ class Cluster:
         for name, options in _OPTIONS.items():
             command = commands.add_parser(name, allow_abbrev=False, exit_on_error=False)
             for option in options:
-                flag = option.endswith("!")
-                command.add_argument(option.rstrip("!"), **({"action": "store_true"} if flag else {}))
+                action = "store_true" if option.endswith("!") else "store"
+                command.add_argument(option.rstrip("!"), action=action)
             command.add_argument("arguments", nargs="*")
         try:
             command_line, rest = _split(argv)
             args = parser.parse_args(command_line)
+            if (error := self._read()["scenario"].get("unreachable")) and args.command != "create":
+                print(error, file=sys.stderr)
+                return 1
             return int(getattr(self, f"_{args.command.replace('-', '_')}")(args, rest))
         except (argparse.ArgumentError, SystemExit, KeyError, NotImplementedError) as error:
             with self._locked() as state:
@@ -174,9 +212,6 @@ class Cluster:
 
     def _get(self, args: argparse.Namespace, rest: list[str]) -> int:
         assert args.output == "json", args
-        if error := self._read()["scenario"].get("unreachable"):
-            print(error, file=sys.stderr)
-            return 1
         kinds = [_KINDS[name] for name in args.arguments[0].split(",")]
         with self._locked() as state:
             self._reconciled(state)
@@ -185,6 +220,7 @@ class Cluster:
             print(f'error: the server doesn\'t have a resource type "{missing[0].lower()}s"', file=sys.stderr)
             return 1
         found = [each for each in state["objects"] if each["kind"] in kinds and _selected(each, args.selector)]
+        found += self._additional(state, kinds[0])
         if len(args.arguments) == 2:
             found = [each for each in found if each["metadata"]["name"] == args.arguments[1]]
             if not found:
@@ -193,8 +229,16 @@ class Cluster:
         print(json.dumps({"apiVersion": "v1", "kind": "List", "items": found}))
         return 0
 
+    def _additional(self, state: Object, kind: str) -> list[Object]:
+        """Events and Kueue's Workload of the scenario, for the job that exists."""
+        name = next((each["metadata"]["name"] for each in state["objects"] if each["kind"] == "Job"), "")
+        if kind == "Event":
+            return [{**each, "involvedObject": {"name": name}} for each in state["scenario"].get("events", [])]
+        return [state["scenario"]["queued"]] if kind == "Workload" else []
+
     def _delete(self, args: argparse.Namespace, rest: list[str]) -> int:
-        assert args.ignore_not_found and args.wait == "false" and args.selector, args
+        if not (args.ignore_not_found and args.wait == "false" and args.selector):
+            raise NotImplementedError(args)
         kinds = [_KINDS[name] for name in args.arguments[0].split(",")]
         with self._locked() as state:
             for item in [each for each in state["objects"] if each["kind"] in kinds and _selected(each, args.selector)]:
@@ -215,11 +259,15 @@ class Cluster:
 
     def _exec(self, args: argparse.Namespace, rest: list[str]) -> int:
         pod = self._pod(args.arguments[0])
+        if (self._pod_folder(pod) / "lost").exists():
+            print("Error from server: error dialing backend: dial tcp 10.0.0.5:10250: i/o timeout", file=sys.stderr)
+            return 1
         env = json.loads((self._pod_folder(pod) / "env.json").read_text())
         return subprocess.run(rest, env=env, check=False).returncode
 
     def _logs(self, args: argparse.Namespace, rest: list[str]) -> int:
-        assert args.timestamps and args.tail == "-1" and args.follow and args.container, args
+        if not (args.timestamps and args.tail == "-1" and args.follow and args.container):
+            raise NotImplementedError(args)
         with self._locked() as state:
             pods = [each for each in state["objects"] if each["kind"] == "Pod" and _selected(each, args.selector)]
             cuts = state["scenario"]["cut"]
@@ -232,30 +280,7 @@ class Cluster:
                 print(f"Error from server (BadRequest): container is waiting to start: {pod['metadata']['name']}")
                 return 1
         since = args.since_time.partition(".")[0] if args.since_time else ""  # whole seconds, as the API server has it
-        offsets = dict.fromkeys((self._pod_folder(pod) / "log" for pod in pods), 0)
-        while True:
-            ended = all((path.parent / "exit").exists() for path in offsets)
-            for path in offsets:
-                if not path.exists():
-                    continue
-                with path.open("rb") as file:
-                    file.seek(offsets[path])
-                    content = file.read()
-                content = content[: content.rfind(b"\n") + 1]
-                offsets[path] += len(content)
-                for line in content.splitlines(keepends=True):
-                    if line.decode(errors="replace") < since:
-                        continue
-                    if lines_left <= 0:
-                        sys.stdout.flush()
-                        print("error: unexpected EOF", file=sys.stderr)
-                        return 1
-                    sys.stdout.buffer.write(line)
-                    lines_left -= 1
-            sys.stdout.flush()
-            if ended:
-                return 0
-            time.sleep(_POLL_S)
+        return _follow([self._pod_folder(pod) / "log" for pod in pods], since, lines_left)
 
     # The controllers
 
@@ -337,7 +362,7 @@ class Cluster:
             return
         deadline_s = state["scenario"].get("deadline_s", job["spec"]["activeDeadlineSeconds"])
         created = datetime.datetime.fromisoformat(job["metadata"]["creationTimestamp"])
-        failed = ""
+        failed: tuple[str, str] | None = None
         if "Failed" in phases:
             failed = ("BackoffLimitExceeded", "Job has reached the specified backoff limit")
         elif (datetime.datetime.now(datetime.UTC) - created).total_seconds() > deadline_s:
@@ -394,6 +419,29 @@ _OPTIONS = {
 }
 
 
+def _follow(logs: Sequence[Path], since: str, lines_left: int) -> int:
+    """Print the lines of these logs from this time on, until all pods have ended or this number is reached."""
+    offsets = dict.fromkeys(logs, 0)
+    while True:
+        ended = all((path.parent / "exit").exists() or not path.exists() for path in logs)
+        for path in (path for path in logs if path.exists()):
+            with path.open("rb") as file:
+                file.seek(offsets[path])
+                content = file.read()
+            content = content[: content.rfind(b"\n") + 1]
+            offsets[path] += len(content)
+            lines = [line for line in content.splitlines(keepends=True) if line.decode(errors="replace") >= since]
+            sys.stdout.buffer.writelines(lines[:lines_left])
+            lines_left -= len(lines)
+        sys.stdout.flush()
+        if lines_left < 0:
+            print("error: unexpected EOF", file=sys.stderr)
+            return 1
+        if ended:
+            return 0
+        time.sleep(_POLL_S)
+
+
 def run_pod(cluster: str, uid: str) -> None:
     """Run the container of a pod: its environment, its log with times, its end, and its deletion."""
     folder = Path(cluster) / "pods" / uid
@@ -407,10 +455,11 @@ def run_pod(cluster: str, uid: str) -> None:
     env |= {"GLOO_SOCKET_IFNAME": "lo", "JOB_COMPLETION_INDEX": str(content["index"]), "LANG": "C.UTF-8"}
     for each in container["env"]:
         env[each["name"]] = each["value"] if "value" in each else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
-    env |= {"SEATRIAL_SCRATCH": str(volume), "SEATRIAL_MASTER": "127.0.0.1"}
+    # both nodes are this host: each pod gets a folder of its own, and an address of the host instead of a DNS name
+    env |= {"SEATRIAL_SCRATCH": str(volume), "SEATRIAL_MASTER": _address()}
     (folder / "env.json").write_text(json.dumps(env))
     process = subprocess.Popen(
-        [*container["command"], *container["args"]],
+        [*container["command"], *(each.replace("$$", "$") for each in container["args"])],  # as Kubernetes does
         env=env,
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -439,6 +488,14 @@ def run_pod(cluster: str, uid: str) -> None:
     part.rename(folder / "exit")
 
 
+def _address() -> str:
+    """Return an IPv4 address of this host other than loopback."""
+    addresses = [each for interface in psutil.net_if_addrs().values() for each in interface]
+    return next(
+        each.address for each in addresses if each.family == socket.AF_INET and not each.address.startswith("127.")
+    )
+
+
 def _delete_when_told(folder: Path, pid: int, grace_s: float) -> None:
     """Send SIGTERM to the container's first process when the pod is deleted, and SIGKILL after the grace period."""
     while not (folder / "delete").exists():
@@ -455,10 +512,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _selected(item: Object, selector: str | None) -> bool:
     labels = item["metadata"].get("labels", {})
-    return all(
-        labels.get(key) == value
-        for key, _, value in (part.partition("=") for part in (selector or "").split(",") if part)
-    )
+    wanted = [part.partition("=") for part in (selector or "").split(",") if part]
+    return all(bool(labels.get(key) == value) for key, _, value in wanted)
 
 
 def _is_own(item: Object) -> bool:

@@ -45,6 +45,10 @@ class Allocation(Frozen):
 class StartedJob(Protocol):
     """A started job."""
 
+    @property
+    def show_node(self) -> str:
+        """The command that shows the scheduler's state of a ``{node}``."""
+
     def allocation(self) -> Allocation:
         """Return the scheduler's job id and nodes; empty while unknown."""
 

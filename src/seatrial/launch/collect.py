@@ -88,14 +88,16 @@ class Transport(Protocol):
 
     ``nodes``: the scheduler's node list, once known. ``test``: a command by which a user can test the transport.
     ``starts_at_once``: the script runs already when the job starts. ``keeps_files``: the nodes need no message that all
-    files have arrived. ``damaged``: lines were lost, so that the step is to be restarted.
+    files have arrived. ``needs_restart``: lines are missing, so that the step is to be started again.
     """
 
     name: str
     nodes: str
     starts_at_once: bool
     keeps_files: bool
-    damaged: bool
+
+    @property
+    def needs_restart(self) -> bool: ...
 
     @property
     def test(self) -> str: ...
@@ -164,7 +166,7 @@ class Collector:
             self._last_data = time.monotonic()
         if self._nodes and len(self._complete) == self._nodes:
             self._finish()
-        elif code is not None or self.transport.damaged or self._bytes_read > MAX_STEP_BYTES:
+        elif code is not None or self.transport.needs_restart or self._bytes_read > MAX_STEP_BYTES:
             self.close()
 
     def _add_line(self, line: bytes) -> None:

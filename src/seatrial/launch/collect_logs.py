@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import re
 import shlex
+import time
 from dataclasses import dataclass, field
 
 from seatrial.discover.kubectl import Kubectl
@@ -18,6 +19,7 @@ from seatrial.launch.collect import NODE_SCRIPT
 
 # A kubelet rotates a log of 10 MiB by default (containerLogMaxSize), and kubectl reads the latest file only
 POD_LIMIT_BYTES = 6 * 2**20  # compressed; 8 MiB in base64
+SILENT_S = 15.0  # without a line from a pod: its stream is started again
 NODE_DIR = "/run-directory-of-the-pod"  # stands for the run directory in a pod, which has the pod's name
 _FRAME = re.compile(rb"(?P<token>[0-9a-f]{32}) (?P<number>\d{1,12}) (?P<payload>(?P<node>\d{1,6}) (?P<data>\S.*))$")
 _TIME = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?= )")  # kubectl logs --timestamps
@@ -51,12 +53,36 @@ send_and_exit() {
     exit "$code"
 }
 trap send_and_exit EXIT
-trap "exit 143" TERM
+seatrial_command=
+# Kubernetes sends SIGTERM to this shell only, which passes it on; a check may clean up for some seconds.
+terminate() {
+    trap "" TERM
+    if [ -n "$seatrial_command" ]; then
+        kill -TERM "$seatrial_command" 2>/dev/null || true
+        for ((tenth = 0; tenth < 80; tenth++)); do
+            kill -0 "$seatrial_command" 2>/dev/null || break
+            sleep 0.1
+        done
+    fi
+    exit 143
+}
+trap terminate TERM
+# Runs a command so that a signal to this shell is handled at once.
+run_command() {
+    local code=0
+    "$@" &
+    seatrial_command=$!
+    wait "$seatrial_command" || code=$?
+    seatrial_command=
+    return "$code"
+}
 """
 
 
 def send_results(nodes: int) -> str:
     """Return the bash lines of a pod's script that send its files until its end, also after SIGTERM.
+
+    They define ``run_command``, by which the script starts what takes long.
 
     They need JOB_COMPLETION_INDEX, SEATRIAL_TOKEN, SEATRIAL_RUN_DIR, and SEATRIAL_ATTEMPT_DIR as an existing folder.
     """
@@ -77,10 +103,11 @@ class LogTransport:
     name: str = "kubectl logs"
     starts_at_once: bool = True
     keeps_files: bool = True
-    damaged: bool = False  # lines are missing: the stream is to be read again
     _read: dict[bytes, int] = field(default_factory=dict)  # node → number of its last line
     _complete: dict[bytes, int] = field(default_factory=dict)  # node → number of the last line of its last package
     _times: dict[bytes, str] = field(default_factory=dict)  # node → time of that line
+    _damaged: bool = False  # lines are missing
+    _heard: dict[bytes, float] = field(default_factory=dict)  # node that has not sent all → time of its last line
     _gaps: set[tuple[bytes, int]] = field(default_factory=set)  # missing lines, also when they were read again
 
     @property
@@ -91,13 +118,19 @@ class LogTransport:
     def step(self, node_dir: str, limit_bytes: int) -> list[str]:
         """Return the command that prints the logs from the last complete package on."""
         del node_dir, limit_bytes  # known to the pod's script
-        self.damaged = False
+        self._damaged = False
         self._read = dict(self._complete)
+        self._heard = {str(node).encode(): time.monotonic() for node in range(self.pods)}
         # with a selector kubectl prints ten lines of five pods by default
         options = ["--follow", "--timestamps", "--tail=-1", f"--max-log-requests={self.pods}"]
         if len(self._times) == self.pods:
             options += [f"--since-time={min(self._times.values())}"]
         return self.kubectl.command("logs", f"--selector={self.selector}", f"--container={self.container}", *options)
+
+    @property
+    def needs_restart(self) -> bool:
+        """Whether lines are missing, or the stream of a pod ended without an error: each sends a line every 2 s."""
+        return self._damaged or any(time.monotonic() - heard > SILENT_S for heard in self._heard.values())
 
     def payload(self, line: bytes) -> bytes | None:
         """Return the line of a package in a line of the log; None for other output and for a line read before."""
@@ -108,15 +141,16 @@ class LogTransport:
         last = self._read.get(node, 0)
         if number <= last:
             return None
-        self._read[node] = number
+        self._read[node], self._heard[node] = number, time.monotonic()
         if number != last + 1 and (node, last) not in self._gaps:
             self._gaps.add((node, last))
-            self.damaged = True
-        is_end, time = frame["data"].startswith(b"."), _TIME.search(line)
-        if self.damaged:
+            self._damaged = True
+        if self._damaged:
             return None
-        if is_end and not frame["data"].startswith(b".all") and time:  # the files of .all may have to be read again
-            self._complete[node], self._times[node] = number, time[0].decode()
+        if frame["data"].startswith(b".all"):  # not complete: it is read again until its files have arrived
+            del self._heard[node]
+        elif frame["data"].startswith(b".") and (stamp := _TIME.search(line)):
+            self._complete[node], self._times[node] = number, stamp[0].decode()
         return frame["payload"]
 
     def command(self, *argv: str) -> list[str]:

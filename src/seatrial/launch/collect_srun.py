@@ -17,7 +17,7 @@ class SrunTransport:
     test: str = "srun --nodes=1 hostname"
     starts_at_once: bool = False
     keeps_files: bool = False
-    damaged: bool = False
+    needs_restart: bool = False
 
     def step(self, node_dir: str, limit_bytes: int) -> list[str]:
         """Return the srun command of the step that sends the files of all nodes."""

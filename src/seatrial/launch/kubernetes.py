@@ -5,14 +5,13 @@ seatrial creates, watches and deletes objects; it changes none that exists. What
 
 from __future__ import annotations
 
-import contextlib
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from seatrial.config.kubernetes_pod import container_name
 from seatrial.config.schema import Config
 from seatrial.discover.kubectl import KubectlError
 from seatrial.launch.base import RenderedJob
@@ -23,10 +22,8 @@ from seatrial.launch.kubernetes_job import (
     TOKEN_LABEL,
     Identity,
     KubernetesJob,
-    delete,
     kubectl,
     label_value,
-    selector,
     workload_kind,
 )
 from seatrial.launch.kubernetes_objects import RUN_LABEL, kubernetes_objects, manifest
@@ -56,22 +53,31 @@ class KubernetesLauncher:
     def start(self, rendered: RenderedJob, folder: Path) -> KubernetesJob:
         client, token, path = kubectl(self._settings), uuid.uuid4().hex, folder / OBJECTS
         objects = [_with_token(item, token) for item in yaml.safe_load_all(rendered.text)]
-        identity = _identity(objects[-1], token)
+        workload = objects[-1]
+        identity = Identity(
+            kind=workload["kind"],
+            name=workload["metadata"]["name"],
+            container=container_name(self._settings.kubernetes),
+            pods=_pods(workload),
+            token=token,
+        )
         atomic_write(path, manifest(tuple(objects)).encode(), mode=PRIVATE)
         atomic_write(folder / TOKEN, token.encode(), mode=PRIVATE)  # first: delete_remaining_jobs finds objects by it
+        job = KubernetesJob(identity, self._settings, folder)
         try:
             client.run("create", f"--filename={path}")  # not `apply`, which would change objects of this name
         except BaseException as error:  # Ctrl-C, or some objects refused: the others may exist
-            with contextlib.suppress(KubectlError):
-                delete(client, selector(token), identity.kind)
+            remaining = job.cancel()
             if isinstance(error, KubectlError) and error.reason == "AlreadyExists":
                 command = client.shown("get", RESOURCES[identity.kind], identity.name, "--show-labels")
                 raise SeatrialError(
                     f"{identity.name} exists already and is not of this run; it is left unchanged: choose another "
                     f"--out. Run first: {command}"
                 ) from None
+            if remaining and isinstance(error, KubectlError):
+                raise SeatrialError(f"{error}; {remaining}") from None
             raise
-        return KubernetesJob(identity, self._settings, folder)
+        return job
 
 
 def require_access(settings: Config) -> None:
@@ -84,11 +90,12 @@ def require_access(settings: Config) -> None:
             kinds = client.run("api-resources", f"--api-group={group}", "--output=name").split()
             if resource not in kinds:
                 raise UsageError(
-                    f"kubernetes.workload is {settings.kubernetes.workload}, but the cluster has no {plural} of {group}: "
-                    f"install {_OPERATORS[kind]}, or set kubernetes.workload to job. Run first: kubectl api-resources"
+                    f"kubernetes.workload is {settings.kubernetes.workload}, but the cluster has no {plural} of "
+                    f"{group}: install {_OPERATORS[kind]}, or set kubernetes.workload to job. "
+                    "Run first: kubectl api-resources"
                 )
-        needed = [(verb, each) for each in (resource, "services") for verb in ("create", "get", "list", "delete")]
-        refused = client.refusals(*needed, ("get", "pods"), ("list", "pods"), ("get", "pods/log"))
+        needed = [(verb, each) for each in (resource, "services") for verb in ("create", "list", "delete")]
+        refused = client.refusals(*needed, ("list", "pods"), ("get", "pods/log"))
     except KubectlError as error:
         raise UsageError(f"launcher kubernetes is not available: {error}") from None
     if refused:
@@ -113,24 +120,9 @@ def _with_token(item: Any, token: str) -> Any:
     return changed
 
 
-def _identity(workload: dict[str, Any], token: str) -> Identity:
-    """Return the identity of a workload from its object: its container is the one that gets the token."""
-    containers = [each for each in _dicts(workload) if {"name": _TOKEN_VARIABLE, "value": token} in each.get("env", [])]
-    # the container of a TrainJob's trainer has the name of its runtime's
-    counts = [each[key] for each in _dicts(workload) for key in ("completions", "numNodes") if key in each]
-    return Identity(
-        kind=workload["kind"],
-        name=workload["metadata"]["name"],
-        container=containers[0].get("name", "node"),
-        pods=int(counts[0]),
-        token=token,
-    )
-
-
-def _dicts(item: Any) -> Iterator[dict[str, Any]]:
-    """Yield all dictionaries in a document."""
-    if isinstance(item, dict):
-        yield item
-    values = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-    for value in values:
-        yield from _dicts(value)
+def _pods(workload: Any) -> int:
+    """Return the number of pods of a workload from its object."""
+    if isinstance(workload, dict):
+        counts = [workload[key] for key in ("completions", "numNodes") if key in workload]
+        return int(counts[0]) if counts else max(map(_pods, workload.values()), default=0)
+    return max(map(_pods, workload), default=0) if isinstance(workload, list) else 0

@@ -89,6 +89,7 @@ class KubernetesJob:
         self.kubectl = kubectl(self.settings)
         identity = self.identity
         self.selector = selector(identity.token)
+        self.show_node = Kubectl(context=self.settings.kubernetes.context).shown("describe", "node") + " {node}"
         transport = LogTransport(self.kubectl, self.selector, identity.container, identity.token, identity.pods)
         self.collector = Collector(transport, NODE_DIR, self.folder, limit_bytes=POD_LIMIT_BYTES * identity.pods)
 

@@ -70,9 +70,8 @@ def has_started(pod: Object) -> bool:
 
 def exit_code(pod: Object) -> int | None:
     """Return the exit code of a pod whose container has ended: 137 without one, as for a killed one; else None."""
-    codes = [status["state"]["terminated"].get("exitCode", 1) for status in _container_statuses(pod) if _ended(status)]
-    if codes:
-        return max(map(int, codes))
+    if codes := [int(each.get("exitCode", 1)) for each in _ends(pod)]:
+        return max(codes)
     return {"Failed": 137, "Succeeded": 0}.get(pod.get("status", {}).get("phase", ""))
 
 
@@ -133,7 +132,7 @@ def pod_end(pod: Object) -> str:
     if disruption := condition(pod, "DisruptionTarget"):
         reason, message = reason or disruption.get("reason", ""), message or disruption.get("message", "")
     texts = [f"{reason}: {message}".strip(" :")] if reason else []
-    for ended in (each["state"]["terminated"] for each in _container_statuses(pod) if _ended(each)):
+    for ended in _ends(pod):
         code = int(ended.get("exitCode", 1))
         why = ended.get("reason", "")
         if code:
@@ -223,8 +222,11 @@ def _container_statuses(pod: Object) -> list[Object]:
     return list(pod.get("status", {}).get("containerStatuses") or [])
 
 
-def _ended(status: Object) -> bool:
-    return bool(status.get("state", {}).get("terminated"))
+def _ends(pod: Object) -> list[Object]:
+    """Return how the containers of a pod ended: the first time, if an operator lets them restart."""
+    states = [(each.get("lastState", {}), each.get("state", {})) for each in _container_statuses(pod)]
+    ends = [last.get("terminated") or state.get("terminated") for last, state in states]
+    return [end for end in ends if end]
 
 
 def _gpus(resources: Mapping[str, Any]) -> int:

@@ -180,10 +180,24 @@ class _Attempt:
 
     def _with_stacks(self, end: AttemptEnd, running: StartedJob) -> AttemptEnd:
         """Add to the cause of a hang where each rank is; not if nodes are lost, since a step on them would not end."""
+        cause = end.root_cause
         hangs = end.state in (JobState.HUNG, JobState.TIMEOUT) and any(rank.heartbeat for rank in self.ranks)
-        if end.root_cause is None or not hangs or end.root_cause.shortage:
+        if cause is None or not hangs:
             return end
-        return replace(end, root_cause=hang.with_evidence(end.root_cause, running, self.ranks, self.folder))
+        if cause.shortage:
+            silent = self._longest_silent_rank()
+            if silent is None or not hang.all_nodes_answer(running, self.job.nodes, self.folder):
+                return end
+            cause = silent
+        return replace(end, root_cause=hang.with_evidence(cause, running, self.ranks, self.folder))
+
+    def _longest_silent_rank(self) -> RootCause | None:
+        """Return the cause for the rank with the oldest heartbeat; None if no rank had one."""
+        silent = [rank for rank in self.ranks if rank.heartbeat_expected and rank.last_seen is not None]
+        if not silent:
+            return None
+        first = min(silent, key=lambda rank: rank.last_seen or 0)
+        return root_cause.no_heartbeat(first, self.limits.heartbeat_timeout_s)
 
     def _interrupted_end(self, running: StartedJob) -> AttemptEnd:
         """Return the end of an interrupted attempt, with the root cause that was known before the interrupt."""
@@ -202,15 +216,13 @@ class _Attempt:
         missing = cause.shortage.missing if cause.shortage else ()
         if not all(running.node_is_free(node.name) for node in missing):
             return cause
-        silent = [rank for rank in self.ranks if rank.heartbeat_expected and rank.last_seen is not None]
-        if state is not JobState.HUNG or not silent:
-            return replace(cause, shortage=None)
-        first = min(silent, key=lambda rank: rank.last_seen or 0)
-        return root_cause.no_heartbeat(first, self.limits.heartbeat_timeout_s)
+        silent = self._longest_silent_rank() if state is JobState.HUNG else None
+        return silent or replace(cause, shortage=None)
 
     def _cause_of_end(self, running: StartedJob, code: int) -> RootCause:
         reason = running.exit_reason()
-        return root_cause.job_ended(self.job, self.ranks, code, self.folder, reason, running.node_state)
+        state, show = running.node_state, running.show_node
+        return root_cause.job_ended(self.job, self.ranks, code, self.folder, reason, state, show)
 
     def _silent_nodes(self, silent_s: float) -> Mapping[str, float]:
         return root_cause.silent_nodes(self.ranks, self.job, self.folder, silent_s)
@@ -245,7 +257,7 @@ class _Attempt:
         # whatever the scheduler still waits for
         if silent := self._silent_nodes(self.limits.heartbeat_timeout_s):
             _check_writable(self.folder)
-            return JobState.HUNG, root_cause.lost_nodes(self.job, silent, running.node_state)
+            return JobState.HUNG, root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node)
         return None
 
     def _wait(self, running: StartedJob, waiting: WaitState) -> tuple[JobState, RootCause] | None:
@@ -259,7 +271,7 @@ class _Attempt:
     def _cause_of_wait(self, running: StartedJob, waiting: WaitState) -> RootCause:
         """Return why the job waits in vain: for nodes that are missing, or that it lost before it was requeued."""
         if silent := self._silent_nodes(root_cause.SILENT_AT_END_S):
-            lost = root_cause.lost_nodes(self.job, silent, running.node_state)
+            lost = root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node)
             return replace(lost, cause=f"{waiting.reason}; {lost.cause}")
         names = [node.name for node in waiting.shortage.missing] if waiting.shortage else []
         return RootCause(and_more(names, _MAX_NAMED) or "the queue", waiting.reason, None, waiting.shortage)
