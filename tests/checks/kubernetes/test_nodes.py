@@ -243,6 +243,7 @@ def test_another_launcher(tmp_path: Path) -> None:
     assert run_check(CHECK, tmp_path).skipped == "the launcher is not kubernetes"
 
 
+@pytest.mark.cluster  # a dozen short processes
 def test_a_trial_names_the_unhealthy_node(tmp_path: Path) -> None:
     """A run of the program with the launcher kubernetes, through a fake kubectl: settings reach the check."""
     nodes = node_list()
