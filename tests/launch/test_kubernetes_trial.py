@@ -39,7 +39,9 @@ class Site:
     """A cluster of two nodes, and a run directory on this host."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.out, self.cluster = folder, folder / "run", Cluster(folder / "cluster")
+        # pods of concurrent tests are processes of one host: the port of their rendezvous depends on this name
+        self.out = folder / f"run-{os.urandom(4).hex()}"
+        self.folder, self.cluster = folder, Cluster(folder / "cluster")
 
     def started(self, seconds: float | None, **scenario: object) -> Program:
         """Start a trial; ``seconds`` of all-reduce, or None for no such check."""
