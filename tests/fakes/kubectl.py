@@ -513,7 +513,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _selected(item: Object, selector: str | None) -> bool:
     labels = item["metadata"].get("labels", {})
     wanted = [part.partition("=") for part in (selector or "").split(",") if part]
-    return all(bool(labels.get(key) == value) for key, _, value in wanted)
+    return {key: value for key, _, value in wanted}.items() <= dict[str, str](labels).items()
 
 
 def _is_own(item: Object) -> bool:

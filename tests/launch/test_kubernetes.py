@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from seatrial.checks import catalog
-from seatrial.config.schema import Config, Limits
+from seatrial.config.schema import Config, Environment, Limits
 from seatrial.launch import cancel_earlier_jobs, check_access, kubernetes_job, node_prefix
 from seatrial.launch.kubernetes import KubernetesLauncher
 from seatrial.launch.kubernetes_job import TOKEN, label_value
 from seatrial.launch.watch import run_job
-from seatrial.model import Job, JobResult, JobState, UsageError
+from seatrial.model import Job, JobResult, JobState, Preflight, UsageError
 from tests.fakes.kubectl import Cluster
 from tests.launch.scripted import RecordingListener
 from tests.launch.test_pod_states import PODS, QUEUED, QUOTA
@@ -76,11 +76,11 @@ class Attempt:
         self.cluster.install(self.run_dir.parent / "bin", **scenario)
         self.cluster.call_in_process(self.monkeypatch)
 
-    def run(self, config: Config | None = None, **scenario: Any) -> JobResult:
+    def run(self, config: Config | None = None, job: Job = JOB, **scenario: Any) -> JobResult:
         self.install(**scenario)
         launcher = KubernetesLauncher(config or settings())
         limits = Limits(startup_s=30)
-        (result,) = run_job(launcher, JOB, self.run_dir, limits, catalog(), self.listener)
+        (result,) = run_job(launcher, job, self.run_dir, limits, catalog(), self.listener)
         assert self.cluster.left_behind() == []
         assert self.cluster.unexpected_calls == []
         return result
@@ -148,6 +148,16 @@ def test_failed_job_names_pods_nodes_and_reasons(
     for text in expected:
         assert text in result.cause
     assert result.scheduler_id.startswith("seatrial-")
+
+
+def test_failed_preflight_of_the_pods_names_their_nodes(attempt: Attempt) -> None:
+    config = settings(queue_s=60).model_copy(update={"environment": Environment(source="/nonexistent/env.sh")})
+    preflight = Preflight(version="0", torch=False, gpus=0, hf_cache=False)
+    attempt.monkeypatch.setattr(kubernetes_job, "_COLLECT_LIMIT_S", 60.0)
+    result = attempt.run(config, job=JOB.model_copy(update={"preflight": preflight}))
+    assert result.state is JobState.REFUSED
+    assert result.failed_subject == "node-a, node-b"
+    assert result.cause.startswith("environment.source /nonexistent/env.sh is not readable")
 
 
 def test_refused_object_leaves_no_other(attempt: Attempt) -> None:
