@@ -5,6 +5,7 @@ The API server is queried every two seconds. While it does not answer, for examp
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Iterator
@@ -239,9 +240,8 @@ class KubernetesJob:
         """Query the workload and its pods, at most once per ``_POLL_S`` unless ``now``."""
         if not now and time.monotonic() - self._last_query < _POLL_S:
             return
-        kinds = ",".join(dict.fromkeys([RESOURCES[self.identity.kind], "pods"]))
         try:
-            objects = self.kubectl.get(kinds, f"--selector={self.selector}")
+            objects = self.kubectl.get(f"{RESOURCES[self.identity.kind]},pods", f"--selector={self.selector}")
         except KubectlError as error:
             self._query_error = str(error)
         else:
@@ -278,13 +278,13 @@ def delete(client: Kubectl, labels: str, kind: str, *, force: bool = False) -> N
     options = (f"--selector={labels}", "--ignore-not-found", "--wait=false")
     client.run("delete", f"{RESOURCES[kind]},services", *options)
     if force:
-        client.run("delete", "pods", *options, "--force", "--grace-period=0")
+        with contextlib.suppress(KubectlError):  # a user who may not delete pods: those of the lost node stay
+            client.run("delete", "pods", *options, "--force", "--grace-period=0")
 
 
 def remaining(client: Kubectl, labels: str, kind: str) -> list[str]:
     """Return what still exists with these labels, such as ``Pod a-0-x7k2p on node-b``. Raises KubectlError."""
-    kinds = ",".join(dict.fromkeys([RESOURCES[kind], "jobs.batch", "services", "pods"]))
-    objects = client.get(kinds, f"--selector={labels}")
+    objects = client.get(f"{RESOURCES[kind]},services,pods", f"--selector={labels}")
     return [
         f"{each.get('kind')} {pod_states.name(each)}" + (f" on {node}" if (node := pod_states.node(each)) else "")
         for each in objects
