@@ -513,7 +513,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _selected(item: Object, selector: str | None) -> bool:
     labels = item["metadata"].get("labels", {})
     wanted = [part.partition("=") for part in (selector or "").split(",") if part]
-    return {key: value for key, _, value in wanted}.items() <= dict[str, str](labels).items()
+    found: dict[str, str] = labels
+    return all(found.get(key) == value for key, _, value in wanted)
 
 
 def _is_own(item: Object) -> bool:

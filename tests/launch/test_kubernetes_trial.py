@@ -91,7 +91,7 @@ def test_ctrl_c_deletes_everything(site: Site) -> None:
 
 def test_lost_node_is_named_and_its_pod_deleted(site: Site) -> None:
     program = site.started(120)
-    until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4))
+    until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4), seconds=240)
     site.cluster.lose_node("node-b")
     code, _, err = program.finish()
     assert code == 3, err
