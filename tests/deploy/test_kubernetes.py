@@ -39,9 +39,9 @@ def test_schemas_of_kubernetes_accept_the_manifest(path: Path) -> None:
 
 def test_every_binding_names_a_role_of_its_file() -> None:
     for path in MANIFESTS:
-        found = {(each["kind"], each["metadata"]["name"]) for each in documents(path.name)}
+        names = {(each["kind"], each["metadata"]["name"]) for each in documents(path.name)}
         for binding in (each for each in documents(path.name) if each["kind"].endswith("Binding")):
-            assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in found
+            assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in names
 
 
 def test_no_role_allows_more_than_a_trial_does() -> None:

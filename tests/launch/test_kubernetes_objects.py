@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from seatrial.config.kubernetes import Claim, Kubernetes, Kueue, PodOverlay, Toleration
-from seatrial.config.kubernetes_pod import image
 from seatrial.config.schema import Config, Environment
 from seatrial.launch.kubernetes_objects import kubernetes_objects, manifest, object_name
 from seatrial.model import Job, Topology, UsageError
@@ -162,12 +161,12 @@ def test_schema_of_the_operator_accepts_all_fields_and_refuses_others(name: str)
 def _mappings(value: Any, stop: set[str], path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths of the mappings in a document, not below the keys ``stop``."""
     if isinstance(value, dict):
-        inner = [
-            found for key, item in value.items() if key not in stop for found in _mappings(item, stop, (*path, key))
+        below = [
+            inner for key, item in value.items() if key not in stop for inner in _mappings(item, stop, (*path, key))
         ]
-        return [path, *inner]
+        return [path, *below]
     if isinstance(value, list):
-        return [found for index, item in enumerate(value) for found in _mappings(item, stop, (*path, index))]
+        return [inner for index, item in enumerate(value) for inner in _mappings(item, stop, (*path, index))]
     return []
 
 
@@ -270,17 +269,6 @@ def test_every_object_and_pod_has_the_labels_by_which_it_is_deleted() -> None:
         labels = {"app.kubernetes.io/name", "seatrial.dev/run", "seatrial.dev/job", "seatrial.dev/attempt"}
         for document in (*objects(name), pod_template(objects(name))):
             assert labels <= set(document["metadata"]["labels"])
-
-
-def test_mirror_replaces_the_registry() -> None:
-    names = {
-        "ghcr.io/example/seatrial:1": "m.io/c/example/seatrial:1",
-        "localhost:5000/seatrial": "m.io/c/seatrial",
-        "example/seatrial": "m.io/c/example/seatrial",
-        "python:3.13": "m.io/c/library/python:3.13",
-    }
-    assert {name: image(Kubernetes(image=name, registry="m.io/c")) for name in names} == names
-    assert image(Kubernetes(image="python:3.13")) == "python:3.13"
 
 
 def test_the_digest_of_the_image_is_recorded() -> None:

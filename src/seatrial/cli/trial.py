@@ -83,12 +83,11 @@ def run(
         _require_no_options_with_resume(trial != "quick", overrides, only, skip, out, time_limit, dry_run)
         run_dir = RunDir.reopen(resume)
     else:
-        resolved = resolve(trial, overrides)
-        request = _request(resolved, only, skip, time_limit)
+        request = _request(resolve(trial, overrides), only, skip, time_limit)
         if dry_run:
             _print_plan(preview(request), as_json)
             return
-        run_dir = RunDir.create(out or _new_run_folder(resolved.config.name), request)
+        run_dir = RunDir.create(out or _new_run_folder(request.config.name), request)
     report = run_dir.path / "report.html"
     earlier_report = _file_identity(report)
     try:
