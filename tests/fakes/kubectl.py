@@ -513,12 +513,11 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _selected(item: Object, selector: str | None) -> bool:
     labels = item["metadata"].get("labels", {})
     wanted = [part.partition("=") for part in (selector or "").split(",") if part]
-    found: dict[str, str] = labels
-    return all(found.get(key) == value for key, _, value in wanted)
+    return not [key for key, _, value in wanted if labels.get(key) != value]
 
 
 def _is_own(item: Object) -> bool:
-    return item["metadata"].get("labels", {}).get("app.kubernetes.io/name") == "seatrial"
+    return str(item["metadata"].get("labels", {}).get("app.kubernetes.io/name")) == "seatrial"
 
 
 def _owner(item: Object) -> str:

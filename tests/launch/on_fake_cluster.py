@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +81,6 @@ class Attempt:
         assert self.cluster.left_behind() == []
         assert self.cluster.unexpected_calls == []
         return result
-
-
-@pytest.fixture
-def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempt]:
-    created = Attempt(tmp_path, monkeypatch)
-    yield created
-    created.cluster.stop()
 
 
 def both(pod: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ NoLocalizeOption = Annotated[
     ),
 ]
 GpusOption = Annotated[int | None, typer.Option(help="Expected GPUs per node; 0: CPU only.")]
-LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm or torchrun.")]
+LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm, kubernetes or torchrun.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the trial; may be repeated.")
 ]

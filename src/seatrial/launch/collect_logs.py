@@ -4,6 +4,8 @@ It needs no permission to run commands in pods. A pod prints lines ``TOKEN NUMBE
 line of ``collect.NODE_SCRIPT``. The token is random, and only the pod's script knows it, from the environment of the
 pod; all other lines of the log are ignored. The kubelet keeps the log until the pod is deleted, so that a stream that
 breaks is read again from the last complete package; lines that were read before are skipped by their numbers.
+
+A process in the pod that reads the environment of process 1 can forge lines, but it could write the result files as well.
 """
 
 from __future__ import annotations
@@ -148,7 +150,7 @@ class LogTransport:
         if self._damaged:
             return None
         if frame["data"].startswith(b".all"):  # not complete: it is read again until its files have arrived
-            del self._heard[node]
+            self._heard.pop(node, None)
         elif frame["data"].startswith(b".") and (stamp := _TIME.search(line)):
             self._complete[node], self._times[node] = number, stamp[0].decode()
         return frame["payload"]

@@ -97,12 +97,13 @@ class KubernetesJob:
     def poll(self) -> int | None:
         self._query()
         code = self.completing_code()
-        if self._has_started or code is not None:
+        has_logs = any(pod_states.has_started(self._pods[name]) for name in self._present)
+        if self._has_started or (code is not None and has_logs):
             self.collector.fetch(",".join(sorted(self._present)))
         if code is None:
             return 1 if self.collector.problem() else None
         waited_s = time.monotonic() - (self._ended or 0.0)
-        if self._has_started and not self.collector.finished and waited_s < _COLLECT_LIMIT_S:
+        if has_logs and not self.collector.finished and waited_s < _COLLECT_LIMIT_S:
             return None
         self._close_collector()
         return code if self.collector.finished else code or 1
