@@ -166,7 +166,7 @@ def accept(tmp_path: Path, trial: str, **environment: str) -> tuple[list[int], s
     for number, step in enumerate(job["steps"][:2]):
         script = tmp_path / f"{number}.sh"
         script.write_text(step["run"])
-        bash = ["bash", "--noprofile", "--norc", "-eo", "pipefail", script]  # GitHub's command for shell: bash
+        bash = ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)]  # GitHub's command for shell: bash
         codes.append(subprocess.run(bash, cwd=tmp_path, env=env, capture_output=True, check=False).returncode)
     texts = [path.read_text() if path.exists() else "" for path in (output, summary)]
     return codes, texts[0], texts[1]
