@@ -62,6 +62,10 @@ locals {
         partitions = [{ name = "main", isAll = true, config = "Default=YES MaxTime=INFINITE State=UP PriorityTier=10" }]
       }
       populateJail = { k8sNodeFilterName = "no-gpu" }
+      sConfigController = {
+        node           = { k8sNodeFilterName = "no-gpu" }
+        serviceMonitor = { enabled = false }
+      }
       slurmNodes = {
         controller = { volumes = { spool = { volumeClaimTemplateSpec = null, volumeSourceName = "controller-spool" } } }
         login = {
