@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from threading import Thread
 
-from seatrial.bench.tcp import Endpoint, error_text, listen, open_connection, resolve_names
+from seatrial.bench.tcp import Endpoint, listen, open_connection, resolve_names
 from seatrial.util.resolver import resolve
+from seatrial.util.text import error_text
 
 # Between the first and the last start of a node: seconds with srun, more with containers or Python on a busy filesystem
 CONNECT_LIMIT_S, LISTEN_LIMIT_S = 30.0, 60.0

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from seatrial.discover.collective_hangs import CollectiveHang, collective_hangs
-from seatrial.discover.file_readers import error_text
 from seatrial.discover.flight_recorder import Dump, Operation, dump_name, read_dump
 from seatrial.model import Finding
 from seatrial.model.trial import Confidence
-from seatrial.util.text import and_more, rank_list
+from seatrial.util.text import and_more, error_text, rank_list
 
 _MAX_NAMED = 4
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from seatrial.diagnose.log_text import TO_NEWLINES, Readable, line_blocks
+from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
 from seatrial.diagnose.patterns import compile_patterns
 from seatrial.diagnose.signature import MAX_LINE
 from seatrial.diagnose.signatures import Match, signatures
+from seatrial.util.input_files import Readable
 from seatrial.util.log_time import log_time
 
 # Lines before a match that are searched for a time if its line has none, and the bytes of each: fewer than MAX_LINE, so

@@ -7,16 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from seatrial.discover.file_readers import (
-    FieldReader,
-    list_names,
-    parse_id_list,
-    printable,
-    read_line,
-    read_number,
-    read_text,
-)
+from seatrial.discover.file_readers import FieldReader, list_names, parse_id_list, read_line, read_number, read_text
 from seatrial.model import Frozen
+from seatrial.util.text import printable
 
 N = TypeVar("N", int, float)
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seatrial.discover.file_readers import printable
 from seatrial.util import plain_pickle
 from seatrial.util.input_files import open_file, parse_json, read_bytes
+from seatrial.util.text import printable
 
 MAX_DUMP_BYTES = 64 * 2**20  # 20,000 collectives have 30 MB; torch keeps 2,000
 DEFAULT_GROUP = "default_pg"  # torch's description of the group of all ranks

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seatrial.discover.collective_hangs import CollectiveHang, collective_hangs
-from seatrial.discover.file_readers import printable
 from seatrial.discover.flight_recorder import Dump, Frame, read_dump, user_frame
 from seatrial.util.input_files import read_text
-from seatrial.util.text import and_more, rank_list
+from seatrial.util.text import and_more, printable, rank_list
 
 FOLDER = "hang"  # of an attempt: what was collected before its cancellation
 STATES = "states.txt"  # output of STATES_SCRIPT

@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from seatrial.discover import fabric, software
-from seatrial.discover.file_readers import error_text, printable, read_line, read_text
+from seatrial.discover.file_readers import read_line, read_text
 from seatrial.model import Frozen
 from seatrial.util import processes
+from seatrial.util.text import error_text, printable
 
 _TIMEOUT_S = 10.0  # each of these programs prints its version at once
 # Component → a command that prints its version, and the text before it

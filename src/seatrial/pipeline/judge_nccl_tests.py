@@ -42,9 +42,9 @@ from seatrial.pipeline.nccl_tests_table import (
     allows,
     busbw,
     measured_sizes,
+    nominal_size_label,
     possible_operations,
     series_of,
-    size_label,
     table_notes,
     table_problems,
     variant_text,
@@ -159,7 +159,7 @@ class _Input:
 
     @cached_property
     def references(self) -> References:
-        labels = [size_label(row.size) for row in self.rows]
+        labels = [nominal_size_label(row.size) for row in self.rows]
         links, tcp = links_of(self.hardware, self.series.output, self.algorithm, labels)
         return references_for(links, self.series.baseline, tcp=tcp)
 
@@ -316,7 +316,7 @@ def _deciding_size(each: _Input) -> tuple[str, str]:
     a size without a reference value is compared with that of the largest smaller size.
     """
     sizes = sorted({row.size for row in each.rows}, reverse=True)
-    labels = [size_label(size) for size in sizes]
+    labels = [nominal_size_label(size) for size in sizes]
     with_reference = [label for label in labels if each.has_reference(label)]
     check_size = each.rule.metric.partition(".")[2]
     if with_reference:
@@ -331,7 +331,7 @@ def _deciding_size(each: _Input) -> tuple[str, str]:
 
 def _other_sizes(each: _Input, deciding: str) -> tuple[Verdict, ...]:
     """The verdicts on the other sizes that saturate the links and have a reference value."""
-    labels = dict.fromkeys(size_label(row.size) for row in each.rows if row.size >= SATURATING_BYTES)
+    labels = dict.fromkeys(nominal_size_label(row.size) for row in each.rows if row.size >= SATURATING_BYTES)
     return tuple(
         verdict
         for label in labels

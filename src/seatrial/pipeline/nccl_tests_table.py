@@ -89,7 +89,7 @@ def busbw(rows: Sequence[Row], label: str, place: Place) -> float | None:
     values = [
         timing.busbw
         for row in rows
-        if size_label(row.size) == label
+        if nominal_size_label(row.size) == label
         and (timing := row.out_of_place if place == "out_of_place" else row.in_place) is not None
     ]
     return median(values) if values else None
@@ -99,7 +99,7 @@ def measured_sizes(rows: Sequence[Row]) -> tuple[MeasuredSize, ...]:
     """The bandwidths at each size, the largest last."""
     by_label: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.size):
-        by_label.setdefault(size_label(row.size), []).append(row)
+        by_label.setdefault(nominal_size_label(row.size), []).append(row)
     return tuple(
         MeasuredSize(
             size=of_size[0].size,
@@ -127,7 +127,7 @@ def variant_text(row: Row) -> str:
     return ", ".join(filter(None, (row.type, row.redop if row.redop != "none" else "", root)))
 
 
-def size_label(size: int) -> str:
+def nominal_size_label(size: int) -> str:
     """The label of a size. nccl-tests rounds a size down to a multiple of the ranks: 1073741568 B is 1GiB."""
     next_mib = -(-size // _MIB) * _MIB
     nominal = next_mib if size >= _MIB and next_mib - size <= _MAX_ROUNDING else size
@@ -149,10 +149,10 @@ def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
     # the size after the largest one would still be within the limit
     following = largest + table.step_bytes if table.step_bytes else 2 * largest
     if table.max_bytes and not table.footers and following <= table.max_bytes:
-        text = f"it ends at {size_label(largest)} of {format_bytes(table.max_bytes)}"
+        text = f"it ends at {nominal_size_label(largest)} of {format_bytes(table.max_bytes)}"
         problems.append(f"the table is truncated: {text}; the run did not end, or the rest of the file is missing")
     if largest < SATURATING_BYTES:
-        text = f"the largest size is {size_label(largest)}: too small to judge"
+        text = f"the largest size is {nominal_size_label(largest)}: too small to judge"
         problems.append(f"{text}, since latency limits it; run again with -b 1G -e 16G -f 2")
     return problems
 

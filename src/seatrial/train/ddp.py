@@ -180,14 +180,8 @@ def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progr
         ddp_windows=world.gather(windows[ddp]),
         nonfinite_steps=sum(world.gather(nonfinite)),
         model=ddp.built.model,
-        rank_times=world.gather(_rank_times(world, timed)),
+        rank_times=world.gather(RankTimes.of_steps(world.device_name, timed)),
     )
-
-
-def _rank_times(world: World, steps: Sequence[Step]) -> RankTimes:
-    """The times of this rank in ``steps``."""
-    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
-    return RankTimes.of_steps(device, steps)
 
 
 def window_lengths(steps: int) -> list[int]:

@@ -46,6 +46,11 @@ class World:
     def is_rank0(self) -> bool:
         return self.rank == 0
 
+    @property
+    def device_name(self) -> str:
+        """The model of this rank's GPU, or CPU."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+
     def gather(self, value: T) -> list[T]:
         """The ``value`` of every rank, by rank, on all ranks; a single rank needs no process group."""
         return [value] if self.size == 1 else rank.gather(value)

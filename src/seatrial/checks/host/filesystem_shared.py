@@ -13,8 +13,9 @@ from pydantic import AfterValidator
 
 from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts, metric
 from seatrial.discover import filesystem
-from seatrial.discover.file_readers import printable, read_text
+from seatrial.discover.file_readers import read_text
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
+from seatrial.util.text import printable
 
 if TYPE_CHECKING:
     from seatrial.bench.one_rank_per_node import Participants

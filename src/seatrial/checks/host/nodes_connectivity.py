@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from seatrial.checks.base import Check, Context, Options, RuleFact, metric
 from seatrial.discover import fabric, software
-from seatrial.discover.file_readers import FieldReader, printable, read_line, read_text
+from seatrial.discover.file_readers import FieldReader, read_line, read_text
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 from seatrial.util import resolver
+from seatrial.util.text import printable
 
 if TYPE_CHECKING:
     from seatrial.bench.connectivity import ConnectivityResult
