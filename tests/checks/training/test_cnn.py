@@ -112,10 +112,15 @@ def test_mnist_from_idx_files(tmp_path: Path) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()
     digits = images.upsampled_digits()
-    train, held_out = slice(480), slice(120)  # for few steps
-    parts = [digits.train_images[train], digits.train_labels[train]]
-    parts += [digits.test_images[held_out], digits.test_labels[held_out]]
-    write_mnist(folder, images.Images(*parts, name="", source=""), gzipped=True)
+    few = images.Images(
+        digits.train_images[:480],
+        digits.train_labels[:480],
+        digits.test_images[:120],
+        digits.test_labels[:120],
+        name="",
+        source="",
+    )
+    write_mnist(folder, few, gzipped=True)
     measured = measure(CHECK, make_context(tmp_path), {"data": str(folder), "epochs": 4, "batch": 40})
     assert measured.error is None
     assert measured.facts["dataset"] == "MNIST"
