@@ -15,7 +15,7 @@ import psutil
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import disk, hf, train_config
 from seatrial.train.train_config import TrainConfig
-from seatrial.util.gc_pause import gc_ignores_imports
+from seatrial.util.gc_pause import gc_paused
 
 
 def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: bool) -> None:
@@ -29,7 +29,7 @@ def run(config: TrainConfig, out: Path | None) -> dict[str, Any]:
     """Trains with the configured stack; returns the content of metrics.json. Raises SeatrialError."""
     started = psutil.Process().create_time()
     try:
-        with gc_ignores_imports():
+        with gc_paused():
             from seatrial.train import loop
     except ModuleNotFoundError as error:
         raise UsageError(

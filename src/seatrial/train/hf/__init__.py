@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from seatrial.model import UsageError
 from seatrial.train.hf import hub
-from seatrial.util.gc_pause import gc_ignores_imports
+from seatrial.util.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     from seatrial.train.train_config import TrainConfig
@@ -61,9 +61,9 @@ def generate_text(folder: Path) -> str:
 
 @contextmanager
 def _checked_imports() -> Iterator[None]:
-    """Run imports outside garbage collection. Raises UsageError where a package is missing."""
+    """Run imports with the garbage collector paused. Raises UsageError where a package is missing."""
     try:
-        with gc_ignores_imports(), _hidden_packages("sklearn", "scipy"):
+        with gc_paused(), _hidden_packages("sklearn", "scipy"):
             yield
     except ModuleNotFoundError as error:
         raise UsageError(
