@@ -40,7 +40,7 @@ from seatrial.model import (
 from seatrial.telemetry.error_counts import ErrorCounts, count_errors
 from seatrial.util import processes
 from seatrial.util.files import atomic_write
-from seatrial.util.gc_pause import gc_paused
+from seatrial.util.gc_pause import gc_ignores_imports
 from seatrial.util.journal import Journal
 from seatrial.util.node_name import node_name
 from seatrial.util.secrets import redacted, secret_values
@@ -334,7 +334,7 @@ def main(arguments: list[str]) -> None:
         if job.placement != "ranks":
             run_checks(job, run_dir, folder)
             return
-        with gc_paused():
+        with gc_ignores_imports():
             from seatrial.bench import group, rank
 
         rank.with_torchrun_error_file(run_checks)(job, run_dir, folder)

@@ -32,9 +32,10 @@ def test_explain_names_cause_and_fix(tmp_path: Path) -> None:
     (tmp_path / "run" / "jobs").mkdir(parents=True)
     log.rename(tmp_path / "run" / "jobs" / "rank0.log")
     assert "GPU out of memory" in call("explain", tmp_path / "run")[1]
-    assert "Xid 79" in _piped("-")
-    assert "(standard input:1; " in _piped("-")
-    assert _piped("-").replace("standard input", "/dev/stdin") == _piped("/dev/stdin")
+    piped = _piped("-")
+    assert "Xid 79" in piped
+    assert "(standard input:1; " in piped
+    assert piped.replace("standard input", "/dev/stdin") == _piped("/dev/stdin")
     for name in (tmp_path / "nosuch.log", "/proc/self/mem"):
         code, _, err = call("explain", name)
         assert (code, f"cannot read {name}: " in err, "Traceback" in err) == (2, True, False)

@@ -9,6 +9,7 @@ Only the standard library is imported, in the syntax of old versions of Python: 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -121,6 +122,7 @@ def _try_torch(required: dict[str, Any], facts: dict[str, Any]) -> None:
     if not required["torch"]:
         return
     gpus, command = required["gpus"], f"{sys.executable} -m torch.utils.collect_env"
+    gc.disable()
     try:
         import torch
         import torch.distributed
@@ -129,6 +131,9 @@ def _try_torch(required: dict[str, Any], facts: dict[str, Any]) -> None:
         raise Problem(
             f"{sys.executable} cannot import torch: {type(error).__name__}: {text}", f"{sys.executable} -m pip list"
         ) from error
+    finally:
+        gc.freeze()  # a million objects that stay; collections of them take 0.8 s of CPU until the exit
+        gc.enable()
     facts["torch"], facts["cuda"] = torch.__version__, torch.version.cuda
     if not gpus:
         return
@@ -173,6 +178,8 @@ def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
 def _run_module(arguments: list[str]) -> None:
     """Run ``MODULE ARGUMENT…`` in place of this program; torchrun in this process, which has imported torch already."""
     if arguments[0] == "torch.distributed.run" and "torch" in sys.modules:
+        if "--nproc-per-node=1" not in arguments:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, with a warning in each log
         sys.argv = arguments
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:  # a new process image: torch has started threads in this one
