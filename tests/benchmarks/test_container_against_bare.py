@@ -47,7 +47,9 @@ def test_pairs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_spread_is_reported() -> None:
-    pairs = [{"bare": {"s": bare}, "container": {"s": inside}} for bare, inside in ((10, 12), (20, 20), (12, 11))]
+    pairs = [
+        {"bare": {"s": bare}, "container": {"s": inside}} for bare, inside in ((10.0, 12.0), (20.0, 20.0), (12.0, 11.0))
+    ]
     assert summary(pairs) == {"s": {"ratio": 1.0, "smallest_ratio": 0.917, "largest_ratio": 1.2, "bare_spread": 0.833}}
 
 

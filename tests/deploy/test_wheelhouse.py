@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 def install(folder: Path) -> tuple[subprocess.CompletedProcess[str], bool]:
     """pip's result, and whether the package is there; an index that pip would ask does not exist."""
     target = folder.parent / "target"
-    pip = [sys.executable, "-m", "pip", "install", "--target", target, "-r", folder / "requirements.txt"]
+    pip = [sys.executable, "-m", "pip", "install", "--target", str(target), "-r", str(folder / "requirements.txt")]
     env = {"PATH": os.environ["PATH"], "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_CONFIG_FILE": os.devnull}
     done = subprocess.run(pip, env=env, capture_output=True, text=True, check=False)
     return done, (target / "some_tool.py").exists()
