@@ -11,7 +11,7 @@ import typer
 from seatrial.model import DecisionValue, Outcome
 
 EXIT_CODES = {DecisionValue.ACCEPTED: 0, DecisionValue.REJECTED: 1, DecisionValue.INCOMPLETE: 3}
-# Of the output of a benchmark, which has no decision
+# Exit codes of `judge` for the output of a benchmark, which has no decision
 EXIT_CODES_OF_OUTCOMES = {Outcome.PASS: 0, Outcome.WARN: 0, Outcome.FAIL: 1, Outcome.UNJUDGED: 3}
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 EXIT_NOTHING_KNOWN = 4  # of explain
