@@ -1,4 +1,4 @@
-"""Selects the failure of several processes that caused the others, by exit codes, errors and times. Pure."""
+"""Finds the process whose failure caused those of the other processes, by exit codes, errors and times. Pure."""
 
 from __future__ import annotations
 
