@@ -119,7 +119,7 @@ def _is_cpu_only(config: Config) -> bool:
 def _judges(check: Check, setting: CheckSettings, trial: str, references: References) -> list[retry.Judge]:
     """Functions that judge measurements: by the rules of the check, and by the thresholds of the trial if it has any.
 
-    They are separate, since a rule and a threshold may have a verdict on the same metric: each is retried for itself.
+    They are separate, since a rule and a threshold may judge the same metric: each of these verdicts is retried.
     """
     judge_measurements = partial(
         judge_check,
@@ -146,5 +146,5 @@ def _judges(check: Check, setting: CheckSettings, trial: str, references: Refere
 
 
 def _is_of_trial(verdict: Verdict) -> bool:
-    """Whether the verdict is that of a threshold of the trial."""
+    """Whether the verdict is based on a threshold of the trial."""
     return verdict.basis is not None and verdict.basis.kind is BasisKind.TRIAL

@@ -1,4 +1,4 @@
-"""The network between nodes that the trial asks for (``cluster.fabric``), and the one that NCCL uses. Pure."""
+"""Compares the network that the trial configures (``cluster.fabric``) with the one that NCCL uses. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan that a record shows: its jobs, compared with the configuration and with the places that were measured."""
+"""The plan in a record: its jobs, compared with the configuration and with the measured nodes and GPUs."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ from seatrial.model import (
     Verdict,
 )
 
-# Reasons of a verdict that compares with no absolute reference value
+# Reasons of verdicts that have no absolute reference value
 _WITHOUT_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE, Reason.NO_THRESHOLD})
 
 
@@ -260,7 +260,7 @@ class _RuleEvaluation:
         return invalid_shape(self._check, self._lookup, group) if self._needs_shape else ""
 
     def _add_missing_metric(self, group: MeasurementGroup) -> None:
-        """Add an ERROR; add a SKIP if the options omit this size and the trial has a threshold on another size."""
+        """Add an ERROR, or a SKIP if the options omit this size and the trial has a threshold on another size."""
         rule, subject = self._rule, group.subject
         not_requested = _reason_in_fact(group, NOT_REQUESTED, rule.metric)
         if not_requested and self._other_size:
