@@ -57,7 +57,7 @@ class HardwareOptions:
 
 @dataclass
 class Resolved:
-    """The hardware of one table; ``problems``: why it cannot be judged."""
+    """The hardware of one table; ``problems``: why the table cannot be judged."""
 
     hardware: BenchmarkHardware
     contradictions: list[str] = field(default_factory=list)
@@ -161,7 +161,7 @@ def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
 
 
 def _is_meant(listed: str, models: Sequence[Sku]) -> bool:
-    """Whether a listed GPU is one of ``models``; of a model without data the option may be a part of the name."""
+    """Whether a listed GPU is one of ``models``; for a model without data, --gpus may be a part of its name."""
     tokens = _name_tokens(listed)
     return any(
         tokens == _name_tokens(name) if sku in skus() else set(_name_tokens(name)) <= set(tokens)

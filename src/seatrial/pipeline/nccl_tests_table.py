@@ -138,7 +138,7 @@ def size_label(size: int) -> str:
 
 
 def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Why the table is not the whole result of a run that ended well."""
+    """Why the table is incomplete, or from a run that failed."""
     problems = []
     if table.failure:
         problems.append(f"the run ended with an error: {table.failure[:_MAX_TEXT]}")
@@ -158,7 +158,7 @@ def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
 
 
 def table_notes(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Facts about the table that the reader should know, without effect on the outcome."""
+    """Notes for the reader about the table, which do not change the outcome."""
     notes = []
     if wrong_elements(table, rows) is None:
         notes.append("the data was not checked (option -c 0)")
