@@ -60,7 +60,7 @@ class NetworkBound:
 
 
 def default_algorithm(operation: str, nodes: int, *, nvls: bool) -> str:
-    """NCCL's usual algorithm at large sizes: Tree on two and three nodes, in NVLink switches if they can, then Ring.
+    """NCCL's usual algorithm at large sizes: Tree on two and three nodes (NVLSTree with NVLS), Ring on more.
 
     Source: NVIDIA/nccl-tests#196 and #160, answers of the maintainers.
     """
@@ -99,7 +99,7 @@ def _ports_bound(operation: str, algorithm: str, ratio: float, node: NodeLinks) 
 
 
 def _point_to_point_bound(node: NodeLinks) -> _Bound:
-    """The shift from rank to rank leaves a node over the ports of one GPU: its share of them, and at least one."""
+    """The bound of a shift from rank to rank: it leaves a node over one GPU's share of the ports, at least one port."""
     value = max(node.port_rate / node.gpus, node.port_gbps / 8)
     text = f"{_rate_text(node)}; one of {node.gpus} GPUs sends to the next node: {_gbs(value)} over its ports"
     return value, Link.PORTS, text
@@ -131,7 +131,7 @@ def _pcie_bound(operation: str, algorithm: str, ranks: int, nodes: int, node: No
 
 
 def _hierarchical_bounds(algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_Bound]:
-    """The bound of the reduction inside a node, which is that of one node, or of NVLink for a tree without NVLS."""
+    """The bound of the reduction inside a node: the all-reduce of one node, or NVLink for a Tree without NVLS."""
     node_busbw = node.busbw if algorithm == "Tree" else node.nvls_busbw or node.busbw
     if node_busbw:
         return [(node_busbw, Link.NVLINK, f"an all-reduce inside one node reaches {_gbs(node_busbw)}")]
