@@ -35,7 +35,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class ExpectedPart:
-    """``length`` elements from ``position`` on: of the pattern of ``rank`` if data is only moved, else of the sum."""
+    """``length`` elements from ``position`` on, of the pattern of ``rank`` if data is only moved, else of the sum."""
 
     length: int
     position: int
@@ -56,7 +56,7 @@ def fill_input(buffer: torch.Tensor, rank: int, summed_ranks: int) -> None:
 
 
 def fill_with_nan(buffer: torch.Tensor) -> None:
-    """Fill ``buffer`` with NaN, which no expected result contains: elements that are not overwritten show."""
+    """Fill ``buffer`` with NaN, which no expected result contains, so that elements that are not written are found."""
     integers = _as_integers(buffer)
     integers.fill_(torch.iinfo(integers.dtype).max)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from seatrial.bench import child_ranks, group, subgroups
 from seatrial.bench.rank import min_free_memory
 
-MEMORY_SHARE = 0.5  # of the free memory, for one buffer; NCCL and the parent process need the rest
+MEMORY_SHARE = 0.5  # share of the free memory for one buffer; NCCL and the parent process need the rest
 
 
 def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tries on a node what a trial needs, before a check starts: ``python -m seatrial.bench.preflight JOB.json ATTEMPT``.
+"""Tests on a node what a trial needs, before a check starts: ``python -m seatrial.bench.preflight JOB.json ATTEMPT``.
 
 It runs in the environment of the workers: their Python, virtual environment and container. A missing requirement ends
 it with exit code 1 and one line, ``preflight: NODE: …``. With further arguments, ``-m MODULE ARGUMENT…``, it then runs
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
 
 
 def container_evidence() -> list[str]:
-    """Return what shows that this process runs in a container: files and variables that runtimes set."""
+    """Return the evidence that this process runs in a container: files and variables that runtimes set."""
     evidence = [path for path in ("/.dockerenv", "/run/.containerenv") if os.path.exists(path)]
     names = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "ENROOT_ROOTFS")
     evidence += [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
