@@ -1,4 +1,4 @@
-"""The RDMA ports of all nodes: rate, state, GID, MTU and firmware, compared with each other and with what they can do.
+"""The RDMA ports of all nodes: rate, state, GID, MTU and firmware, compared with other ports and their capabilities.
 
 Only compute ports are judged (see _compute_ports). A port is compared with the port of the same name on other nodes,
 with the ports of its kind on its node, with the fastest link mode that ethtool lists and with its PCI link. The rate of
@@ -96,7 +96,7 @@ def _states_of_nodes(compute: ComputePorts) -> Iterator[Observation]:
         most |= count
     for node, ports in compute.by_node.items():
         yield metric("active_ports", sum(port.is_active for port in ports), "ports", node)
-        models = counts[node] or dict(most.most_common(1))  # a node without any port lacks those of the others
+        models = counts[node] or dict(most.most_common(1))  # a node without any port lacks the ports of the other nodes
         yield metric("ports_missing", sum(most[model] - counts[node][model] for model in models), "ports", node)
         yield metric("ports_unreadable", sum(port.rate_gbps is None for port in ports), "ports", node)
     yield metric("nic_models", len(most), "models")

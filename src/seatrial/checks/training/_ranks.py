@@ -16,10 +16,10 @@ METRICS = {SLOWDOWN: "%", DATA_WAIT: "%"}
 # Percent. On two CPU cores at a load of 16, equal ranks had at most 0 % over 20 steps, and 0.1 % data wait; on H200,
 # data_wait is below 0.25 % (docs/results). device.gemm fails below 90 % of the peers, too.
 MAX_DATA_WAIT = 10
-# The limit on CPUs is higher, since ranks that share a core's execution units for long differ by a part of their speed
+# The limit on CPUs is higher: two ranks on the hyperthreads of one core are slower than a rank with its own core
 MAX_SLOWDOWN = {"cuda": 10, "cpu": 25}
 _MAX_NAMED = 4
-# With the fact ``device`` of each check
+# The checks add the fact ``device``
 RULE_FACTS = {
     "ranks_compared": RuleFact(reason="compute times of ranks were not compared"),
     "data_wait_timed": RuleFact(),

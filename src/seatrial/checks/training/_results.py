@@ -68,7 +68,11 @@ RULE_FACTS = {
     "settings": RuleFact("shipped|changed"),
     "cpu_offload": RuleFact(reason="the option cpu_offload is set"),
 }
-_RATES = (TOKENS_PER_GPU, "mfu", "gemm_share")  # proportional to the speed: their samples come from its samples
+_RATES = (
+    TOKENS_PER_GPU,
+    "mfu",
+    "gemm_share",
+)  # proportional to the speed, and so are their samples
 # Maximum number of samples: enough for a 95 % interval. In a long training each sample covers several steps, so that
 # occasional stalls spread over all samples.
 _MAX_SAMPLES = 16
@@ -103,7 +107,7 @@ def device_facts(context: Context, first_rank_only: bool = False) -> list[Fact]:
 
 def settings_fact(options: WorkloadOptions) -> Fact:
     """Fact ``settings``: "shipped" if reference speeds apply to this training, else "changed"."""
-    overrides = [text for text in options.overrides if not text.startswith("max_steps=")]  # a longer run is as fast
+    overrides = [text for text in options.overrides if not text.startswith("max_steps=")]  # does not change the speed
     return Fact(name="settings", value="changed" if options.config or overrides else "shipped")
 
 

@@ -78,7 +78,7 @@ def layers_override(options: ThroughputOptions) -> tuple[str, ...]:
 
 
 def groups_by_stage(ranks_by_node: Mapping[str, Sequence[int]]) -> dict[str, list[list[int]]]:
-    """Stage → groups of ranks: each rank, the ranks of each node, all ranks; without stages that are the same."""
+    """Stage → groups of ranks: each rank, the ranks of each node, all ranks; equal stages only once."""
     ranks = sorted(rank for node_ranks in ranks_by_node.values() for rank in node_ranks)
     groups = {
         GPU: [[rank] for rank in ranks],
