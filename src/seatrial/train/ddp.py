@@ -53,7 +53,7 @@ class DdpComparison:
     """
 
     samples: int  # in the dataset
-    coverage: invariants.Coverage  # of the first epoch
+    sample_counts: invariants.SampleCounts  # of the first epoch
     order_errors: int  # ranks whose order changes when an epoch is repeated, plus those whose order never changes
     ddp_steps: list[Step]
     single_process_steps: list[Step] | None
@@ -93,7 +93,7 @@ def compare_with_single_process(world: World, steps: int, progress: Callable[[st
     world.barrier()
     return DdpComparison(
         samples=samples,
-        coverage=invariants.coverage(world.gather(epoch0), samples),
+        sample_counts=invariants.count_samples(world.gather(epoch0), samples),
         order_errors=sum(world.gather((epoch0 != epoch0_repeated) + (epoch0 == epoch1))),
         ddp_steps=ddp_steps,
         single_process_steps=single_process_steps,
