@@ -17,7 +17,7 @@ TICK_MARGIN, DIGIT_WIDTH = 12.0, 7.8
 MAX_CURVES = 8  # above it: the band of all curves, their median, and the subjects that did not pass
 MAX_POINTS = 400  # of a curve; about one per SVG unit of width
 MAX_MARKS = 40  # a curve with more points has no marks that show values on hovering
-# With values outside these limits, the steps of an axis exceed the range of a float; measured values are far inside
+# Beyond these limits the steps of an axis would exceed the range of a float; measured values are far smaller
 LARGEST, SMALLEST = 1e300, 1e-300
 
 Points = Sequence[tuple[float, float]]
