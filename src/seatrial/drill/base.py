@@ -20,7 +20,7 @@ BAD_OUTCOMES = (Outcome.FAIL, Outcome.WARN, Outcome.ERROR)
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drill needs to run. ``nodes`` above 1: that many nodes of Slurm. ``programs``: executables in PATH.
+    """The requirements of a drill. ``nodes`` above 1: this number of Slurm nodes. ``programs``: executables in PATH.
 
     ``device_files``: special files such as /dev/fuse. ``other``: a function that returns why the drill cannot run for
     another reason, or an empty string.

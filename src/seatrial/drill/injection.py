@@ -1,4 +1,4 @@
-"""What a drill may change: environment and limits of its trial, its own files and mounts, its own processes."""
+"""The changes that a drill may make: environment and limits of its trial, its own files, mounts and processes."""
 
 from __future__ import annotations
 
