@@ -18,9 +18,9 @@ class CollectiveHang:
     ``group``: name of the process group; ``seq``: number of the collective in it. ``waiting``: the ranks that have
     enqueued it, with their operations. ``absent``: the ranks that have not, with their last operation in the group, if
     recorded. ``without_dump``: members of the group that left no dump. ``differences``: what differs between the
-    operations (operation, input sizes, output sizes or dtype), as value → ranks. ``elsewhere``: absent ranks that wait
-    in another hang, by its group: these are not the cause. ``members_recorded``: whether the dumps name the members of
-    the group; gloo's do not, so that a member without a dump is not seen.
+    operations (operation, input sizes, output sizes or dtype), as value → ranks. ``elsewhere``: the absent ranks that
+    wait in a hang of another group, by that group: they are not the cause. ``members_recorded``: whether the dumps name
+    the members of the group; gloo's do not, so that a member without a dump remains unknown.
     """
 
     group: str
@@ -35,7 +35,7 @@ class CollectiveHang:
 
     @property
     def not_started(self) -> tuple[int, ...]:
-        """The ranks whose GPU has not started the collective although the GPUs of others have."""
+        """The ranks whose GPU has not started the collective although the GPUs of other ranks have."""
         states = {rank: operation.state for rank, operation in self.waiting.items()}
         return tuple(rank for rank, state in states.items() if state == "scheduled" and "started" in states.values())
 
