@@ -93,7 +93,7 @@ def run_job(
 
 
 def _on_fewer_nodes(job: Job, cause: RootCause | None, min_nodes: int | None) -> Job | None:
-    """Return ``job`` for the nodes that are there; None if none is missing, or if they are fewer than ``min_nodes``.
+    """Return ``job`` for the remaining nodes; None if none is missing, or if they are fewer than ``min_nodes``.
 
     A retry runs on the nodes of the first measurement, or not at all.
     """
@@ -179,7 +179,7 @@ class _Attempt:
         return replace(end, state=state, root_cause=replace(cause, cause=f"{cause.cause}; {remaining}"))
 
     def _with_stacks(self, end: AttemptEnd, running: StartedJob) -> AttemptEnd:
-        """Add to the cause of a hang where each rank is; not if nodes are lost, since a step on them would not end."""
+        """Add the place of each rank to the cause of a hang, unless nodes are lost: a step on them would not end."""
         hangs = end.state in (JobState.HUNG, JobState.TIMEOUT) and any(rank.heartbeat for rank in self.ranks)
         if end.root_cause is None or not hangs or end.root_cause.shortage:
             return end
