@@ -38,7 +38,7 @@ def recorder_findings(paths: Iterable[Path], errors: list[str]) -> tuple[list[Fi
 
 
 def hang_text(hang: CollectiveHang) -> str:
-    """What the dumps show of a hang: the ranks that wait, where, and what the others did instead."""
+    """The text about a hang: the ranks that wait, where they wait, and the last operations of the other ranks."""
     first = next(iter(hang.waiting.values()))
     sizes = f", input {[list(tensor) for tensor in first.input_sizes[:_MAX_NAMED]]}" if first.input_sizes else ""
     dtype = f" {', '.join(first.dtypes)}" if first.dtypes else ""
