@@ -49,17 +49,17 @@ def rank_errors(processes: Sequence[RankInfo]) -> dict[int, str]:
     processes_per_rank = Counter(process.rank for process in processes)
     local_ranks = Counter((process.node, process.local_rank) for process in processes)
     for process in processes:
-        of_rank = errors.setdefault(process.rank, [])
+        texts = errors.setdefault(process.rank, [])
         expected = {"RANK": process.rank, "WORLD_SIZE": size, "LOCAL_RANK": process.local_rank}
         for name, value in expected.items():
             if process.environment[name] != str(value):
-                of_rank.append(f"{name} is {process.environment[name]} in the environment, {value} in torch")
+                texts.append(f"{name} is {process.environment[name]} in the environment, {value} in torch")
         if process.world_size != size:
-            of_rank.append(f"world size {process.world_size} in torch, but {size} ranks reported")
+            texts.append(f"world size {process.world_size} in torch, but {size} ranks reported")
         if processes_per_rank[process.rank] > 1:
-            of_rank.append(f"{processes_per_rank[process.rank]} processes are rank {process.rank}")
+            texts.append(f"{processes_per_rank[process.rank]} processes are rank {process.rank}")
         if local_ranks[process.node, process.local_rank] > 1:
-            of_rank.append(f"local rank {process.local_rank} of {process.node} is used twice")
+            texts.append(f"local rank {process.local_rank} of {process.node} is used twice")
     missing = set(range(size)) - set(processes_per_rank)
     return {rank: "; ".join(texts) for rank, texts in errors.items() if texts} | dict.fromkeys(missing, "missing")
 
