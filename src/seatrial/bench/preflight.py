@@ -124,7 +124,7 @@ def _try_torch(required: dict[str, Any], facts: dict[str, Any]) -> None:
     try:
         import torch
         import torch.distributed
-    except Exception as error:  # ImportError, OSError of a library, or what a broken package raises
+    except Exception as error:  # ImportError, OSError of a library, or any error of a broken package
         text = _first_line(error)
         raise Problem(
             f"{sys.executable} cannot import torch: {type(error).__name__}: {text}", f"{sys.executable} -m pip list"

@@ -50,7 +50,7 @@ def drill(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Inject faults, each into a trial of its own, and check that its report names place, cause and first command.
+    """Start one trial per fault, inject the fault, and check that the report names place, cause and first command.
 
     Uses only its own processes, files and mounts, and undoes all changes.
 

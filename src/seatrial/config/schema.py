@@ -59,7 +59,7 @@ class Cluster(Frozen):
     min_nodes: int | None = Field(
         default=None,
         ge=1,
-        description="with Slurm: run on the nodes that are there, at least this many; the decision is then INCOMPLETE",
+        description="with Slurm: run also if nodes are missing, on at least this many; the decision is then INCOMPLETE",
     )
     gpus_per_node: int | None = Field(default=None, ge=0, le=1_000)
     topology: str | None = Field(
@@ -199,7 +199,7 @@ class Config(Frozen):
         if self.cluster.min_nodes is not None and not self.uses_slurm:
             raise ValueError(
                 "cluster.min_nodes (--min-nodes) needs --launcher slurm: without a scheduler nothing tells which nodes "
-                "are missing; set --nodes to the nodes that are there"
+                "are missing; set --nodes to the number of available nodes"
             )
         return self
 

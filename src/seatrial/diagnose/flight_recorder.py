@@ -59,7 +59,7 @@ def hang_text(hang: CollectiveHang) -> str:
         different = [hang.waiting[rank] for rank in hang.culprits if rank in hang.waiting]
         texts += [f"{rank_list(hang.culprits)}{_called(different[0])}"] if different and different[0].frame else []
     if hang.not_started:
-        texts.append(f"the GPU of {rank_list(hang.not_started)} has not started it, those of the others have")
+        texts.append(f"the GPU of {rank_list(hang.not_started)} has not started it; the GPUs of the other ranks have")
     if hang.without_dump:
         texts.append(f"{rank_list(hang.without_dump)} left no dump")
     return ". ".join(text[:1].upper() + text[1:] for text in texts)
@@ -93,7 +93,7 @@ def _finding(hang: CollectiveHang, hangs: Sequence[CollectiveHang], folder: Path
 
 
 def hang_title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
-    """Title, fix and confidence for what the dumps show."""
+    """Title, fix and confidence of the finding."""
     culprits = rank_list(hang.culprits)
     if hang.absent and hang.culprits:
         return (

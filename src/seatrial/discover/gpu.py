@@ -69,7 +69,7 @@ class GpuFacts(Frozen):
     def installed_gpus(self) -> int:
         """The number of GPUs that should be usable: the larger of the counts of the driver and of the PCI bus.
 
-        If permission is denied for some, only the driver's count: the PCI bus also lists GPUs of other jobs.
+        If permission is denied for some GPUs, only the driver counts: the PCI bus also lists GPUs of other jobs.
         """
         on_pci_bus = 0 if self.permission_denied else len(self.pci_devices) - len(self.not_assigned)
         return max(on_pci_bus, len(self.gpus) + len(self.failed_gpus))

@@ -154,7 +154,7 @@ def read_evidence(attempt: Path, rank_count: int) -> HangEvidence | None:
 
 
 def _job_hangs(dumps: Sequence[Dump], rank_count: int) -> Iterable[CollectiveHang]:
-    """A rank that cannot write a dump is absent, but only if others wait in a collective."""
+    """The hangs in the dumps, in which a rank without a dump counts as absent; none if no rank has a dump."""
     return collective_hangs(dumps, rank_count) if dumps else ()
 
 
@@ -181,7 +181,7 @@ def _workers(text: str) -> tuple[dict[int, _Worker], dict[tuple[str, int], tuple
 
 
 def _main_thread(text: str) -> tuple[Frame, ...]:
-    """The frames of the main thread in a dump by faulthandler; of the last thread, if the first line names none."""
+    """The frames of the main thread in a dump by faulthandler; of the last thread if the first line names no thread."""
     main = re.match(r"main thread 0x0*([0-9a-f]+)", text)
     threads: dict[str, list[Frame]] = {}
     current = ""

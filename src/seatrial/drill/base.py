@@ -1,4 +1,4 @@
-"""The declaration of a drill: the fault, the trial that it is injected into, and what the trial must report."""
+"""The declaration of a drill: the fault, the trial that it is injected into, and the expected report."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _nothing(_injection: Injection) -> None:
 class Drill:
     """One fault. ``prepare`` is called before the trial starts, ``act`` while it runs.
 
-    ``title``: what is injected. ``fault``: a file in ``faults`` that changes the Python processes of the trial.
+    ``title``: the injected fault. ``fault``: a file in ``faults`` that changes the Python processes of the trial.
     ``limit_s``: time limit of the trial in seconds.
     """
 

@@ -49,7 +49,7 @@ def part_text(result: DrillResult, part: str) -> str:
 
 
 def totals(results: Sequence[DrillResult]) -> str:
-    """How many drills ran, and in how many of them each part holds."""
+    """The number of drills that ran, and for each part the number of drills in which it holds."""
     ran = [result for result in results if not result.could_not_run]
     parts = {text: [getattr(result, part) for result in ran] for part, text in PARTS.items()}
     counts = ", ".join(

@@ -12,8 +12,8 @@ from enum import StrEnum
 from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_ratio
 from seatrial.model import format_value
 
-# Of the PCIe links between GPUs without NVLink, the share that any node reaches through its root complexes: a choice.
-# If the network needs more, PCIe binds, and no share of it that good clusters reach is known.
+# Share of the PCIe rate that GPUs without NVLink are assumed to reach among each other, through the root complexes. If
+# the network is faster than this share, PCIe is the bound, and no limit is known.
 PCIE_SHARE = 1 / 3
 
 
@@ -29,9 +29,9 @@ class Link(StrEnum):
 class NodeLinks:
     """The links of one node. Rates are unidirectional; None is unknown, or no such link.
 
-    ``ports`` network ports of ``port_gbps`` Gbit/s each; ``ports_text`` names them. Per GPU, in GB/s: ``nvlink``, as
-    NCCL plans with it, and ``pcie``. ``nvls_busbw``: bus bandwidth of an all-reduce inside one node, in its switches.
-    ``busbw``: the same without NVLS, where the GPU has none.
+    The node has ``ports`` network ports of ``port_gbps`` Gbit/s each; ``ports_text`` names them. ``nvlink`` (the rate
+    that NCCL plans with) and ``pcie`` are per GPU in GB/s. ``nvls_busbw``: bus bandwidth of an all-reduce inside one
+    node with NVLS. ``busbw``: the same for GPU models without NVLS.
     """
 
     gpus: int

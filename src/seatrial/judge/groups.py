@@ -175,7 +175,7 @@ def measurement_groups(check: Check, measured: Sequence[Measurement], names: Set
 class PeerGroups:
     """The values of one metric by device model, since different models are never compared.
 
-    With exactly two nodes, each node is a group of its own: a difference of two nodes does not show which one is slow.
+    With exactly two nodes, each node is a separate group: a difference of two nodes does not show which one is slow.
     """
 
     def __init__(self) -> None:

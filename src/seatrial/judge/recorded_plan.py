@@ -55,7 +55,7 @@ class RecordedPlan:
         return True
 
     def allows_skip(self, check: Check) -> bool:
-        """Whether ``check`` may be skipped on this plan, by its needs or by what its measurement requires."""
+        """Whether ``check`` may be skipped on this plan, by its ``needs`` or its ``skipped_if``."""
         ranks, nodes = self._ranks_per_node, self._config.cluster.nodes
         if self._config.cluster.min_nodes:
             nodes = min((job.expected_nodes for job in self._jobs), default=nodes)

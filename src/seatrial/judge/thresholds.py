@@ -273,7 +273,7 @@ class _ReferenceEvaluator:
 class _SiteEvaluator:
     """Comparison with the site's baseline, and with the published value unless the baseline overrides it.
 
-    A baseline that was learned from the judged run, or from few runs, does not PASS a metric on its own.
+    If a baseline learned from the judged run, or from few runs, is the only limit, the metric does not PASS.
     """
 
     def __init__(self, evaluator: RuleEvaluator) -> None:

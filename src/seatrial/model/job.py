@@ -116,7 +116,7 @@ class JobState(StrEnum):
     HUNG = "HUNG"  # the heartbeat of a process stopped
     TIMEOUT = "TIMEOUT"  # still running at its time limit
     CANCELLED = "CANCELLED"
-    REFUSED = "REFUSED"  # a node does not have what the trial needs; no check of the job started
+    REFUSED = "REFUSED"  # a node does not meet the requirements of the trial; no check of the job started
 
 
 class JobResult(Frozen):

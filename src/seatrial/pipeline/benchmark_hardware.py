@@ -23,7 +23,7 @@ _GPUS = re.compile(r"(?:(\d{1,4})\s*[x×]\s*)?(.*\S)\s*")
 _NICS = re.compile(r"(\d{1,3})\s*[x×]\s*(?:(\d{1,2})\s*[x×]\s*)?(\d{1,5}(?:\.\d+)?)")
 _UNNAMED = ("NVIDIA Graphics Device", "Graphics Device")  # what drivers call a GPU that they do not know
 _SEVERAL_PROCESSES = (
-    "several processes printed tables of their own: nccl-tests without MPI=1 runs every process alone, and "
+    "several processes printed a table each: nccl-tests without MPI=1 runs every process separately, and "
     "measures no network. Build it with `make MPI=1` and run it again"
 )
 _ONE_RANK = (

@@ -38,7 +38,7 @@ class Display(Protocol):
 
 
 class NodesRefused(Exception):
-    """Nodes do not have what the trial needs; the message names them and what is missing."""
+    """Nodes do not meet the requirements of the trial; the message names the nodes and the missing parts."""
 
 
 @dataclass

@@ -243,7 +243,7 @@ def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -
 
 @contextmanager
 def _record_stop_reason(results: TrialResults) -> Iterator[None]:
-    """On Ctrl-C, an OSError or nodes that do not have what the trial needs, set ``results.stop_reason``."""
+    """Set ``results.stop_reason`` on Ctrl-C, an OSError, or if nodes do not meet the requirements of the trial."""
     try:
         yield
     except KeyboardInterrupt:

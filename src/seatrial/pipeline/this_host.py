@@ -1,4 +1,4 @@
-"""Facts of this host, and what a trial derives from them: usable GPUs, machine identity, GPU errors."""
+"""Facts of this host, and values that a trial derives from them: usable GPUs, machine identity, GPU errors."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ class CheckView:
     def key_figure(self) -> str:
         """The metric with the worst outcome, else the first one that is neither zero nor boolean, with its range.
 
-        The check's ``key_metric`` comes first, then performance metrics, then judged metrics. Of a family without a
+        The check's ``key_metric`` comes first, then performance metrics, then judged metrics. For a family without a
         rule, such as ``busbw.*``, the last member is shown: the largest size. "(no threshold)" marks a metric that no
         rule evaluated, since the outcome next to it belongs to other metrics.
         """

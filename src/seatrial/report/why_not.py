@@ -62,9 +62,9 @@ def _is_required(trial: Trial, check: str) -> bool:
 def _cause_line(cause: CauseView) -> str:
     """The line of a cause: its place, the number of verdicts that it explains, its evidence and the first command."""
     finding, number = cause.finding, sum(len(group.verdicts) for group in cause.groups)
-    text = f"{finding.title} on {finding.subject} explains {plural(number, 'verdict')}"
+    text = f"cause: {finding.title} ({finding.subject}, {finding.confidence} confidence)"
     evidence = finding.evidence.rstrip(".")
-    return f"{text} ({finding.confidence} confidence): {evidence}. Next: `{finding.first_command}`"
+    return f"{text}; explains {plural(number, 'verdict')}: {evidence}. Next: `{finding.first_command}`"
 
 
 def _by_reason(trial: Trial) -> list[list[Verdict]]:

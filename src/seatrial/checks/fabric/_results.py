@@ -238,7 +238,7 @@ def wrong_data_rule(fix: str) -> Rule:
 
 
 def allocation_rule(name: str, option: str) -> Rule:
-    """The rule on ``sizes_not_allocated`` of collectives.``name``; ``option``: an option with sizes that need less."""
+    """The rule on ``sizes_not_allocated`` of collectives.``name``; ``option``: NAME=VALUE with smaller sizes."""
     return Rule(
         metric="sizes_not_allocated",
         evidence_facts=("not_allocated",),

@@ -270,7 +270,7 @@ RULES = (
 
 CHECK = Check(
     name="fabric.ports",
-    title="RDMA ports compared with each other and with what they can do",
+    title="RDMA ports compared with each other and with their capabilities",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     metrics={
@@ -288,8 +288,8 @@ CHECK = Check(
     },
     rules=RULES,
     rule_facts={
-        "several_nodes": RuleFact(reason="the condition is on the number of nodes"),
-        "three_ports": RuleFact(reason="of two ports, either may be at its intended rate"),
+        "several_nodes": RuleFact(reason="this rule is for another number of nodes"),
+        "three_ports": RuleFact(reason="fewer than three ports: a difference does not show which one is slow"),
         "any_active": RuleFact(reason="no compute port is ACTIVE"),
         "roce": RuleFact(reason="InfiniBand ports need no RoCE v2 GID"),
         "capability_known": RuleFact(

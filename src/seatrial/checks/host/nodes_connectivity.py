@@ -221,7 +221,7 @@ def _place_of_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _add_minority(minority: dict[str, dict[str, str]], component: str, values: Mapping[str, str]) -> None:
-    """Add the nodes whose value is not that of more than half of the nodes; none if there is no such value."""
+    """Add the nodes whose value differs from the value of the majority; none if no value has a majority."""
     majority, count = Counter(values.values()).most_common(1)[0]
     if 2 * count > len(values):
         for node, value in values.items():

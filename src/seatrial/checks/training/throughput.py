@@ -95,7 +95,7 @@ def groups_by_stage(ranks_by_node: Mapping[str, Sequence[int]]) -> dict[str, lis
 def stage_facts(ranks: int, nodes: int) -> dict[str, str]:
     """The facts by which rules know which stages exist, with the reasons for those that do not."""
     return {
-        "node_stage": "yes" if ranks > nodes else "no: one GPU per node, so a node is no stage of its own",
+        "node_stage": "yes" if ranks > nodes else "no: one GPU per node, so that the stages GPU and node are the same",
         "cluster_stage": "yes" if nodes > 1 else "no: one node",
     }
 
