@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -29,7 +29,7 @@ def discover(as_json: AsJson = False) -> None:
 
 def checks(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Checks to list, or patterns; all without.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Checks to list, or patterns; default: all checks.")
     ] = None,
     power: Annotated[
         bool, typer.Option("--power", help="Show how many samples each limit needs to reject a given slowdown.")

@@ -20,7 +20,7 @@ REQUEST_FACTOR, MIN_REQUEST_S = 4.0, 600.0
 
 
 class Preflight(Frozen):
-    """What a node must have before a check starts; ``bench.preflight`` tests it in the environment of the workers."""
+    """The requirements of a node; ``bench.preflight`` tests them in the environment of the workers before a check."""
 
     version: str = Field(description="of the seatrial that started the trial")
     torch: bool = Field(description="a check uses torch")
@@ -50,7 +50,7 @@ class Job(Frozen):
     env: dict[str, str] = {}
     retry: int = Field(default=0, description="0: first measurement; 1 and 2: retries of checks with bad values")
     telemetry_hz: float = Field(default=0, description="telemetry samples per second on each node; 0: none")
-    preflight: Preflight | None = Field(default=None, description="None: earlier jobs have tried these nodes")
+    preflight: Preflight | None = Field(default=None, description="None: an earlier job has tested these nodes")
 
     @property
     def retry_suffix(self) -> str:

@@ -71,21 +71,26 @@ def _times_by_subject(trainings: Sequence[TrainingResult], subjects: Sequence[st
     }
 
 
-def observations(compared: Mapping[str, RankTimes], loaded: Mapping[str, RankTimes]) -> Iterator[Observation]:
-    """Metrics of each rank, and facts that name the slowest ones.
+def observations(
+    compute_times: Mapping[str, RankTimes], data_wait_times: Mapping[str, RankTimes]
+) -> Iterator[Observation]:
+    """Metrics of each rank, and facts that name the slowest ranks.
 
-    ``compared``: subject → times of its rank, for the comparison of compute times; ``loaded``: for the wait for data.
+    Both arguments map a subject to the times of its rank: of the training whose compute times are compared, and of the
+    training whose wait for data is judged.
     """
-    by_index = slowdowns(list(compared.values()))
-    by_subject = {subject: by_index[index] for index, subject in enumerate(compared) if index in by_index}
-    yield Fact(name="ranks_compared", value="yes" if by_subject else f"no: {_not_compared(compared)}")
+    by_index = slowdowns(list(compute_times.values()))
+    by_subject = {subject: by_index[index] for index, subject in enumerate(compute_times) if index in by_index}
+    yield Fact(name="ranks_compared", value="yes" if by_subject else f"no: {_not_compared(compute_times)}")
     for subject, slowdown in by_subject.items():
         yield Metric(name=SLOWDOWN, value=max(0.0, 100 * (slowdown.low - 1)), unit="%", subject=subject)
     if by_subject:
         slowest = sorted(by_subject, key=lambda subject: -by_subject[subject].ratio)
         named = [subject for subject in slowest if by_subject[subject].ratio > 1][:_MAX_NAMED] or slowest[:1]
         yield Fact(name="slowest_ranks", value={subject: _text(by_subject[subject]) for subject in named})
-    shares = {subject: share for subject, times in loaded.items() if (share := times.data_wait_share) is not None}
+    shares = {
+        subject: share for subject, times in data_wait_times.items() if (share := times.data_wait_share) is not None
+    }
     yield Fact(name="data_wait_timed", value="yes" if shares else "no: the training did not time the data loader")
     for subject, share in shares.items():
         yield Metric(name=DATA_WAIT, value=100 * share, unit="%", subject=subject)
