@@ -11,9 +11,6 @@ from seatrial.cli.options import AsJson
 from seatrial.cli.output import print_json, stdout
 from seatrial.model import UsageError
 
-if TYPE_CHECKING:
-    pass
-
 
 def discover(as_json: AsJson = False) -> None:
     """Print the hardware and software of this machine. Only reads; causes no load."""

@@ -38,7 +38,7 @@ class RecordedPlan:
         return self._problems[job.name]
 
     def on_fewer_nodes(self, check: str) -> bool:
-        """Whether ``check`` ran on fewer nodes than the first one, after the loss of a node."""
+        """Whether ``check`` ran on fewer nodes than the first check, after the loss of a node."""
         return check in self._smaller
 
     def _checks_on_fewer_nodes(self) -> set[str]:
