@@ -330,7 +330,7 @@ CHECK = Check(
     ),
     rule_facts={
         **BACKEND,
-        "comparable": RuleFact(reason="too few to compare with each other"),
+        "comparable": RuleFact(reason="too few GPUs on the node to compare them"),
         "retried": RuleFact(
             reason="no pair was measured without concurrent pairs, which is needed to detect shared links"
         ),
