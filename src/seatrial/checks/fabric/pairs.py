@@ -234,7 +234,7 @@ CHECK = Check(
             "The fact wrong_data names sender, receiver, offset and flipped bits; a rank in all entries is at fault."
         ),
     ),
-    rule_facts={**BACKEND, "comparable": RuleFact(reason="too few to compare with each other")},
+    rule_facts={**BACKEND, "comparable": RuleFact(reason="too few nodes to compare their paths")},
     measure=measure,
     performance_metrics=("pair_busbw", "path_share", "best_busbw", "gpu_share"),
     required_per={"best_busbw": "rank", "gpu_share": "rank"},
