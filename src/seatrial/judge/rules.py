@@ -154,7 +154,7 @@ def _changed_options(rule: Rule, check: Check, options: Mapping[str, JsonValue])
 
 
 def _adds_nothing(verdict: Verdict, expect: Mapping[str, Threshold]) -> bool:
-    """Whether a rule has no reference value of its own for a metric on which the trial has a threshold."""
+    """Whether a rule's verdict lacks a reference value for a metric that a threshold of the trial judges."""
     return (
         verdict.metric in expect
         and verdict.outcome in (Outcome.UNJUDGED, Outcome.SKIP)
