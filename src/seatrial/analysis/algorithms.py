@@ -26,7 +26,7 @@ _SETTINGS_KEY: OperationKey = ("all_reduce", "float32", "torch's allocator")
 def read_choices(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]) -> Choices:
     """The choices by operation, dtype, buffers and size.
 
-    Older records have them only for collectives.nccl_settings (role ``algorithms_by_setting``).
+    Older records have them only for the check of NCCL settings (role ``algorithms_by_setting``).
     """
     with_facts = measurements_with_roles(measurements, checks)
     choices: dict[OperationKey, dict[str, AlgorithmProtocol]] = {}
