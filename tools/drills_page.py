@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "drills.md", ROOT / "docs" / "results" / "drills.json"
 HEAD = """# Drills
 
-With this page you prove that seatrial finds the faults that it claims to find. A drill injects one fault into a trial
-of its own, and compares the report with what it must say.
+With this page you prove that seatrial finds the faults that it claims to find. A drill starts a trial, injects one
+fault into it, and compares the report with the expected one.
 
 ```sh
 seatrial drill --list                 # all drills, and what this machine lacks for some of them

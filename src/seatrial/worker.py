@@ -130,7 +130,7 @@ class HeartbeatWriter:
 
     def _poll_stacks(self) -> None:
         if self._stacks:
-            with contextlib.suppress(OSError, RuntimeError):  # without stacks, the launcher says that they are missing
+            with contextlib.suppress(OSError, RuntimeError):  # the launcher reports missing stacks
                 self._stacks.poll()
 
     def _write(self) -> None:
@@ -256,7 +256,7 @@ def _open_device(job: Job, identity: RankIdentity, folder: Path) -> tuple[str, i
 
 def _recorder_dump() -> bytes:
     """The dump of torch's flight recorder; empty for a process without a process group."""
-    group = sys.modules.get("seatrial.bench.group")  # an import here could wait for one in the main thread
+    group = sys.modules.get("seatrial.bench.group")  # an import could wait for the main thread's imports
     dump = getattr(group, "flight_recorder_dump", None)
     return dump() if dump else b""
 

@@ -30,7 +30,7 @@ def explain(
     as_json: AsJson = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new lines of one log.")] = False,
 ) -> None:
-    """Find known failures in logs; print the cause, the first command to run and the fix of each, the earliest first.
+    """Find known failures in logs; print the cause, first command to run and fix of each; the earliest first.
 
     Reads plain text and the output of journalctl (also -o json), dmesg, kubectl logs and docker, gzipped or not.
     Folders: all text files except source code. All failures: docs/troubleshooting.md.

@@ -20,12 +20,13 @@ from seatrial.cli.options import (
     GpusOption,
     LauncherOption,
     MinNodesOption,
-    Names,
     NodelistOption,
     NodesOption,
     NoLocalizeOption,
+    OnlyOption,
     RunPath,
     SetOption,
+    SkipOption,
     TimeLimitOption,
     TopologyOption,
     TrialName,
@@ -51,8 +52,8 @@ def run(
     nodelist: NodelistOption = None,
     exclude: ExcludeOption = None,
     topology: TopologyOption = None,
-    only: Names = None,
-    skip: Names = None,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Run directory: new or empty.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run directory.")] = None,
@@ -191,8 +192,8 @@ def render(
     nodelist: NodelistOption = None,
     exclude: ExcludeOption = None,
     topology: TopologyOption = None,
-    only: Names = None,
-    skip: Names = None,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
     set_: SetOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory to create, on a shared filesystem (only torchrun).")
@@ -237,7 +238,7 @@ def judge(
     ],
     baseline: Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")] = None,
     why_not: Annotated[
-        bool, typer.Option("--why-not", help="Print only what stands between this run and ACCEPTED, in five lines.")
+        bool, typer.Option("--why-not", help="Print only the causes that prevent ACCEPTED, in at most five lines.")
     ] = False,
     gpus: Annotated[
         str | None, typer.Option(metavar="NxMODEL", help="GPUs per node and model, such as 8xH200.")
@@ -256,7 +257,7 @@ def judge(
     """Judge a finished run, or the output of nccl-tests or nvbandwidth, with the rules of this version.
 
     Needs no GPU, changes no file. Options from --gpus to --algorithm describe the hardware of a benchmark
-    where its output does not. Exit codes for a benchmark: 0 PASS or WARN, 1 FAIL, 3 UNJUDGED, 2 if the file is neither.
+    if its output does not. Exit codes for a benchmark: 0 PASS or WARN, 1 FAIL, 3 UNJUDGED, 2 for an unknown format.
     """
     from seatrial.pipeline.benchmark_file import open_benchmark
     from seatrial.pipeline.benchmark_hardware import hardware_options

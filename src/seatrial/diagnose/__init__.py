@@ -133,7 +133,7 @@ def _rank_name(match: Match) -> str:
 
 
 def _refusal(result: JobResult) -> Finding:
-    """The finding for nodes that do not have what the trial needs."""
+    """The finding for nodes that do not meet the requirements of the trial."""
     command = _FIRST_COMMAND.search(result.cause)
     is_rendezvous = "rendezvous" in result.cause
     network_fix = "Correct name resolution, open all ports between the nodes, or free the port; then run it again."

@@ -1,4 +1,4 @@
-"""When a run searches for slow nodes, and what the search shows: pair rates → findings and notes. Pure."""
+"""The reasons to search for slow nodes, and the result of the search: pair rates → findings and notes. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SENDING: dict[Direction | None, str] = {
 def reasons_to_localize(
     verdicts: Sequence[Verdict], measurements: Sequence[Measurement], checks: Mapping[str, Check]
 ) -> dict[str, str]:
-    """Check of several nodes → why slow nodes are searched for: it is below a threshold, or nothing can judge it.
+    """Check of several nodes → the reason to search: a metric is below a threshold, or has no reference value.
 
     Without a reference value this needs a large difference between nodes, or that no check compares nodes.
     """
@@ -285,7 +285,7 @@ class _Writer:
         return and_more([f"{a}-{b} {gb_s:.3g} GB/s" for (a, b), gb_s in two_way.items()], _MAX_NAMED)
 
     def _likely_cause(self, node: str) -> str:
-        """What else is known about the node: its own bad verdicts, and settings that differ from most nodes."""
+        """The likely cause: other bad verdicts on the node, and its settings that differ from most nodes."""
         texts = [
             f"{cause.title} on {cause.subject}"
             for cause in self.causes

@@ -110,7 +110,7 @@ def _read_kib(path: Path, key: str) -> int:
 
 
 def _distinct_values(root: Path, cpus: list[int] | None, file: str) -> int:
-    """The number of different values that a topology file has for ``cpus``: packages, or groups of sibling threads."""
+    """The number of different values in a topology file of ``cpus``: of packages, or of cores (sibling threads)."""
     if cpus is None:
         raise ValueError("the list of online CPUs could not be read")
     return len({read_line(root / _CPUS / f"cpu{cpu}" / "topology" / file) for cpu in cpus})

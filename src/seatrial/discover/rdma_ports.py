@@ -1,4 +1,4 @@
-"""Details of RDMA ports from /sys, the routing table and ethtool: state, GIDs, MTU, and what a port is capable of."""
+"""Details of RDMA ports from /sys, the routing table and ethtool: state, GIDs, MTU, and fastest link mode."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class PortDetails(Frozen):
 
     @property
     def rate_gbps(self) -> float | None:
-        """The rate of an active port; 0 for another, whose file ``rate`` is the lowest one; None if unknown."""
+        """The rate of an active port, None if unknown; 0 in other states, in which the file ``rate`` is meaningless."""
         if self.state is None:
             return None
         if not self.is_active:

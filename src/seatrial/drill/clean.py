@@ -30,12 +30,12 @@ class Alarm(Frozen):
 
     @property
     def name(self) -> str:
-        """``CHECK:METRIC``, by which a condition of the machine is ignored."""
+        """``CHECK:METRIC``, which the patterns of ignored alarms match."""
         return f"{self.check}:{self.metric}"
 
 
 class CleanRuns(Frozen):
-    """The alarms of ``runs`` clean runs. ``ignored``: conditions of the machine, whose alarms are true and not counted.
+    """The alarms of ``runs`` clean runs. ``ignored``: patterns of alarms that are not counted.
 
     ``upper_bound``: largest share of runs with a false alarm that these runs allow, with confidence CONFIDENCE.
     """
@@ -92,7 +92,7 @@ def clean_trial(drills: Sequence[Drill]) -> Drill:
     """A drill without a fault, whose trial has the checks of all ``drills``. Raises UsageError for several machines."""
     machines = {drill.machine for drill in drills}
     if len(machines) != 1:
-        raise UsageError(f"clean runs are of one machine, these drills are of {', '.join(sorted(machines))}")
+        raise UsageError(f"clean runs need drills of one machine; these drills are of {', '.join(sorted(machines))}")
     checks: dict[str, dict[str, JsonValue]] = {}
     for drill in drills:
         for name, options in drill.trial.checks.items():

@@ -1,4 +1,4 @@
-"""The record of a drill's trial → which parts of the expectation hold. Pure."""
+"""Compares the record of a drill's trial with the expectation of the drill. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_TEXT = 300
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a trial left. ``trial``: None without a record. ``errors``: its standard error. ``seconds``: its duration.
+    """Results of a trial. ``trial``: None without a record. ``errors``: its standard error. ``seconds``: its duration.
 
     ``failure``: why the fault could not be injected or the trial did not end; empty otherwise.
     """

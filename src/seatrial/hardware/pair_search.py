@@ -3,7 +3,7 @@ show. Pure.
 
 ``pair_search`` yields steps of disjoint pairs, which run concurrently, and receives their rates: rounds of all nodes,
 then the suspects with partners that are good, then slow paths again, then each direction. ``conclude`` reads the same
-rates and decides. It decides by the repeated measurements only: the first rounds select what is extreme by chance too.
+rates and decides. Only the repeated measurements count: the first rounds also select pairs that are slow by chance.
 
 A transfer between two nodes is as fast as the slower of them, so a node is slow if all of its pairs are. Rates are
 compared on a logarithmic scale with the healthy pairs of the same rail in the same step.
@@ -33,7 +33,7 @@ ROUNDS = 3
 PARTNERS = 5  # of each suspect, and repetitions of each slow path
 _MIN_CONTROLS = 3
 CONTROL_PAIRS = 4  # pairs of good nodes beside the suspects, as the reference
-MIN_NODES = 3  # with two nodes nothing tells which one is slow
+MIN_NODES = 3  # with two nodes, a slow pair does not show which node is slow
 MAX_PATHS = 128  # slow paths to repeat; most of them are disjoint and run concurrently
 # In standard deviations: for a suspect, and for a fault after the repetition. 2.2 misses 1 in 400 paths that are slow
 # by 5 % with noise of 1 %; the repetition clears those that are slow by chance.
@@ -43,9 +43,9 @@ _MEDIAN_TO_MEAN = 1.2533  # standard deviation of the median of many normal valu
 
 @dataclass(frozen=True)
 class Limits:
-    """``min_deficit``: the smallest fault, as a share of the healthy rate. ``min_noise``: the least relative noise of a
-    rate that is assumed, since few pairs may agree by chance. ``use_best``: the fastest of several rates counts, not
-    their median, since what disturbs a rate makes it lower only."""
+    """``min_deficit``: the smallest fault, as a share of the healthy rate. ``min_noise``: the smallest relative noise
+    that is assumed, since few pairs may agree by chance. ``use_best``: the fastest of several rates counts, not their
+    median, since disturbances only make a rate lower."""
 
     min_deficit: float
     min_noise: float
@@ -120,7 +120,7 @@ class SlowPath:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What the rates of a search show.
+    """The result of a search.
 
     ``suspects``: nodes that were slow in the first rounds, less than half of all. ``noise``: relative standard
     deviation of healthy pairs. ``healthy_gb_s``: median, and ``healthy_range_gb_s`` lowest and highest rate of the
@@ -184,7 +184,7 @@ def pair_search(
 
 
 def conclude(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
-    """What the rates of a search show; without repetitions nothing is slow."""
+    """The Conclusion from the rates of a search; without repetitions nothing is slow."""
     return _conclude(rates, _FirstRounds(rates, limits))
 
 
@@ -217,7 +217,7 @@ def _conclude(rates: Sequence[PairRate], first: _FirstRounds) -> Conclusion:
 
 @dataclass(frozen=True)
 class _Rail:
-    """One rail in the first rounds: its healthy rate in GB/s, its noise, and what is slower than both allow."""
+    """One rail in the first rounds: its healthy rate in GB/s, its noise, and the nodes and pairs that are slower."""
 
     healthy: float
     noise: float
@@ -241,11 +241,11 @@ class _FirstRounds:
         self.suspect_paths = _lowest(rail.paths for rail in self.by_rail)[:MAX_PATHS]
 
     def typical(self, values: Sequence[float]) -> float:
-        """The value that stands for repeated rates of a suspect, or for logs of them."""
+        """The best or the median of the repeated rates of a suspect (or of their logs)."""
         return max(values) if self.limits.use_best else median(values)
 
     def limit(self, rail: int, samples: int, controls: int) -> float:
-        """The log of the smallest deficit that is a fault, for medians of so many rates."""
+        """The log of the smallest deficit that is a fault, for the median of this number of rates."""
         error = _MEDIAN_TO_MEAN * self.by_rail[rail].noise * sqrt(1 / samples + 1 / max(1, controls))
         return max(self.limits.log_deficit, _FAULT_Z * error)
 
@@ -288,7 +288,7 @@ def _rail(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
 
 
 def _slow_nodes(residuals: Mapping[Pair, float], noise: float, limits: Limits) -> dict[str, float]:
-    """Nodes whose pairs are slow on average, slowest first; a pair of such a node says nothing about its partner."""
+    """Nodes whose pairs are slow on average, slowest first; pairs with such a node do not count for their partners."""
     by_node: dict[str, dict[Pair, float]] = {}
     for pair, residual in residuals.items():
         for node in pair:
@@ -310,7 +310,7 @@ def _slow_nodes(residuals: Mapping[Pair, float], noise: float, limits: Limits) -
             if partner in scores:
                 if by_node[partner]:
                     scores[partner] = fmean(by_node[partner].values())
-                else:  # all of its partners are slow, so nothing is known about it
+                else:  # all of its partners are slow, so that its own speed is unknown
                     del scores[partner]
     return slow
 
@@ -336,7 +336,7 @@ def _partners(node: str, good: Sequence[str]) -> list[str]:
 
 
 def _steps(stage: Stage, pairs: Sequence[Pair], good: Sequence[str], *, one_way: bool = False) -> Iterator[Step]:
-    """The pairs in as few steps of disjoint pairs as a greedy order needs, each with pairs of good nodes as control.
+    """The pairs in few steps of disjoint pairs (greedy order), each step with pairs of good nodes as control.
 
     Where all good nodes are partners of suspects, steps with a control pair alone follow.
     """
@@ -414,7 +414,7 @@ class _Directions:
         return replace(path, direction=self._direction(there, back, path.rail))
 
     def _direction(self, sent: Sequence[float], received: Sequence[float], rail: int) -> Direction | None:
-        """Without control pairs the faster direction is the reference, so that only one direction can be slow."""
+        """The slow direction. Without control pairs the faster direction is the reference, so only one can be slow."""
         if not sent or not received:
             return None
         out, back = self._first.typical(sent), self._first.typical(received)

@@ -17,7 +17,7 @@ class RenderedJob(Frozen):
 
 
 class NodeShortage(Frozen):
-    """Too few nodes for a job: ``missing`` ones do not return by themselves, ``usable`` is the number of the others."""
+    """Too few nodes for a job: ``missing`` nodes do not return by themselves; ``usable``: number of other nodes."""
 
     usable: int
     missing: tuple[MissingNode, ...]

@@ -1,4 +1,4 @@
-"""The base class of all records: immutable, strict about its keys, written as UTF-8."""
+"""The base class of all records: immutable, without undeclared keys, written as UTF-8."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from seatrial.model.rule import Baseline
 from seatrial.model.telemetry import Telemetry
 from seatrial.model.verdict import Verdict
 
-# In Trial.excluded_checks: the check was left out, since its typical duration does not fit into the time limit
+# Value in Trial.excluded_checks: the typical duration of the check does not fit into --time-limit
 TIME_LIMIT = "--time-limit"
 
 Confidence = Literal["high", "medium", "low"]

@@ -22,7 +22,7 @@ from seatrial.util.input_files import GZIP_MAGIC, MAX_DOCUMENT_BYTES, AfterHead,
 
 STDIN = Path("-")
 _MAX_TEXT = 2**30  # characters, such as of a log of 1,024 ranks with NCCL_DEBUG=INFO
-_HEAD_BYTES = 2**18  # that are searched for the name of a format
+_HEAD_BYTES = 2**18  # the first bytes of a file, which identify its format
 _MAX_LINE = 2**16
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # PowerShell redirects to UTF-16
 # How the reports of both tools begin, also if they are truncated

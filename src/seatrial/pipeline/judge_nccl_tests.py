@@ -1,4 +1,4 @@
-"""Judges tables of nccl-tests as measurements of the checks collectives.*: by the same rules and reference values."""
+"""Judges tables of nccl-tests by the rules and reference values of the checks ``collectives.*``."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def with_next_step(verdict: Verdict) -> Verdict:
 
 
 def overall_outcome(results: Sequence[BenchmarkResult]) -> Outcome:
-    """FAIL if one result fails, else UNJUDGED if one that a check measures is not judged, or if none is judged."""
+    """FAIL if one result fails, else UNJUDGED if no operation is judged, or not all operations that checks measure."""
     outcomes = [result.outcome for result in results if result.check or result.outcome is Outcome.FAIL]
     return worst(outcomes)
 
@@ -194,7 +194,7 @@ class _Input:
 
 
 def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Resolved]:
-    """The result of one series. Of several operations that its columns allow, only one may be possible physically."""
+    """The result of one series. If its columns allow several operations, its bandwidth may exclude all but one."""
     if not series.rows:
         return _without_rows(series, operation), series.resolved("")
     if not series.named_operation and series.table.program:
@@ -379,7 +379,7 @@ def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]
 
 
 def _depends_on_algorithm(each: _Input, verdicts: Sequence[Verdict], label: str) -> str:
-    """Why a FAIL is none yet: the algorithm is assumed, and with Ring the same bandwidth would not fail. Else empty."""
+    """Why a FAIL is inconclusive: the algorithm is assumed, and the bandwidth would be good for Ring. Else empty."""
     failed = next((verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL and verdict.basis), None)
     if (
         each.operation != "all_reduce"

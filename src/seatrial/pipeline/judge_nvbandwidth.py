@@ -1,4 +1,4 @@
-"""Judges results of nvbandwidth as measurements of the checks transfer.host and transfer.peers."""
+"""Judges results of nvbandwidth by the rules and reference values of the checks transfer.host and transfer.peers."""
 
 from __future__ import annotations
 

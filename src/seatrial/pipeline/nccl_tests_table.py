@@ -67,7 +67,10 @@ def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
 
 
 def allows(table: Table, rows: Sequence[Row], operation: str) -> bool:
-    """Whether the table can be of ``operation``. Before 2.13.1 all operations count wrong elements in place."""
+    """Whether the table can be of ``operation``.
+
+    Before nccl-tests 2.13.1 all-to-all and send and receive count wrong elements in place too, as the others do.
+    """
     possible = possible_operations(table, rows)
     if operation == "send_receive" and possible == ["all_reduce"]:
         return _has_equal_bandwidths(rows)
@@ -102,13 +105,13 @@ def measured_sizes(rows: Sequence[Row]) -> tuple[MeasuredSize, ...]:
         by_label.setdefault(nominal_size_label(row.size), []).append(row)
     return tuple(
         MeasuredSize(
-            size=of_size[0].size,
+            size=size_rows[0].size,
             label=label,
-            out_of_place=busbw(of_size, label, "out_of_place"),
-            in_place=busbw(of_size, label, "in_place"),
-            wrong=max((t.wrong for row in of_size for t in timings(row) if t.wrong is not None), default=None),
+            out_of_place=busbw(size_rows, label, "out_of_place"),
+            in_place=busbw(size_rows, label, "in_place"),
+            wrong=max((t.wrong for row in size_rows for t in timings(row) if t.wrong is not None), default=None),
         )
-        for label, of_size in by_label.items()
+        for label, size_rows in by_label.items()
     )
 
 
@@ -138,7 +141,7 @@ def nominal_size_label(size: int) -> str:
 
 
 def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Why the table is not the whole result of a run that ended well."""
+    """Why the table is incomplete, or from a run that failed."""
     problems = []
     if table.failure:
         problems.append(f"the run ended with an error: {table.failure[:_MAX_TEXT]}")
@@ -158,7 +161,7 @@ def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
 
 
 def table_notes(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Facts about the table that the reader should know, without effect on the outcome."""
+    """Notes for the reader about the table, which do not change the outcome."""
     notes = []
     if wrong_elements(table, rows) is None:
         notes.append("the data was not checked (option -c 0)")

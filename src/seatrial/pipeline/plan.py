@@ -83,8 +83,8 @@ def make_plan(
 ) -> Plan:
     """Return the plan of the trial's checks, without those ``done`` (--resume). Raises UsageError.
 
-    ``nodes``: the number of nodes that are there, by default all of the trial. ``time_limit_s``: the last checks are
-    excluded until the typical duration of the others fits; checks that are not required come first. ``max_job_s``: the
+    ``nodes``: the number of available nodes, by default all of the trial. ``time_limit_s``: checks are excluded until
+    the typical duration of the others fits, first those that are not required, then the last ones. ``max_job_s``: the
     longest time that Slurm's partition allows a job.
     """
     nodes = nodes or config.cluster.nodes
@@ -122,10 +122,10 @@ def _preflight(runnable: Iterable[Check], jobs: Iterable[Job]) -> Preflight:
 
 
 def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ...]:
-    """Return the planned jobs; the checks that ran on fewer nodes, after the loss of one, are in jobs of their own."""
+    """Return the planned jobs; checks that ran on fewer nodes, after the loss of a node, are in separate jobs."""
     nodes = {check: job.nodes for job in planned for check in job.checks}
     on_fewer = [job for job in started if not job.retry and any(job.nodes < nodes.get(name, 0) for name in job.checks)]
-    smaller = {job.name: job for job in reversed(on_fewer)}  # the first attempt of each, which has all of its checks
+    smaller = {job.name: job for job in reversed(on_fewer)}  # the first attempt, which has all checks
     job_names = {check: job.name for job in (*planned, *reversed(smaller.values())) for check in job.checks}
     jobs = [
         job.model_copy(update={"checks": tuple(check for check in job.checks if job_names[check] == job.name)})

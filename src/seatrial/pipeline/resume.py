@@ -15,7 +15,7 @@ from seatrial.pipeline.this_host import ThisHost
 
 
 def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
-    """Load the results of earlier sessions, without checks that had an ERROR; no measurement of another machine."""
+    """Load the results of earlier sessions, without checks that had an ERROR and without those of another machine."""
     for message in cancel_earlier_jobs(results.settings, results.run_dir.path):
         results.display.warn(message)
     saved = results.run_dir.recover()
@@ -40,7 +40,7 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
 
 
 def _description(machine: Machine, other: Machine) -> str:
-    """Return the machine's host name, and its GPUs and versions that the other machine does not have."""
+    """Return the machine's host name, and those of its GPUs and versions that differ from the other machine's."""
     differences = [item for item in (*machine.gpus, *machine.versions) if item not in (*other.gpus, *other.versions)]
     return "; ".join([machine.host or "nodes chosen by Slurm", *differences])
 

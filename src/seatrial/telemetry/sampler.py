@@ -122,7 +122,7 @@ def _queries_per_link(nvml: Any, handle: Any) -> list[tuple[int, int]]:
 def _fewest_queries(nvml: Any, handle: Any, per_link: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return two queries for the sums over all links if the driver returns correct sums, otherwise ``per_link``.
 
-    Correct sums lie between the per-link totals read before and after. Counters at 0 prove nothing.
+    Correct sums lie between the per-link totals read before and after. If all counters are 0, this cannot be tested.
     """
     sums = [(field, _ALL_LINKS) for field in _byte_fields(nvml)]
     try:

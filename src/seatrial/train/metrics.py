@@ -41,8 +41,8 @@ class TrainingRun:
     steps: Sequence[Step]
     model: nn.Module
     optimizer: Any
-    strategy: str  # the one in effect, such as fsdp2 if zero3 is configured and DeepSpeed is missing
-    compute_dtype: str  # of matrix products
+    strategy: str  # the strategy in use, such as fsdp2 if zero3 is configured and DeepSpeed is missing
+    compute_dtype: str  # dtype of matrix products
     data: DatasetInfo
     trained_tokens: int  # tokens with a loss, of all ranks
     checkpoints: Sequence[checkpoint.CheckpointTiming]

@@ -1,4 +1,4 @@
-"""Reads files that a user or a node supplies: only regular files of limited size, since others block or fill memory.
+"""Reads files of users and nodes: only regular files of limited size. Other files could block or fill the memory.
 
 All functions raise OSError (not readable, not a regular file, too large) or ValueError (content).
 """

@@ -78,8 +78,9 @@ class Volume:
 class PathResult:
     """Results of the tests of one path.
 
-    ``unusable``: why nothing else is reported. ``not_shared``: why only free space is reported. ``failures``: failure
-    per probe (None: passed). ``untested``: inconclusive probes with reasons. ``not_removed``: remaining test folder.
+    ``unusable``: reason, if nothing could be tested. ``not_shared``: reason, if only free space could be read.
+    ``failures``: failure per probe (None: passed). ``untested``: inconclusive probes with reasons. ``not_removed``:
+    remaining test folder.
     """
 
     unusable: str | None = None

@@ -63,7 +63,7 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
 
 
 def _numa_groups(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
-    """NUMA node → those of ``cpus`` in it; one group if the NUMA nodes are not readable."""
+    """NUMA node → its CPUs among ``cpus``; one group if the NUMA nodes are not readable."""
     groups = {
         node.name: [number for number in parse_id_list(node.cpus) if number in cpus] for node in cpu.numa if node.cpus
     }

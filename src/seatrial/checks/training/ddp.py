@@ -175,9 +175,9 @@ def _parity_observations(comparison: DdpComparison) -> Iterator[Observation]:
     from seatrial.train.markov import ENTROPY
 
     yield Fact(name="sampler_samples", value=comparison.samples)
-    yield Fact(name="sampler_dropped_samples", value=comparison.coverage.dropped)
-    yield _metric("sampler_missing", comparison.coverage.missing)
-    yield _metric("sampler_unexpected_duplicates", comparison.coverage.duplicates)
+    yield Fact(name="sampler_dropped_samples", value=comparison.sample_counts.dropped)
+    yield _metric("sampler_missing", comparison.sample_counts.missing)
+    yield _metric("sampler_unexpected_duplicates", comparison.sample_counts.duplicates)
     yield _metric("sampler_order_errors", comparison.order_errors)
 
     yield Fact(name="data", value=f"a Markov chain with entropy {ENTROPY:.4f} nats/token, the lower bound of the loss")

@@ -10,7 +10,7 @@ from seatrial.drill.injection import Injection
 
 
 def replace_key(injection: Injection) -> None:
-    """Start a munged with a key of its own on the node, and mount its socket over the common one."""
+    """Start a munged with another key on the node, and mount its socket over the common one."""
     run = test_cluster().folder / "run"
     own = injection.folder / "munge"
     own.mkdir(mode=0o755)

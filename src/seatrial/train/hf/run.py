@@ -32,7 +32,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     models.disable_progress_bars()
     args = training_arguments(config, out)
     world = World(ranks.rank(), ranks.world_size(), args.device, node_name())
-    # after joining the group: there the other ranks would wait for a failed rank 0 without handling SIGTERM
+    # after joining the group: while ranks join, they do not handle SIGTERM and would wait for a failed rank 0
     ranks.run_on_rank_0(lambda: create_run_folder(config, out), out)
     phases.end_phase("init")
     prepared = data.prepare(config, out)
