@@ -5,12 +5,7 @@ line of ``collect.NODE_SCRIPT``. The token is random, and only the pod's script 
 pod; all other lines of the log are ignored. The kubelet keeps the log until the pod is deleted, so that a stream that
 breaks is read again from the last complete package; lines that were read before are skipped by their numbers.
 
-<<<<<<< HEAD
-A process in the pod that reads the environment of process 1 can forge lines, but it could write the result files as
-well.
-=======
 A process in the pod that reads the environment of process 1 can forge lines; it could write the result files as well.
->>>>>>> k8slaunch
 """
 
 from __future__ import annotations
