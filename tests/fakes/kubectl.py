@@ -219,14 +219,14 @@ class Cluster:
         if missing:
             print(f'error: the server doesn\'t have a resource type "{missing[0].lower()}s"', file=sys.stderr)
             return 1
-        found = [each for each in state["objects"] if each["kind"] in kinds and _selected(each, args.selector)]
-        found += self._additional(state, kinds[0])
+        items = [each for each in state["objects"] if each["kind"] in kinds and _selected(each, args.selector)]
+        items += self._additional(state, kinds[0])
         if len(args.arguments) == 2:
-            found = [each for each in found if each["metadata"]["name"] == args.arguments[1]]
-            if not found:
+            items = [each for each in items if each["metadata"]["name"] == args.arguments[1]]
+            if not items:
                 print("Error from server (NotFound): not found", file=sys.stderr)
                 return 1
-        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": found}))
+        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
         return 0
 
     def _additional(self, state: Object, kind: str) -> list[Object]:

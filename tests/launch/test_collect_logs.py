@@ -21,9 +21,9 @@ TOKEN = "0123456789abcdef" * 2
 
 
 def transport(pods: int = 2) -> LogTransport:
-    found = LogTransport(Kubectl("ml"), "seatrial.dev/token=x", "seatrial", TOKEN, pods)
-    found.step(NODE_DIR, 0)
-    return found
+    created = LogTransport(Kubectl("ml"), "seatrial.dev/token=x", "seatrial", TOKEN, pods)
+    created.step(NODE_DIR, 0)
+    return created
 
 
 def line(number: int, data: str, token: str = TOKEN, second: int = 0) -> bytes:

@@ -51,11 +51,11 @@ QUEUED = {
     ],
 )
 def test_reason_of_a_pending_pod(pod: str, meaning: str, permanent: bool) -> None:
-    found = pod_states.pending([PODS[pod], PODS["succeeded"]], 2, JOB, namespace="ml")
-    assert meaning in found.reason
-    assert "seatrial-1-0-aaaaa" in found.reason
-    assert found.permanent is permanent
-    assert "{" not in found.first_command.replace("{gpu: }", "")
+    pending = pod_states.pending([PODS[pod], PODS["succeeded"]], 2, JOB, namespace="ml")
+    assert meaning in pending.reason
+    assert "seatrial-1-0-aaaaa" in pending.reason
+    assert pending.permanent is permanent
+    assert "{" not in pending.first_command.replace("{gpu: }", "")
 
 
 def test_reason_of_pods_that_do_not_exist() -> None:

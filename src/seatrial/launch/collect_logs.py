@@ -5,7 +5,7 @@ line of ``collect.NODE_SCRIPT``. The token is random, and only the pod's script 
 pod; all other lines of the log are ignored. The kubelet keeps the log until the pod is deleted, so that a stream that
 breaks is read again from the last complete package; lines that were read before are skipped by their numbers.
 
-A process in the pod that reads the environment of process 1 can forge lines, but it could write the result files as well.
+A process in the pod that reads the environment of process 1 can forge lines; it could write the result files as well.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class LogTransport:
     _complete: dict[bytes, int] = field(default_factory=dict)  # node → number of the last line of its last package
     _times: dict[bytes, str] = field(default_factory=dict)  # node → time of that line
     _damaged: bool = False  # lines are missing
-    _heard: dict[bytes, float] = field(default_factory=dict)  # node that has not sent all → time of its last line
+    _last_line: dict[bytes, float] = field(default_factory=dict)  # node that has not sent all → time of its last line
     _gaps: set[tuple[bytes, int]] = field(default_factory=set)  # missing lines, also when they were read again
 
     @property
@@ -122,7 +122,7 @@ class LogTransport:
         del node_dir, limit_bytes  # known to the pod's script
         self._damaged = False
         self._read = dict(self._complete)
-        self._heard = {str(node).encode(): time.monotonic() for node in range(self.pods)}
+        self._last_line = {str(node).encode(): time.monotonic() for node in range(self.pods)}
         # with a selector kubectl prints ten lines of five pods by default
         options = ["--follow", "--timestamps", "--tail=-1", f"--max-log-requests={self.pods}"]
         if len(self._times) == self.pods:
@@ -132,7 +132,7 @@ class LogTransport:
     @property
     def needs_restart(self) -> bool:
         """Whether lines are missing, or the stream of a pod ended without an error: each sends a line every 2 s."""
-        return self._damaged or any(time.monotonic() - heard > SILENT_S for heard in self._heard.values())
+        return self._damaged or any(time.monotonic() - last > SILENT_S for last in self._last_line.values())
 
     def payload(self, line: bytes) -> bytes | None:
         """Return the line of a package in a line of the log; None for other output and for a line read before."""
@@ -143,14 +143,14 @@ class LogTransport:
         last = self._read.get(node, 0)
         if number <= last:
             return None
-        self._read[node], self._heard[node] = number, time.monotonic()
+        self._read[node], self._last_line[node] = number, time.monotonic()
         if number != last + 1 and (node, last) not in self._gaps:
             self._gaps.add((node, last))
             self._damaged = True
         if self._damaged:
             return None
         if frame["data"].startswith(b".all"):  # not complete: it is read again until its files have arrived
-            self._heard.pop(node, None)
+            self._last_line.pop(node, None)
         elif frame["data"].startswith(b".") and (stamp := _TIME.search(line)):
             self._complete[node], self._times[node] = number, stamp[0].decode()
         return frame["payload"]

@@ -147,14 +147,18 @@ class KubernetesJob:
         self._query_events(waited_s)
         pods = [pod for name, pod in self._pods.items() if name in self._present]
         namespace = self.settings.kubernetes.namespace or "NAMESPACE"
-        found = pod_states.pending(pods, self.identity.pods, self._workload, self._events, self._queued, namespace)
-        reason = f"{self._shown} is pending ({found.reason})"
-        if self._gpu_use and pod_states.GPU_RESOURCE in found.reason:
+        pending = pod_states.pending(pods, self.identity.pods, self._workload, self._events, self._queued, namespace)
+        reason = f"{self._shown} is pending ({pending.reason})"
+        if self._gpu_use and pod_states.GPU_RESOURCE in pending.reason:
             reason += f": {and_more(self._gpu_use, 4, '; ')}"
-        if not found.permanent and waited_s <= queue_s:
+        if not pending.permanent and waited_s <= queue_s:
             return WaitState(reason=reason, permanent=False, seconds=waited_s)
         limit = f"pending {waited_s:.0f} s, kubernetes.queue_s is {queue_s:g} s"
-        sentences = [reason, "waiting will not help" if found.permanent else limit, f"Run first: {found.first_command}"]
+        sentences = [
+            reason,
+            "waiting will not help" if pending.permanent else limit,
+            f"Run first: {pending.first_command}",
+        ]
         return WaitState(reason=". ".join(sentences), permanent=True, seconds=waited_s)
 
     def _query_events(self, waited_s: float) -> None:
@@ -163,11 +167,11 @@ class KubernetesJob:
         if waited_s < _EVENTS_AFTER_S or now - self._events_queried < _EVENTS_POLL_S:
             return
         self._events_queried = now
-        own = [self.identity.name, *self._pods]
+        names = [self.identity.name, *self._pods]
         self._events = [
             event
             for event in self._additional("events", "--field-selector=type=Warning")
-            if str(event.get("involvedObject", {}).get("name", "")).startswith(tuple(own))
+            if str(event.get("involvedObject", {}).get("name", "")).startswith(tuple(names))
         ]
         uid = (self._workload or {}).get("metadata", {}).get("uid", "")
         if self._workload and self._workload.get("spec", {}).get("suspend"):

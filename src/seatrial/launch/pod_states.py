@@ -108,7 +108,7 @@ def pending(
     pod_name = (reasons[texts[0]] if texts else []) or [name(each) for each in waiting] or ["POD"]
     return Pending(
         reason=meaning + "; ".join(parts),
-        permanent=any(found.permanent for text in texts if (found := _message(text))),
+        permanent=any(message.permanent for text in texts if (message := _message(text))),
         first_command=command.replace("{namespace}", namespace).replace("{pod}", pod_name[0]),
     )
 
