@@ -16,6 +16,8 @@ def test_checks_lists_every_check_with_its_rules() -> None:
     code, out, _ = call("checks", "--json")
     assert code == 0
     assert {entry["name"] for entry in json.loads(out)} == set(catalog())
+    code, _, err = call("checks", "train.cn")
+    assert (code, "no check matches train.cn; did you mean 'train.cnn'?" in err) == (2, True)
 
 
 def test_skus_lists_models_and_the_values_of_one() -> None:

@@ -33,6 +33,8 @@ def test_wrong_options_are_refused() -> None:
         "--gpus-per-node is required with --launcher kubernetes"
         in call("render", "kubernetes", "quick", *OPTIONS[4:])[2]
     )
+    code, _, err = call("render", "jobsets")
+    assert (code, "unknown LAUNCHER 'jobsets'; did you mean 'jobset'?; expected slurm, local" in err) == (2, True)
     assert "--out requires torchrun" in call("render", "kubernetes", "quick", *OPTIONS, "--out", "x")[2]
 
 

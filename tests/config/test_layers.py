@@ -338,6 +338,11 @@ def test_set_reads_yaml() -> None:
     [
         (("--set", "slurm.partitoin", "x"), {}, "--set: unknown key 'slurm.partitoin'"),
         (("--nodes", "cluster.nodes", 0), {}, "--nodes: cluster.nodes: "),
+        (
+            ("--set", "kubernetes.image_pull_secrets", "x"),
+            {},
+            "--set: kubernetes.image_pull_secrets: expected a list, such as [a, b] (got 'x')",
+        ),
         (("--set", "checks.train.ddp.limit_s", -1), {}, "--set: checks.train.ddp.limit_s: "),
         (("--set", "checks.collectives.all_reduce.options.sizes", ["x"]), {}, "--set: checks.collectives.all_reduce"),
         (

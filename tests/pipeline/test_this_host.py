@@ -7,9 +7,10 @@ import pytest
 from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
 from seatrial.discover.gpu import GpuFacts
 from seatrial.discover.nvml import Gpu
+from seatrial.discover.slurm import SlurmUnavailable
 from seatrial.model import Machine
 from seatrial.pipeline.this_host import ThisHost
-from tests.fakes.slurm import PARTITIONS, FakeSlurm, cluster, failure
+from tests.fakes.slurm import NODES, PARTITIONS, FakeSlurm, cluster, failure
 
 
 def config(**cluster: int) -> Config:
@@ -40,6 +41,14 @@ def test_longest_job_of_the_partition(
     assert this_host().max_job_s(settings.model_copy(update={"launcher": "local"})) is None
     FakeSlurm({PARTITIONS: failure("Unable to contact slurm controller")}).install(monkeypatch)
     assert this_host().max_job_s(settings) is None
+
+
+def test_number_of_gpus_that_slurm_cannot_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeSlurm({NODES: failure("scontrol: fatal: Could not establish a configuration source")}).install(monkeypatch)
+    several = config(nodes=4)  # launcher auto: Slurm starts the jobs
+    with pytest.raises(SlurmUnavailable, match=r"--gpus-per-node is not set, and Slurm.*: .*no slurm\.conf"):
+        this_host().node_gpus(several)
+    assert this_host().node_gpus(config(nodes=4, gpus_per_node=8)).usable_gpus == 8
 
 
 def test_machine_has_the_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

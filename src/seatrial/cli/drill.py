@@ -111,19 +111,22 @@ def _run_clean(selected: list[Drill], runs: int, ignored: list[str], folder: Pat
 
 def _selected(names: list[str], every: bool) -> list[Drill]:
     """The drills with these names, in the order of the catalog. Raises UsageError if a name matches none."""
+    from seatrial.config.expect import nearest
     from seatrial.drill import catalog
 
     drills = list(catalog().values())
     if every and not names:
         return drills
     if every or not names:
-        raise UsageError("give names of drills or --all, not both; list all drills: seatrial drill --list")
+        wrong = "give names of drills or --all, not both" if every else "give the name of a drill, or --all"
+        raise UsageError(f"{wrong}; list all drills: seatrial drill --list")
 
     def matches(item: Drill, name: str) -> bool:
         return name == item.machine or fnmatch(item.name, name)
 
     if unknown := [name for name in names if not any(matches(item, name) for item in drills)]:
-        raise UsageError(f"no drill matches {', '.join(unknown)}; list all drills: seatrial drill --list")
+        hint = nearest(unknown[0], (item.name for item in drills))
+        raise UsageError(f"no drill matches {', '.join(unknown)}{hint}; list all drills: seatrial drill --list")
     return [item for item in drills if any(matches(item, name) for name in names)]
 
 

@@ -35,11 +35,13 @@ def checks(
 ) -> None:
     """List checks with scope, requirements and rules."""
     from seatrial.checks import catalog
+    from seatrial.config.expect import nearest
     from seatrial.report.inventory import checks_as_json, print_checks, print_power
 
     selected = {name: check for name, check in catalog().items() if not names or _matches(name, names)}
     if unknown := [pattern for pattern in names or () if not any(_matches(name, [pattern]) for name in selected)]:
-        raise UsageError(f"no check matches {', '.join(unknown)}; list all checks: seatrial checks")
+        hint = nearest(unknown[0], catalog())
+        raise UsageError(f"no check matches {', '.join(unknown)}{hint}; list all checks: seatrial checks")
     if as_json:
         print_json(checks_as_json(selected))
     elif power:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from seatrial.pipeline.preview import Preview
     from seatrial.pipeline.run_directory import Request
 
+RENDERED = ("slurm", "local", "torchrun", "kubernetes", "jobset", "trainjob", "oumi")  # what `seatrial render` prints
+
 
 def run(
     trial: TrialName = "quick",
@@ -205,6 +207,10 @@ def render(
 
         print(oumi.render(train_config.load(trial, set_ or ()), out or Path("RUN")), end="")
         return
+    if launcher not in RENDERED:
+        from seatrial.config.expect import nearest
+
+        raise UsageError(f"unknown LAUNCHER {launcher!r}{nearest(launcher, RENDERED)}; expected {', '.join(RENDERED)}")
     from seatrial.pipeline.planned_jobs import rendered_jobs, resolve
 
     if launcher in ("jobset", "trainjob"):

@@ -232,6 +232,8 @@ def load_trial(path: Path) -> Trial:
         _check_version(document, file)
         return Trial.model_validate(upgrade(document))
     except OSError as error:
+        if runs := sorted(path.glob("*/trial.json")) if isinstance(error, FileNotFoundError) else []:
+            hint = f"; {path} contains run directories: name one of them, such as {runs[-1].parent}"
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
         raise UsageError(f"{file} is no trial.json of this version: {first_validation_error(error)}{hint}") from error

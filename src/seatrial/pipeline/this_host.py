@@ -34,7 +34,7 @@ class ThisHost:
         """
         expected = settings.cluster.gpus_per_node
         if settings.uses_slurm:
-            configured = slurm.gpus_per_node(settings.slurm.partition) if expected is None else expected
+            configured = _slurm_gpus(settings.slurm.partition) if expected is None else expected
             return NodeGpus(configured, expected_gpus=configured)
         if runs_remotely(settings):
             if expected is None:
@@ -135,6 +135,15 @@ class ThisHost:
             "seatrial": __version__,
         }
         return tuple(f"{name} {version}" for name, version in versions.items() if version)
+
+
+def _slurm_gpus(partition: str | None) -> int:
+    """Return Slurm's number of GPUs per node. Raises SlurmUnavailable with the reason for the query, or UsageError."""
+    try:
+        return slurm.gpus_per_node(partition)
+    except slurm.SlurmUnavailable as error:
+        question = "--gpus-per-node is not set, and Slurm, which starts jobs on several nodes, cannot be queried for it"
+        raise type(error)(f"{question}: {error}") from error
 
 
 def discover() -> ThisHost:
