@@ -34,7 +34,7 @@ DAMAGED: dict[str, tuple[str | bytes, str]] = {
     "a number of 400 digits": (record(seconds=10**400), "number too large"),
     "a number of 5000 digits": ('{"seconds": ' + "9" * 5000 + "}", "number too large"),
     "an unknown key": (record(colour="red"), "colour: Extra inputs are not permitted"),
-    "a wrong type": (record(verdicts={}), "verdicts: expected a list"),
+    "a wrong type": (record(verdicts={}), "verdicts: Input should be"),
 }
 
 
@@ -59,7 +59,9 @@ def test_folder_of_run_directories_instead_of_a_run(tmp_path: Path) -> None:
     for name in ("20260101-quick", "20260102-quick"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "trial.json").write_text(record())
-    with pytest.raises(UsageError, match=f"contains run directories: name one of them, such as {tmp_path}/20260102-quick"):
+    with pytest.raises(
+        UsageError, match=f"contains run directories: name one of them, such as {tmp_path}/20260102-quick"
+    ):
         load_trial(tmp_path)
 
 

@@ -342,6 +342,8 @@ def _build(model: type[Model], tree: Any, source: Source, path: tuple[str, ...])
         first = error.errors()[0]
         location = (*path, *(str(part) for part in first["loc"]))
         message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "tuple_type":  # pydantic's word for a list of YAML
+            message = "expected a list, such as [a, b]"
         if location:  # without one, the input is the whole file
             message = f"{'.'.join(location)}: {message} (got {str(first['input'])[:80]!r})"
         raise UsageError(f"{source.origin(location)}: {message}") from error

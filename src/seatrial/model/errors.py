@@ -24,9 +24,8 @@ class DiskFullError(SeatrialError):
 def first_validation_error(error: ValidationError) -> str:
     """The key of the first validation error, its message and the value: ``cluster.nodes: … (got 'two')``."""
     first = error.errors()[0]
-    message = "expected a list, such as [a, b]" if first["type"] in ("tuple_type", "list_type") else first["msg"]
     got = "" if first["type"] == "missing" else f" (got {reprlib.repr(first['input'])})"
-    return f"{'.'.join(map(str, first['loc'])) or 'the document'}: {message}{got}"
+    return f"{'.'.join(map(str, first['loc'])) or 'the document'}: {first['msg']}{got}"
 
 
 class NotApplicable(Exception):

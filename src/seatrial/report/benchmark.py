@@ -31,8 +31,8 @@ def _hardware(hardware: BenchmarkHardware) -> str:
         source = sources.get(field)
         return f"{value} ({source})" if source else f"{value}"
 
-    nodes = named(hardware.nodes or "unknown number of", "nodes")
-    gpus = named(hardware.gpus_per_node or "unknown number of", "gpus_per_node")
+    nodes = named(hardware.nodes or "unknown", "nodes")
+    gpus = named(hardware.gpus_per_node or "unknown", "gpus_per_node")
     text = f"nodes: {nodes}; GPUs per node: {gpus}; model: {named(hardware.gpu or 'unknown', 'gpu')}"
     if hardware.ranks:
         text += f"; ranks: {named(hardware.ranks, 'ranks')}"
