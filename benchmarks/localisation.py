@@ -21,14 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from seatrial.hardware.pair_search import (
-    GPU_LIMITS,
-    ROUNDS,
-    Conclusion,
-    PairRate,
-    Step,
-    pair_search,
-)
+from seatrial.hardware.pair_rates import GPU_LIMITS, Conclusion, PairRate, Step
+from seatrial.hardware.pair_search import ROUNDS, pair_search, round_robin
 
 NOISE, FAULT = 0.01, 0.05
 HEALTHY_GB_S = 48.0
@@ -66,8 +60,6 @@ def one_path(nodes: Sequence[str], rng: np.random.Generator) -> Faults:
 
 
 def first_pairs(nodes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    from seatrial.hardware.pair_search import round_robin
-
     return ((nodes[a], nodes[b]) for paired in round_robin(len(nodes), ROUNDS) for a, b in paired)
 
 
