@@ -29,7 +29,7 @@ def two_node_steps(first: str, second: str) -> Generator[Step, Sequence[PairRate
 
 
 def conclude_two_nodes(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
-    """The rails and directions between two nodes that are slower than the others."""
+    """The rails and directions between two nodes that are slower than the others; without repetitions nothing is."""
     pair = rates[0].pair
     rails = min(len(rate.gb_s) for rate in rates)
     both = _Rates([rate for rate in rates if rate.stage == "rounds"], rails, limits)
@@ -40,7 +40,8 @@ def conclude_two_nodes(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
     limit = max(limits.log_deficit, _FAULT_Z * noise * sqrt(2 / _REPEATS))
     healthy, healthy_one_way = _upper_quartile(both.typical), _upper_quartile([*sent.typical, *received.typical])
     paths = []
-    for rail in range(rails):
+    is_complete = min(len(each.rates) for each in (both, sent, received)) > 1
+    for rail in range(rails if is_complete else 0):
         slow_both = both.is_slow(rail, healthy, limit)
         slow_sent, slow_received = (each.is_slow(rail, healthy_one_way, limit) for each in (sent, received))
         if not (slow_both or slow_sent or slow_received):
@@ -72,7 +73,7 @@ class _Rates:
         self.noise = pstdev(ratios) if len(ratios) > 1 and not limits.use_best else 0.0
 
     def is_slow(self, rail: int, reference: float, limit: float) -> bool:
-        return bool(self.typical) and log_ratio(self.typical[rail], reference) < -limit
+        return log_ratio(self.typical[rail], reference) < -limit
 
 
 def _upper_quartile(values: Sequence[float]) -> float:
