@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
 from seatrial.drill.injection import Injection
 
@@ -12,7 +14,7 @@ def mount_read_only(injection: Injection) -> None:
     folder.mkdir()
     injection.run_dir = folder / "run"
     injection.new_mounts = True
-    injection.setup.append(f"mount -t tmpfs -o ro tmpfs {folder}")
+    injection.setup.append(f"mount -t tmpfs -o ro tmpfs {shlex.quote(str(folder))}")
 
 
 DRILL = Drill(
