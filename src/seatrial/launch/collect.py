@@ -210,8 +210,8 @@ class Collector:
         last = next((f" ({line.strip()})" for line in reversed(lines) if line.strip()), "")
         return (
             f"{self.transport.nodes or 'the nodes'}: the run directory is not shared with this host, and fetching "
-            f"files through {self.transport.name} failed: {reason}{last}. The files may still be on the nodes in {self.node_dir}. "
-            f"Run first, from this host: {self.transport.test}"
+            f"files through {self.transport.name} failed: {reason}{last}. The files may still be on the "
+            f"nodes in {self.node_dir}. Run first, from this host: {self.transport.test}"
         )
 
     def run_script(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:
