@@ -306,7 +306,7 @@ def _slow_rails(
         again = [log_ratio(rate.gb_s[rail], reference) for rate in repeated]
         before = [] if first.limits.use_best else [log_ratio(rate.gb_s[rail], healthy) for rate in earlier]
         limit = first.limit(rail, len(before) + len(again), len(controls) or len(first.rates))
-        if first.typical([*before, *again]) < -limit:
+        if max(first.typical([*before, *again]), first.typical(again)) < -limit:
             yield rail, tuple(-expm1(ratio) for ratio in again)
 
 
