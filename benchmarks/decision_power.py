@@ -1,6 +1,6 @@
 """Draws whole records from measured noise and counts the decisions: false alarms, and faults that are rejected.
 
-    python benchmarks/decision_power.py [--draws 300] [--large-draws 30] [--json FILE]
+    python benchmarks/decision_power.py [--draws 300] [--large-draws 30] [--processes N] [--json FILE]
     python benchmarks/decision_power.py --curve [--json FILE] [--figure SVG]  # rejected by slowdown, noise, samples
     python benchmarks/decision_power.py --coverage [--json FILE]  # of the 95 % interval on correlated windows
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -217,7 +218,7 @@ def record_medians() -> dict[tuple[str, str], float]:
     return {key: median(metric_values) for key, metric_values in values.items()}
 
 
-def count_decisions(all_nodes: Sequence[int], draws: int, large_draws: int) -> list[dict[str, object]]:
+def count_decisions(all_nodes: Sequence[int], draws: int, large_draws: int, processes: int) -> list[dict[str, object]]:
     """Decisions by number of nodes and fault, printed as they come."""
     noise, rows = Noise.measured(), list[dict[str, object]]()
     for nodes in all_nodes:
@@ -225,13 +226,31 @@ def count_decisions(all_nodes: Sequence[int], draws: int, large_draws: int) -> l
         faults = {"healthy": healthy, **(FAULTS if nodes != 2 else {})}
         for name, change in faults.items():
             count = draws if nodes <= 16 or name == "healthy" else large_draws
-            rng = np.random.default_rng(nodes)
-            decisions = Counter(generator.decide(change, rng).value for _ in range(count))
+            decisions = Counter(decide_all(generator, change, [(nodes, draw) for draw in range(count)], processes))
             wanted = DecisionValue.ACCEPTED if name == "healthy" else DecisionValue.REJECTED
             bound = lower_bound(decisions[wanted], count)
             rows.append({"nodes": nodes, "case": name, "draws": count, **decisions, "at_least": bound})
             print(f"{nodes:>4} nodes  {name:<34} {dict(decisions)}  {wanted} in at least {bound:.1%}", flush=True)
     return rows
+
+
+def decide_all(generator: Generator, change: Change, seeds: Sequence[tuple[int, int]], processes: int) -> list[str]:
+    """The decisions of one draw per seed, drawn and judged in ``processes`` processes."""
+    # forked, since a process of a pool would have to unpickle the generator
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+
+    def decide_share(first: int) -> None:
+        results.put([generator.decide(change, np.random.default_rng(seed)).value for seed in seeds[first::processes]])
+
+    workers = [context.Process(target=decide_share, args=(first,)) for first in range(processes)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()  # the names of decisions fit into the queue's pipe, so that no process waits for a reader
+        if worker.exitcode:
+            raise SystemExit(f"a process of the benchmark ended with exit code {worker.exitcode}")
+    return [decision for _ in workers for decision in results.get()]
 
 
 def lower_bound(successes: int, draws: int) -> float:
@@ -372,6 +391,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 16, 128])
     parser.add_argument("--draws", type=int, default=300)
     parser.add_argument("--large-draws", type=int, default=30, help="draws of each fault on 128 nodes")
+    parser.add_argument("--processes", type=int, default=1, help="processes that draw and judge at the same time")
     parser.add_argument("--curve", action="store_true")
     parser.add_argument("--coverage", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -380,7 +400,7 @@ def main() -> int:
     if options.curve or options.coverage:
         rows, passed = power_curve() if options.curve else coverage(), True
     else:
-        rows = count_decisions(options.nodes, options.draws, options.large_draws)
+        rows = count_decisions(options.nodes, options.draws, options.large_draws, options.processes)
         passed = meets_requirements(rows)
     if options.figure and options.curve:
         options.figure.write_text(figure(rows), encoding="utf-8")

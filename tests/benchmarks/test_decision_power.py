@@ -13,7 +13,7 @@ SCRIPT = BENCHMARKS / "decision_power.py"
 
 @pytest.fixture(scope="module")
 def decisions() -> dict[str, dict[str, object]]:
-    rows = runpy.run_path(str(SCRIPT))["count_decisions"]([1], 3, 3)
+    rows = runpy.run_path(str(SCRIPT))["count_decisions"]([1], 3, 3, 2)
     return {row["case"]: row for row in rows}
 
 

@@ -15,6 +15,7 @@ from seatrial.launch.base import NodeShortage, RenderedJob, WaitState
 from seatrial.launch.local import LocalJob
 from seatrial.launch.watch import run_job
 from seatrial.model import Job, JobResult, JobState, MissingNode
+from seatrial.util.processes import CommandResult
 from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, RecordingListener, Scripted, job, run_scripted
 
 TWO_NODES = job(CLUSTER_CHECK, GPU_CHECK).model_copy(update={"nodes": 2, "ranks_per_node": 1, "expected_nodes": 2})
@@ -74,6 +75,16 @@ def test_a_node_that_ends_the_cancelled_job_is_not_lost(tmp_path: Path, monkeypa
     (result,), _ = run_scripted(Scripted(SILENT), ONE_CHECK, tmp_path, heartbeat_timeout_s=1)
     assert (result.state, result.missing_nodes) == (JobState.HUNG, ())
     assert result.failed_subject.startswith("rank 1 (n0/rank1")
+
+
+def test_a_silent_node_that_answers_is_up_and_its_rank_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = CommandResult(0, "up\nup\n", "")
+    monkeypatch.setattr(LocalJob, "run_on_nodes", lambda *_args: answers)
+    (result,), listener = run_scripted(Scripted(SILENT), ONE_CHECK, tmp_path, heartbeat_timeout_s=1)
+    assert (result.state, result.missing_nodes) == (JobState.HUNG, ())
+    assert result.failed_subject.startswith("rank 1 (n0/rank1")
+    assert "stack" in result.cause, "the process states of the ranks are collected"
+    assert not listener.warnings
 
 
 def test_a_requeued_job_names_the_node_that_it_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

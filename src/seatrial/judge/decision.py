@@ -168,7 +168,7 @@ def _passed_checks(required: Mapping[str, bool], outcomes: Outcomes) -> str:
     inconclusive = [f"{name} is {outcome}" for name, outcome in outcome_by_check.items() if outcome not in _GOOD]
     passed = [name for name, is_required in required.items() if is_required and name not in {*skipped, *warned}]
     reason = f"{_count(passed)} passed"
-    reason += f", {len(skipped)} not applicable ({', '.join(skipped)})" if skipped else ""
+    reason += f", {len(skipped)} not applicable ({and_more(skipped, _MAX_NAMED)})" if skipped else ""
     reason += f", {len(warned)} with warnings ({', '.join(warned)})" if warned else ""
     return reason + (f"; not required and inconclusive: {', '.join(inconclusive)}" if inconclusive else "")
 

@@ -26,6 +26,7 @@ from seatrial.util.input_files import read_bytes
 
 STATES_LIMIT_S = 8.0  # a step of srun takes seconds on many nodes; py-spy takes up to 2 s per rank
 STACKS_LIMIT_S = 5.0  # a rank looks once a second; files of nodes that do not share the run directory arrive after 2 s
+ANSWER_LIMIT_S = 5.0  # a step of srun takes about a second
 _POLL_S = 0.1
 MAX_ARTIFACTS = 64  # of one measurement; the files of the other ranks are in the same folder
 _SILENT_S = 3.0  # a rank without a heartbeat for this long will not write its stack
@@ -52,6 +53,15 @@ def with_evidence(cause: RootCause, running: StartedJob, ranks: Sequence[Rank], 
         return replace(cause, cause=f"{cause.cause}. No rank wrote its stack{problem}")
     subject, number = _subject(cause, evidence, ranks)
     return replace(cause, subject=subject, rank=number, cause=f"{cause.cause}. Stacks: {evidence.text()}{problem}")
+
+
+def all_nodes_answer(running: StartedJob, nodes: int, attempt: Path) -> bool:
+    """Return whether every node of the job runs a command: then a node whose ranks are silent is up, and they hang."""
+    try:
+        result = running.run_on_nodes("echo up", attempt, ANSWER_LIMIT_S)
+    except (OSError, SeatrialError):
+        return False
+    return result.out.split().count("up") == nodes
 
 
 def stack_artifacts(attempt: Path, numbers: Sequence[int]) -> tuple[Artifact, ...]:

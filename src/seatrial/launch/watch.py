@@ -180,10 +180,24 @@ class _Attempt:
 
     def _with_stacks(self, end: AttemptEnd, running: StartedJob) -> AttemptEnd:
         """Add to the cause of a hang where each rank is; not if nodes are lost, since a step on them would not end."""
+        cause = end.root_cause
         hangs = end.state in (JobState.HUNG, JobState.TIMEOUT) and any(rank.heartbeat for rank in self.ranks)
-        if end.root_cause is None or not hangs or end.root_cause.shortage:
+        if cause is None or not hangs:
             return end
-        return replace(end, root_cause=hang.with_evidence(end.root_cause, running, self.ranks, self.folder))
+        if cause.shortage:
+            silent = self._longest_silent_rank()
+            if silent is None or not hang.all_nodes_answer(running, self.job.nodes, self.folder):
+                return end
+            cause = silent
+        return replace(end, root_cause=hang.with_evidence(cause, running, self.ranks, self.folder))
+
+    def _longest_silent_rank(self) -> RootCause | None:
+        """Return the cause for the rank with the oldest heartbeat; None if no rank had one."""
+        silent = [rank for rank in self.ranks if rank.heartbeat_expected and rank.last_seen is not None]
+        if not silent:
+            return None
+        first = min(silent, key=lambda rank: rank.last_seen or 0)
+        return root_cause.no_heartbeat(first, self.limits.heartbeat_timeout_s)
 
     def _interrupted_end(self, running: StartedJob) -> AttemptEnd:
         """Return the end of an interrupted attempt, with the root cause that was known before the interrupt."""
@@ -202,11 +216,8 @@ class _Attempt:
         missing = cause.shortage.missing if cause.shortage else ()
         if not all(running.node_is_free(node.name) for node in missing):
             return cause
-        silent = [rank for rank in self.ranks if rank.heartbeat_expected and rank.last_seen is not None]
-        if state is not JobState.HUNG or not silent:
-            return replace(cause, shortage=None)
-        first = min(silent, key=lambda rank: rank.last_seen or 0)
-        return root_cause.no_heartbeat(first, self.limits.heartbeat_timeout_s)
+        silent = self._longest_silent_rank() if state is JobState.HUNG else None
+        return silent or replace(cause, shortage=None)
 
     def _cause_of_end(self, running: StartedJob, code: int) -> RootCause:
         reason = running.exit_reason()

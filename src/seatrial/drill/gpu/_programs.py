@@ -7,7 +7,7 @@ import time
 
 from seatrial.drill.injection import Injection, TrialEndedEarly
 
-GPU = 1  # the GPU that they use
+GPU = 0  # the GPU that they use, so that the drills also run on a host with one GPU
 _LOAD = """
 import torch, pathlib, sys, time
 a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)

@@ -20,6 +20,6 @@ DRILL = Drill(
         command=rf"nvidia-smi --id={GPU} --query-compute-apps|ps .*-p \d+",
         action="fix-environment",
     ),
-    needs=Needs(gpus=2),
+    needs=Needs(gpus=1),
     prepare=partial(start_on_gpu, mode="hold"),
 )
