@@ -26,7 +26,7 @@ DRILL = Drill(
         refusal=r"cannot write to --out",
         cause="Read-only file system",
         place=r"/read-only/run\b",
-        command=r"findmnt -T \S*/read-only",
+        command=r"findmnt -T [^;]*/read-only",
     ),
     needs=Needs(root=True, programs=("unshare", "mount")),
     prepare=mount_read_only,

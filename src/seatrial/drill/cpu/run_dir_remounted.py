@@ -42,7 +42,7 @@ DRILL = Drill(
         refusal=r"some reports could not be written",
         cause="Read-only file system",
         place=rf"/{FOLDER}/run\b",
-        command=rf"findmnt -T \S+/{FOLDER}/run",
+        command=rf"findmnt -T [^;]+/{FOLDER}/run",
     ),
     needs=Needs(root=True, programs=("unshare", "nsenter", "mount")),
     prepare=mount,
