@@ -158,7 +158,7 @@ def test_two_nodes_that_are_slow_alike_have_a_note_and_no_finding() -> None:
     search = searched(slow("n0001", share=0.5), count=2)
     assert found(search, [verdict()]) == []
     (note,) = localization_notes([verdict()], [], [search], (), catalog())
-    assert "a node that is slow on all rails cannot be told apart" in note.text
+    assert "a node that is slow on all rails is not visible" in note.text
 
 
 def test_search_that_failed_has_a_note_with_its_error() -> None:

@@ -118,7 +118,7 @@ def localization_notes(
     if last.nodes == 2:
         text = (
             f"all rails and both directions between the two nodes are alike ({last.healthy_gb_s:.3g} GB/s a rail). Two "
-            "nodes are one pair: a node that is slow on all rails cannot be told apart. Search with a third node."
+            "nodes are one pair: a node that is slow on all rails is not visible. Search with a third node."
         )
         return (Insight(check=check, title=title, text=text),)
     text = (
