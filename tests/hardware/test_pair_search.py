@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from seatrial.hardware.pair_rates import CPU_LIMITS, GPU_LIMITS, Conclusion, Limits, PairRate, Step
-from seatrial.hardware.pair_search import REPEATS, conclude, pair_search
+from seatrial.hardware.pair_search import PATH_REPEATS, conclude, pair_search
 
 # (sender, receiver, rail) → rate as a share of the healthy rate
 Factor = Callable[[str, str, int], float]
@@ -108,7 +108,7 @@ def test_slow_path_and_its_direction_but_neither_end() -> None:
     conclusion = search(8, factor)[2]
     assert not conclusion.ports
     assert [(found.pair, found.rail, found.direction) for found in conclusion.paths] == [(path, 1, "sends")]
-    assert len(conclusion.paths[0].deficits) == REPEATS
+    assert len(conclusion.paths[0].deficits) == PATH_REPEATS
 
 
 def test_rail_that_is_slow_on_all_nodes_is_no_fault_of_a_node() -> None:

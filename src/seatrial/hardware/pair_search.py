@@ -36,7 +36,8 @@ from seatrial.util.quantiles import deviation
 
 Key = TypeVar("Key")
 ROUNDS = 3
-REPEATS = 3  # of each suspect, with another partner each time, of each slow path, and of each direction of both
+REPEATS = 3  # of each suspect, with another partner each time, and of each direction
+PATH_REPEATS = 4  # of each slow path: of many pairs, more are slow by chance
 CONTROL_PAIRS = 4  # pairs of good nodes beside the suspects, as the reference
 MAX_PATHS = 128  # slow paths to repeat; most of them are disjoint and run concurrently
 # In standard deviations: for a suspect, and for a fault after the repetition. 2.2 misses 1 in 400 paths that are slow
@@ -79,7 +80,7 @@ def pair_search(
         rates += yield step
     slow_nodes = list(dict.fromkeys(port.node for port in _slow_ports(rates, first)))
     paths = [pair for pair in first.suspect_paths if not set(slow_nodes) & set(pair)]
-    for step in _steps("paths", _disjoint(paths) * REPEATS, good):
+    for step in _steps("paths", _disjoint(paths) * PATH_REPEATS, good):
         rates += yield step
     slow_paths = list(dict.fromkeys(path.pair for path in _slow_paths(rates, first, slow_nodes)))
     one_way = _with_partners(slow_nodes, good, REPEATS) + _disjoint(slow_paths) * REPEATS
