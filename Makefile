@@ -2,6 +2,7 @@
 #   make trial   run seatrial on this machine
 #   make test    lint, types, and all tests but those of the next two
 #   make test-training   trains small models, mostly with several ranks
+#   make wheelhouse   download all wheels for machines without a network (docs/install.md)
 # and, as root with Debian's slurm-wlm, munge, iproute2 and iptables:
 #   make test-cluster    tests on a real Slurm of two nodes
 #   make cluster-trial   run it through Slurm on four nodes
@@ -9,16 +10,18 @@
 VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
+TRIAL_SETUP := $(VENV)/.installed-trial
+WHEELHOUSE := wheelhouse
 PYTEST := $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 # Python caches compiled modules: without the cache each of hundreds of processes compiles 200 modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: trial cluster-trial test unit-tests test-cluster test-training lint setup clean
+.PHONY: trial wheelhouse cluster-trial test unit-tests test-cluster test-training lint setup clean
 .DEFAULT_GOAL := trial
 
 # a run without GPUs is accepted only with --gpus-per-node 0; 0x10de is NVIDIA's vendor ID
-trial: $(SETUP)
+trial: $(TRIAL_SETUP)
 	if grep -qsx 0x10de /sys/bus/pci/devices/*/vendor; then $(BIN)/seatrial run; \
 	else $(BIN)/seatrial run --gpus-per-node 0; fi
 
@@ -49,8 +52,15 @@ lint: $(SETUP)
 setup: $(SETUP)
 
 $(SETUP): pyproject.toml constraints.txt
-	sh tools/setup.sh $(VENV)
+	sh tools/setup.sh $(VENV) test
+	touch $@ $(TRIAL_SETUP)
+
+$(TRIAL_SETUP): pyproject.toml constraints.txt
+	sh tools/setup.sh $(VENV) trial
 	touch $@
+
+wheelhouse: $(TRIAL_SETUP)
+	$(BIN)/python tools/wheelhouse.py $(WHEELHOUSE)
 
 clean:
 	rm -rf $(VENV)

@@ -23,7 +23,8 @@ from seatrial.model import Outcome
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import ROOT
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = [ROOT / "docs", ROOT / "deploy"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(page for f in FOLDERS for page in f.rglob("*.md"))]
 
 
 def blocks(document: Path, language: str) -> list[str]:

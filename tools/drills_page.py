@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "drills.md", ROOT / "docs" / "results" / "drills.json"
 HEAD = """# Drills
 
-With this page you prove that seatrial finds the faults that it claims to find. A drill injects one fault into a trial
-of its own, and compares the report with what it must say.
+With this page you prove that seatrial finds the faults that it claims to find. A drill starts a trial, injects one
+fault into it, and compares the report with the expected one.
 
 ```sh
 seatrial drill --list                 # all drills, and what this machine lacks for some of them
@@ -105,7 +105,7 @@ def merged(document: dict[str, Any], files: list[Path]) -> dict[str, Any]:
     for file in files:
         content = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(content, dict):
-            clean = [row for row in clean if row["checks"] != content["checks"]] + [content]
+            clean = [row for row in clean if set(row["checks"]) != set(content["checks"])] + [content]
             continue
         for row in content:
             if not row["could_not_run"] or row["name"] not in results:

@@ -1,7 +1,15 @@
 #!/bin/sh
-# Makes a virtual environment with the pinned set in it: setup.sh .venv
+# Makes or completes a virtual environment with pinned versions: setup.sh VENV trial|test
+#   trial   what `make trial` needs: seatrial with torch
+#   test    also the Hugging Face libraries, DeepSpeed, linters and test tools
+# pip's own variables apply: PIP_EXTRA_INDEX_URL, PIP_NO_INDEX, PIP_FIND_LINKS (docs/install.md)
 set -eu
 venv=$1
+case $2 in
+    trial) extras=train ;;
+    test) extras=all ;;
+    *) echo "setup: unknown set '$2': expected trial or test" >&2; exit 2 ;;
+esac
 
 for candidate in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
     if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
@@ -10,23 +18,34 @@ for candidate in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
     fi
 done
 if [ -z "${python:-}" ]; then
-    echo "setup: no Python >= 3.11 found (python3 is $(python3 --version 2>&1)); set PYTHON=/path/to/python" >&2
+    echo "setup: no Python >= 3.11 found (python3 is $(python3 --version 2>&1)); set PYTHON=/path/to/python;" \
+        "for Ubuntu 22.04 see docs/install.md" >&2
     exit 2
 fi
 
-# Debian and Ubuntu ship Python without its venv module
+# Debian and Ubuntu ship Python without its venv module: python3-venv, or python3.12-venv for python3.12
 if ! "$python" -c 'import ensurepip' 2>/dev/null; then
+    package=$(basename "$python")-venv
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        apt-get update -q && apt-get install -y -q python3-venv
+        echo "setup: $python has no venv module; as root: apt-get install $package" >&2
+        apt-get update -q
+        apt-get install -y -q "$package"
     else
-        echo "setup: $python has no venv module: sudo apt-get install python3-venv" >&2
+        echo "setup: $python has no venv module: sudo apt-get install $package" >&2
         exit 2
     fi
 fi
 
-echo "setup: $("$python" --version) in $venv; installing the pinned set (torch alone is 0.2 to 3 GB)" >&2
+echo "setup: $("$python" --version) in $venv; installing the pinned set '$2' (docs/install.md: sizes)" >&2
+if ! grep -qsx 0x10de /sys/bus/pci/devices/*/vendor && [ -z "${PIP_EXTRA_INDEX_URL:-}${PIP_FIND_LINKS:-}" ]; then
+    echo "setup: no NVIDIA device. torch without CUDA is 0.2 instead of 3 GB:" \
+        "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make ..." >&2
+fi
 "$python" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --constraint constraints.txt --editable '.[all]'
-# DeepSpeed's setup imports torch, and would compile operators for GPUs: none is needed to train with ZeRO-3 on a CPU
-"$venv/bin/python" -m pip install --quiet --constraint constraints.txt setuptools
-DS_BUILD_OPS=0 "$venv/bin/python" -m pip install --quiet --constraint constraints.txt --no-build-isolation deepspeed
+install() { "$venv/bin/python" -m pip install --constraint constraints.txt "$@"; }
+install --editable ".[$extras]"
+if [ "$2" = test ]; then
+    # DeepSpeed's setup imports torch, and would compile operators for GPUs: none is needed to train with ZeRO-3 on a CPU
+    install setuptools
+    DS_BUILD_OPS=0 install --no-build-isolation deepspeed
+fi

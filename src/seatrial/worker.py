@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -41,8 +40,9 @@ from seatrial.model import (
 from seatrial.telemetry.error_counts import ErrorCounts, count_errors
 from seatrial.util import processes
 from seatrial.util.files import atomic_write
-from seatrial.util.gc_pause import gc_paused
+from seatrial.util.gc_pause import gc_ignores_imports
 from seatrial.util.journal import Journal
+from seatrial.util.node_name import node_name
 from seatrial.util.secrets import redacted, secret_values
 from seatrial.util.signals import EXIT_TERMINATED, SigtermWatch
 from seatrial.util.stack_dump import StackDump
@@ -92,7 +92,7 @@ class HeartbeatWriter:
         self._path = path
         self._stacks = stacks
         self._cleanup_s = cleanup_s
-        self._state: dict[str, Any] = {"pid": os.getpid(), "node": socket.gethostname()}
+        self._state: dict[str, Any] = {"pid": os.getpid(), "node": node_name()}
         self.set_status("starting")
         self._stopping = threading.Event()
         self._sigterm = SigtermWatch(_exit if cleanup_s else lambda *_: None)
@@ -130,7 +130,7 @@ class HeartbeatWriter:
 
     def _poll_stacks(self) -> None:
         if self._stacks:
-            with contextlib.suppress(OSError, RuntimeError):  # without stacks, the launcher says that they are missing
+            with contextlib.suppress(OSError, RuntimeError):  # the launcher reports missing stacks
                 self._stacks.poll()
 
     def _write(self) -> None:
@@ -256,7 +256,7 @@ def _open_device(job: Job, identity: RankIdentity, folder: Path) -> tuple[str, i
 
 def _recorder_dump() -> bytes:
     """The dump of torch's flight recorder; empty for a process without a process group."""
-    group = sys.modules.get("seatrial.bench.group")  # an import here could wait for one in the main thread
+    group = sys.modules.get("seatrial.bench.group")  # an import could wait for the main thread's imports
     dump = getattr(group, "flight_recorder_dump", None)
     return dump() if dump else b""
 
@@ -280,7 +280,7 @@ def _context(
     artifacts_dir = run_dir / "artifacts" / f"{check.name}{job.retry_suffix}"
     artifacts_dir.mkdir(parents=True, exist_ok=True)
     return Context(
-        node=socket.gethostname(),
+        node=node_name(),
         rank=identity.rank,
         world_size=identity.world_size,
         local_rank=identity.local_rank,
@@ -334,7 +334,7 @@ def main(arguments: list[str]) -> None:
         if job.placement != "ranks":
             run_checks(job, run_dir, folder)
             return
-        with gc_paused():
+        with gc_ignores_imports():
             from seatrial.bench import group, rank
 
         rank.with_torchrun_error_file(run_checks)(job, run_dir, folder)

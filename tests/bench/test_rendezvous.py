@@ -67,6 +67,41 @@ def test_a_node_that_cannot_connect_prints_itself_and_a_complete_command(
     assert ". Run first: srun --nodelist=n1 sh -c 'getent ahosts no-such-host.invalid; " in line
 
 
+@pytest.mark.usefixtures("loopback_is_routable")
+def test_a_pod_waits_until_the_name_of_the_first_pod_exists(
+    port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lookups = iter([OSError("Name or service not known")])
+
+    def resolve(name: str) -> tuple[str, ...]:
+        assert name == "job-0.job"
+        if error := next(lookups, None):
+            raise error
+        return ("127.0.0.1",)
+
+    monkeypatch.setattr(rendezvous, "resolve", resolve)
+    monkeypatch.setattr(rendezvous, "_LOOKUP_RETRY_S", 0.01)
+    with ThreadPoolExecutor() as pool:
+        pods = [
+            pool.submit(rendezvous.try_pod, "job-0.job", port, TOKEN, index=index, nodes=2, limit_s=20)
+            for index in (0, 1)
+        ]
+        assert [pod.result() for pod in pods] == ["", ""]
+    assert "waiting for the address of the first pod, job-0.job: Name or service not known" in capsys.readouterr().err
+
+
+def test_a_pod_that_cannot_connect_names_its_node_and_fails(
+    port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SEATRIAL_NODE", "gpu-7")
+    with pytest.raises(SystemExit) as end:
+        rendezvous.main(["no-such-host.invalid", str(port), "7", "1", "2", "0"])
+    assert end.value.code == 1
+    line = capsys.readouterr().out
+    assert line.startswith("preflight: gpu-7: cannot resolve the address of the rendezvous, no-such-host.invalid")
+    assert ". Run first: kubectl describe service invalid; kubectl get networkpolicies" in line
+
+
 def test_a_missing_node_ends_the_server(port: int) -> None:
     assert serve(port, TOKEN, 1, 0.2) == ""
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from seatrial.bench import tcp
-from seatrial.bench.tcp import Endpoint, error_text, open_connection, resolve_names
+from seatrial.bench.tcp import Endpoint, open_connection, resolve_names
 
 
 def test_port_without_listener_refuses() -> None:
@@ -70,16 +68,3 @@ def test_names_are_resolved_in_parallel_to_routable_addresses(monkeypatch: pytes
     assert "127.0.1.1, ::1, fe80::1" in (lookups["self"].problem or "")
     assert lookups["unknown"].problem == "Name or service not known"
     assert lookups["silent"].problem == "not resolved within 1 s"
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device", "/x"), "/x: No space left on device"),
-        (OSError(errno.EPIPE, "Broken pipe"), "Broken pipe"),
-        (TimeoutError("timed out"), "timed out"),
-        (ValueError(), "ValueError"),
-    ],
-)
-def test_error_text_is_one_line(error: Any, text: str) -> None:
-    assert error_text(error) == text

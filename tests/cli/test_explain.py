@@ -11,10 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from seatrial.util import input_files
-from tests.processes import call
+from tests.processes import call, until
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 
@@ -31,9 +32,10 @@ def test_explain_names_cause_and_fix(tmp_path: Path) -> None:
     (tmp_path / "run" / "jobs").mkdir(parents=True)
     log.rename(tmp_path / "run" / "jobs" / "rank0.log")
     assert "GPU out of memory" in call("explain", tmp_path / "run")[1]
-    assert "Xid 79" in _piped("-")
-    assert "(standard input:1; " in _piped("-")
-    assert _piped("-").replace("standard input", "/dev/stdin") == _piped("/dev/stdin")
+    piped = _piped("-")
+    assert "Xid 79" in piped
+    assert "(standard input:1; " in piped
+    assert piped.replace("standard input", "/dev/stdin") == _piped("/dev/stdin")
     for name in (tmp_path / "nosuch.log", "/proc/self/mem"):
         code, _, err = call("explain", name)
         assert (code, f"cannot read {name}: " in err, "Traceback" in err) == (2, True, False)
@@ -97,12 +99,17 @@ def test_gzip_bomb_is_read_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.M
     assert f"{tmp_path}/bomb.gz: expands more than 200 times; read up to there" in err
 
 
+def open_files(process: subprocess.Popen[str], folder: Path) -> list[str]:
+    paths = [file.path for file in psutil.Process(process.pid).open_files()]
+    return [path for path in paths if path.startswith(str(folder))]
+
+
 def test_follow_prints_a_failure_when_it_is_written(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text("step 1\n")
     command = [sys.executable, "-m", "seatrial", "explain", "--follow", str(log)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, log.open("a") as writer:
-        time.sleep(2)
+        until(lambda: str(log) in open_files(process, tmp_path))
         writer.write(OOM[:20])
         writer.flush()
         time.sleep(1)
@@ -205,11 +212,12 @@ def test_follow_reads_the_log_that_replaced_a_rotated_one(tmp_path: Path) -> Non
     log.write_text("step 1\n")
     command = [sys.executable, "-m", "seatrial", "explain", "--follow", str(log)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        time.sleep(2)
+        until(lambda: str(log) in open_files(process, tmp_path))
         log.rename(tmp_path / "train.log.1")
         log.write_text(OOM)
         assert process.stdout
         assert "GPU out of memory" in process.stdout.readline()
+        assert open_files(process, tmp_path) == [str(log)]
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     assert process.returncode == 130

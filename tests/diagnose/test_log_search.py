@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 
-from seatrial.diagnose import explain, log_text, patterns
+from seatrial.diagnose import explain, log_search, log_text, patterns
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.log_text import line_blocks
 from seatrial.diagnose.signature import MAX_LINE
@@ -53,6 +53,14 @@ def test_pattern_does_not_match_across_lines() -> None:
 def test_only_the_beginning_of_a_long_line_counts() -> None:
     assert found(b"x" * MAX_LINE + OOM + b"\n" + FILES) == [("host.too_many_files", "x:2")]
     assert found(OOM + b"x" * MAX_LINE) == [("cuda.out_of_memory", "x:1")]
+
+
+def test_empty_log_needs_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_search, "compile_patterns", None)
+    log_search._database.cache_clear()
+    assert found(b"") == []
+    with pytest.raises(TypeError):
+        found(b"a line\n")
 
 
 def test_ignored_lines_do_not_hide_later_ones() -> None:

@@ -33,9 +33,6 @@ def test_other_exceptions_are_raised() -> None:
 def test_unprintable_bytes_become_escapes(tmp_path: Path) -> None:
     (tmp_path / "value").write_bytes(b"\xff\x1b[31mred\n")
     assert file_readers.read_line(tmp_path / "value") == r"\xff\x1b[31mred"
-    name = os.fsdecode(b"eth\xff\n")
-    assert file_readers.printable(name) == r"eth\udcff\n"
-    assert file_readers.printable("Zürich") == "Zürich"
 
 
 def test_an_empty_file_is_an_error(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from seatrial.discover import slurm
+from seatrial.discover.slurm import slurmd_answer
 from tests.fakes.slurm import FakeSlurm, success
 
 
@@ -14,7 +14,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, port: int) -> str:
     node = success("NodeName=n7 NodeAddr=127.0.0.1 NodeHostName=n7 Version=22.05.8\n")
     config = success(f"SlurmdPidFile           = /run/slurmd.pid\nSlurmdPort              = {port}\n")
     FakeSlurm({"scontrol show node n7": node, "scontrol show config": config}).install(monkeypatch)
-    return slurm.slurmd_answer("n7")
+    return slurmd_answer("n7")
 
 
 def test_a_listening_and_a_closed_port(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,8 @@ class FakeSlurm:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
         monkeypatch.setattr("seatrial.util.processes.run_command", self.run_command)
         monkeypatch.setattr("seatrial.discover.slurm.installed", lambda: True)
+        answer = "port 6818 of {} refuses connections"  # of a slurmd; no connection is made
+        monkeypatch.setattr("seatrial.discover.slurm.slurmd_answer", answer.format)
         return self
 
     def run_command(self, argv: Sequence[str], timeout_s: float) -> CommandResult:

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from seatrial import __version__
 from seatrial.checks import catalog
 from seatrial.config.schema import Config, Limits
 from seatrial.launch.base import RenderedJob
 from seatrial.launch.local import LocalJob, LocalLauncher
 from seatrial.launch.watch import run_job
-from seatrial.model import Job, JobResult, Measurement
+from seatrial.model import Job, JobResult, Measurement, Preflight
 from seatrial.util import processes
 
 NO_CHECKS = Config(name="t", checks={})
@@ -145,5 +146,8 @@ def run_scripted(
 ) -> tuple[list[JobResult], RecordingListener]:
     """Run the job; return the result of each attempt and the recorded events."""
     listener = RecordingListener()
+    if isinstance(launcher, TorchrunScript):  # as in a trial: the preflight starts torchrun in its process
+        preflight = Preflight(version=__version__, torch=True, gpus=0, hf_cache=False)
+        job = job.model_copy(update={"preflight": preflight})
     limits = Limits(heartbeat_timeout_s=heartbeat_timeout_s, startup_s=30)
     return list(run_job(launcher, job, run_dir, limits, catalog(), listener, min_nodes)), listener

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import os
 import signal
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from seatrial.launch import collect
-from seatrial.launch.collect import END_SCRIPT, NODE_SCRIPT, Collector, Unpacked, unpack
+from seatrial.launch.collect import END_SCRIPT, Collector, Unpacked, unpack
 from seatrial.launch.collect_srun import SrunTransport
 from tests.processes import until
 
@@ -82,10 +83,8 @@ def test_changed_files_arrive_during_the_job_and_all_at_its_end(collector: Colle
     assert sorted(path.name for path in local_folder.iterdir()) == ["logs", "rank0.heartbeat.json"]
 
 
-def test_files_over_the_limit_are_dropped_after_journals_and_logged(
-    collector: Collector, node: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collect, "LIMIT_BYTES", 100_000)
+def test_files_over_the_limit_are_dropped_after_journals_and_logged(collector: Collector, node: Path) -> None:
+    collector.limit_bytes = 100_000
     node_folder = node / "jobs" / "ranks" / "attempt1"
     (node_folder / "a.log").write_bytes(os.urandom(300_000))
     (node_folder / "rank0.jsonl").write_text("{}\n")
@@ -154,6 +153,14 @@ def test_a_shared_directory_needs_no_step(collector: Collector, tmp_path: Path) 
     assert collector.missing_files() == ""
 
 
+@pytest.mark.parametrize(("nodes", "named"), [("gpu[07-09]", "gpu08"), ("gpu[07-08]", "node 1"), ("", "node 1")])
+def test_node_whose_files_are_missing_is_named(collector: Collector, nodes: str, named: str) -> None:
+    collector.transport.nodes, collector._nodes, collector._complete = nodes, 3, {"0", "2"}
+    message = collector.missing_files()
+    assert f"before all files arrived from {named}." in message
+    assert message.startswith(nodes or "the nodes")
+
+
 def test_job_without_output_names_its_log(collector: Collector, node: Path) -> None:
     assert f"{node}.log" in collector.missing_files()
 
@@ -179,10 +186,14 @@ def packed(files: dict[str, bytes]) -> bytes:
 
 def test_truncated_and_damaged_packages(tmp_path: Path) -> None:
     names = ["jobs/a", "jobs/b", "jobs/c"]
-    manifest = "".join(f"{name}\n" for name in names).encode()
-    contents = {"manifest": manifest, names[0]: b"1", names[1]: os.urandom(99_999)}
+    files = dict(zip(names, (b"1", os.urandom(99_999), b""), strict=True))
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    manifest = "".join(f"{len(files[name])}  {name}\n{sums[name]}  {name}\n" for name in names).encode()
+    contents = {"manifest": manifest, names[0]: files[names[0]], names[1]: files[names[1]]}
     assert unpack(packed(contents), tmp_path / "whole") == Unpacked(True, ("jobs/c",))
     assert unpack(packed(contents)[:50_000], tmp_path / "cut") == Unpacked(False, ("jobs/b", "jobs/c"))
+    other = unpack(packed(contents | {names[0]: b"2"}), tmp_path / "changed")
+    assert other == Unpacked(True, ("jobs/c",), ("jobs/a",))
     damaged = bytearray(packed(contents))
     damaged[50_000] ^= 1
     assert unpack(bytes(damaged), tmp_path / "damaged") == Unpacked(False, ())
@@ -223,7 +234,7 @@ def test_damaged_package_is_sent_again(collector: Collector) -> None:
     assert len((collector.folder.parents[1] / "a").read_bytes()) == 9_999
 
 
-@pytest.mark.parametrize("text", [f"{SrunTransport('7').script}\n{NODE_SCRIPT}", END_SCRIPT])
+@pytest.mark.parametrize("text", [SrunTransport("7").step("/tmp", 1)[-3], END_SCRIPT])
 def test_shellcheck_finds_nothing(text: str, tmp_path: Path) -> None:
     script = tmp_path / "node.sh"
     script.write_text(f"#!/bin/bash\n{text}")

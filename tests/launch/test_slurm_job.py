@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from seatrial.config.schema import Cluster, Config, Slurm
-from seatrial.discover import slurm
 from seatrial.launch import slurm_job
 from seatrial.launch.base import RenderedJob
 from seatrial.launch.slurm import SlurmLauncher
@@ -24,12 +23,6 @@ DOWN = failure("slurm_load_jobs error: Unable to contact slurm controller (conne
 
 def scontrol_output(state: str, reason: str = "None", nodes: str = "node[0-1]", code: str = "0:0") -> CommandResult:
     return success(f"JobId=7 JobName=x\n   JobState={state} Reason={reason}\n   ExitCode={code}\n   NodeList={nodes}\n")
-
-
-@pytest.fixture(autouse=True)
-def slurmd_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No connection to a slurmd."""
-    monkeypatch.setattr(slurm, "slurmd_answer", lambda name: f"port 6818 of {name} refuses connections")
 
 
 class QueuedJob:

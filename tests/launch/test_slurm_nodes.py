@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seatrial.config.schema import Cluster, Config, Slurm
-from seatrial.discover import slurm, slurm_output
+from seatrial.discover import slurm_output
 from seatrial.discover.slurm_facts import Job
 from seatrial.launch.slurm_nodes import CandidateNodes, candidate_nodes, node_state
 from tests.fakes.slurm import NEWER_NODES, FakeSlurm, Reply, cluster, failure, recorded, success
@@ -23,12 +23,6 @@ def missing(nodes: CandidateNodes, needed: int = 4) -> dict[str, str]:
 def answers(state: str, **hostlists: str) -> dict[str, Reply]:
     lists = {f"scontrol show hostnames {nodes}": success(names) for nodes, names in hostlists.items()}
     return {**cluster(state), **lists}
-
-
-@pytest.fixture(autouse=True)
-def slurmd_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nodes of the recorded output do not exist here."""
-    monkeypatch.setattr(slurm, "slurmd_answer", lambda name: f"port 6818 of {name} refuses connections")
 
 
 def test_down_and_drained_nodes_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

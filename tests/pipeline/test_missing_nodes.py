@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from seatrial.config.schema import Cluster, Config
-from seatrial.discover import slurm
 from seatrial.model import Job, JobResult, JobState, MissingNode
 from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.run import _nodes_to_test, _on_same_nodes
@@ -35,7 +34,6 @@ def test_with_min_nodes_the_nodes_that_are_there_are_tested(
     min_nodes: int | None, nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeSlurm(cluster("troubled")).install(monkeypatch)  # node1 is down, node2 drained
-    monkeypatch.setattr(slurm, "slurmd_answer", lambda name: f"port 6818 of {name} refuses connections")
     found = results(tmp_path, min_nodes)
     assert _nodes_to_test(found) == nodes
     assert list(found.missing_nodes) == ([] if min_nodes is None else ["node1", "node2"])

@@ -8,9 +8,9 @@ from seatrial.discover.nccl_tests_output import Row, Table, Timing
 from seatrial.pipeline.nccl_tests_table import (
     busbw,
     measured_sizes,
+    nominal_size_label,
     possible_operations,
     series_of,
-    size_label,
     wrong_elements,
 )
 
@@ -83,4 +83,4 @@ def test_wrong_elements() -> None:
     ],
 )
 def test_size_labels(size: int, label: str) -> None:
-    assert size_label(size) == label
+    assert nominal_size_label(size) == label

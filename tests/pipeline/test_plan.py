@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from pydantic import JsonValue
 
 from seatrial import __version__
+from seatrial.checks import catalog
 from seatrial.checks.base import Check, Context, Needs, Options
+from seatrial.config.kubernetes import Kubernetes, PodOverlay
 from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
 from seatrial.model import TIME_LIMIT, Observation, Phase, Preflight, Scope, UsageError
 from seatrial.pipeline import durations as durations_module
@@ -263,6 +266,25 @@ def test_retry_job_has_the_same_placement() -> None:
     changed = {"name", "checks", "limits", "limit_s", "typical", "retry"}
     assert job.model_dump(exclude=changed) == first.jobs[1].model_dump(exclude=changed)
     assert list(retry_jobs(first.jobs, {}, 1)) == []
+
+
+@pytest.mark.parametrize("launcher", ["kubernetes", "local"])
+def test_checks_of_kubernetes_get_the_settings_of_the_launcher(launcher: Literal["kubernetes", "local"]) -> None:
+    """Their other options remain; with another launcher they get no settings and skip themselves."""
+    settings = Kubernetes(
+        image="registry.example/seatrial:1", namespace="team", overlay=PodOverlay(resources={"rdma/ib": "1"})
+    )
+    trial = Config(
+        name="t",
+        launcher=launcher,
+        cluster=Cluster(nodes=2, gpus_per_node=8),
+        kubernetes=settings,
+        checks={"kubernetes.pods": CheckSettings(options={"wait_s": 60})},
+    )
+    (job,) = make_plan(trial, catalog(), NodeGpus(8)).jobs
+    options = catalog()["kubernetes.pods"].options.model_validate(job.options["kubernetes.pods"])
+    assert options.model_dump()["wait_s"] == 60
+    assert options.model_dump()["kubernetes"] == (settings.model_dump() if launcher == "kubernetes" else None)
 
 
 @pytest.mark.parametrize(("options", "expected"), [({}, "week47"), ({"reservation": "other"}, "other")])

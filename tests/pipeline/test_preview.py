@@ -20,7 +20,7 @@ from tests.pipeline.test_this_host import this_host
 def test_threshold_above_the_hardware_is_refused_before_the_start(
     start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("run", "preview"):
+    for module in ("run", "planned_jobs"):
         monkeypatch.setattr(f"seatrial.pipeline.{module}.discover", lambda: this_host("NVIDIA H100 80GB HBM3"))
     gemm = CheckSettings(expect={"tflops.bf16": Threshold.parse("> 1979 TFLOP/s")})  # the datasheet's, with sparsity
     config = Config(name="t", launcher="local", cluster=Cluster(gpus_per_node=1), checks={"device.gemm": gemm})
@@ -39,7 +39,7 @@ def test_threshold_above_the_hardware_is_refused_before_the_start(
 def test_metrics_without_a_reference_value_are_named_before_the_start(
     gpu: str, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("run", "preview"):
+    for module in ("run", "planned_jobs"):
         monkeypatch.setattr(f"seatrial.pipeline.{module}.discover", lambda: this_host(gpu))
     monkeypatch.setattr("seatrial.pipeline.run._run_job", lambda _job, _results: None)
     config = Config(

@@ -14,7 +14,7 @@ from torch import nn
 
 from seatrial.train import ddp, train_config
 from seatrial.train.ddp import WINDOW_PAIRS, DdpComparison, Speed, measure_speed, window_lengths
-from seatrial.train.invariants import Coverage
+from seatrial.train.invariants import SampleCounts
 from seatrial.train.parallel import World
 from seatrial.train.progress import Step
 from seatrial.train.train_config import TrainConfig
@@ -65,7 +65,7 @@ def test_window_lengths_add_up_and_are_not_empty(steps: int) -> None:
 def test_the_largest_difference_of_losses_and_gradient_norms(
     ddp_steps: list[Step], single_process_steps: list[Step] | None, difference: float | None
 ) -> None:
-    compared = DdpComparison(1, Coverage(0, 0, 0), 0, ddp_steps, single_process_steps, nn.Identity())
+    compared = DdpComparison(1, SampleCounts(0, 0, 0), 0, ddp_steps, single_process_steps, nn.Identity())
     assert compared.max_relative_difference == (None if difference is None else pytest.approx(difference))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from seatrial.train import data, invariants
-from seatrial.train.invariants import Coverage, RankInfo, coverage
+from seatrial.train.invariants import RankInfo, SampleCounts, count_samples
 
 
 def process(rank: int, **changes: object) -> RankInfo:
@@ -75,21 +75,21 @@ def test_core_list_has_the_format_of_the_kernel(cores: set[int], text: str) -> N
 @given(size=st.integers(min_value=16, max_value=200), ranks=st.integers(min_value=1, max_value=16))
 def test_block_order_covers_every_dataset(size: int, ranks: int) -> None:
     rank_samples = [list(islice(data.block_order(size, rank, ranks, 0), size // ranks)) for rank in range(ranks)]
-    assert coverage(rank_samples, size) == Coverage(0, 0, size % ranks)
+    assert count_samples(rank_samples, size) == SampleCounts(0, 0, size % ranks)
 
 
 @pytest.mark.parametrize(
     ("rank_samples", "expected"),
     [
-        ([[0, 2], [1, 3]], Coverage(0, 0, 1)),
-        ([[0, 2], [1, 1]], Coverage(1, 1, 1)),  # 3 is replaced by 1
-        ([[0, 2], [1]], Coverage(1, 0, 1)),  # 3 is not read
-        ([[0, 2, 4], [1, 3]], Coverage(0, 0, 1)),  # 4 is not dropped
-        ([[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]], Coverage(0, 5, 1)),  # every rank reads everything
+        ([[0, 2], [1, 3]], SampleCounts(0, 0, 1)),
+        ([[0, 2], [1, 1]], SampleCounts(1, 1, 1)),  # 3 is replaced by 1
+        ([[0, 2], [1]], SampleCounts(1, 0, 1)),  # 3 is not read
+        ([[0, 2, 4], [1, 3]], SampleCounts(0, 0, 1)),  # 4 is not dropped
+        ([[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]], SampleCounts(0, 5, 1)),  # every rank reads everything
     ],
 )
-def test_coverage_counts_missing_and_repeated_samples(rank_samples: list[list[int]], expected: Coverage) -> None:
-    assert coverage(rank_samples, 5) == expected
+def test_counts_of_missing_and_repeated_samples(rank_samples: list[list[int]], expected: SampleCounts) -> None:
+    assert count_samples(rank_samples, 5) == expected
 
 
 def test_one_bit_changes_the_digest() -> None:

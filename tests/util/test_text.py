@@ -1,8 +1,13 @@
-"""Shortened lists."""
+"""Shortened lists, errors in one line, escapes."""
 
 from __future__ import annotations
 
-from seatrial.util.text import and_more
+import errno
+import os
+
+import pytest
+
+from seatrial.util.text import and_more, error_text, printable
 
 
 def test_names_over_the_limit_are_counted() -> None:
@@ -13,3 +18,21 @@ def test_names_over_the_limit_are_counted() -> None:
 def test_names_within_the_limit() -> None:
     assert and_more(["a", "b"], 2) == "a, b"
     assert and_more([], 2) == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/x"), "/x: No space left on device"),
+        (OSError(errno.EPIPE, "Broken pipe"), "Broken pipe"),
+        (TimeoutError("timed out"), "timed out"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_error_text_is_one_line(error: Exception, text: str) -> None:
+    assert error_text(error) == text
+
+
+def test_unprintable_characters_become_escapes() -> None:
+    assert printable(os.fsdecode(b"eth\xff\n")) == r"eth\udcff\n"
+    assert printable("Zürich") == "Zürich"

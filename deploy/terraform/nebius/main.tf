@@ -1,4 +1,5 @@
 # A GPU cluster to accept: InfiniBand fabric, shared filesystem, managed Kubernetes, one group of GPU nodes.
+# With scheduler = "soperator" it has what the charts of soperator need (soperator.tf), and Slurm runs on it.
 
 locals {
   platform = {
@@ -6,9 +7,13 @@ locals {
     h200 = { platform = "gpu-h200-sxm", preset = "8gpu-128vcpu-1600gb" }
   }[var.gpu_model]
 
-  shared_folder = "/mnt/shared"
+  is_soperator = var.scheduler == "soperator"
 
-  # The filesystem is attached as a virtiofs device with its mount tag; every node mounts it at its start.
+  # The filesystem is attached as a virtiofs device with its mount tag. Nodes mount it at their start; soperator's chart
+  # mounts the device "jail" itself, and its root folder is the root folder of all Slurm nodes.
+  mount_tag     = local.is_soperator ? "jail" : "shared"
+  shared_folder = local.is_soperator ? "/" : "/mnt/shared"
+
   cloud_init = yamlencode({
     users = [{
       name                = var.ssh_user
@@ -16,7 +21,7 @@ locals {
       shell               = "/bin/bash"
       ssh_authorized_keys = [var.ssh_public_key]
     }]
-    mounts = [["shared", local.shared_folder, "virtiofs", "defaults,nofail", "0", "2"]]
+    mounts = local.is_soperator ? [] : [["shared", local.shared_folder, "virtiofs", "defaults,nofail", "0", "2"]]
   })
 }
 
@@ -46,7 +51,7 @@ resource "nebius_mk8s_v1_cluster" "cluster" {
   }
 }
 
-# Operators (GPU, network, Kueue) and seatrial's reports need nodes without GPUs.
+# Operators (network, Kueue, soperator) and Slurm's controller run on nodes without GPUs.
 resource "nebius_mk8s_v1_node_group" "cpu" {
   parent_id        = nebius_mk8s_v1_cluster.cluster.id
   name             = "${var.name}-cpu"
@@ -54,9 +59,23 @@ resource "nebius_mk8s_v1_node_group" "cpu" {
   fixed_node_count = var.cpu_node_count
 
   template = {
-    resources          = { platform = "cpu-d3", preset = "4vcpu-16gb" }
+    resources          = { platform = "cpu-d3", preset = local.is_soperator ? "16vcpu-64gb" : "4vcpu-16gb" }
     boot_disk          = { type = "NETWORK_SSD", size_gibibytes = 128 }
     network_interfaces = [{ subnet_id = var.subnet_id }]
+
+    # The pods of Slurm's controller and of its login node mount both.
+    filesystems = local.is_soperator ? [
+      {
+        attach_mode         = "READ_WRITE"
+        mount_tag           = local.mount_tag
+        existing_filesystem = { id = nebius_compute_v1_filesystem.shared.id }
+      },
+      {
+        attach_mode         = "READ_WRITE"
+        mount_tag           = "controller-spool"
+        existing_filesystem = { id = nebius_compute_v1_filesystem.controller_spool[0].id }
+      }
+    ] : null
   }
 }
 
@@ -75,7 +94,7 @@ resource "nebius_mk8s_v1_node_group" "gpu" {
 
     filesystems = [{
       attach_mode         = "READ_WRITE"
-      mount_tag           = "shared"
+      mount_tag           = local.mount_tag
       existing_filesystem = { id = nebius_compute_v1_filesystem.shared.id }
     }]
 
@@ -95,7 +114,7 @@ resource "nebius_mk8s_v1_node_group" "gpu" {
     cloud_init_user_data = local.cloud_init
   }
 
-  # seatrial sets the condition Accepted to FALSE on a node that it rejects; the node is replaced after the timeout.
+  # A node whose condition seatrial.dev/Accepted is False is replaced after the timeout. docs/nebius.md sets the condition.
   auto_repair = var.replace_rejected_nodes ? {
     conditions = [{
       type    = "seatrial.dev/Accepted"
@@ -103,4 +122,23 @@ resource "nebius_mk8s_v1_node_group" "gpu" {
       timeout = var.replace_rejected_after
     }]
   } : null
+}
+
+# The images of the GPU nodes have the drivers. The device plugin makes nvidia.com/gpu a resource of the nodes.
+resource "nebius_applications_v1alpha1_k8s_release" "device_plugin" {
+  parent_id        = var.project_id
+  cluster_id       = nebius_mk8s_v1_cluster.cluster.id
+  application_name = "nvidia-device-plugin"
+  namespace        = "nvidia-device-plugin"
+  product_slug     = "nebius/nvidia-device-plugin"
+  depends_on       = [nebius_mk8s_v1_node_group.gpu]
+}
+
+resource "nebius_applications_v1alpha1_k8s_release" "network_operator" {
+  parent_id        = var.project_id
+  cluster_id       = nebius_mk8s_v1_cluster.cluster.id
+  application_name = "network-operator"
+  namespace        = "network-operator"
+  product_slug     = "nebius/nvidia-network-operator"
+  depends_on       = [nebius_mk8s_v1_node_group.cpu]
 }

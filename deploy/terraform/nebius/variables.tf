@@ -29,6 +29,17 @@ variable "name" {
   }
 }
 
+variable "scheduler" {
+  description = "What runs the trial: kubernetes (pods), or soperator (Slurm in pods)"
+  type        = string
+  default     = "kubernetes"
+
+  validation {
+    condition     = contains(["kubernetes", "soperator"], var.scheduler)
+    error_message = "scheduler must be kubernetes or soperator."
+  }
+}
+
 variable "gpu_model" {
   description = "GPU model of the nodes, which have 8 GPUs each"
   type        = string

@@ -10,7 +10,7 @@ from seatrial.config.schema import Config
 from seatrial.hardware import links
 from seatrial.hardware.references import references_for
 from seatrial.judge import error_counters
-from seatrial.judge.asked_fabric import tcp_fabric
+from seatrial.judge.configured_fabric import tcp_fabric
 from seatrial.model import Baseline, Insight, Measurement
 
 

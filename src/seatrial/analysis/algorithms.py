@@ -26,7 +26,7 @@ _SETTINGS_KEY: OperationKey = ("all_reduce", "float32", "torch's allocator")
 def read_choices(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]) -> Choices:
     """The choices by operation, dtype, buffers and size.
 
-    Older records have only the choices of another check.
+    Older records have them only for the check of NCCL settings (role ``algorithms_by_setting``).
     """
     with_facts = measurements_with_roles(measurements, checks)
     choices: dict[OperationKey, dict[str, AlgorithmProtocol]] = {}
@@ -42,7 +42,7 @@ def read_choices(measurements: Sequence[Measurement], checks: Mapping[str, HasFa
 def _distinct(
     role: FactRole, measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the facts with this role, without consecutive duplicates from several nodes."""
+    """Yield the facts with this role; of equal facts from consecutive nodes only the first."""
     values = (_mapping(value) for _, value in role_facts(role, measurements, checks))
     return (value for value, _ in groupby(filter(None, values)))
 

@@ -19,7 +19,7 @@ _ACHIEVABLE_SHARE = {NVLINK: 0.77, PORT: 0.96}
 
 @dataclass(frozen=True)
 class Collective:
-    """A measured collective; ``operation``: its name in nccl-tests; ``nvls``: whether the GPU model supports NVLS."""
+    """A measured collective; ``operation`` is its name in nccl-tests, ``nvls`` whether the GPU model supports NVLS."""
 
     check: str
     operation: str

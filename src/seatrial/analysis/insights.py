@@ -17,7 +17,7 @@ from seatrial.judge.peaks import achieved_over_peak
 from seatrial.model import Insight, Measurement, Series, format_bytes
 
 _SATURATED = 0.9  # share of the achievable bandwidth from which a link counts as the bottleneck
-_MAX_FIT_ERROR = 0.15  # above it, the sizes belong to more than one protocol regime
+_MAX_FIT_ERROR = 0.15  # with a larger error, the sizes belong to more than one protocol regime
 
 
 def performance_insights(
@@ -112,7 +112,7 @@ def _bandwidth_limit(collective: Collective, busbw: Series) -> Iterator[Insight]
 
 
 def _limiter(collective: Collective, loads: Mapping[str, tuple[float, float]], value: float) -> str:
-    """The saturated links; without any, the slow transport in NCCL's log; else ``unknown``."""
+    """The saturated links; if there is none, the slow transport in NCCL's log; else ``unknown``."""
     utilization = {
         link: value * share / collective.achievable_gbps(link, rate) for link, (share, rate) in loads.items()
     }

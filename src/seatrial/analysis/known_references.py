@@ -113,7 +113,7 @@ def _facts(figure: Figure, check: Check, config: Config, gpus: Sequence[str]) ->
 
 
 def _is_judged(figure: Figure, facts: Mapping[str, JsonValue], references: References) -> bool:
-    """Whether the metric has a value, or is only recorded without one."""
+    """Whether the metric will be judged, or recorded as SKIP because its reference value is optional."""
     if isinstance(references.site_or_sku_reference(figure.key, facts), Reference):
         return True
     has_sku = all(isinstance(references.sku(name), Sku) for name in str(facts["gpu"]).split(MODEL_SEPARATOR))

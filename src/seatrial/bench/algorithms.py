@@ -19,7 +19,7 @@ from seatrial.bench.collectives import DTYPES
 from seatrial.bench.operations import OPERATIONS, collective_api
 from seatrial.bench.rank import min_free_memory
 
-MEMORY_SHARE = 0.7  # of the free memory, for buffers; NCCL needs the rest
+MEMORY_SHARE = 0.7  # share of the free memory for buffers; NCCL needs the rest
 
 
 def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _run_once(request: Mapping[str, Any], device: torch.device, log: Path, limit
 
 
 def _log_size(log: Path) -> int:
-    """Bytes in the log so far; NCCL writes line by line, gloo writes no log."""
+    """Bytes in the log so far; NCCL writes whole lines, gloo writes no log."""
     return log.stat().st_size if log.is_file() else 0
 
 

@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,11 +26,12 @@ from seatrial.bench import child_result, group
 from seatrial.bench.rank import gather, release_memory, store_barrier
 from seatrial.util import processes
 from seatrial.util.failures import Failure, exit_hint, exit_reason, first_failure
+from seatrial.util.node_name import node_name
 
 _POLL_S = 0.05
 _READY_POLL_S = 0.5
 _STORE_POLL_S = 1.0  # between reads of the store, which thousands of ranks may read
-_STDERR_CHARACTERS = 1500  # of a failed child's stderr that its error quotes
+_STDERR_CHARACTERS = 1500  # the end of a failed child's stderr that its error quotes
 EXIT_TIMEOUT = 124  # as timeout(1)
 _START_TIMEOUT = timedelta(days=1)  # a child ends with its parent, which also has a time limit
 _run_numbers = itertools.count()  # the same on all ranks: all run children equally often
@@ -54,7 +54,7 @@ class ChildResult:
 
 @dataclass(frozen=True)
 class StartedChildRanks:
-    """The children of one start: this rank's child, None if it is outside all groups; all ranks have one object each.
+    """Children that all ranks started together; each rank has an object with its own child (None: rank in no group).
 
     The children import torch and then wait in ``open_child_group`` until ``results`` is called.
     """
@@ -78,7 +78,7 @@ class StartedChildRanks:
     def results(self, on_poll: Callable[[], None] = lambda: None) -> list[ChildResult]:
         """Let the children go on, wait for their end and return their results, by rank. Called by all ranks together.
 
-        They wait in the store: a collective would occupy the GPUs that the children measure.
+        Ranks wait by the rendezvous store: a collective would occupy the GPUs that the children measure.
         """
         store_barrier()
         if dist.get_rank() == 0:
@@ -89,7 +89,7 @@ class StartedChildRanks:
             result = replace(result, error=_with_stderr(result.error, self.files["err"])) if result.error else result
             result = result if result.error else _read_result(self.files["out"])
         store_barrier()
-        return gather(replace(result, host=socket.gethostname()))
+        return gather(replace(result, host=node_name()))
 
 
 def run_child_ranks(
@@ -182,7 +182,7 @@ def first_failed_rank(failed: Mapping[int, ChildResult]) -> int:
 
 
 def open_child_group(task: Mapping[str, Any], backend: str = "") -> str:
-    """In the child, first of all: wait for the start, open the children's process group and return the device.
+    """Called first in a child: wait for the start, open the children's process group and return the device.
 
     ``backend``: replaces the default (NCCL on GPUs, gloo on CPUs), e.g. "cpu:gloo,cuda:nccl"; it connects at first use.
     """
@@ -248,7 +248,7 @@ def _stop(child: processes.Child, reason: str) -> str:
 
 
 def _with_stderr(error: str, stderr: Path) -> str:
-    """``error`` with the last message of stderr, then the text before it: a shortened error still has that message.
+    """``error`` with the last message of stderr, then the text before it: truncation does not remove that message.
 
     The last message starts at the last line that is not indented; its continuation lines are.
     """

@@ -16,7 +16,7 @@ from seatrial.bench.timing import DeviceTiming, time_on_device
 DTYPES = ("bf16", "fp16", "tf32", "fp8", "fp32")
 _TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 SEED = 2024
-# One row of the product in this many is compared with float64. Libraries compute tiles of 64 rows or more, each on one
+# Every 61st row of the product is compared with float64. Libraries compute tiles of 64 rows or more, each on one
 # multiprocessor, so every tile is checked; as 61 is prime, at different rows within it.
 CHECKED_ROW_STRIDE = 61
 NON_FINITE_ERROR = 1e30  # replaces inf and NaN: a metric must be finite
@@ -95,7 +95,7 @@ def burn(dtype: str, size: int, device: str, seconds: float) -> BurnResult:
 
 
 def chain_digest(dtype: str, size: int, device: str, products: int) -> str:
-    """SHA-256 of the bit sums of a chain of ``products``: each is the previous one, scaled, times a fixed matrix.
+    """SHA-256 of the bit sums of a chain of products: each product is the previous one, scaled, times a fixed matrix.
 
     Identical devices with the same libraries must agree in every bit. The inputs are integers from the CPU's generator
     with a fixed seed, as its normal distribution depends on the CPU's vector instructions. Bit sums are integers and

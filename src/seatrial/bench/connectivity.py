@@ -20,16 +20,16 @@ from seatrial.bench.tcp import (
     Endpoint,
     Lookup,
     connection_error,
-    error_text,
     is_routable,
     listen,
     open_connection,
     resolve_names,
 )
 from seatrial.util.resolver import RESOLVE_TIMEOUT_S
+from seatrial.util.text import error_text
 
 MAX_PARALLEL_CONNECTS = 32
-PINGS = 10  # per pair, so that at least one of them meets no queue
+PINGS = 10  # per pair, so that at least one of them is not delayed by a queue
 _TIMESTAMPS = struct.Struct("!dd")
 
 

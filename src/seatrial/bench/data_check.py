@@ -1,9 +1,9 @@
 """The data check: input patterns with a known exact result, compared bit by bit.
 
-Every element depends on its position and rank, so swapped blocks, a missing or duplicated rank, stale data and a
-flipped bit all show. Operations that only move data get arbitrary finite values. Sums get integers that are exact in
-any order; that limits how many ranks can contribute to one position (8 in bfloat16). With n ranks, different groups of
-8 contribute to successive positions, so that all have contributed after n/8 positions.
+Every element depends on its position and rank, so that the check detects swapped blocks, a missing or duplicated rank,
+stale data and a flipped bit. Operations that only move data get arbitrary finite values. Sums get integers that are
+exact in any order; that limits how many ranks can contribute to one position (8 in bfloat16). With n ranks, different
+groups of 8 contribute to successive positions, so that all have contributed after n/8 positions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class ExpectedPart:
-    """``length`` elements from ``position`` on: of the pattern of ``rank`` if data is only moved, else of the sum."""
+    """``length`` elements from ``position`` on, of the pattern of ``rank`` if data is only moved, else of the sum."""
 
     length: int
     position: int
@@ -56,7 +56,7 @@ def fill_input(buffer: torch.Tensor, rank: int, summed_ranks: int) -> None:
 
 
 def fill_with_nan(buffer: torch.Tensor) -> None:
-    """Fill ``buffer`` with NaN, which no expected result contains: elements that are not overwritten show."""
+    """Fill ``buffer`` with NaN, which no expected result contains, so that elements that are not written are found."""
     integers = _as_integers(buffer)
     integers.fill_(torch.iinfo(integers.dtype).max)
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-# These log transports at setup only; TUNING would write a line for each operation.
+# These subsystems of NCCL log at setup only; TUNING would write a line for each operation.
 _SUBSYSTEMS = "INIT,NET,P2P,ENV"
 GRAPH_MIXING = "NCCL_GRAPH_MIXING_SUPPORT"
 
@@ -41,8 +41,9 @@ def _set(name: str, value: str) -> None:
 def disable_graph_mixing() -> None:
     """Set NCCL_GRAPH_MIXING_SUPPORT=0 for this process, unless the environment sets it; NCCL reads it once.
 
-    The checks never run operations in CUDA graphs and others concurrently. NCCL's support for that adds 13 us to each
-    operation in a graph (NCCL User Guide, NCCL_GRAPH_MIXING_SUPPORT; 4 H200, NCCL 2.28.9: 19.4 us with, 6.7 without).
+    The checks never run an operation in a CUDA graph at the same time as one outside it. NCCL's support for this adds
+    13 us to each operation in a graph (NCCL User Guide, NCCL_GRAPH_MIXING_SUPPORT; 4 H200, NCCL 2.28.9: 19.4 us with
+    it, 6.7 us without).
     """
     if GRAPH_MIXING not in os.environ:
         _set(GRAPH_MIXING, "0")
@@ -58,7 +59,7 @@ def open_group(device: str, timeout_s: float) -> None:
     timeout = timedelta(seconds=timeout_s)
     if target.type == "cuda" and target.index is not None:
         disable_graph_mixing()
-        # First, as object collectives and NCCL's own buffers use the current device
+        # Before the group is opened: object collectives and NCCL's buffers use the current device
         torch.cuda.set_device(target)
         # device_id makes NCCL connect now, so that neither its time nor a hang is attributed to the first check
         dist.init_process_group("nccl", timeout=timeout, device_id=target)
@@ -92,7 +93,7 @@ def flight_recorder_dump() -> bytes:
     if not dist.is_initialized():
         return b""
     name = "_dump_nccl_trace" if dist.get_backend() == dist.Backend.NCCL else "_dump_fr_trace"
-    # stacks: finding the names of functions took 10 s (torch 2.13, busy CPUs)
+    # without stacks: resolving the names of their functions took 10 s (torch 2.13, busy CPUs)
     return bytes(getattr(torch._C._distributed_c10d, name)(includeCollectives=True, includeStackTraces=False))
 
 

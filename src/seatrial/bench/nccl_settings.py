@@ -15,16 +15,16 @@ import torch.distributed as dist
 from seatrial.bench import child_ranks, group, subgroups
 from seatrial.bench.rank import min_free_memory
 
-MEMORY_SHARE = 0.5  # of the free memory, for one buffer; NCCL and the parent process need the rest
+MEMORY_SHARE = 0.5  # share of the free memory for one buffer; NCCL and the parent process need the rest
 
 
 def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Return bus bandwidths in GB/s, ``busbw[name][group][window]``, and NCCL's log of the group of all ranks.
 
     ``task``: ``size`` in bytes and ``seconds`` for the timed all-reduce in each of ``groups`` (name → groups of ranks
-    that run concurrently); ``path_sizes``: sizes of one untimed all-reduce each, for NCCL's log. Also returned:
-    ``wrong_elements``; ``log`` (path) and ``log_bytes``, the length of its part about the group of all ranks; and
-    ``not_allocated``, the sizes that did not fit into memory.
+    that run concurrently); ``path_sizes``: sizes of one untimed all-reduce each, for NCCL's log, which shows the path
+    of the data. Also returned: ``wrong_elements``; ``log`` (path) and ``log_bytes``, the length of its part about the
+    group of all ranks; and ``not_allocated``, the sizes that did not fit into memory.
     """
     limit = MEMORY_SHARE * min_free_memory(device)
     sizes = [size for size in task["path_sizes"] if size <= limit]  # the same on all ranks: all make the same calls

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from seatrial.bench.rank import gather
-from seatrial.bench.tcp import error_text
+from seatrial.util.text import error_text
 from seatrial.util.threads import start_in_thread
 
 T = TypeVar("T")

@@ -59,7 +59,7 @@ class Operation:
     def element_count(self, size: int, itemsize: int, ranks: int) -> int:
         """Number of elements of ``size`` bytes; blocks are multiples of 16 B (nccl-tests, src/all_gather.cu).
 
-        A block has at least one element, where nccl-tests would skip the size.
+        A block has at least one element; nccl-tests skips sizes with empty blocks.
         """
         if not self.one_block_per_rank:
             return max(1, size // itemsize)

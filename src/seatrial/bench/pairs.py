@@ -30,10 +30,11 @@ class PairTiming:
 
 
 def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tuple[int, int]]]:
-    """Rounds of disjoint pairs of the indices of ``groups``, alternately of one group and of two; no pair occurs twice.
+    """Rounds of disjoint pairs of the indices in ``groups``; no pair occurs twice.
 
-    An index without such a partner is paired with any other. Partners in other groups are half of all indices away in
-    the order of groups, so that a round uses the paths between many groups.
+    Rounds alternate: partners of the same group, partners of different groups. An index without such a partner is
+    paired with any other. Partners of different groups are half of all indices apart in the order of groups, so that a
+    round uses the paths between many groups.
     """
     order = sorted(range(len(groups)), key=lambda index: groups.index(groups[index]))
     partners: list[set[int]] = [set() for _ in groups]
@@ -167,7 +168,7 @@ class PairResults:
 
     @cached_property
     def median_best_rate(self) -> float:
-        """GB/s: median of each rank's ``best_rates``, then median over ranks."""
+        """Median over ranks of the median of their ``best_rates``, in GB/s."""
         return median(median(rates) for rates in self.best_rates.values())
 
     @cached_property
@@ -204,7 +205,7 @@ class PairResults:
         }
 
     def pairs_below_best(self, min_share: float) -> list[tuple[str, str]]:
-        """Pairs whose ``pair_shares`` are below ``min_share``, lowest first: both members are faster with others."""
+        """Pairs whose ``pair_shares`` are below ``min_share``, lowest first: both members have faster partners."""
         shares = {pair: self.pair_shares(timings) for pair, timings in self.by_pair.items()}
         medians = {pair: median(values) for pair, values in shares.items() if values}
         return sorted((pair for pair, share in medians.items() if share < min_share), key=medians.__getitem__)

@@ -23,7 +23,7 @@ from seatrial.util import processes
 START_LIMIT_S = 10.0  # a server listens before it allocates memory
 PORT_ATTEMPTS = 3  # another process may take a free port before the server does
 _POLL_S = 0.02
-_MAX_CHARACTERS = 1200  # of the output of one side: the table at its end, and the first errors
+_MAX_CHARACTERS = 1200  # kept of the output of one side: the table at its end, and the first errors
 _LISTEN = "0A"  # proc(5), /proc/net/tcp: state TCP_LISTEN
 
 
@@ -149,7 +149,7 @@ def _free_port() -> int:
 
 
 def _is_listening(port: int) -> bool:
-    """Read from /proc: a connection would be taken for the client."""
+    """Whether the server listens, from /proc: the server would take a test connection for its client."""
     for table in ("tcp", "tcp6"):
         path = Path("/proc/net") / table
         if path.exists() and re.search(rf":{port:04X} \S+ {_LISTEN} ", path.read_text(encoding="utf-8")):
@@ -169,6 +169,6 @@ def _wait(running: _Running | ProgramResult, deadline: float, limit_s: float) ->
 
 
 def _ended(running: _Running, error: str) -> ProgramResult:
-    """The result of a program that is ended now."""
+    """End the program and return its result."""
     remaining = processes.stop(running.child, grace_s=1.0)
     return running.result("; ".join(filter(None, [error, remaining])))

@@ -1,14 +1,15 @@
-"""Tries on a node what a trial needs, before a check starts: ``python -m seatrial.bench.preflight JOB.json ATTEMPT``.
+"""Tests on a node what a trial needs, before a check starts: ``python -m seatrial.bench.preflight JOB.json ATTEMPT``.
 
 It runs in the environment of the workers: their Python, virtual environment and container. A missing requirement ends
 it with exit code 1 and one line, ``preflight: NODE: …``. With further arguments, ``-m MODULE ARGUMENT…``, it then runs
-that module. What it found is in ``preflight/NODE.json`` of the attempt's folder.
+that module. It writes its facts to ``preflight/NODE.json`` in the attempt's folder.
 
 Only the standard library is imported, in the syntax of old versions of Python: they must be able to report themselves.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -34,7 +35,7 @@ class Problem(Exception):
 
 def main(arguments: list[str]) -> None:
     job_file, attempt, *rest = arguments
-    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    node = os.environ.get("SLURMD_NODENAME") or os.environ.get("SEATRIAL_NODE") or socket.gethostname()
     facts: dict[str, Any] = {"python": sys.version.split()[0], "executable": sys.executable, "prefix": sys.prefix}
     facts["image_id"], facts["evidence"] = os.environ.get("SEATRIAL_IMAGE_ID"), container_evidence()
     problems = []
@@ -62,7 +63,7 @@ def main(arguments: list[str]) -> None:
 
 
 def container_evidence() -> list[str]:
-    """Return what shows that this process runs in a container: files and variables that runtimes set."""
+    """Return the evidence that this process runs in a container: files and variables that runtimes set."""
     evidence = [path for path in ("/.dockerenv", "/run/.containerenv") if os.path.exists(path)]
     names = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "ENROOT_ROOTFS")
     evidence += [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
@@ -100,7 +101,10 @@ def _dependencies() -> list[str]:
 
 
 def _try_interfaces(required: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Gloo takes a list of names, NCCL one of prefixes; ``^`` excludes, ``=`` is an exact name (NCCL user guide)."""
+    """Test that the interfaces in Gloo's and NCCL's variables exist.
+
+    Gloo takes a list of names, NCCL a list of prefixes; ``^`` excludes, ``=`` is an exact name (NCCL user guide).
+    """
     here = facts["interfaces"] = sorted(name for _, name in socket.if_nameindex())
     listed, problems = ", ".join(here), []
     gloo = os.environ.get("GLOO_SOCKET_IFNAME", "")
@@ -121,33 +125,37 @@ def _try_torch(required: dict[str, Any], facts: dict[str, Any]) -> None:
     if not required["torch"]:
         return
     gpus, command = required["gpus"], f"{sys.executable} -m torch.utils.collect_env"
+    gc.disable()
     try:
         import torch
         import torch.distributed
-    except Exception as error:  # ImportError, OSError of a library, or what a broken package raises
+    except Exception as error:  # ImportError, OSError of a library, or any error of a broken package
         text = _first_line(error)
         raise Problem(
             f"{sys.executable} cannot import torch: {type(error).__name__}: {text}", f"{sys.executable} -m pip list"
         ) from error
+    finally:
+        gc.freeze()  # a million objects that stay; collections of them take 0.8 s of CPU until the exit
+        gc.enable()
     facts["torch"], facts["cuda"] = torch.__version__, torch.version.cuda
     if not gpus:
         return
-    promised = f"{gpus} GPU{'s' if gpus > 1 else ''} per node expected"
+    expected = f"{gpus} GPU{'s' if gpus > 1 else ''} per node expected"
     if torch.version.cuda is None:
-        raise Problem(f"torch {torch.__version__} of {sys.executable} is built without CUDA, {promised}", command)
+        raise Problem(f"torch {torch.__version__} of {sys.executable} is built without CUDA, {expected}", command)
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         facts["gpus"] = torch.cuda.device_count()
     except Exception as error:
         raise Problem(
-            f"torch {torch.__version__} cannot use CUDA, {promised}: {_first_line(error)}", command
+            f"torch {torch.__version__} cannot use CUDA, {expected}: {_first_line(error)}", command
         ) from error
     if facts["gpus"] < gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         setting = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
-        raise Problem(f"torch can use {facts['gpus']} GPUs{setting}, {promised}", command)
+        raise Problem(f"torch can use {facts['gpus']} GPUs{setting}, {expected}", command)
     if not torch.distributed.is_nccl_available():
-        raise Problem(f"torch {torch.__version__} of {sys.executable} is built without NCCL, {promised}", command)
+        raise Problem(f"torch {torch.__version__} of {sys.executable} is built without NCCL, {expected}", command)
     facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
@@ -173,6 +181,8 @@ def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
 def _run_module(arguments: list[str]) -> None:
     """Run ``MODULE ARGUMENT…`` in place of this program; torchrun in this process, which has imported torch already."""
     if arguments[0] == "torch.distributed.run" and "torch" in sys.modules:
+        if "--nproc-per-node=1" not in arguments:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, with a warning in each log
         sys.argv = arguments
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:  # a new process image: torch has started threads in this one

@@ -102,7 +102,7 @@ def store_barrier() -> None:
 def describe_device(device: str) -> dict[str, Any]:
     """Facts about the device: ``backend`` (cuda or cpu), ``gpu`` (model name as in NVML), ``cpu`` (model name).
 
-    ``world_size`` and ``nodes`` are 1, as SKU data is stored by these counts and the metrics are of one device.
+    ``world_size`` and ``nodes`` are 1: SKU data are selected by these counts, and the metrics are of one device.
     """
     if device.startswith("cuda"):
         name = torch.cuda.get_device_name(device)

@@ -3,6 +3,9 @@
 The first node (SLURM_NODEID 0) listens; the others resolve the address and connect. A node that cannot prints one line,
 ``preflight: NODE: …``, which ends the job: torchrun would wait for minutes, and name no node. The exit code is 0, since
 another one makes srun end the other nodes before they have printed theirs.
+
+A pod of Kubernetes adds its INDEX, the number of NODES and the SECONDS within which all pods start; until then the name
+of the first pod may not exist. Its exit code is 1 after a problem.
 """
 
 from __future__ import annotations
@@ -15,27 +18,48 @@ from collections.abc import Sequence
 from contextlib import suppress
 from threading import Thread
 
-from seatrial.bench.tcp import Endpoint, error_text, listen, open_connection, resolve_names
+from seatrial.bench.tcp import Endpoint, listen, open_connection, resolve_names
 from seatrial.util.resolver import resolve
+from seatrial.util.text import error_text
 
 # Between the first and the last start of a node: seconds with srun, more with containers or Python on a busy filesystem
 CONNECT_LIMIT_S, LISTEN_LIMIT_S = 30.0, 60.0
 _RETRY_S = 0.2
+_LOOKUP_RETRY_S = 2.0  # many pods ask one DNS service
 _TOKEN_BYTES = 16
 
 
 def main(arguments: Sequence[str]) -> None:
-    address, port, key = arguments[0], int(arguments[1]), arguments[2]
+    address, port, key, *pod = arguments
     token = key.encode()[:_TOKEN_BYTES].ljust(_TOKEN_BYTES)
-    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    if os.environ.get("SLURM_NODEID", "0") == "0":
-        problem = serve(port, token, int(os.environ.get("SLURM_NNODES", "1")) - 1, LISTEN_LIMIT_S)
-        command = f"ss -ltnp sport = :{port}"
+    node = os.environ.get("SLURMD_NODENAME") or os.environ.get("SEATRIAL_NODE") or socket.gethostname()
+    if pod:
+        problem = try_pod(address, int(port), token, index=int(pod[0]), nodes=int(pod[1]), limit_s=float(pod[2]))
+        first_command = f"kubectl describe service {address.partition('.')[2]}; kubectl get networkpolicies"
+    elif os.environ.get("SLURM_NODEID", "0") == "0":
+        problem = serve(int(port), token, int(os.environ.get("SLURM_NNODES", "1")) - 1, LISTEN_LIMIT_S)
+        first_command = f"srun --nodelist={node} ss -ltnp sport = :{port}"
     else:
-        problem = connect(address, port, token, CONNECT_LIMIT_S)
-        command = f"sh -c 'getent ahosts {address}; ping -c 3 {address}; ip route get {address}; nft list ruleset'"
+        problem = connect(address, int(port), token, CONNECT_LIMIT_S)
+        tests = f"getent ahosts {address}; ping -c 3 {address}; ip route get {address}; nft list ruleset"
+        first_command = f"srun --nodelist={node} sh -c '{tests}'"
     if problem:
-        print(f"preflight: {node}: {problem}. Run first: srun --nodelist={node} {command}")
+        print(f"preflight: {node}: {problem}. Run first: {first_command}")
+        if pod:
+            sys.exit(1)
+
+
+def try_pod(address: str, port: int, token: bytes, *, index: int, nodes: int, limit_s: float) -> str:
+    """Listen in pod 0, connect in the others; return why this is not possible within ``limit_s``, else empty."""
+    if index == 0:
+        return serve(port, token, nodes - 1, limit_s)
+    deadline, reported = time.monotonic() + limit_s, ""
+    while (problem := resolve_names([address], resolve)[address].problem) and time.monotonic() < deadline:
+        if problem != reported:  # in the job's log, if seatrial ends the job before the limit
+            print(f"waiting for the address of the first pod, {address}: {problem}", file=sys.stderr, flush=True)
+        reported = problem
+        time.sleep(_LOOKUP_RETRY_S)
+    return connect(address, port, token, max(0.0, deadline - time.monotonic()))
 
 
 def serve(port: int, token: bytes, clients: int, limit_s: float) -> str:

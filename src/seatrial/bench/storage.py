@@ -86,7 +86,7 @@ def is_shared(folder: SharedFolder) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the folder on all participants concurrently, so errors are ignored; ``still_exists`` finds remains."""
+    """Remove the folder on all participants concurrently, without errors: ``still_exists`` finds leftovers."""
     with suppress(TimeoutError):  # a filesystem that hangs was reported by an earlier step
         run_with_timeout(lambda: shutil.rmtree(folder, ignore_errors=True), STEP_TIMEOUT_S)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from seatrial.util.resolver import RESOLVE_TIMEOUT_S
+from seatrial.util.text import error_text
 from seatrial.util.threads import start_in_thread
 
 CONNECT_TIMEOUT_S = 2.0  # within a cluster a connection takes less than 1 ms; Linux repeats a lost SYN after 1 s
@@ -95,10 +95,3 @@ def _receive_token(connection: socket.socket) -> bytes:
 def connection_error(error: OSError) -> str:
     """The error of a connection in one line; a timeout with its seconds."""
     return f"no answer within {CONNECT_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error_text(error)
-
-
-def error_text(error: Exception) -> str:
-    """The error in one line: ``/mnt/x: Permission denied``."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename is not None else error.strerror
-    return str(error) or type(error).__name__

@@ -21,9 +21,9 @@ RETRY_MIN_WINDOWS = 30  # a retry takes more samples, since the first measuremen
 min_windows = MIN_WINDOWS  # of this process; the worker sets it before the first check of a retry
 MAX_WINDOWS = 400  # 20 s, unless ``min_seconds`` is longer
 PRECISION = 0.01  # timing stops when the median is known to this fraction of its value
-# Less precise values do not show a slowdown of 1.5 times what a limit of 10 % states (analysis/power.py)
+# With less precise values, a limit of 10 % does not detect a slowdown of 15 % (analysis/power.py)
 MIN_PRECISION = 0.03
-MAX_EXTENSION = 2  # on a GPU, timing stops after this multiple of its duration at the latest
+MAX_EXTENSION = 2  # on a GPU, timing takes at most this multiple of its duration
 
 
 @dataclass(frozen=True)

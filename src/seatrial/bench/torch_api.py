@@ -28,7 +28,7 @@ def process_group_backend(device: torch.device) -> Any:
 
 
 class TorchApi:
-    """Prepares functions that run one operation on buffers of ``device``; ``reason``: why NCCL is not called directly.
+    """Prepares functions that run one operation on buffers of ``device``; ``reason`` why NCCL is not called directly.
 
     All-reduce, broadcast and reduce are in place only: ValueError if ``received`` is not ``sent``.
     """

@@ -31,10 +31,12 @@ from seatrial.model import (
     Topology,
 )
 
-# What the plan must show if a check skips itself; "not in the record": this depends on the hardware or Slurm's settings
+# Conditions under which a check may skip itself. The judge verifies them with the plan of the record, except "not in
+# the record", which stands for conditions of the hardware and of Slurm's settings
 SkipCondition = Literal[
     "no GPU",
     "no Slurm",
+    "no Kubernetes",
     "one node",
     "one rank per node",
     "no command",
@@ -93,9 +95,9 @@ def metrics(units: Mapping[str, str], values: Mapping[str, float], subject: str 
 
 
 def ratios(samples: Sequence[float], base: Sequence[float], scale: float = 1.0) -> tuple[float, ...]:
-    """Samples of the ratio of two medians: ``scale`` times each sample over the one of ``base`` in the same place.
+    """Each sample divided by the sample of ``base`` at the same index, times ``scale``; the longer series is cut.
 
-    Of two independent series they have the noise of both. The longer series is cut.
+    If the two series are independent, the ratios have the noise of both.
     """
     return tuple(scale * sample / reference for sample, reference in zip(samples, base, strict=False))
 
@@ -119,7 +121,7 @@ class FindingTemplate:
 
     ``first_command`` may contain ``{node}``, the node of the subject, and ``{pair}``, both ends of a pair.
     ``whole_node_title``: title if all subjects of a node fail; the subjects of a node then make one finding.
-    ``max_locatable_fact``: name of the fact with the number of slow subjects (or nodes) up to which all are located.
+    ``max_locatable_fact``: name of the fact with the largest number of slow subjects (or nodes) that can be located.
     """
 
     title: str
@@ -130,7 +132,7 @@ class FindingTemplate:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The part of the cluster that a metric compares with parts of the same kind, as a share of their speed.
+    """A metric that compares a part of the cluster with parts of the same kind; its value is a share of their speed.
 
     ``inter_node``: the part is a path between nodes. ``is_speedup``: the metric compares runs with and without the
     part, so its threshold detects a missing part but not a slow one.
@@ -143,9 +145,10 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingMetrics:
-    """The metrics of one quantity on a GPU, a node, two and all nodes, which reports compare; "": not measured.
+    """The metrics of one quantity on a GPU, on a node, on two nodes and on all nodes, for reports; "": not measured.
 
-    ``{nodes}`` stands for the fact ``nodes``. ``efficiencies``: the metrics of its scaling that rules evaluate.
+    ``{nodes}`` stands for the fact ``nodes``. ``efficiencies``: metrics of the scaling of this quantity that have
+    rules.
     """
 
     gpu: str = ""
@@ -165,7 +168,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class RuleFact:
-    """A fact that rules depend on: its values, and what a value other than the required one means.
+    """A fact that rules depend on: its possible values, and the outcome of a rule that requires another value.
 
     ``values``: regular expression of the values. "no", NOT_SUPPORTED and PERMISSION_DENIED may be followed by
     ": REASON". ``reason``: why a rule does not apply, for a value without REASON; ``{}`` is the value.
@@ -201,10 +204,10 @@ class Check:
     measure: Callable[[Context, Any], Iterator[Observation]]
     limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
     needs: Needs = field(default_factory=Needs)
-    # Rights beyond those of a user who may use the GPUs, such as "root, to read the kernel log"; shown before a run
+    # Rights that an ordinary user of the GPUs lacks, such as "root, to read the kernel log"; shown before a run
     rights: str = ""
     options: type[Options] = Options
-    # The conditions under one of which ``measure`` may raise NotApplicable; a skip under no such condition is an ERROR
+    # Conditions for NotApplicable from ``measure``; a SKIP is an ERROR if none of them holds
     skipped_if: tuple[SkipCondition, ...] = ()
     # Metrics, or families such as "busbw.*", that vary between runs: like metrics with a reference value, they FAIL
     # only if the retry fails too. Other metrics, such as data corruption, FAIL after one measurement.
@@ -230,16 +233,17 @@ class Check:
     operation: str = ""
     # Upper bound of a metric or family: key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of hardware.bounds
     bounds: Mapping[str, str] = field(default_factory=dict)
-    # Metrics, or families, in % that may be above 100 %, such as a gain; of other shares such a value is an ERROR
+    # Metrics, or families, in % that may be above 100 %, such as a gain; for other metrics in % such a value is an
+    # ERROR
     may_exceed_100: tuple[str, ...] = ()
     # Metrics that compare parts of the cluster with each other
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
-    # Quantities that several nodes should reach as one does, by their name in reports
+    # Name in reports → metrics of a quantity that should be the same on several nodes as on one
     scaling: Mapping[str, ScalingMetrics] = field(default_factory=dict)
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
-    # A run starts this check itself, after the others, when one of several nodes is below a threshold. Its facts
-    # PAIR_RATES and RANKS_BY_NODE become findings; see hardware/pair_search.py.
+    # The search for slow nodes: a run adds this check by itself when a metric of several nodes is below a threshold.
+    # Its facts PAIR_RATES and RANKS_BY_NODE become findings; see hardware/pair_search.py.
     localizes: bool = False
 
     def __post_init__(self) -> None:

@@ -50,9 +50,9 @@ def drill(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Inject faults, each into a trial of its own, and check that its report names place, cause and first command.
+    """Start one trial per fault, inject the fault, and check that the report names place, cause and first command.
 
-    Uses only its own processes, files and mounts, and takes all changes back.
+    Uses only its own processes, files and mounts, and undoes all changes.
 
     Exit codes: 0 all parts of all drills hold, 1 one does not, 3 a drill could not run here. With --clean: 0 no alarm,
     1 at least one.

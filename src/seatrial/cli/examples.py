@@ -24,6 +24,7 @@ EXAMPLES = {
         "render slurm acceptance --nodes 4 --gpus-per-node 8",
         "render slurm acceptance --nodes 4 --gpus-per-node 8 --only 'collectives.*'",
         "render torchrun quick --nodes 2 --gpus-per-node 8 --out /shared/RUN",
+        "render kubernetes quick --nodes 2 --gpus-per-node 8 --set kubernetes.image=ghcr.io/you/seatrial:1.0",
     ),
     "train": _examples(
         "train throughput --set max_steps=20 --out /tmp/throughput",

@@ -6,14 +6,16 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from seatrial.cli.options import EXIT_NOTHING_KNOWN, EXIT_USAGE, AsJson
 from seatrial.cli.output import print_json, stdout
 from seatrial.model import UsageError
+from seatrial.util.input_files import open_file
 
 if TYPE_CHECKING:
     from seatrial.diagnose.signatures import Match
@@ -28,7 +30,7 @@ def explain(
     as_json: AsJson = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new lines of one log.")] = False,
 ) -> None:
-    """Find known failures in logs; print the cause, the first command to run and the fix of each, the earliest first.
+    """Find known failures in logs; print the cause, first command to run and fix of each; the earliest first.
 
     Reads plain text and the output of journalctl (also -o json), dmesg, kubectl logs and docker, gzipped or not.
     Folders: all text files except source code. All failures: docs/troubleshooting.md.
@@ -105,14 +107,16 @@ def _follow(paths: list[Path], as_json: bool) -> None:
     from seatrial.diagnose.log_files import STDIN, open_log
     from seatrial.diagnose.log_search import search
     from seatrial.report.inventory import print_findings
-    from seatrial.util.input_files import open_file
 
     if as_json or len(paths) != 1 or paths[0].is_dir():
         raise UsageError("--follow reads one log, and not with --json")
     has_findings = False
     try:
-        with open_log(STDIN) if paths[0] == STDIN else open_file(paths[0], pipes=True) as opened:
-            stream, name = opened if isinstance(opened, tuple) else (_GrowingFile(opened, paths[0]), str(paths[0]))
+        with ExitStack() as stack:
+            if paths[0] == STDIN:
+                stream, name = stack.enter_context(open_log(STDIN))
+            else:
+                stream, name = stack.enter_context(closing(_GrowingFile(paths[0]))), str(paths[0])
             for match in search(stream, name):
                 findings = explain_matches([match])
                 has_findings = has_findings or bool(findings)
@@ -130,9 +134,12 @@ class _GrowingFile:
     It starts again if the file becomes shorter, and opens the new file if a log rotation replaced it.
     """
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self._file, self._path = file, path
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, open_file(path, pipes=True)
         self._incomplete = b""
+
+    def close(self) -> None:
+        self._file.close()
 
     def read(self, size: int, /) -> bytes:
         while True:
@@ -145,15 +152,15 @@ class _GrowingFile:
             time.sleep(_POLL_S)
 
     def _reopen(self) -> None:
-        from seatrial.util.input_files import open_file
-
         here = os.fstat(self._file.fileno())
         try:
             there = os.stat(self._path)
         except OSError:
             return  # between the removal of the old log and the first line of the new one
         if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
-            self._file = open_file(self._path, pipes=True)
+            new = open_file(self._path, pipes=True)
+            self._file.close()
+            self._file = new
         elif self._file.seekable() and here.st_size < self._file.tell():
             self._file.seek(0)
 

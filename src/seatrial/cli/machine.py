@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from seatrial.cli.options import AsJson
 from seatrial.cli.output import print_json, stdout
 from seatrial.model import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 
 def discover(as_json: AsJson = False) -> None:
@@ -29,7 +26,7 @@ def discover(as_json: AsJson = False) -> None:
 
 def checks(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Checks to list, or patterns; all without.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Checks to list, or patterns; default: all checks.")
     ] = None,
     power: Annotated[
         bool, typer.Option("--power", help="Show how many samples each limit needs to reject a given slowdown.")

@@ -11,15 +11,19 @@ import typer
 from seatrial.model import DecisionValue, Outcome
 
 EXIT_CODES = {DecisionValue.ACCEPTED: 0, DecisionValue.REJECTED: 1, DecisionValue.INCOMPLETE: 3}
-# Of the output of a benchmark, which has no decision
+# Exit codes of `judge` for the output of a benchmark, which has no decision
 EXIT_CODES_OF_OUTCOMES = {Outcome.PASS: 0, Outcome.WARN: 0, Outcome.FAIL: 1, Outcome.UNJUDGED: 3}
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
-EXIT_NOTHING_KNOWN = 4  # of explain
+EXIT_NOTHING_KNOWN = 4  # explain found no known failure
 EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE  # the exit status that a shell reports for SIGPIPE
 
-Names = Annotated[
+OnlyOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME,…", help="Checks or patterns such as 'train.*'; may be repeated."),
+    typer.Option(metavar="NAME,…", help="Run only these checks, or patterns such as 'train.*'; may be repeated."),
+]
+SkipOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME,…", help="Leave out these checks, or patterns such as 'train.*'; may be repeated."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 RunPath = Annotated[Path, typer.Argument(help="A run directory or a trial.json.")]
@@ -33,17 +37,18 @@ ExcludeOption = Annotated[
 ]
 TopologyOption = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Racks and switches of the nodes; by default from Slurm, if it has them."),
+    typer.Option(metavar="FILE", help="Racks and switches of the nodes; by default those that Slurm knows."),
 ]
 MinNodesOption = Annotated[
-    int | None, typer.Option(help="With Slurm: run on the nodes that are there, at least this many. Never ACCEPTED.")
+    int | None,
+    typer.Option(help="With Slurm: run also if nodes are missing, on at least N nodes. Then never ACCEPTED."),
 ]
 TimeLimitOption = Annotated[
     float | None,
     typer.Option(
         min=0,
         metavar="MINUTES",
-        help="Leave out the last checks until the expected minutes fit; the decision is then INCOMPLETE.",
+        help="Leave out checks that do not fit into this time; the decision is then INCOMPLETE.",
     ),
 ]
 NoLocalizeOption = Annotated[
@@ -53,7 +58,7 @@ NoLocalizeOption = Annotated[
     ),
 ]
 GpusOption = Annotated[int | None, typer.Option(help="Expected GPUs per node; 0: CPU only.")]
-LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm or torchrun.")]
+LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm, kubernetes or torchrun.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the trial; may be repeated.")
 ]

@@ -20,12 +20,13 @@ from seatrial.cli.options import (
     GpusOption,
     LauncherOption,
     MinNodesOption,
-    Names,
     NodelistOption,
     NodesOption,
     NoLocalizeOption,
+    OnlyOption,
     RunPath,
     SetOption,
+    SkipOption,
     TimeLimitOption,
     TopologyOption,
     TrialName,
@@ -34,6 +35,7 @@ from seatrial.cli.options import (
 )
 from seatrial.cli.output import print_json, print_result, stderr
 from seatrial.model import TIME_LIMIT, Outcome, SeatrialError, UsageError
+from seatrial.util.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     from seatrial.config.layers import ResolvedTrial
@@ -50,8 +52,8 @@ def run(
     nodelist: NodelistOption = None,
     exclude: ExcludeOption = None,
     topology: TopologyOption = None,
-    only: Names = None,
-    skip: Names = None,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Run directory: new or empty.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run directory.")] = None,
@@ -62,7 +64,8 @@ def run(
 ) -> None:
     """Run a trial, judge its measurements and print the decision."""
     from seatrial.pipeline import run as pipeline
-    from seatrial.pipeline.preview import preview, resolve
+    from seatrial.pipeline.planned_jobs import resolve
+    from seatrial.pipeline.preview import preview
     from seatrial.pipeline.run_directory import RunDir
     from seatrial.report.progress import Live
 
@@ -81,12 +84,11 @@ def run(
         _require_no_options_with_resume(trial != "quick", overrides, only, skip, out, time_limit, dry_run)
         run_dir = RunDir.reopen(resume)
     else:
-        resolved = resolve(trial, overrides)
-        request = _request(resolved, only, skip, time_limit)
+        request = _request(resolve(trial, overrides), only, skip, time_limit)
         if dry_run:
             _print_plan(preview(request), as_json)
             return
-        run_dir = RunDir.create(out or _new_run_folder(resolved.config.name), request)
+        run_dir = RunDir.create(out or _new_run_folder(request.config.name), request)
     report = run_dir.path / "report.html"
     earlier_report = _file_identity(report)
     try:
@@ -175,9 +177,14 @@ def _print_plan(preview: Preview, as_json: bool) -> None:
         print(f"# job {job.name}, at most {job.limit_s:.0f} s: {', '.join(job.checks)}\n{text}")
 
 
+@gc_paused()
 def render(
     launcher: Annotated[
-        str, typer.Argument(help="local, slurm, torchrun: print the commands. oumi: print the Oumi config.")
+        str,
+        typer.Argument(
+            help="local, slurm, torchrun: print the commands. kubernetes, jobset, trainjob: print the objects for "
+            "kubectl. oumi: print the Oumi config."
+        ),
     ],
     trial: Annotated[str, typer.Argument(help="A trial as for run; for oumi, a training config.")] = "quick",
     nodes: NodesOption = None,
@@ -185,21 +192,23 @@ def render(
     nodelist: NodelistOption = None,
     exclude: ExcludeOption = None,
     topology: TopologyOption = None,
-    only: Names = None,
-    skip: Names = None,
+    only: OnlyOption = None,
+    skip: SkipOption = None,
     set_: SetOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory to create, on a shared filesystem (only torchrun).")
     ] = None,
 ) -> None:
-    """Print the exact commands or sbatch scripts of a run."""
+    """Print the exact commands, sbatch scripts or Kubernetes objects of a run."""
     if launcher == "oumi":
         from seatrial.train import oumi, train_config
 
         print(oumi.render(train_config.load(trial, set_ or ()), out or Path("RUN")), end="")
         return
-    from seatrial.pipeline.preview import prepare, preview, resolve
+    from seatrial.pipeline.planned_jobs import rendered_jobs, resolve
 
+    if launcher in ("jobset", "trainjob"):
+        launcher, set_ = "kubernetes", [*(set_ or ()), f"kubernetes.workload={launcher}"]
     overrides = overrides_of(
         launcher, nodes, gpus_per_node, set_, nodelist=nodelist, exclude=exclude, topology=topology
     )
@@ -207,9 +216,17 @@ def render(
     request = _request(resolved, only, skip)
     if out and resolved.config.launcher != "torchrun":
         raise UsageError("--out requires torchrun: the other launchers create their run directory in `seatrial run`")
-    planned = prepare(request, out) if out else preview(request)
-    for _, text in planned.rendered:
-        print(text)
+    if out:
+        from seatrial.pipeline.preview import prepare
+
+        rendered = prepare(request, out).rendered
+    else:
+        rendered = rendered_jobs(request)
+    for job, text in rendered:
+        if job.placement == "control" and launcher == "kubernetes":  # a script between objects is no YAML
+            print(f"# job {job.name} runs on the host of `seatrial run`: {', '.join(job.checks)}")
+        else:
+            print(text)
 
 
 def judge(
@@ -221,7 +238,7 @@ def judge(
     ],
     baseline: Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")] = None,
     why_not: Annotated[
-        bool, typer.Option("--why-not", help="Print only what stands between this run and ACCEPTED, in five lines.")
+        bool, typer.Option("--why-not", help="Print only the causes that prevent ACCEPTED, in at most five lines.")
     ] = False,
     gpus: Annotated[
         str | None, typer.Option(metavar="NxMODEL", help="GPUs per node and model, such as 8xH200.")
@@ -240,7 +257,7 @@ def judge(
     """Judge a finished run, or the output of nccl-tests or nvbandwidth, with the rules of this version.
 
     Needs no GPU, changes no file. Options from --gpus to --algorithm describe the hardware of a benchmark
-    where its output does not. Exit codes for a benchmark: 0 PASS or WARN, 1 FAIL, 3 UNJUDGED, 2 if the file is neither.
+    if its output does not. Exit codes for a benchmark: 0 PASS or WARN, 1 FAIL, 3 UNJUDGED, 2 for an unknown format.
     """
     from seatrial.pipeline.benchmark_file import open_benchmark
     from seatrial.pipeline.benchmark_hardware import hardware_options

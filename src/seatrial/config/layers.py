@@ -47,13 +47,13 @@ class CheckSchema:
 
 @dataclass(frozen=True)
 class Source:
-    """Where values come from: ``origins`` is the file, flag or variable by dotted key; without one it is ``file``."""
+    """Where values come from: ``origins`` maps a dotted key to a flag or variable; other values are from ``file``."""
 
     file: str
     origins: Mapping[str, str]
 
     def origin(self, path: Iterable[str]) -> str:
-        """Return the flag or variable that set the value nearest to ``path``, above or below; else the file."""
+        """Return the flag or variable that set ``path`` or the nearest key above or below it; else the file."""
         parts = list(path)
         parents = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
         children = [key for key in self.origins if parts and key.startswith(f"{parents[0]}.")]

@@ -20,7 +20,7 @@ def node_count(tree: dict[str, Any]) -> int | None:
     try:
         return len(hostlist.expand(nodelist)) if isinstance(nodelist, str) else None
     except ValueError:
-        return None  # ``validate`` names it
+        return None  # ``validate`` reports it
 
 
 def validate(config: Config, origin: Callable[[list[str]], str]) -> None:

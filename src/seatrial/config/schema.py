@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainSerializer, model_validator
 
+from seatrial.config.kubernetes import Kubernetes
 from seatrial.model import Frozen, ParsedThreshold
 
 MAX_NAME_BYTES = 200  # the run directory is TIME-NAME: a file name has at most 255 bytes
@@ -43,7 +44,7 @@ Gigabits = Annotated[
 
 
 class Fabric(Frozen):
-    """The network between nodes, where it is not RDMA: collectives are judged by the rate of its interface."""
+    """A network between nodes that is not RDMA: collectives are compared with the rate of the nodes' interfaces."""
 
     kind: Literal["tcp"]
     rate: Gigabits | None = Field(
@@ -59,7 +60,7 @@ class Cluster(Frozen):
     min_nodes: int | None = Field(
         default=None,
         ge=1,
-        description="with Slurm: run on the nodes that are there, at least this many; the decision is then INCOMPLETE",
+        description="with Slurm: run also if nodes are missing, on at least this many; the decision is then INCOMPLETE",
     )
     gpus_per_node: int | None = Field(default=None, ge=0, le=1_000)
     topology: str | None = Field(
@@ -77,7 +78,7 @@ class Cluster(Frozen):
 
 
 class Limits(Frozen):
-    """Seconds until seatrial stops waiting: long, since they detect hangs and not slowness."""
+    """Time limits in seconds. They are long: they detect hangs, not slow hardware."""
 
     # importing torch on many nodes from a network filesystem without a warm cache took minutes
     startup_s: Seconds = 180
@@ -89,7 +90,7 @@ class Telemetry(Frozen):
     """The sampler of GPU and host gauges on every node, for dashboards and findings. No verdict uses it."""
 
     enabled: bool = True
-    # as usual for cluster dashboards; NVML averages its gauges over up to a second
+    # the usual rate of cluster dashboards; NVML averages its gauges over up to a second
     hz: float = Field(default=1.0, gt=0, le=10, description="samples per second")
 
 
@@ -157,9 +158,9 @@ class Slurm(Frozen):
         default=None, gt=0, description="time limit in minutes; by default the sum of the checks' time limits"
     )
     extra: tuple[str, ...] = Field(default=(), description="further sbatch options, without #SBATCH")
-    # a new cluster has no queue; on a busy one Slurm's reason is shown while the job is pending
+    # a new cluster has no queue; on a busy cluster the progress shows Slurm's reason while the job is pending
     queue_s: Seconds = Field(default=600, description="cancel a job that is pending for longer, in seconds")
-    # torchrun's rendezvous uses its address if some node does not resolve the first node's name
+    # torchrun's rendezvous uses the address of this interface if some node does not resolve the first node's name
     interface: str = "eth0"
     scratch: str = Field(
         default="/tmp",
@@ -172,7 +173,7 @@ class Config(Frozen):
 
     name: Annotated[str, AfterValidator(_folder_name)]
     description: str = ""
-    launcher: Literal["auto", "local", "slurm", "torchrun"] = "auto"
+    launcher: Literal["auto", "local", "slurm", "torchrun", "kubernetes"] = "auto"
     baseline: str | None = Field(default=None, description="a file of `seatrial baseline learn`")
     cluster: Cluster = Cluster()
     limits: Limits = Limits()
@@ -186,6 +187,7 @@ class Config(Frozen):
         description="search for the slow node, GPU, rail or path if a check of several nodes violates a threshold",
     )
     slurm: Slurm = Slurm()
+    kubernetes: Kubernetes = Kubernetes()
     environment: Environment = Environment()
     container: Container = Container()
     telemetry: Telemetry = Telemetry()
@@ -199,7 +201,25 @@ class Config(Frozen):
         if self.cluster.min_nodes is not None and not self.uses_slurm:
             raise ValueError(
                 "cluster.min_nodes (--min-nodes) needs --launcher slurm: without a scheduler nothing tells which nodes "
-                "are missing; set --nodes to the nodes that are there"
+                "are missing; set --nodes to the number of available nodes"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kubernetes_has_an_image(self) -> Self:
+        if self.launcher != "kubernetes":
+            return self
+        if not self.kubernetes.image:
+            raise ValueError("kubernetes.image is required with launcher kubernetes: an image with torch and seatrial")
+        if self.container != Container():
+            raise ValueError(
+                "container.* is for other launchers: with launcher kubernetes the image is kubernetes.image, and "
+                "volumes come from kubernetes.claim"
+            )
+        if self.environment.venv:
+            raise ValueError(
+                f"environment.venv {self.environment.venv} is a folder of this host, which pods do not have: install "
+                "seatrial in kubernetes.image and set environment.venv to null"
             )
         return self
 

@@ -28,7 +28,7 @@ _IGNORED = {"level", "linkspeed", "blockindex", "blocksize", "blocksizes"}
 
 @dataclass(frozen=True)
 class _Switch:
-    """A switch with the nodes and the switches below it; with both, ``nodes`` may repeat those of the switches."""
+    """A switch with the nodes and switches below it; ``nodes`` may include the nodes of its switches."""
 
     name: str
     nodes: tuple[str, ...] = ()

@@ -39,7 +39,7 @@ class Details:
         return command
 
     def _processes(self, cause: Cause, evidence: Sequence[Verdict]) -> dict[int, str]:
-        """PID → name of the processes in the cause's fact; of one with a GPU only if its GPU is in ``evidence``."""
+        """PID → name of the processes in the cause's fact; processes of a GPU only if ``evidence`` names that GPU."""
         if not cause.processes_fact:
             return {}
         subjects = {verdict.subject for verdict in evidence}

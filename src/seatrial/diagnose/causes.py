@@ -112,7 +112,7 @@ def _needed_findings(explained: Sequence[tuple[_Suspect, Sequence[Verdict]]]) ->
 
 
 def is_bad(verdict: Verdict) -> bool:
-    """Whether a cause is looked for: FAIL, WARN, ERROR, or a value that violates its threshold inconclusively."""
+    """Whether the verdict needs a cause: FAIL, WARN, ERROR, or an inconclusive violation of its threshold."""
     is_inconclusive = verdict.outcome is Outcome.UNJUDGED and Reason.INCONCLUSIVE in verdict.reasons
     return is_inconclusive or verdict.outcome in (Outcome.FAIL, Outcome.WARN, Outcome.ERROR)
 

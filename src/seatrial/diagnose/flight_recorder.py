@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from seatrial.discover.collective_hangs import CollectiveHang, collective_hangs
-from seatrial.discover.file_readers import error_text
 from seatrial.discover.flight_recorder import Dump, Operation, dump_name, read_dump
 from seatrial.model import Finding
 from seatrial.model.trial import Confidence
-from seatrial.util.text import and_more, rank_list
+from seatrial.util.text import and_more, error_text, rank_list
 
 _MAX_NAMED = 4
 
@@ -38,7 +37,7 @@ def recorder_findings(paths: Iterable[Path], errors: list[str]) -> tuple[list[Fi
 
 
 def hang_text(hang: CollectiveHang) -> str:
-    """What the dumps show of a hang: the ranks that wait, where, and what the others did instead."""
+    """The text about a hang: the ranks that wait, where they wait, and the last operations of the other ranks."""
     first = next(iter(hang.waiting.values()))
     sizes = f", input {[list(tensor) for tensor in first.input_sizes[:_MAX_NAMED]]}" if first.input_sizes else ""
     dtype = f" {', '.join(first.dtypes)}" if first.dtypes else ""
@@ -59,7 +58,7 @@ def hang_text(hang: CollectiveHang) -> str:
         different = [hang.waiting[rank] for rank in hang.culprits if rank in hang.waiting]
         texts += [f"{rank_list(hang.culprits)}{_called(different[0])}"] if different and different[0].frame else []
     if hang.not_started:
-        texts.append(f"the GPU of {rank_list(hang.not_started)} has not started it, those of the others have")
+        texts.append(f"the GPU of {rank_list(hang.not_started)} has not started it; the GPUs of the other ranks have")
     if hang.without_dump:
         texts.append(f"{rank_list(hang.without_dump)} left no dump")
     return ". ".join(text[:1].upper() + text[1:] for text in texts)
@@ -93,7 +92,7 @@ def _finding(hang: CollectiveHang, hangs: Sequence[CollectiveHang], folder: Path
 
 
 def hang_title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
-    """Title, fix and confidence for what the dumps show."""
+    """Title, fix and confidence of the finding."""
     culprits = rank_list(hang.culprits)
     if hang.absent and hang.culprits:
         return (

@@ -57,7 +57,7 @@ def _worst_verdicts(verdicts: Sequence[Verdict], checks: Mapping[str, Check]) ->
 
 
 def _are_locatable(template: FindingTemplate, measurement: Measurement, failures: Failures) -> bool:
-    """Whether so few subjects failed that none of them can be slow only because of its partners."""
+    """Whether the check can locate so many faults; with more, good subjects may look slow because of partners."""
     if not template.max_locatable_fact:
         return True
     limit = measurement.facts.get(template.max_locatable_fact)

@@ -14,16 +14,14 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from seatrial.diagnose.log_text import Readable
 from seatrial.model import UsageError
-from seatrial.util.input_files import LimitedGzip, open_file
+from seatrial.util.input_files import GZIP_MAGIC, AfterHead, LimitedGzip, Readable, open_file
 
 STDIN = Path("-")
 _RUN_LOG = re.compile(r"\.(?:log|err|out)$|_trace_rank_")  # also dumps of torch's flight recorder
 # Programs and documents quote error messages
 _NO_LOGS = frozenset((".py", ".pyc", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".go", ".rs", ".js", ".html"))
 _NO_LOG_FOLDERS = frozenset((".git", "__pycache__", "site-packages", "node_modules", ".venv"))
-_GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 1024
 _PRINTABLE = bytes([*range(32, 127), *b"\t\r\n\x1b"])
 # First bytes of other formats → name of the format, and the command that unpacks it
@@ -100,8 +98,8 @@ def open_log(log: Path, in_folder: bool = False) -> Iterator[tuple[Readable, str
 
 def _unpacked(file: BinaryIO, name: str, in_folder: bool) -> Readable:
     head = _head(cast("BufferedReader", file))
-    stream = _AfterHead(head, file)
-    if head.startswith(_GZIP):
+    stream = AfterHead(file, head)
+    if head.startswith(GZIP_MAGIC):
         return LimitedGzip(cast("BinaryIO", stream), name)
     for magic, (kind, command) in _FORMATS.items():
         if head.startswith(magic):
@@ -123,16 +121,3 @@ def _head(file: BufferedReader) -> bytes:
     while len(head) < _HEAD_BYTES and (b"\n" not in head or len(head) < 8) and (more := file.read1(_HEAD_BYTES)):
         head += more
     return head
-
-
-class _AfterHead:
-    """A stream whose first bytes were read already."""
-
-    def __init__(self, head: bytes, file: BinaryIO) -> None:
-        self._head, self._file = head, file
-
-    def read(self, size: int, /) -> bytes:
-        if not self._head:
-            return self._file.read(size)
-        data, self._head = self._head[:size], self._head[size:]
-        return data

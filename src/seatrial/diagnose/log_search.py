@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from seatrial.diagnose.log_text import TO_NEWLINES, Readable, line_blocks
+from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
 from seatrial.diagnose.patterns import compile_patterns
 from seatrial.diagnose.signature import MAX_LINE
 from seatrial.diagnose.signatures import Match, signatures
+from seatrial.util.input_files import Readable
 from seatrial.util.log_time import log_time
 
 # Lines before a match that are searched for a time if its line has none, and the bytes of each: fewer than MAX_LINE, so
@@ -29,13 +30,13 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
     ``source`` names the stream; lines that contain ``ignore`` do not count. Matches are yielded as soon as their block
     is read, for a log that is still written. Raises OSError if the stream cannot be read.
     """
-    database, all_signatures = _database(), signatures()
+    all_signatures = signatures()
     matched: set[int] = set()
     lines_before = 0
     context: list[bytes] = []
     for block in line_blocks(file):
         text = block.translate(TO_NEWLINES)
-        for begin, end, number in sorted(_candidates(database, text, matched)):
+        for begin, end, number in sorted(_candidates(text, matched)):
             line = text[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
             if number not in matched and all_signatures[number].matches(line) and not (ignore and ignore in line):
                 matched.add(number)
@@ -51,7 +52,7 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
         context = [*context, *_last_lines(text)][-_CONTEXT_LINES:]
 
 
-def _candidates(database: Any, block: bytes, matched: set[int]) -> set[tuple[int, int, int]]:
+def _candidates(block: bytes, matched: set[int]) -> set[tuple[int, int, int]]:
     """(begin of the line, end of the line, signature) of each line that may match a signature not in ``matched``."""
     candidates: set[tuple[int, int, int]] = set()
     seen_until: dict[int, int] = {}  # signature → end of its last line: a pattern may match many times on one line
@@ -62,7 +63,7 @@ def _candidates(database: Any, block: bytes, matched: set[int]) -> set[tuple[int
             seen_until[number] = line_end = block.find(b"\n", line_begin)
             candidates.add((line_begin, line_end, number))
 
-    database.scan(block, match_event_handler=on_match)
+    _database().scan(block, match_event_handler=on_match)
     return candidates
 
 

@@ -9,9 +9,10 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from seatrial.diagnose.signature import MAX_LINE
+from seatrial.util.input_files import Readable
 
 BLOCK_BYTES = 2**20
 # ECMA-48 control sequences, such as colours, and the selection of a character set; bounded, so that a read that ends
@@ -23,12 +24,6 @@ _MAX_RECORD = 2**18  # bytes; longer lines are not unpacked
 # Line ends that do not count as lines
 TO_NEWLINES = bytes.maketrans(b"\r\0", b"\n\n")
 _JSON_BEGIN = re.compile(rb'\s{0,9}\{\s?"')
-
-
-class Readable(Protocol):
-    """A binary stream."""
-
-    def read(self, size: int, /) -> bytes: ...
 
 
 def line_blocks(file: Readable) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Signatures of a site: rows in a folder of its own that add to the ones that ship with seatrial, or change them."""
+"""Signatures of a site: rows in a folder of the site that add to the shipped signatures, or change them."""
 
 from __future__ import annotations
 

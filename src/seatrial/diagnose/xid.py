@@ -38,7 +38,7 @@ def xid_rows() -> Iterator[Row]:
 def _xid_row(fact: Row, policy: Mapping[str, Any], source: str) -> Row:
     number, is_described = fact["xid"], fact["meaning"] not in ("", "Unused")
     meaning = fact["meaning"] if is_described else f"{fact['mnemonic']} (no description in NVIDIA's catalog)"
-    other = 1000 + number  # is not in the catalog
+    other = 1000 + number  # an Xid that is not in the catalog
     return {
         "id": f"xid.{number}",
         "title": f"Xid {number}: {meaning}",
@@ -85,8 +85,8 @@ def _nvidia_advice(fact: Row, policy: Mapping[str, Any]) -> str:
 
 
 def _nvlink_id(fact: Row) -> str:
-    words = "_".join(part for part in (_unit(fact), fact["immediate"], fact["investigatory"]) if part)
-    return f"xid.{fact['xid']}.{re.sub('[^a-z0-9]+', '_', words.lower()).strip('_')}"
+    name = "_".join(part for part in (_unit(fact), fact["immediate"], fact["investigatory"]) if part)
+    return f"xid.{fact['xid']}.{re.sub('[^a-z0-9]+', '_', name.lower()).strip('_')}"
 
 
 def _unit(fact: Row) -> str:

@@ -18,9 +18,9 @@ class CollectiveHang:
     ``group``: name of the process group; ``seq``: number of the collective in it. ``waiting``: the ranks that have
     enqueued it, with their operations. ``absent``: the ranks that have not, with their last operation in the group, if
     recorded. ``without_dump``: members of the group that left no dump. ``differences``: what differs between the
-    operations (operation, input sizes, output sizes or dtype), as value → ranks. ``elsewhere``: absent ranks that wait
-    in another hang, by its group: these are not the cause. ``members_recorded``: whether the dumps name the members of
-    the group; gloo's do not, so that a member without a dump is not seen.
+    operations (operation, input sizes, output sizes or dtype), as value → ranks. ``elsewhere``: the absent ranks that
+    wait in a hang of another group, by that group: they are not the cause. ``members_recorded``: whether the dumps name
+    the members of the group; gloo's do not, so that a member without a dump remains unknown.
     """
 
     group: str
@@ -35,7 +35,7 @@ class CollectiveHang:
 
     @property
     def not_started(self) -> tuple[int, ...]:
-        """The ranks whose GPU has not started the collective although the GPUs of others have."""
+        """The ranks whose GPU has not started the collective although the GPUs of other ranks have."""
         states = {rank: operation.state for rank, operation in self.waiting.items()}
         return tuple(rank for rank, state in states.items() if state == "scheduled" and "started" in states.values())
 
@@ -64,30 +64,30 @@ def collective_hangs(dumps: Iterable[Dump], world_size: int = 0) -> list[Collect
         for group in dump.groups.values():
             groups.setdefault((group.name, group.members), {})[rank] = group
     hangs = []
-    for (name, members), by_member in groups.items():
+    for (name, members), group_by_rank in groups.items():
         is_default, recorded = DEFAULT_GROUP in name, bool(members)
         if not members:
-            members = tuple(range(max(world_size, max(by_rank) + 1))) if is_default else tuple(by_member)
-        if hang := _collective_hang(name, members, by_member, by_rank):
+            members = tuple(range(max(world_size, max(by_rank) + 1))) if is_default else tuple(group_by_rank)
+        if hang := _collective_hang(name, members, group_by_rank, by_rank):
             hangs.append(replace(hang, members_recorded=recorded or (is_default and world_size > 0)))
         else:
-            hangs += _transfer_hangs(name, members, by_member, by_rank)
+            hangs += _transfer_hangs(name, members, group_by_rank, by_rank)
     waits_in = {rank: hang.group for hang in hangs for rank in hang.waiting}
     located = [_with_elsewhere(hang, waits_in) for hang in hangs]
     return sorted(located, key=lambda hang: (not hang.culprits, hang.group))
 
 
 def _collective_hang(
-    name: str, members: Sequence[int], by_member: Mapping[int, Group], by_rank: Mapping[int, Dump]
+    name: str, members: Sequence[int], group_by_rank: Mapping[int, Group], by_rank: Mapping[int, Dump]
 ) -> CollectiveHang | None:
-    seq = min((group.first_incomplete for group in by_member.values() if group.first_incomplete), default=None)
+    seq = min((group.first_incomplete for group in group_by_rank.values() if group.first_incomplete), default=None)
     if seq is None:
         return None
-    recorded = {rank: group.collectives[seq] for rank, group in by_member.items() if seq in group.collectives}
+    recorded = {rank: group.collectives[seq] for rank, group in group_by_rank.items() if seq in group.collectives}
     waiting = {rank: operation for rank, operation in recorded.items() if operation.state != "completed"}
     absent: dict[int, Operation | None] = {}
     for rank in members:
-        group = by_member.get(rank)
+        group = group_by_rank.get(rank)
         if rank in by_rank and (group is None or group.last < seq):
             absent[rank] = group.collectives.get(group.last) if group else None
     return CollectiveHang(
@@ -102,7 +102,7 @@ def _collective_hang(
 
 
 def _differences(operations: Mapping[int, Operation]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """What differs between the operations that the ranks have enqueued with the same number."""
+    """Quantity → value → ranks, for the quantities that differ between operations with the same number."""
     names = {operation.name for operation in operations.values()}
     values: dict[str, dict[int, str]] = {"operation": {rank: op.name for rank, op in operations.items()}}
     if len(names) == 1:
@@ -111,12 +111,12 @@ def _differences(operations: Mapping[int, Operation]) -> dict[str, dict[str, tup
             values["output sizes"] = {rank: _sizes_text(op.output_sizes) for rank, op in operations.items()}
         values["dtype"] = {rank: ", ".join(op.dtypes) for rank, op in operations.items() if op.dtypes}
     differences = {}
-    for what, by_rank in values.items():
-        ranks: dict[str, list[int]] = {}
+    for quantity, by_rank in values.items():
+        ranks_by_value: dict[str, list[int]] = {}
         for rank, value in by_rank.items():
-            ranks.setdefault(value, []).append(rank)
-        if len(ranks) > 1:
-            differences[what] = {value: tuple(those) for value, those in ranks.items()}
+            ranks_by_value.setdefault(value, []).append(rank)
+        if len(ranks_by_value) > 1:
+            differences[quantity] = {value: tuple(ranks) for value, ranks in ranks_by_value.items()}
     return differences
 
 
@@ -125,21 +125,21 @@ def _sizes_text(sizes: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _transfer_hangs(
-    name: str, members: Sequence[int], by_member: Mapping[int, Group], by_rank: Mapping[int, Dump]
+    name: str, members: Sequence[int], group_by_rank: Mapping[int, Group], by_rank: Mapping[int, Dump]
 ) -> list[CollectiveHang]:
     """The transfers of the group whose other end has no open transfer with this rank."""
     hangs = []
-    for rank, group in by_member.items():
+    for rank, group in group_by_rank.items():
         for operation in group.transfers:
             kind, _, ends = operation.name.partition(" ")  # send 0->1, recv 1<-0: ranks within the group
             arrow, peer_kind, peer_arrow = ("->", "recv", "<-") if kind == "send" else ("<-", "send", "->")
-            own, _, index = ends.partition(arrow)
+            own_index, _, index = ends.partition(arrow)
             peer = sorted(members)[int(index)] if index.isdecimal() and int(index) < len(members) else None
             if peer is None:
                 continue
-            other = by_member.get(peer)
+            other = group_by_rank.get(peer)
             if other and any(
-                candidate.name == f"{peer_kind} {index}{peer_arrow}{own}" for candidate in other.transfers
+                candidate.name == f"{peer_kind} {index}{peer_arrow}{own_index}" for candidate in other.transfers
             ):
                 continue
             last = other.collectives.get(other.last) if other else None

@@ -7,16 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from seatrial.discover.file_readers import (
-    FieldReader,
-    list_names,
-    parse_id_list,
-    printable,
-    read_line,
-    read_number,
-    read_text,
-)
+from seatrial.discover.file_readers import FieldReader, list_names, parse_id_list, read_line, read_number, read_text
 from seatrial.model import Frozen
+from seatrial.util.text import printable
 
 N = TypeVar("N", int, float)
 
@@ -117,7 +110,7 @@ def _read_kib(path: Path, key: str) -> int:
 
 
 def _distinct_values(root: Path, cpus: list[int] | None, file: str) -> int:
-    """The number of different values that a topology file has for ``cpus``: packages, or groups of sibling threads."""
+    """The number of different values in a topology file of ``cpus``: of packages, or of cores (sibling threads)."""
     if cpus is None:
         raise ValueError("the list of online CPUs could not be read")
     return len({read_line(root / _CPUS / f"cpu{cpu}" / "topology" / file) for cpu in cpus})

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 
-from seatrial.discover.file_readers import FieldReader, list_names, printable, read_line, read_number
+from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number
 from seatrial.model import Frozen
+from seatrial.util.text import printable
 
 
 class Nic(Frozen):

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from seatrial.util.text import error_text, printable
+
 T = TypeVar("T")
 
 
@@ -23,18 +25,6 @@ class FieldReader:
         except (OSError, ValueError) as error:
             self.unreadable[field] = error_text(error)
             return None
-
-
-def error_text(error: Exception) -> str:
-    """The error of a failed read in one line: ``/sys/x: Permission denied``."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return printable(f"{os.fsdecode(error.filename)}: {error.strerror}")
-    return printable(str(error)) or type(error).__name__
-
-
-def printable(text: str) -> str:
-    """The text with control characters and undecodable bytes as escapes, safe for JSON and terminals."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def path_under(root: Path, path: str) -> Path:

@@ -8,8 +8,9 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import NamedTuple
 
-from seatrial.discover.file_readers import FieldReader, T, path_under, printable, read_text
+from seatrial.discover.file_readers import FieldReader, T, path_under, read_text
 from seatrial.model import Frozen
+from seatrial.util.text import printable
 from seatrial.util.threads import start_in_thread
 
 # Filesystem types without storage. Types that are not listed here are reported.

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seatrial.discover.file_readers import printable
 from seatrial.util import plain_pickle
 from seatrial.util.input_files import open_file, parse_json, read_bytes
+from seatrial.util.text import printable
 
 MAX_DUMP_BYTES = 64 * 2**20  # 20,000 collectives have 30 MB; torch keeps 2,000
 DEFAULT_GROUP = "default_pg"  # torch's description of the group of all ranks
 _START_BYTES = 4096
 _RANK = re.compile(r"(?P<prefix>.*?)(?P<rank>\d{1,7})(?:\.(?:json|pkl|pickle|bin))?")
-_KEYS = (b'"comm_lib_version"', b'"pg_config"', b'"collective_seq_id"')  # one of them begins the JSON form
-_KEPT = 20  # collectives that are kept before and after the first one that is not completed
+_KEYS = (b'"comm_lib_version"', b'"pg_config"', b'"collective_seq_id"')  # a dump in JSON begins with one of them
+_KEPT = 20  # number of collectives that are kept before and after the first one that is not completed
 _MAX_TENSORS, _MAX_DIMENSIONS, _MAX_FRAMES, _MAX_TEXT = 64, 8, 100, 300
 _MAX_ENTRIES, _MAX_RANKS = 100_000, 1_000_000
 # Files of libraries: a frame in any other file is the user's
@@ -103,7 +103,7 @@ def is_dump(path: Path) -> bool:
 
 
 def read_dump(path: Path) -> Dump:
-    """The dump in a file. Raises OSError or ValueError with the reason why it is none."""
+    """The dump in a file. Raises OSError, or ValueError with the reason if the file is no dump."""
     name = dump_name(path)
     if name is None:
         raise ValueError("its name does not end with a rank")

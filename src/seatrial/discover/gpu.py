@@ -50,8 +50,8 @@ class GpuFacts(Frozen):
 
     ``gpus``: usable. ``failed_gpus``: listed by the driver, but a query fails (index and error).
     ``permission_denied``: GPUs that this user may not open. ``pci_devices``: addresses of all GPUs on the PCI bus.
-    ``not_assigned``: those of a virtual machine or of other containers. ``topology``: the connection of each pair of
-    ``gpus``, by the names of nvidia-smi topo -m; ``X``: itself, ``?``: unreadable.
+    ``not_assigned``: GPUs on the PCI bus that belong to a virtual machine or to other containers. ``topology``: the
+    connection of each pair of ``gpus``, by the names of nvidia-smi topo -m; ``X``: itself, ``?``: unreadable.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -69,7 +69,7 @@ class GpuFacts(Frozen):
     def installed_gpus(self) -> int:
         """The number of GPUs that should be usable: the larger of the counts of the driver and of the PCI bus.
 
-        If permission is denied for some, only the driver's count: the PCI bus also lists GPUs of other jobs.
+        If permission is denied for some GPUs, only the driver counts: the PCI bus also lists GPUs of other jobs.
         """
         on_pci_bus = 0 if self.permission_denied else len(self.pci_devices) - len(self.not_assigned)
         return max(on_pci_bus, len(self.gpus) + len(self.failed_gpus))
@@ -78,7 +78,8 @@ class GpuFacts(Frozen):
     def detection_error(self) -> str | None:
         """Why it is unknown whether there are GPUs; None if the driver or, without a driver, the PCI bus was readable.
 
-        If the driver hangs, an empty PCI device list proves nothing: some virtual machines list no device.
+        If the driver hangs, an empty PCI device list does not show that there is no GPU: some virtual machines have
+        none.
         """
         errors = [self.unreadable[name] for name in ("nvml", "pci_devices") if name in self.unreadable]
         if not self.nvml_unavailable or not errors:

@@ -16,9 +16,10 @@ from typing import Literal
 from pydantic import JsonValue
 
 from seatrial.discover import clock, cpu_memory, fabric, filesystem, software
-from seatrial.discover.file_readers import FieldReader, printable, read_line, read_text
+from seatrial.discover.file_readers import FieldReader, read_line, read_text
 from seatrial.model import Frozen
 from seatrial.util import resolver
+from seatrial.util.text import printable
 from seatrial.util.threads import start_in_thread
 
 _CAP_IPC_LOCK = 14  # capabilities(7): locks memory regardless of RLIMIT_MEMLOCK

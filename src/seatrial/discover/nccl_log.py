@@ -169,7 +169,7 @@ def _transports(text: str) -> Iterator[str]:
 
 
 def _network_transport(text: str) -> Iterator[str]:
-    """The transport between nodes, where NCCL logs no connections; nothing if GPUDirect RDMA of RDMA is not logged."""
+    """The transport between nodes if NCCL logs no connections; for RDMA empty if GPUDirect is not logged."""
     network, nodes = _first_match(_NETWORK, text), _first_match(_NODES, text)
     if network and nodes and int(nodes) > 1:
         gpudirect = _first_match(_RINGS, text)

@@ -326,7 +326,7 @@ class _Reader:
             self._complete(row)
 
     def _places(self) -> int:
-        """1 for a table from which the columns of one place were removed, else 2: out of place and in place."""
+        """The number of places in the table: 2 (out of place and in place), or 1 if the columns of one were removed."""
         return 1 if self.columns.count("time") == 1 else 2
 
     def _width(self) -> int:
@@ -382,7 +382,7 @@ def _timing(numbers: list[str]) -> Timing | None:
 
 
 def _is_consistent(row: Row, timing: Timing) -> bool:
-    """Whether algbw is size ÷ time within rounding: a number that was cut or mixed with another is not."""
+    """Whether algbw is size ÷ time within rounding; not so if a number was cut or mixed with another one."""
     if timing.time_us <= 0:
         return row.size == 0
     algbw = row.size / timing.time_us / 1e3

@@ -20,7 +20,7 @@ _PCIE_CARD = re.compile(r"PCIe|\bNVL$|\bA[34]0\b|RTX|Quadro|TITAN", re.IGNORECAS
 def links_down(gpu: Gpu, same_model: Sequence[Gpu]) -> int | None:
     """The number of NVLinks that should be active and are not; None if unknown.
 
-    A PCIe card without a bridge looks like a baseboard GPU with all links down, so cards are told apart by their model.
+    A PCIe card without a bridge looks like a baseboard GPU with all links down; only their models differ.
     Without an active link, the links of other models are down if another GPU in ``same_model`` has active ones.
     """
     ports = max(len(other.nvlinks) for other in same_model)

@@ -14,7 +14,7 @@ BANDWIDTH_TOOL, LATENCY_TOOL = "ib_write_bw", "ib_write_lat"
 _COLUMN = re.compile(r"#\w+|(?:BW|MsgRate|CPU_Util|t_|tps|\d+(?:\.\d+)?%)[^\[\]]*(?:\[[^\]]+\])?")
 _GBITS = {"Gb/sec": 1.0, "MB/sec": 8 * 2**20 / 1e9, "MiB/sec": 8 * 2**20 / 1e9}
 _VERSION = re.compile(r"Version: *(\S+)")
-# The verbs completed with an error, such as "transport retry counter exceeded": the tools work and RDMA does not
+# An RDMA operation completed with an error, such as "transport retry counter exceeded": RDMA, not the tool, is faulty
 _TRANSPORT_ERROR = re.compile(r"Completion with error at \w+\s*(Failed status.*)?")
 _NOT_A_REASON = re.compile(
     r"\*|-{5}|Conflicting CPU frequency|Failed to exchange data|Parser function exited|scnt=|Usage"

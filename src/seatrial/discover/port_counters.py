@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from seatrial.discover.file_readers import path_under, printable, read_line
+from seatrial.discover.file_readers import path_under, read_line
 from seatrial.hardware.error_counters import counter_definitions
+from seatrial.util.text import printable
 
 _FOLDERS = ("counters", "hw_counters")
 CounterKey = tuple[str, ...]  # (port, counter), such as (mlx5_0/1, symbol_error)

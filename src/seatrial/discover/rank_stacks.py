@@ -1,4 +1,4 @@
-"""Where each rank of a job that hangs is: its Python stack, process state and collective, read from files."""
+"""The place at which each rank of a job hangs: Python stack, process state and collective, read from files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seatrial.discover.collective_hangs import CollectiveHang, collective_hangs
-from seatrial.discover.file_readers import printable
 from seatrial.discover.flight_recorder import Dump, Frame, read_dump, user_frame
 from seatrial.util.input_files import read_text
-from seatrial.util.text import and_more, rank_list
+from seatrial.util.text import and_more, printable, rank_list
 
-FOLDER = "hang"  # of an attempt: what was collected before its cancellation
+FOLDER = "hang"  # in the folder of an attempt: the files that were collected before its cancellation
 STATES = "states.txt"  # output of STATES_SCRIPT
 STACKS, RECORDER = "rank{}.txt", "comm_lib_trace_rank_{}"  # of one rank; torch's name for dumps of its flight recorder
 _MAX_BYTES = 2**20
@@ -73,7 +72,7 @@ _UNKNOWN = _Worker("", 0, 0, "", "")
 
 @dataclass(frozen=True)
 class RankSnapshot:
-    """Where one rank was. ``frames``: the stack of its main thread, innermost first; empty if it could not be read.
+    """The place of one rank. ``frames``: the stack of its main thread, innermost first; empty if it could not be read.
 
     ``state``: the kernel's letter for the process, empty if unknown; ``wchan``: the kernel function that it waits in.
     """
@@ -102,14 +101,14 @@ class RankSnapshot:
 
 @dataclass(frozen=True)
 class HangEvidence:
-    """What was collected of a job that hangs: one snapshot per rank, and the hangs in flight-recorder dumps."""
+    """The evidence about a job that hangs: one snapshot per rank, and the hangs in flight-recorder dumps."""
 
     snapshots: tuple[RankSnapshot, ...]
     hangs: tuple[CollectiveHang, ...]
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """The ranks at fault: with an abnormal process state, else absent from a collective, else alone elsewhere."""
+        """The ranks at fault: with an abnormal state, else absent from a collective, else alone at their place."""
         abnormal = tuple(snapshot.rank for snapshot in self.snapshots if snapshot.abnormal_state)
         if abnormal and len(abnormal) < len(self.snapshots):
             return abnormal
@@ -117,7 +116,7 @@ class HangEvidence:
         if present := tuple(rank for rank in absent if rank < len(self.snapshots)):  # a dump may name other ranks
             return present
         places = sorted(self.by_place().values(), key=len)
-        all_read = all(snapshot.frames for snapshot in self.snapshots)  # a stack that is missing shows nothing
+        all_read = all(snapshot.frames for snapshot in self.snapshots)  # else no rank is known to be alone
         is_alone = all_read and len(places) == 2 and 2 * len(places[0]) < len(self.snapshots)
         return places[0] if is_alone else ()
 
@@ -136,7 +135,7 @@ class HangEvidence:
 
 
 def read_evidence(attempt: Path, rank_count: int) -> HangEvidence | None:
-    """What was collected of an attempt that hung; None if nothing was."""
+    """The evidence about an attempt that hung; None if nothing was collected."""
     folder = attempt / FOLDER
     workers, py_spy = _workers(_text(folder / STATES))
     snapshots, dumps = [], list[Dump]()
@@ -154,7 +153,7 @@ def read_evidence(attempt: Path, rank_count: int) -> HangEvidence | None:
 
 
 def _job_hangs(dumps: Sequence[Dump], rank_count: int) -> Iterable[CollectiveHang]:
-    """A rank that cannot write a dump is absent, but only if others wait in a collective."""
+    """The hangs in the dumps, in which a rank without a dump counts as absent; none if no rank has a dump."""
     return collective_hangs(dumps, rank_count) if dumps else ()
 
 
@@ -181,7 +180,7 @@ def _workers(text: str) -> tuple[dict[int, _Worker], dict[tuple[str, int], tuple
 
 
 def _main_thread(text: str) -> tuple[Frame, ...]:
-    """The frames of the main thread in a dump by faulthandler; of the last thread, if the first line names none."""
+    """The frames of the main thread in a dump by faulthandler; of the last thread if the first line names no thread."""
     main = re.match(r"main thread 0x0*([0-9a-f]+)", text)
     threads: dict[str, list[Frame]] = {}
     current = ""

@@ -1,4 +1,4 @@
-"""Details of RDMA ports from /sys, the routing table and ethtool: state, GIDs, MTU, and what a port is capable of."""
+"""Details of RDMA ports from /sys, the routing table and ethtool: state, GIDs, MTU, and fastest link mode."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seatrial.discover import fabric
-from seatrial.discover.file_readers import FieldReader, list_names, printable, read_line, read_number
+from seatrial.discover.file_readers import FieldReader, list_names, read_line, read_number
 from seatrial.model import Frozen
 from seatrial.util import processes
+from seatrial.util.text import printable
 
 TOOL_TIMEOUT_S = 5.0
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec\b")
@@ -31,7 +32,7 @@ class Gid(Frozen):
     type: str | None
 
     @property
-    def is_routable(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether it is neither link-local nor the default GID, as NCCL requires (validGid in net_ib/connect.cc)."""
         return not ipaddress.ip_address(self.address).is_link_local
 
@@ -72,7 +73,7 @@ class PortDetails(Frozen):
 
     @property
     def rate_gbps(self) -> float | None:
-        """The rate of an active port; 0 for another, whose file ``rate`` is the lowest one; None if unknown."""
+        """The rate of an active port, None if unknown; 0 in other states, in which the file ``rate`` is meaningless."""
         if self.state is None:
             return None
         if not self.is_active:
@@ -92,7 +93,7 @@ class PortDetails(Frozen):
 
     def roce_gid(self, configured_index: int | None) -> Gid | None:
         """The RoCE v2 GID that NCCL uses: at NCCL_IB_GID_INDEX, else the first routable one, IPv4 before IPv6."""
-        usable = [gid for gid in self.gids if gid.type == "RoCE v2" and gid.is_routable]
+        usable = [gid for gid in self.gids if gid.type == "RoCE v2" and gid.is_valid]
         if configured_index is not None:
             return next((gid for gid in usable if gid.index == configured_index), None)
         return min(usable, key=lambda gid: (":" in gid.address, gid.index), default=None)

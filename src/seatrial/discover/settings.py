@@ -12,9 +12,10 @@ from typing import Literal
 from pydantic import JsonValue
 
 from seatrial.discover import cpu_memory, pcie
-from seatrial.discover.file_readers import error_text, list_names, read_line, read_number, read_text
+from seatrial.discover.file_readers import list_names, read_line, read_number, read_text
 from seatrial.discover.host import has_capability
 from seatrial.model import Frozen
+from seatrial.util.text import error_text
 
 _CPUS = "sys/devices/system/cpu"
 _CAP_SYS_ADMIN = 21  # capabilities(7): may read GPU performance counters in any case

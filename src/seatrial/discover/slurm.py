@@ -79,9 +79,9 @@ def node(name: str) -> Node | None:
 
 
 def slurmd_answer(name: str) -> str:
-    """What a TCP connection to the slurmd of a node shows, in one clause. Raises SlurmUnavailable or SlurmRefused.
+    """Whether the slurmd of a node accepts a TCP connection, as a clause. Raises SlurmUnavailable or SlurmRefused.
 
-    A slurmd that accepts connections, and does not respond to its controller, cannot authenticate its messages.
+    If it does, but does not respond to its controller, it cannot authenticate the controller's messages.
     """
     output = command_output(["scontrol", "show", "node", name])
     address = match[1] if (match := re.search(r"\bNodeAddr=(\S+)", output)) else name
@@ -132,7 +132,7 @@ def partitions() -> tuple[Partition, ...]:
 
 
 def topology() -> Topology | None:
-    """The switches or blocks of Slurm's nodes; None without Slurm, or if it has none or some that form no tree."""
+    """The switches or blocks of Slurm's nodes; None without Slurm, without switches, or if they do not form a tree."""
     argv = ["scontrol", "show", "topology"]
     try:
         output = run_command(argv, COMMAND_TIMEOUT_S).out if installed() else ""

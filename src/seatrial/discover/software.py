@@ -10,8 +10,9 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from seatrial.discover.file_readers import FieldReader, path_under, printable, read_text
+from seatrial.discover.file_readers import FieldReader, path_under, read_text
 from seatrial.model import Frozen
+from seatrial.util.text import printable
 
 _CONTAINER_RUNTIMES = ("docker", "podman", "nerdctl", "apptainer", "singularity", "enroot", "ctr", "crictl")
 # Packages that a training job imports or that affect its speed; all installed nvidia-* packages are added

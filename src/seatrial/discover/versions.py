@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from seatrial.discover import fabric, software
-from seatrial.discover.file_readers import error_text, printable, read_line, read_text
+from seatrial.discover.file_readers import read_line, read_text
 from seatrial.model import Frozen
 from seatrial.util import processes
+from seatrial.util.text import error_text, printable
 
 _TIMEOUT_S = 10.0  # each of these programs prints its version at once
 # Component → a command that prints its version, and the text before it
@@ -86,7 +87,7 @@ def _firmware(root: Path) -> list[InstalledVersion]:
 def _kernel(root: Path) -> list[InstalledVersion]:
     """The kernel without flavour: ``6.8.0-137``. Raises ValueError for kernels other than Ubuntu's generic one.
 
-    Distributions fix kernels without a new upstream version, each with build numbers of its own.
+    Distributions fix kernels without a new upstream version, and each has its own build numbers.
     """
     release = read_line(root / "proc/sys/kernel/osrelease")
     match = re.fullmatch(r"(\d+\.\d+\.\d+-\d+)-generic", release)

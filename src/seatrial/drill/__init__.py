@@ -9,7 +9,7 @@ from importlib import import_module
 from seatrial.drill.base import Drill
 from seatrial.model import SeatrialError
 
-FOLDERS = ("cpu", "cluster", "gpu")  # by the machine that a drill needs
+FOLDERS = ("cpu", "cluster", "gpu")  # the machine that the drills of a folder need
 
 
 @cache

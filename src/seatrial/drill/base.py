@@ -1,4 +1,4 @@
-"""The declaration of a drill: the fault, the trial that it is injected into, and what the trial must report."""
+"""The declaration of a drill: the fault, the trial that it is injected into, and the expected report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BAD_OUTCOMES = (Outcome.FAIL, Outcome.WARN, Outcome.ERROR)
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drill needs to run. ``nodes`` above 1: that many nodes of Slurm. ``programs``: executables in PATH.
+    """The requirements of a drill. ``nodes`` above 1: this number of Slurm nodes. ``programs``: executables in PATH.
 
     ``device_files``: special files such as /dev/fuse. ``other``: a function that returns why the drill cannot run for
     another reason, or an empty string.
@@ -80,7 +80,7 @@ def _nothing(_injection: Injection) -> None:
 class Drill:
     """One fault. ``prepare`` is called before the trial starts, ``act`` while it runs.
 
-    ``title``: what is injected. ``fault``: a file in ``faults`` that changes the Python processes of the trial.
+    ``title``: the injected fault. ``fault``: a file in ``faults`` that changes the Python processes of the trial.
     ``limit_s``: time limit of the trial in seconds.
     """
 

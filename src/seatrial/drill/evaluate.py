@@ -1,4 +1,4 @@
-"""The record of a drill's trial → which parts of the expectation hold. Pure."""
+"""Compares the record of a drill's trial with the expectation of the drill. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from seatrial.diagnose.signatures import signatures
 from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillResult, Expected
 from seatrial.model import DecisionValue, Finding, Trial, Verdict
 
@@ -16,7 +15,7 @@ _MAX_TEXT = 300
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a trial left. ``trial``: None without a record. ``errors``: its standard error. ``seconds``: its duration.
+    """Results of a trial. ``trial``: None without a record. ``errors``: its standard error. ``seconds``: its duration.
 
     ``failure``: why the fault could not be injected or the trial did not end; empty otherwise.
     """
@@ -42,7 +41,7 @@ def evaluate(drill: Drill, evidence: Evidence) -> DrillResult:
 
 def cause_of(finding: Finding) -> str:
     """The id of the cause of a finding, or of the signature that it comes from; empty for other findings."""
-    return finding.cause or next((row.id for row in signatures() if row.title == finding.title), "")
+    return finding.cause or finding.signature
 
 
 def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> DrillResult:

@@ -1,4 +1,4 @@
-"""What a drill may change: environment and limits of its trial, its own files and mounts, its own processes."""
+"""The changes that a drill may make: environment and limits of its trial, its own files, mounts and processes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class TrialEndedEarly(SeatrialError):
 
 
 class Injection:
-    """The trial of one drill, and all changes that the drill makes. ``close`` takes them back.
+    """The trial of one drill, and all changes that the drill makes. ``close`` undoes them.
 
-    A kill of the drill takes them back too: the kernel ends its processes, and mounts live in their namespace only.
+    If the drill is killed, they are undone too: the kernel ends its processes, and mounts exist in their namespace
+    only.
     ``folder``: for the drill's own files. ``environment``: variables of the trial. ``setup``: shell commands that run
     before the trial, in its process, such as ``ulimit -l 64``; with ``new_mounts`` they may mount filesystems that only
     the trial sees (needs root). ``settings``: keys of the trial file.
@@ -188,7 +189,7 @@ class Injection:
         return f"last line of its stderr: {(self.error_output().strip().splitlines() or ['empty'])[-1]}"
 
     def close(self) -> None:
-        """End the trial and all other processes, then take back the other changes, the last one first."""
+        """End the trial and all other processes, then undo the other changes, the last one first."""
         self._at_end.close()
 
     def _statuses(self) -> str:

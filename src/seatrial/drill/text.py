@@ -49,7 +49,7 @@ def part_text(result: DrillResult, part: str) -> str:
 
 
 def totals(results: Sequence[DrillResult]) -> str:
-    """How many drills ran, and in how many of them each part holds."""
+    """The number of drills that ran, and for each part the number of drills in which it holds."""
     ran = [result for result in results if not result.could_not_run]
     parts = {text: [getattr(result, part) for result in ran] for part, text in PARTS.items()}
     counts = ", ".join(
@@ -61,7 +61,7 @@ def totals(results: Sequence[DrillResult]) -> str:
 
 
 def print_clean(result: CleanRuns, console: Console) -> None:
-    """Print the alarms of clean runs, and the share of runs with a false alarm that is still possible."""
+    """Print the alarms of clean runs, and the upper bound of the share of runs with a false alarm."""
     for alarm in result.alarms:
         name = f"{alarm.outcome} {alarm.name} on {alarm.subject}" if alarm.outcome else f"finding on {alarm.subject}"
         console.print(f"run {alarm.run}: {escape(clean(f'{name}: {alarm.message}'))}", highlight=False)

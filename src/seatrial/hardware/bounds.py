@@ -13,8 +13,8 @@ from seatrial.hardware.references import MODEL_SEPARATOR, References, Sku
 from seatrial.hardware.training_flops import TrainingWork, training_work
 from seatrial.model import format_value
 
-# Bounds that are not a line of a SKU's spec (bf16, hbm, pcie, nvlink). BIDIRECTIONAL: both directions of a GPU's links.
-# COLLECTIVE: the bandwidth of a collective over the GPU's links, its switches and the network.
+# Names of bounds beside the lines of a SKU's spec (bf16, hbm, pcie, nvlink). BIDIRECTIONAL: both directions of a GPU's
+# links. COLLECTIVE: the bandwidth of a collective over the GPU's links, its switches and the network.
 BIDIRECTIONAL, COLLECTIVE = "bidirectional", "collective"
 _FABRIC = re.compile(r"(?:ib|roce)-(\d+)x([\d.]+)")  # links.Links.fabric
 
@@ -134,7 +134,7 @@ def _intra_node_bound(sku: Sku, ranks: int, nodes: int) -> Bound | None:
 
 
 def _inter_node_bound(operation: str, ranks: int, nodes: int, fabric: str) -> Bound | None:
-    """The busbw that the network allows with the algorithm that sends least; None if the fabric class is unknown."""
+    """The busbw that the network allows with the algorithm that sends the least data; None if the fabric is unknown."""
     ports = _FABRIC.fullmatch(fabric)
     if not 1 < nodes <= ranks or not ports:
         return None

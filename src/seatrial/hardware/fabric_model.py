@@ -47,7 +47,7 @@ class ModelValue:
 def model_value(
     key: str, facts: Mapping[str, JsonValue], skus: Sequence[Sku], links: Links, tcp: TcpFabric | None
 ) -> ModelValue | str:
-    """The value for ``key`` (such as all_gather.busbw.1GiB) on several nodes, or why there is none.
+    """The expected value of ``key`` (such as all_gather.busbw.1GiB) on several nodes, or why there is none.
 
     Reads the facts ``world_size``, ``nodes`` and ``backend_environment``. For mixed GPU models it is the lowest value.
     """

@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol
 
 from seatrial.model import GPUS_USED, Measurement
 
-# Algorithms whose sums are made by the network's switches (SHARP), so that a node sends its data once; between nodes
-# NVLS needs them too
+# Algorithms in which the network's switches compute the sums (SHARP), so that a node sends its data once. NVLS is one
+# of them: between nodes NCCL uses it only with SHARP
 IN_NETWORK_ALGORITHMS = ("NVLS", "CollNetChain", "CollNetDirect")
 # Algorithms that reduce inside a node before they send between nodes; NVLSTree is Tree between nodes
 HIERARCHICAL_ALGORITHMS = ("Tree", "NVLSTree", *IN_NETWORK_ALGORITHMS)
@@ -31,24 +31,21 @@ _KINDS = {"InfiniBand": "ib", "Ethernet": "roce", "Unspecified": "efa"}
 # The rate that the driver of EFA reports where it does not know the rate (efa_query_port of Linux before 6.13)
 _EFA_UNKNOWN_GBPS = 100.0
 
-# Content of a fact about links or NCCL: GPUs of a node, its RDMA devices, its network interfaces, transports that NCCL
-# uses, RDMA ports and TCP interfaces that NCCL uses, algorithms by operation, algorithms of the all-reduce under
-# several NCCL settings, environment variables (name → value), network settings and variables of all nodes, and the
-# settings and versions of nodes that differ from the majority (these three: node → name → value)
+# What a fact about links or NCCL contains
 FactRole = Literal[
-    "gpus",
-    "rdma_devices",
-    "nics",
-    "transports",
-    "hcas",
-    "socket_interfaces",
-    "algorithms",
-    "algorithms_by_setting",
-    "variables",
-    "node_settings",
-    "setting_differences",
-    "version_differences",
-    "fault_places",
+    "gpus",  # the GPUs of a node
+    "rdma_devices",  # the RDMA devices of a node
+    "nics",  # the network interfaces of a node
+    "transports",  # the transports that NCCL uses
+    "hcas",  # the RDMA ports that NCCL uses
+    "socket_interfaces",  # the TCP interfaces that NCCL uses
+    "algorithms",  # NCCL's algorithms by operation
+    "algorithms_by_setting",  # NCCL's algorithms of the all-reduce under several settings
+    "variables",  # environment variable → value
+    "node_settings",  # node → network setting or variable → value
+    "setting_differences",  # the settings of nodes that differ from the majority: node → name → value
+    "version_differences",  # the versions of nodes that differ from the majority: node → name → value
+    "fault_places",  # metric → the node or pair at fault → names or settings there
 ]
 
 
@@ -95,7 +92,7 @@ class Links:
     network: str = ""
     intra_node_transports: tuple[str, ...] = ()
     mig_models: frozenset[str] = field(default=frozenset())
-    tcp: TcpInterfaces | None = None  # None: unknown, or other rates on other nodes
+    tcp: TcpInterfaces | None = None  # None: unknown, or different rates on different nodes
     algorithms: Mapping[tuple[str, str], str] = field(default_factory=dict, hash=False)
 
     @property
@@ -115,12 +112,12 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     readable = [rate for rate in rates if rate]
     lowest = min(readable, key=lambda rate: rate[1]) if readable and len(readable) == len(rates) else (0, None)
     hcas = role_facts("hcas", measurements, checks)
-    used_ports = {node: ports for _, value in hcas for node, ports in _ports_by_node(value).items()}
+    used_ports = {node: ports for _, value in hcas for node, ports in _names_by_node(value).items()}
     rdma = role_facts("rdma_devices", measurements, checks)
     ports_of_nodes = {_fastest_ports(value, used_ports.get(measurement.subject)) for measurement, value in rdma}
     nics = {measurement.subject: value for measurement, value in role_facts("nics", measurements, checks)}
     sockets = role_facts("socket_interfaces", measurements, checks)
-    interfaces = {node: names for _, value in sockets for node, names in _ports_by_node(value).items()}
+    interfaces = {node: names for _, value in sockets for node, names in _names_by_node(value).items()}
     tcp_of_nodes = {_tcp_interfaces(nics.get(node), names) for node, names in interfaces.items()}
     transports = role_facts("transports", measurements, checks)
     names = sorted({name for _, value in transports if isinstance(value, Mapping) for name in value})
@@ -183,7 +180,7 @@ def network_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: in
     - Ring, and operations along a chain: each byte leaves the node once, from its last GPU: 1.
     - Tree and NVLSTree reduce inside the node first. With S/2 on each of NCCL's two trees, the node with the most links
       sends S on two nodes, 1.5 S on three and 2 S on more (NVIDIA/nccl src/graph/trees.cc, ncclGetDtree).
-    - In the network's switches (SHARP): S leaves a node.
+    - Sums in the network's switches (SHARP): a node sends S.
     - All-to-all: each of the n/N GPUs of a node sends S/n to each GPU of other nodes.
     """
     if operation == "all_to_all":
@@ -208,10 +205,10 @@ def _nvlink_rate(gpu: Mapping[str, Any]) -> tuple[int, float] | None:
     return (len(readable), sum(readable) / 1e3) if readable and len(readable) == len(speeds) else None
 
 
-def _ports_by_node(hcas: Any) -> dict[str, frozenset[str]]:
-    """The RDMA ports that NCCL uses, such as mlx5_0/1, by node."""
-    lists = hcas.items() if isinstance(hcas, Mapping) else ()
-    return {node: frozenset(map(str, ports)) for node, ports in lists if isinstance(ports, list) and ports}
+def _names_by_node(fact: Any) -> dict[str, frozenset[str]]:
+    """Node → the ports or interfaces that NCCL uses, such as mlx5_0/1 or eth0."""
+    lists = fact.items() if isinstance(fact, Mapping) else ()
+    return {node: frozenset(map(str, names)) for node, names in lists if isinstance(names, list) and names}
 
 
 @dataclass(frozen=True)
@@ -225,8 +222,8 @@ class _NodePorts:
 def _common_ports(ports_of_nodes: Collection[_NodePorts | None]) -> RdmaPorts | None:
     """The ports of all nodes; None if they are unknown on a node, or differ.
 
-    Nodes with equally many ports, some of them slower on some nodes, have the ports of the best node: a slow port is
-    a fault, and the bandwidth that the nodes were built for is expected.
+    If all nodes have equally many ports, but some ports are slower on some nodes, the ports of the best node count: a
+    slow port is a fault, and the expected bandwidth is that of healthy nodes.
     """
     present = [ports for ports in ports_of_nodes if ports]
     kinds = {(ports.fastest.kind, ports.fastest.gbps) for ports in present}
@@ -278,7 +275,7 @@ def _algorithms(facts: Iterable[Any]) -> dict[tuple[str, str], str]:
             by_size = choice.get("by_size") if isinstance(choice, Mapping) else None
             for label, chosen in by_size.items() if isinstance(by_size, Mapping) else ():
                 name = chosen.get("algorithm") if isinstance(chosen, Mapping) else None
-                if isinstance(name, str) and name.isupper():  # others say why there is no algorithm
+                if isinstance(name, str) and name.isupper():  # other texts are the reason why there is none
                     algorithms.setdefault((operation, label), NCCL_ALGO_NAMES.get(name, name))
     return algorithms
 

@@ -82,7 +82,7 @@ def _track(name: str) -> tuple[int, ...]:
 def _numbers(version: str) -> tuple[int, ...]:
     """``6.8.0-137`` → (6, 8, 0, 137).
 
-    Raises UnknownVersionError for a pre-release, and for the build of a distribution, which adds fixes of its own.
+    Raises UnknownVersionError for a pre-release, and for the build of a distribution, which has additional fixes.
     """
     match = _VERSION.fullmatch(version)
     if not match:

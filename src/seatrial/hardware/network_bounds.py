@@ -12,8 +12,8 @@ from enum import StrEnum
 from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_ratio
 from seatrial.model import format_value
 
-# Of the PCIe links between GPUs without NVLink, the share that any node reaches through its root complexes: a choice.
-# If the network needs more, PCIe binds, and no share of it that good clusters reach is known.
+# Share of the PCIe rate that GPUs without NVLink are assumed to reach among each other, through the root complexes. If
+# the network is faster than this share, PCIe is the bound, and no limit is known.
 PCIE_SHARE = 1 / 3
 
 
@@ -29,9 +29,9 @@ class Link(StrEnum):
 class NodeLinks:
     """The links of one node. Rates are unidirectional; None is unknown, or no such link.
 
-    ``ports`` network ports of ``port_gbps`` Gbit/s each; ``ports_text`` names them. Per GPU, in GB/s: ``nvlink``, as
-    NCCL plans with it, and ``pcie``. ``nvls_busbw``: bus bandwidth of an all-reduce inside one node, in its switches.
-    ``busbw``: the same without NVLS, where the GPU has none.
+    The node has ``ports`` network ports of ``port_gbps`` Gbit/s each; ``ports_text`` names them. ``nvlink`` (the rate
+    that NCCL plans with) and ``pcie`` are per GPU in GB/s. ``nvls_busbw``: bus bandwidth of an all-reduce inside one
+    node with NVLS. ``busbw``: the same for GPU models without NVLS.
     """
 
     gpus: int
@@ -60,7 +60,7 @@ class NetworkBound:
 
 
 def default_algorithm(operation: str, nodes: int, *, nvls: bool) -> str:
-    """NCCL's usual algorithm at large sizes: Tree on two and three nodes, in NVLink switches if they can, then Ring.
+    """NCCL's usual algorithm at large sizes: Tree on two and three nodes (NVLSTree with NVLS), Ring on more.
 
     Source: NVIDIA/nccl-tests#196 and #160, answers of the maintainers.
     """
@@ -99,7 +99,7 @@ def _ports_bound(operation: str, algorithm: str, ratio: float, node: NodeLinks) 
 
 
 def _point_to_point_bound(node: NodeLinks) -> _Bound:
-    """The shift from rank to rank leaves a node over the ports of one GPU: its share of them, and at least one."""
+    """The bound of a shift from rank to rank: it leaves a node over one GPU's share of the ports, at least one port."""
     value = max(node.port_rate / node.gpus, node.port_gbps / 8)
     text = f"{_rate_text(node)}; one of {node.gpus} GPUs sends to the next node: {_gbs(value)} over its ports"
     return value, Link.PORTS, text
@@ -131,7 +131,7 @@ def _pcie_bound(operation: str, algorithm: str, ranks: int, nodes: int, node: No
 
 
 def _hierarchical_bounds(algorithm: str, ranks: int, nodes: int, node: NodeLinks) -> list[_Bound]:
-    """The bound of the reduction inside a node, which is that of one node, or of NVLink for a tree without NVLS."""
+    """The bound of the reduction inside a node: the all-reduce of one node, or NVLink for a Tree without NVLS."""
     node_busbw = node.busbw if algorithm == "Tree" else node.nvls_busbw or node.busbw
     if node_busbw:
         return [(node_busbw, Link.NVLINK, f"an all-reduce inside one node reaches {_gbs(node_busbw)}")]

@@ -18,7 +18,7 @@ from seatrial.model import Baseline, BasisKind, Frozen, ReferenceValue
 from seatrial.util import data_files
 from seatrial.util.quantiles import spread
 
-# Two values that differ do not show which one is wrong; of three, two agree.
+# Two different values do not show which one is wrong; with three, the majority shows it.
 MIN_PEERS = 3
 # Limit for outliers, in robust standard deviations below the median (Iglewicz and Hoaglin, How to Detect and Handle
 # Outliers, 1993)
@@ -73,7 +73,7 @@ class Reference:
     source: str
     peer_spread: float | None = None
     required: float | None = None
-    runs: int = 0  # from which a value of the site's baseline was learned
+    runs: int = 0  # number of runs from which a value of the site's baseline was learned
     fail_below: float | None = None
     warn_below: float | None = None
     arithmetic: str = ""
@@ -126,7 +126,7 @@ class PeerGroup:
         return max(OUTLIER_DEVIATIONS, by_chance) * self.spread
 
     def is_low_outlier(self, value: float) -> bool:
-        """Whether ``value`` is farther below the median than chance explains."""
+        """Whether ``value`` is significantly below the median."""
         return self.is_comparable and self.median - value > self.outlier_distance
 
 
@@ -208,7 +208,7 @@ class References:
         return replace(self, site=None, _cache={})
 
     def _model_reference(self, key: str, facts: Mapping[str, JsonValue], without: str) -> Reference | str:
-        """The bound of the network as a reference, or ``without``, the reason for no other value, with this reason."""
+        """The bound of the network as a reference; else why there is none, after ``without``, the reason so far."""
         models = [self.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
         matching = [sku for sku in models if isinstance(sku, Sku)]
         if len(matching) < len(models):

@@ -27,7 +27,7 @@ class TrainingWork:
 
 
 def training_work(metric: str, facts: Mapping[str, JsonValue]) -> TrainingWork | None:
-    """The work behind a training metric, from the fact ``run`` (of a named run: ``run.NAME``) or ``training``.
+    """The FLOP per token of a training metric, from the fact ``run`` (of a named run: ``run.NAME``) or ``training``.
 
     None if ``metric`` is no training metric, or if the facts do not name the precision.
     """

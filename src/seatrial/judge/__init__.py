@@ -10,7 +10,7 @@ from seatrial.config.schema import CheckSettings, Config
 from seatrial.hardware import links
 from seatrial.hardware.references import References, references_for
 from seatrial.judge import error_counters, retry
-from seatrial.judge.asked_fabric import tcp_fabric, unexpected_rdma
+from seatrial.judge.configured_fabric import tcp_fabric, unexpected_rdma
 from seatrial.judge.coverage import coverage_errors, retry_errors, unevaluated_thresholds, unplanned_checks
 from seatrial.judge.peaks import values_above_peak
 from seatrial.judge.recorded_plan import RecordedPlan
@@ -36,7 +36,7 @@ def judge(
 
     ``jobs`` define on how many subjects each check must be measured. ``site`` is the site's baseline, learned from this
     run among others if ``site_includes_run``. ``retries`` are second measurements of checks that failed; they confirm
-    or lift a FAIL. None: the retries are not made yet.
+    or lift a FAIL. None: before any retry.
     """
     trial_links = links.read(measurements, checks)
     references = references_for(
@@ -119,7 +119,7 @@ def _is_cpu_only(config: Config) -> bool:
 def _judges(check: Check, setting: CheckSettings, trial: str, references: References) -> list[retry.Judge]:
     """Functions that judge measurements: by the rules of the check, and by the thresholds of the trial if it has any.
 
-    They are separate, since a rule and a threshold may have a verdict on the same metric: each is retried for itself.
+    They are separate, since a rule and a threshold may judge the same metric: each of these verdicts is retried.
     """
     judge_measurements = partial(
         judge_check,
@@ -132,19 +132,20 @@ def _judges(check: Check, setting: CheckSettings, trial: str, references: Refere
     )
     if not setting.expect:
         return [judge_measurements]
-    first: list[tuple[Sequence[Measurement], list[Verdict]]] = []  # both functions judge the first measurements
+    # Both functions judge the first measurements: their verdicts are computed once
+    cached: list[tuple[Sequence[Measurement], list[Verdict]]] = []
 
-    def of_kind(is_of_trial: bool, measurements: Sequence[Measurement]) -> list[Verdict]:
-        if first and first[0][0] is measurements:
-            verdicts = first[0][1]
+    def verdicts_of(is_of_trial: bool, measurements: Sequence[Measurement]) -> list[Verdict]:
+        if cached and cached[0][0] is measurements:
+            verdicts = cached[0][1]
         else:
             verdicts = judge_measurements(measurements)
-            first.extend([] if first else [(measurements, verdicts)])
+            cached.extend([] if cached else [(measurements, verdicts)])
         return [verdict for verdict in verdicts if _is_of_trial(verdict) is is_of_trial]
 
-    return [partial(of_kind, False), partial(of_kind, True)]
+    return [partial(verdicts_of, False), partial(verdicts_of, True)]
 
 
 def _is_of_trial(verdict: Verdict) -> bool:
-    """Whether the verdict is that of a threshold of the trial."""
+    """Whether the verdict is based on a threshold of the trial."""
     return verdict.basis is not None and verdict.basis.kind is BasisKind.TRIAL

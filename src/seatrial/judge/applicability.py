@@ -22,7 +22,7 @@ def mismatched_facts(required: Mapping[str, str], facts: Mapping[str, JsonValue]
 
 
 def invalid_fact(required: Mapping[str, str], declared: RuleFacts, group: MeasurementGroup) -> str:
-    """The first fact of ``required`` without a declared value, as text; empty if there is none.
+    """The first fact of ``required`` whose value is not a declared one, as text; empty if there is none.
 
     A missing fact is invalid unless the check failed, or another fact makes the rule not applicable: on a CPU, a check
     need not record which NVML values are readable.
@@ -69,7 +69,7 @@ class PeerApplicability:
         }
 
     def applicable_peer(self, group: MeasurementGroup, mismatched: Sequence[str]) -> str:
-        """A subject with the same device model to which the rule applies, although it does not apply to ``group``.
+        """A subject with the device model of ``group`` to which the rule applies, while it does not apply to ``group``.
 
         Empty if there is none. A subject without a GPU among subjects with GPUs counts too: its GPU is lost. Facts
         that vary by device are exempt, such as those of optional NVLink bridges, and so are checks of nodes, which may

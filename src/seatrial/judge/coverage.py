@@ -1,4 +1,4 @@
-"""Whether a record is complete and agrees with itself: each check measured once on every subject of the plan."""
+"""Whether a record is complete and consistent: each check was measured once on every subject of the plan."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _metrics_beside_skip(measured: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _place_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if the check ran on other nodes or ranks than the first check of the plan that did so."""
+    """An error if the check ran on other nodes or ranks than the first check of the plan."""
     if job.placement == "control":
         return
     subjects = subjects_of(measured)
@@ -185,13 +185,13 @@ def _world_size_errors(check: Check, job: Job, measured: Sequence[Measurement]) 
 
 
 def _misplaced_metrics(check: Check, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if metrics have subjects that are no places of the plan; a CONTROL check may name any node."""
+    """An error if metrics have subjects that are not in the plan; a CONTROL check may name any node."""
     if check.scope is Scope.CONTROL:
         return
     misplaced: set[str] = set()
     for measurement in measured:
         if measurement.metrics:
-            subjects = set(map(_METRIC_SUBJECT, measurement.metrics))  # of a million metrics
+            subjects = set(map(_METRIC_SUBJECT, measurement.metrics))  # fast for a million metrics
             subjects.discard(measurement.subject)
             if subjects:
                 subjects.difference_update(_ports(plan, measurement))
@@ -207,7 +207,7 @@ def _ports(plan: RecordedPlan, measurement: Measurement) -> Iterator[str]:
 
 
 def _is_place(check: Check, plan: RecordedPlan, measurement: Measurement, subject: str) -> bool:
-    """Whether ``measurement`` may have metrics of ``subject``, which is not its own subject."""
+    """Whether ``measurement``, which has another subject, may have metrics of ``subject``."""
     if check.scope is Scope.CLUSTER:
         return plan.is_place(subject)
     node, _, index = subject.rpartition("/gpu")

@@ -1,4 +1,4 @@
-"""The decision on a trial; it fails closed: ACCEPTED needs every required check measured, evaluated and good."""
+"""The decision on a trial. ACCEPTED requires that every required check was measured, evaluated and is good."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def decide(
     ``untested_nodes``, which the reason of REJECTED names too. The reason of
     ACCEPTED lists the thresholds that were not evaluated and counts the checks in ``metrics_without_threshold``.
     A trial that used no GPU (``cpu_only``) is accepted only with ``cpu_only_requested``.
-    Every reason ends with the ``notes``: what the verdicts rest on, such as a baseline.
+    Every reason ends with the ``notes``, such as the baseline that the verdicts use.
     """
     outcomes = _outcomes_by_check(verdicts)
     reason_code = None

@@ -1,6 +1,6 @@
 """Verdicts and insights on the error counters that are read before and after a check.
 
-Only problems have verdicts, since thousands of ranks report a fact each. "No increase" is an insight.
+Only problems become verdicts, since thousands of ranks report counters. "No increase" is an insight.
 """
 
 from __future__ import annotations

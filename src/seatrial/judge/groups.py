@@ -34,7 +34,7 @@ _MAX_NAMED = 4  # subjects listed in one message
 _GPU = "gpu"
 SHAPE_FACTS = (_GPU, "world_size", "nodes")  # facts that select a reference value; all ranks must agree on them
 _HASHABLE = (str, int, type(None))
-_MAX_VALUE_CHARS = 80  # of a fact in a message
+_MAX_VALUE_CHARS = 80  # longer values of facts are truncated in messages
 _Text = Annotated[str, Field(min_length=1)]
 _REASONS: TypeAdapter[Any] = TypeAdapter(dict[str, _Text])
 # Facts that any check may record → their type, and the type as text
@@ -67,7 +67,7 @@ class MeasurementGroup:
         if check.per_node:
             self.subject = node_of(first)
         self.model = _text_fact(check.model_fact, self.facts)
-        # the model of a host needs no numbers of ranks and nodes
+        # a check that compares hosts (model_fact) needs no numbers of ranks and nodes
         self._shape_facts = SHAPE_FACTS if check.model_fact == _GPU else (check.model_fact,)
         self.metrics: dict[str, list[Metric]] = {}
         for measurement in measurements:
@@ -175,7 +175,7 @@ def measurement_groups(check: Check, measured: Sequence[Measurement], names: Set
 class PeerGroups:
     """The values of one metric by device model, since different models are never compared.
 
-    With exactly two nodes, each node is a group of its own: of two nodes, neither shows which one is slow.
+    With exactly two nodes, each node is a separate group: a difference of two nodes does not show which one is slow.
     """
 
     def __init__(self) -> None:

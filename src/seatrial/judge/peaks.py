@@ -14,7 +14,7 @@ from seatrial.hardware.training_flops import BOUNDED_METRICS
 from seatrial.judge.thresholds import above_physical_limit
 from seatrial.model import Insight, Measurement, Metric, Verdict
 
-_LINKS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # bounds with insights of their own in analysis/
+_LINKS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # bounds that have other insights, in analysis/
 
 
 def achieved_over_peak(

@@ -20,8 +20,8 @@ from seatrial.judge import site_baseline
 from seatrial.model import Baseline, BasisKind, Outcome, ReferenceValue, Rule, Threshold, UsageError, format_value
 
 LAX_RATIO = 0.4  # a threshold below this share of the expected value is lax
-# Below this ratio, or above its inverse, the threshold is probably in another unit, as the 2333 MB/s that a diagnostic
-# suite shipped for the memory of an H200. No valid threshold is a hundredth of the expected value.
+# Below this ratio, or above its inverse, the threshold is probably in another unit, like the 2333 MB/s that a
+# diagnostic suite shipped for the memory of an H200. No valid threshold is a hundredth of the expected value.
 _UNIT_ERROR_RATIO = 0.01
 # Published values of the same configuration differ by about this factor: 345 to 349 GB/s on two H200, 473 to 482 on
 # eight. A threshold above the reference value times this factor fails good hardware.
@@ -32,7 +32,7 @@ _LOWER_BOUNDS = (">", ">=")
 
 
 def metric_lookup(check: Check, metric: str, key: str) -> MetricLookup:
-    """How to find the reference value and bound of ``metric``; ``key`` is its key in the SKU data, or empty."""
+    """The keys of the reference value and bound of ``metric``; ``key`` is its key in the SKU data, or empty."""
     bound = next((bound for family, bound in check.bounds.items() if fnmatchcase(metric, family)), "")
     return MetricLookup(key or metric, metric, bound, check.operation if key else "")
 
@@ -142,7 +142,7 @@ def _opposite_comparison(a: Threshold, b: Threshold) -> bool:
 
 
 def contradicted_rule(threshold: Threshold, unit: str, metric: str, rules: Sequence[Rule]) -> str:
-    """Why no value meets both a trial's threshold and the check's own threshold on the metric; empty if one does."""
+    """Why a trial's threshold contradicts the check's own threshold on the metric; empty if some value meets both."""
     required = next((rule.expect for rule in rules if rule.metric == metric and rule.expect), None)
     if required is None or not threshold.excludes(required):
         return ""
@@ -257,7 +257,7 @@ def lax_reference(
 ) -> str:
     """Why a site's reference value is lax: far below the expected value for its hardware; empty if it is not.
 
-    A ``required`` value is compared instead of the reference value, since it is the one that fails.
+    A ``required`` value is compared instead of the reference value, since values below it FAIL.
     """
     if reference.kind is not BasisKind.SITE:
         return ""
@@ -275,7 +275,7 @@ def _expected_value(
     reference = references.site_or_sku_reference(lookup.reference_key, facts)
     if isinstance(reference, Reference):
         return (reference.value, reference_text(reference)) if reference.unit == unit else None
-    if facts.get("nodes") != 1 or not lookup.bounded_by:  # no training comes near its bound
+    if facts.get("nodes") != 1 or not lookup.bounded_by:  # the speed of training is far below its bound
         return None
     bound = hardware_bound(lookup, facts, references)
     return (bound.value, f"the hardware limit ({bound.derivation})") if bound and bound.unit == unit else None

@@ -1,4 +1,4 @@
-"""The plan that a record shows: its jobs, compared with the configuration and with the places that were measured."""
+"""The plan in a record: its jobs, compared with the configuration and with the measured nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RecordedPlan:
         return self._problems[job.name]
 
     def on_fewer_nodes(self, check: str) -> bool:
-        """Whether ``check`` ran on fewer nodes than the first one, after the loss of a node."""
+        """Whether ``check`` ran on fewer nodes than the first check, after the loss of a node."""
         return check in self._smaller
 
     def _checks_on_fewer_nodes(self) -> set[str]:
@@ -55,7 +55,7 @@ class RecordedPlan:
         return True
 
     def allows_skip(self, check: Check) -> bool:
-        """Whether ``check`` may be skipped on this plan, by its needs or by what its measurement requires."""
+        """Whether ``check`` may be skipped on this plan, by its ``needs`` or its ``skipped_if``."""
         ranks, nodes = self._ranks_per_node, self._config.cluster.nodes
         if self._config.cluster.min_nodes:
             nodes = min((job.expected_nodes for job in self._jobs), default=nodes)
@@ -64,6 +64,7 @@ class RecordedPlan:
         holds: Mapping[SkipCondition, bool] = {
             "no GPU": no_gpu,
             "no Slurm": not self._config.uses_slurm,
+            "no Kubernetes": self._config.launcher != "kubernetes",
             "one node": nodes == 1,
             "one rank per node": ranks in (None, 1),
             "no command": not options.get("command"),

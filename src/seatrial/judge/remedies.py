@@ -1,4 +1,4 @@
-"""The next step for verdicts that judge nothing (UNJUDGED), by their reason. Pure."""
+"""The next step for UNJUDGED verdicts, by their reason. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNJUDGED: Mapping[Reason, str] = {
 
 
 def with_remedies(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """The verdicts; the fix of an UNJUDGED one depends on its reason, since nothing is known to be broken."""
+    """The verdicts; an UNJUDGED verdict gets a fix for its reason, not the fix of a fault."""
     unjudged = Outcome.UNJUDGED  # looked up once, since enum member access is slow
     return [_with_remedy(verdict) if verdict.outcome is unjudged else verdict for verdict in verdicts]
 

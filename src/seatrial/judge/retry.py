@@ -1,7 +1,7 @@
 """Verdicts on a first measurement and its retries: a performance metric FAILs only if two measurements are bad.
 
-A metric that is bad in one of two measurements is measured a third time; two of three decide. Other metrics, such as
-data corruption, FAIL if any measurement fails.
+A metric that is bad in only one of two measurements is measured a third time; the majority decides. Other metrics, such
+as data corruption, FAIL if any measurement fails.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _GOOD = (Outcome.PASS, Outcome.WARN)
 
 
 def is_bad(verdict: Verdict) -> bool:
-    """Whether the value is beyond its threshold, for certain or inconclusively."""
+    """Whether the value violates its threshold, conclusively or not."""
     return verdict.outcome is _FAIL or Reason.INCONCLUSIVE in verdict.reasons
 
 
 def verdicts_to_retry(check: Check, rounds: Sequence[Sequence[Measurement]], judge: Judge) -> list[Verdict]:
     """The bad verdicts that need one more measurement after ``rounds``: first measurement and complete retries.
 
-    After one measurement these are all bad ones, after two those that are bad in one of them only.
+    After one measurement these are all bad verdicts, after two those that are bad in only one of them.
     """
     is_performance = PerformanceMetrics(check)
     bad_by_round = [
@@ -91,7 +91,7 @@ def combined_verdicts(
         else:
             yield _combined(verdict, _Attempts(key, first, second, third, judge))
     yield from _moved_faults(first_verdicts, second, is_performance)
-    for verdict in second.verdicts.values():  # new failures of metrics that a retry cannot lift
+    for verdict in second.verdicts.values():  # metrics without retry that fail only now: they remain failures
         is_new = verdict.outcome is _FAIL and (verdict.metric, verdict.subject) not in bad_first
         if is_new and not is_performance[verdict.metric]:
             yield replace(verdict, reasons=(*verdict.reasons, Reason.FAILED_IN_RETRY_ONLY))
@@ -187,7 +187,7 @@ def _with_samples(measurement: Measurement, more: Mapping[Key, tuple[float, ...]
 
 
 def _retry_problem(retries: Sequence[Measurement]) -> str:
-    """Why the retry is incomplete: its first error, else the subjects it covers; that it was not run without any."""
+    """Why the retry is incomplete: its first error, else the only subjects that it measured, else "not run"."""
     errors = (
         f"{measurement.subject}: {measurement.error or measurement.skipped}"
         for measurement in retries
@@ -207,7 +207,7 @@ def _not_retried(verdict: Verdict, problem: str) -> Verdict:
 
 
 def _combined(first: Verdict, attempts: _Attempts) -> Verdict:
-    """The verdict on all values of a metric of one subject; two bad ones are a FAIL."""
+    """The verdict on all measurements of a metric of one subject; two bad values are a FAIL."""
     second, third = attempts.second_verdict, attempts.third_verdict
     if not is_bad(first) and not is_bad(second):
         return first

@@ -43,7 +43,7 @@ from seatrial.model import (
     Verdict,
 )
 
-# Reasons of a verdict that compares with no absolute reference value
+# Reasons of verdicts that have no absolute reference value
 _WITHOUT_REFERENCE = frozenset({Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE, Reason.NO_THRESHOLD})
 
 
@@ -154,7 +154,7 @@ def _changed_options(rule: Rule, check: Check, options: Mapping[str, JsonValue])
 
 
 def _adds_nothing(verdict: Verdict, expect: Mapping[str, Threshold]) -> bool:
-    """Whether a rule has no reference value of its own for a metric on which the trial has a threshold."""
+    """Whether a rule's verdict lacks a reference value for a metric that a threshold of the trial judges."""
     return (
         verdict.metric in expect
         and verdict.outcome in (Outcome.UNJUDGED, Outcome.SKIP)
@@ -260,7 +260,7 @@ class _RuleEvaluation:
         return invalid_shape(self._check, self._lookup, group) if self._needs_shape else ""
 
     def _add_missing_metric(self, group: MeasurementGroup) -> None:
-        """Add an ERROR; add a SKIP if the options omit this size and the trial has a threshold on another size."""
+        """Add an ERROR, or a SKIP if the options omit this size and the trial has a threshold on another size."""
         rule, subject = self._rule, group.subject
         not_requested = _reason_in_fact(group, NOT_REQUESTED, rule.metric)
         if not_requested and self._other_size:

@@ -1,10 +1,10 @@
-"""Evaluation of the samples of a metric: conclusive violations, and slow windows beside a good median. Pure.
+"""Evaluation of the samples of a metric: conclusive violations, and slow windows although the median is good. Pure.
 
-No vendor publishes a reference for the tail. The limits of this file are met by every metric with a rule of the healthy
-H200 nodes in docs/results: of 10 windows at most one was below 80 % of the median, of 186 to 300 windows none. The
-other numbers are choices. They do not apply to a trial without GPUs: the cores of a laptop or a virtual machine are
-shared, and healthy runs have such windows. docs/results/2026-11-23-judge has the false alarms and the rejected faults
-that they lead to.
+No vendor publishes limits for slow windows. All metrics of the healthy H200 nodes in docs/results meet the limits of
+this file: of 10 windows at most one was below 80 % of the median, of 186 to 300 windows none. The significance levels
+are choices. The limits do not apply to a trial without GPUs: the cores of a laptop or a virtual machine are shared, and
+healthy runs have slow windows. docs/results/2026-11-23-judge has the resulting rates of false alarms and detected
+faults.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def violation(
 def slow_windows(check: str, metric: Metric) -> Verdict | None:
     """A FAIL if the share of slow windows is significant, a WARN if it is notable; None otherwise.
 
-    Judged are rates and times only, by the metric's own median, so that it needs no reference value.
+    Only rates and times are judged, relative to the metric's own median, so that no reference value is needed.
     """
     samples, middle, unit = metric.samples, metric.value, metric.unit
     is_time = unit in TIME_UNITS
@@ -92,8 +92,8 @@ def _speed(sample: float, middle: float, is_time: bool) -> float:
 def _interval(metric: Metric) -> tuple[tuple[float, float] | None, Reason]:
     """The 95 % confidence interval of the median, or the sample range if there are too few samples, and the reason.
 
-    None if the samples do not include the value: then they are samples of something else. The sample range is used
-    because slow operations have few samples; without it, three slow samples could never FAIL.
+    None if the value is outside the range of the samples: then they are samples of another quantity. The sample range
+    is used because slow operations have few samples; without it, three slow samples could never FAIL.
     """
     samples = metric.samples
     if len(samples) < 2 or not min(samples) <= metric.value <= max(samples):

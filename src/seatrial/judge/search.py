@@ -1,4 +1,4 @@
-"""Verdicts on searches for slow nodes, which the pipeline makes after the checks of a trial. Pure."""
+"""Verdicts on searches for slow nodes, which the pipeline starts after the checks of a trial. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from seatrial.model import Measurement, Outcome, Verdict
 
 
 def search_verdicts(searches: Sequence[Measurement], checks: Mapping[str, Check]) -> tuple[Verdict, ...]:
-    """The FAILs of searches: a slow node that repeated measurements name is a fault, also without a reference value.
+    """A FAIL for each slow node that a search confirms by repeated measurements, also without a reference value.
 
-    A search without a result has no verdict, since the trial did not ask for it.
+    A search that finds nothing has no verdict, since it is not a check of the trial.
     """
     names = dict.fromkeys(measurement.check for measurement in searches)
     return tuple(

@@ -33,7 +33,7 @@ from seatrial.model import (
 )
 from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
 
-# Reasons of verdicts whose values can be learned although they are not PASS
+# Values of verdicts with these reasons can be learned, although the outcome is not PASS
 _LEARNABLE = ((Reason.NO_THRESHOLD,), (Reason.BASELINE_OF_THIS_RUN,), (Reason.BASELINE_OF_FEW_RUNS,))
 Key = tuple[str, str, int, int, str, str]  # reference key, GPU model, GPUs, nodes, unit, network class
 
@@ -158,9 +158,10 @@ def _require_good_run(path: str, trial: Trial) -> None:
 def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
     """(check, metric, subject) → why its value cannot be learned, or empty.
 
-    Values with PASS are learned, and values without a reference value (UNJUDGED, or SKIP with NO_THRESHOLD). A baseline
-    that cannot PASS them on its own does not prevent learning them again. A WARN by the bound of the network is learned
-    too: good clusters differ in the share that they reach, and the baseline of a site is a tighter limit.
+    Values with PASS are learned, and values without a reference value (UNJUDGED, or SKIP with NO_THRESHOLD). Also
+    values that are not PASS only because of their baseline: it was learned from too few runs, or from this run. A WARN
+    by the bound of the network is learned too: good clusters differ in the share that they reach, and the baseline of a
+    site is a tighter limit.
     """
     problems: dict[tuple[str, str, str], str] = {}
     for verdict in verdicts:

@@ -38,20 +38,21 @@ from seatrial.model import (
     plausible_range,
 )
 
-# Values above this multiple of the reference value are measured wrongly, or the reference value is wrong. The largest
-# known gain by software is NVLink SHARP's: from 370 to 480 GB/s busbw of all-reduce on eight H100 (NVIDIA/nccl#1455).
+# A value above this multiple of the reference value is a measurement error, or the reference value is wrong. The
+# largest known gain by software is NVLink SHARP's: from 370 to 480 GB/s busbw of all-reduce on eight H100
+# (NVIDIA/nccl#1455).
 MAX_PLAUSIBLE_RATIO = 1.5
 # The same for a bound of the network. Above it, a port rate was misread, or NCCL used an algorithm that is not in its
 # log; SHARP reaches 480 GB/s where rings are bounded by 400.
 MAX_RATIO_OF_BOUND = 1.25
-# Runs from which a baseline must be learned to PASS a metric without a published value. Of three runs the median is not
-# that of the one bad run.
+# A baseline must be learned from this many runs to PASS a metric without a published value. Of three runs the median is
+# not that of the one bad run.
 MIN_BASELINE_RUNS = 3
 _LEARN_FROM_OTHERS = f"seatrial baseline learn RUN… with at least {MIN_BASELINE_RUNS} other runs of this hardware"
 PASS_OR_SKIP = (Outcome.PASS, Outcome.SKIP)
 _PASS, _SKIP = PASS_OR_SKIP  # looked up once, since enum member access is slow
 _FAIL_OR_ERROR = (Outcome.FAIL, Outcome.ERROR)
-_NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # units, besides rates; for others see Rule.may_be_negative
+_NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # units; rates too. For other units see Rule.may_be_negative
 _LOWER_BOUNDS = (">", ">=")
 _MAX_FACT_CHARS = 600  # of a fact in the evidence; the record has the whole fact
 
@@ -272,7 +273,7 @@ class _ReferenceEvaluator:
 class _SiteEvaluator:
     """Comparison with the site's baseline, and with the published value unless the baseline overrides it.
 
-    A baseline that was learned from the judged run, or from few runs, does not PASS a metric on its own.
+    If a baseline learned from the judged run, or from few runs, is the only limit, the metric does not PASS.
     """
 
     def __init__(self, evaluator: RuleEvaluator) -> None:
@@ -366,10 +367,10 @@ class _ThresholdEvaluator:
         return basis
 
     def _strictness(self, metric: Metric) -> tuple[str, str]:
-        """Why a threshold that decides alone is lax, and the reference value that it exceeds; else empty.
+        """Why the only threshold on a metric is lax, and the reference value that the threshold exceeds; else empty.
 
-        Without a reference value, the measured value of a known GPU model is the yardstick. For CPUs and unknown
-        models there is none.
+        Without a reference value, the threshold is compared with the value measured on a known GPU model. For CPUs and
+        unknown models there is none.
         """
         threshold, reference, unit = self._threshold, self._reference, metric.unit
         measured = format_value(metric.value, unit)

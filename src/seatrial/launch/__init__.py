@@ -1,12 +1,15 @@
-"""Launchers: each starts the same worker, on this host, through Slurm or through torchrun."""
+"""Launchers: each starts the same worker, on this host, through Slurm, through Kubernetes or through torchrun."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from seatrial.config import kubernetes_pod
 from seatrial.config.schema import Config, Container, Environment
 from seatrial.launch.base import Launcher, NodeShortage
+from seatrial.launch.kubernetes import KubernetesLauncher, require_access
+from seatrial.launch.kubernetes_job import delete_remaining_jobs, kubectl
 from seatrial.launch.local import LocalLauncher
 from seatrial.launch.slurm import SlurmLauncher
 from seatrial.launch.slurm_job import cancel_remaining_jobs
@@ -17,7 +20,7 @@ from seatrial.model import UsageError
 
 def runs_remotely(settings: Config) -> bool:
     """Return whether jobs run on other machines, so that the GPUs of this host are not tested."""
-    return settings.uses_slurm or settings.launcher == "torchrun"
+    return settings.uses_slurm or settings.launcher in ("torchrun", "kubernetes")
 
 
 def node_prefix(settings: Config) -> str:
@@ -25,6 +28,11 @@ def node_prefix(settings: Config) -> str:
     if settings.uses_slurm:
         gpus = settings.cluster.gpus_per_node
         return "srun --nodelist={node}" + (f" --gpus-per-node={gpus}" if gpus else "")
+    if settings.launcher == "kubernetes":
+        image = kubernetes_pod.image(settings.kubernetes)
+        return kubectl(settings).shown("debug", "--quiet", "--stdin", "--profile=sysadmin", f"--image={image}") + (
+            " node/{node} -- chroot /host"
+        )
     return "ssh {node}" if runs_remotely(settings) else ""
 
 
@@ -40,12 +48,20 @@ def launcher_for(settings: Config, placement: str) -> Launcher:
         nodes, launcher = 1, LocalLauncher(settings.model_copy(update=plain))
     elif settings.uses_slurm:
         launcher = SlurmLauncher(settings)
+    elif settings.launcher == "kubernetes":
+        launcher = KubernetesLauncher(settings)
     elif settings.launcher == "torchrun":
         launcher = TorchrunLauncher(settings)
     reason = launcher.available(nodes)
     if reason:
         raise UsageError(f"launcher {launcher.name} is not available: {reason}")
     return launcher
+
+
+def check_access(settings: Config) -> None:
+    """Raise UsageError if the trial's jobs cannot be started for lack of kubectl, a permission or an operator."""
+    if settings.launcher == "kubernetes":
+        require_access(settings)
 
 
 def node_shortage(settings: Config) -> NodeShortage | None:
@@ -57,10 +73,12 @@ def node_shortage(settings: Config) -> NodeShortage | None:
 
 
 def cancel_earlier_jobs(settings: Config, run_dir: Path) -> Iterator[str]:
-    """Cancel the Slurm jobs that a killed run in this directory left; yield a message before each.
+    """Cancel the jobs that a killed run in this directory left in the scheduler; yield a message before each.
 
     A local job ends with the run that started it (``processes.die_with_parent``). Raises SeatrialError if a job
     cannot be cancelled.
     """
     if settings.uses_slurm:
         yield from cancel_remaining_jobs(run_dir, settings)
+    elif settings.launcher == "kubernetes":
+        yield from delete_remaining_jobs(run_dir, settings)

@@ -17,7 +17,7 @@ class RenderedJob(Frozen):
 
 
 class NodeShortage(Frozen):
-    """Too few nodes for a job: ``missing`` ones do not return by themselves, ``usable`` is the number of the others."""
+    """Too few nodes for a job: ``missing`` nodes do not return by themselves; ``usable``: number of other nodes."""
 
     usable: int
     missing: tuple[MissingNode, ...]
@@ -44,6 +44,10 @@ class Allocation(Frozen):
 
 class StartedJob(Protocol):
     """A started job."""
+
+    @property
+    def show_node(self) -> str:
+        """The command that shows the scheduler's state of a ``{node}``."""
 
     def allocation(self) -> Allocation:
         """Return the scheduler's job id and nodes; empty while unknown."""

@@ -1,16 +1,19 @@
 """Fetches the result files of a job from nodes that do not share the run directory with this host.
 
-A transport runs commands on the nodes. While the job runs, a script on each node sends changed files every two seconds;
-at the end it sends all files with a manifest. Files are unpacked into the run directory under the same relative paths.
+While the job runs, a script on each node sends changed files every two seconds; at its end it sends all files with a
+manifest of their sizes and SHA-256. Files are unpacked into the run directory under the same relative paths. The lines
+of the script come through a transport: a step of the Slurm job, or the logs of pods.
 
-A file atomically replaces its earlier version. After a damaged or incomplete package the script runs again. The job
-keeps its files on the nodes until all have arrived, at most two minutes after its end.
+A file atomically replaces its earlier version. After a damaged or incomplete package the script runs again, or the log
+is read again. The nodes keep the files until all have arrived: a Slurm job at most two minutes after its end, a pod
+until it is deleted.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import io
 import os
 import shutil
@@ -23,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from seatrial.util import processes
+from seatrial.util import hostlist, processes
 from seatrial.util.files import atomic_write
 from seatrial.util.text import and_more
 
@@ -37,11 +40,13 @@ STOP_TIMEOUT_S = 20.0  # to fetch the remaining files when a job is stopped earl
 LIMIT_BYTES = 64 * 2**20  # compressed, all nodes together; files over it are dropped in the reverse order of `manifest`
 MAX_UNPACKED_BYTES = 64 * LIMIT_BYTES  # logs compress 10 to 20 times
 _MANIFEST_BYTES = 64 * 2**20
+MAX_STEP_BYTES = 4 * LIMIT_BYTES  # of a step's output file on this host, which is then deleted; all packages fit in it
 
-# Runs on each node as one step. The transport sets `node` and `nodes`; $0 is the run directory on the node, $1 the
-# limit in bytes. The file `ended` exists from the end of the job. Lines start with the node's index and have at most
-# 600 characters, so that srun does not mix them with other nodes' lines.
-# A step ends after ten minutes (300 rounds) and is restarted, so that its output file on this host can be deleted.
+# Runs on each node. The transport sets `node` (its index from 0) and `nodes` (their number); $0 is the run directory
+# on the node, $1 the limit in bytes. The file `ended` exists from the end of the job. Lines start with the node's index
+# and have at most 600 characters, so that srun does not mix them with other nodes' lines.
+# It ends after ten minutes (300 rounds) and is restarted, so that its output file on this host can be deleted.
+# manifest: "SIZE  FILE" of all files, then "SHA-256  FILE" of those that can be read.
 NODE_SCRIPT = r"""
 cd "$0" 2>/dev/null || exit 0 # not created yet, or the run directory is shared
 pack() {
@@ -54,8 +59,10 @@ for ((round = 0; round < 300; round++)); do
     if [ -e ended ]; then
         { find jobs -name "*.jsonl"; find jobs -type f ! -name "*.jsonl" ! -name "*.samples"
             find artifacts -type f -size -16384k # model weights stay on the node
-            find jobs -name "*.samples"; } 2>/dev/null >manifest
-        { echo manifest; cat manifest; } | pack $(($1 / nodes)) .all
+            find jobs -name "*.samples"; } 2>/dev/null >files
+        xargs --no-run-if-empty --delimiter="\n" stat --format="%s  %n" <files 2>/dev/null >manifest
+        xargs --no-run-if-empty --delimiter="\n" sha256sum <files 2>/dev/null >>manifest
+        { echo manifest; cat files; } | pack $(($1 / nodes)) .all
         exit
     fi
     now=$(date +%s)
@@ -77,16 +84,29 @@ exit 0
 
 
 class Transport(Protocol):
-    """Runs commands on the nodes of one job and returns their output.
+    """Carries the lines of NODE_SCRIPT from the nodes of one job, and runs commands on them.
 
-    ``nodes``: the scheduler's node list, once known. ``script``: bash that sets ``node`` to the node's index from 0 and
-    ``nodes`` to the number of nodes. ``test``: a command by which a user can test the transport.
+    ``nodes``: the scheduler's node list, once known. ``test``: a command by which a user can test the transport.
+    ``starts_at_once``: the script runs already when the job starts. ``keeps_files``: the nodes need no message that all
+    files have arrived. ``needs_restart``: lines are missing, so that the step is to be started again.
     """
 
     name: str
     nodes: str
-    script: str
-    test: str
+    starts_at_once: bool
+    keeps_files: bool
+
+    @property
+    def needs_restart(self) -> bool: ...
+
+    @property
+    def test(self) -> str: ...
+
+    def step(self, node_dir: str, limit_bytes: int) -> list[str]:
+        """Return the command that prints the lines of all nodes; it is started again whenever it ends too early."""
+
+    def payload(self, line: bytes) -> bytes | None:
+        """Return the line of NODE_SCRIPT in a line of the step's output; None if it has none, or was read before."""
 
     def command(self, *argv: str) -> list[str]:
         """Return the command that runs ``argv`` once per node, concurrently with the job, and prints all output."""
@@ -99,6 +119,7 @@ class Collector:
     transport: Transport
     node_dir: str
     folder: Path
+    limit_bytes: int = LIMIT_BYTES
     finished: bool = False  # all files have arrived, or the run directory is shared
     _started: float | None = None  # time of the first fetch
     _last_data: float = 0.0  # time of the last line from any node
@@ -117,6 +138,7 @@ class Collector:
     def fetch(self, nodes: str = "") -> None:
         """Unpack the files that have arrived, without waiting. ``nodes``: see Transport."""
         self.transport.nodes = nodes or self.transport.nodes
+        first_fetch_s = 0.0 if self.transport.starts_at_once else FIRST_FETCH_S
         if self._started is None:
             self._started = self._last_data = time.monotonic()
         if self.finished:
@@ -126,9 +148,8 @@ class Collector:
             self.close()
         elif self._step is not None:
             self._read_step(self._step)
-        elif time.monotonic() > max(self._started + FIRST_FETCH_S, self._step_ended + RESTART_S):
-            script = f"{self.transport.script}\n{NODE_SCRIPT}"
-            argv = self.transport.command("bash", "-c", script, self.node_dir, str(LIMIT_BYTES))
+        elif time.monotonic() > max(self._started + first_fetch_s, self._step_ended + RESTART_S):
+            argv = self.transport.step(self.node_dir, self.limit_bytes)
             self._step = processes.start(argv, env={}, stdout=self._output, stderr=self._errors)
 
     def _read_step(self, step: processes.Child) -> None:
@@ -138,13 +159,14 @@ class Collector:
             lines = file.read()
         lines = lines[: lines.rfind(b"\n") + 1]
         self._bytes_read += len(lines)
-        for line in lines.splitlines():
-            self._add_line(line)
-        if lines or code == 0:
+        payloads = [payload for line in lines.splitlines() if (payload := self.transport.payload(line)) is not None]
+        for payload in payloads:
+            self._add_line(payload)
+        if payloads or code == 0:
             self._last_data = time.monotonic()
         if self._nodes and len(self._complete) == self._nodes:
             self._finish()
-        elif code is not None:
+        elif code is not None or self.transport.needs_restart or self._bytes_read > MAX_STEP_BYTES:
             self.close()
 
     def _add_line(self, line: bytes) -> None:
@@ -156,7 +178,7 @@ class Collector:
         kind, _, nodes = rest.partition(" ")
         try:
             package = base64.b64decode("".join(self._lines.pop(node, [])))
-            limit = LIMIT_BYTES // int(nodes)
+            limit = self.limit_bytes // int(nodes)
         except (ValueError, ZeroDivisionError):  # damaged on its way: sent again
             return
         contents = unpack(package, self.folder.parents[2])
@@ -165,6 +187,10 @@ class Collector:
             self._nodes = int(nodes)
         if accepted and kind == ".all":
             self._complete.add(node)
+            if contents.changed:
+                self._log(
+                    f"files of the job's node {node} changed while they were sent: {and_more(contents.changed, 8)}"
+                )
             if contents.missing or not contents.complete:
                 reason = "could not be read" if contents.complete else f"over the limit of {limit} bytes"
                 self._log(f"files of the job's node {node} not fetched ({reason}): {and_more(contents.missing, 8)}")
@@ -173,6 +199,8 @@ class Collector:
         """Signal the nodes that all files have arrived, so that the job can end."""
         self.finished = True
         self.close()
+        if self.transport.keeps_files:
+            return
         result = self._run_on_nodes("bash", "-c", END_SCRIPT, self.node_dir)
         if result.code != 0:
             self._log(f"all files fetched, but the nodes may keep {self.node_dir}: {result.err}")
@@ -192,17 +220,26 @@ class Collector:
         if self.finished or self.problem():
             return self.problem()
         if self._nodes:
-            return self._failure("the job ended before all files arrived")
+            missing = [name for index, name in enumerate(self._node_names()) if str(index) not in self._complete]
+            return self._failure(f"the job ended before all files arrived from {and_more(missing, 8)}")
         return f"no output of the job arrived; its script's log may be on its first node: {self.node_dir}.log"
+
+    def _node_names(self) -> list[str]:
+        """The names of the nodes by index; without a readable node list ``node 0``, ``node 1``."""
+        try:
+            names = hostlist.expand(self.transport.nodes)
+        except ValueError:
+            names = []
+        return names if len(names) == self._nodes else [f"node {index}" for index in range(self._nodes)]
 
     def _failure(self, reason: str) -> str:
         """Return ``reason`` with the transport's last message, the folder on the nodes and the first command to run."""
         lines = self._errors.read_text(encoding="utf-8", errors="replace").splitlines() if self._errors.exists() else []
         last = next((f" ({line.strip()})" for line in reversed(lines) if line.strip()), "")
         return (
-            f"the nodes do not share the run directory, and fetching their files through {self.transport.name} failed: "
-            f"{reason}{last}. The files may still be on the nodes in {self.node_dir}. "
-            f"Run first, from this host: {self.transport.test}"
+            f"{self.transport.nodes or 'the nodes'}: the run directory is not shared with this host, and fetching "
+            f"files through {self.transport.name} failed: {reason}{last}. The files may still be on the "
+            f"nodes in {self.node_dir}. Run first, from this host: {self.transport.test}"
         )
 
     def run_script(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:
@@ -250,10 +287,11 @@ class Collector:
 
 
 class Unpacked(NamedTuple):
-    """The result of unpacking a package. ``missing``: files of its manifest that it does not contain."""
+    """The result of unpacking a package: files of its manifest that it does not contain, or has with other contents."""
 
     complete: bool
     missing: tuple[str, ...]
+    changed: tuple[str, ...] = ()
 
 
 def unpack(package: bytes, folder: Path) -> Unpacked:
@@ -261,7 +299,7 @@ def unpack(package: bytes, folder: Path) -> Unpacked:
 
     A truncated package is unpacked up to its end; a damaged package not at all. Paths outside ``folder`` are ignored.
     """
-    expected, arrived = list[str](), set[str]()
+    expected, arrived = dict[str, tuple[str, ...]](), dict[str, tuple[str, str]]()
     complete = _is_complete(package)
     if complete is None:
         return Unpacked(False, ())
@@ -272,14 +310,18 @@ def unpack(package: bytes, folder: Path) -> Unpacked:
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None and member.name == "manifest":
                     manifest = content.read(_MANIFEST_BYTES).decode("utf-8", errors="surrogateescape")
-                    expected = manifest.splitlines()
+                    for line in manifest.splitlines():
+                        value, _, name = line.partition("  ")
+                        expected[name] = (*expected.get(name, ()), value)
                 elif content is not None and target.is_relative_to(folder):
                     target.parent.mkdir(parents=True, exist_ok=True)
                     atomic_write(target, partial(shutil.copyfileobj, content), sync=False)
-                    arrived.add(member.name)
+                    with target.open("rb") as file:
+                        arrived[member.name] = (str(member.size), hashlib.file_digest(file, "sha256").hexdigest())
     except (tarfile.TarError, EOFError):
         complete = False
-    return Unpacked(complete, tuple(name for name in expected if name not in arrived))
+    changed = tuple(name for name, value in arrived.items() if expected.get(name, value) != value)
+    return Unpacked(complete, tuple(name for name in expected if name not in arrived), changed)
 
 
 def _is_complete(package: bytes) -> bool | None:

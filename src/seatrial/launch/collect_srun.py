@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from seatrial.launch.collect import NODE_SCRIPT
+
 
 @dataclass
 class SrunTransport:
@@ -12,8 +14,19 @@ class SrunTransport:
     job_id: str
     nodes: str = ""
     name: str = "srun"
-    script: str = "node=$SLURM_NODEID nodes=$SLURM_NNODES"
     test: str = "srun --nodes=1 hostname"
+    starts_at_once: bool = False
+    keeps_files: bool = False
+    needs_restart: bool = False
+
+    def step(self, node_dir: str, limit_bytes: int) -> list[str]:
+        """Return the srun command of the step that sends the files of all nodes."""
+        script = f"node=$SLURM_NODEID nodes=$SLURM_NNODES\n{NODE_SCRIPT}"
+        return self.command("bash", "-c", script, node_dir, str(limit_bytes))
+
+    def payload(self, line: bytes) -> bytes:
+        """Return the line itself: a step prints nothing else."""
+        return line
 
     def command(self, *argv: str) -> list[str]:
         """Return the srun command that runs ``argv`` once per node, in /: the current directory may not exist there."""

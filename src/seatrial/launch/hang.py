@@ -1,4 +1,4 @@
-"""Collects, before a job that hangs is cancelled, where each of its ranks is; the time for it is limited."""
+"""Collects the stacks and process states of all ranks of a hanging job before it is cancelled, in limited time."""
 
 from __future__ import annotations
 

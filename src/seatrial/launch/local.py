@@ -28,6 +28,7 @@ class LocalJob:
 
     child: processes.Child
     runtime: str = ""
+    show_node: str = "uptime"
 
     def wait_state(self) -> None:
         return None

@@ -39,6 +39,9 @@ def requirements(settings: Config) -> list[Requirement]:
         required.append(Requirement(_test("-x", python), message, shlex.join(["ls", "-l", python])))
         test, message = f"{_test('! -x', python)} || {_test('-e', activate)}", f"environment.venv: no {activate}"
         required.append(Requirement(test, message, shlex.join(["ls", "-l", activate])))
+    elif settings.launcher == "kubernetes":
+        message = f"kubernetes.image: {settings.kubernetes.image} has no python3 in its PATH"
+        required.append(Requirement("command -v python3 >/dev/null", message, "command -v python3"))
     elif container.runtime == "none":
         message = f"seatrial's Python {sys.executable} does not exist on this node: set environment.venv"
         required.append(Requirement(_test("-x", sys.executable), message, shlex.join(["ls", "-l", sys.executable])))

@@ -49,8 +49,8 @@ class Listener(Protocol):
 class AttemptEnd:
     """The end of one attempt at a job.
 
-    ``startup_s``: until all ranks had started a check, else until the end; without pending time. ``interrupted``: by
-    Ctrl-C or SIGTERM, also if the end was found before.
+    ``startup_s``: time until all ranks had started a check, else until the end; without pending time. ``interrupted``:
+    Ctrl-C or SIGTERM arrived, before or after the end.
     """
 
     state: JobState
@@ -93,7 +93,7 @@ def run_job(
 
 
 def _on_fewer_nodes(job: Job, cause: RootCause | None, min_nodes: int | None) -> Job | None:
-    """Return ``job`` for the nodes that are there; None if none is missing, or if they are fewer than ``min_nodes``.
+    """Return ``job`` for the remaining nodes; None if none is missing, or if they are fewer than ``min_nodes``.
 
     A retry runs on the nodes of the first measurement, or not at all.
     """
@@ -179,7 +179,7 @@ class _Attempt:
         return replace(end, state=state, root_cause=replace(cause, cause=f"{cause.cause}; {remaining}"))
 
     def _with_stacks(self, end: AttemptEnd, running: StartedJob) -> AttemptEnd:
-        """Add to the cause of a hang where each rank is; not if nodes are lost, since a step on them would not end."""
+        """Add the place of each rank to the cause of a hang, unless nodes are lost: a step on them would not end."""
         cause = end.root_cause
         hangs = end.state in (JobState.HUNG, JobState.TIMEOUT) and any(rank.heartbeat for rank in self.ranks)
         if cause is None or not hangs:
@@ -221,7 +221,8 @@ class _Attempt:
 
     def _cause_of_end(self, running: StartedJob, code: int) -> RootCause:
         reason = running.exit_reason()
-        return root_cause.job_ended(self.job, self.ranks, code, self.folder, reason, running.node_state)
+        state, show = running.node_state, running.show_node
+        return root_cause.job_ended(self.job, self.ranks, code, self.folder, reason, state, show)
 
     def _silent_nodes(self, silent_s: float) -> Mapping[str, float]:
         return root_cause.silent_nodes(self.ranks, self.job, self.folder, silent_s)
@@ -253,14 +254,14 @@ class _Attempt:
             return JobState.FAILED, root_cause.damaged_journal(damaged)
         if code is not None:
             return (JobState.FAILED, self._cause_of_end(running, code)) if code else (JobState.COMPLETED, None)
-        # whatever the scheduler still waits for
+        # even if the scheduler still waits for the lost node
         if silent := self._silent_nodes(self.limits.heartbeat_timeout_s):
             _check_writable(self.folder)
-            return JobState.HUNG, root_cause.lost_nodes(self.job, silent, running.node_state)
+            return JobState.HUNG, root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node)
         return None
 
     def _wait(self, running: StartedJob, waiting: WaitState) -> tuple[JobState, RootCause] | None:
-        """Show what the job waits for; return the state and cause if it waits in vain."""
+        """Show the reason why the job waits; return the state and cause if waiting longer does not help."""
         if waiting.permanent:
             return JobState.TIMEOUT, self._cause_of_wait(running, waiting)
         if waiting.reason:
@@ -268,9 +269,9 @@ class _Attempt:
         return None
 
     def _cause_of_wait(self, running: StartedJob, waiting: WaitState) -> RootCause:
-        """Return why the job waits in vain: for nodes that are missing, or that it lost before it was requeued."""
+        """Return why waiting does not help: nodes are missing, or were lost before the job was requeued."""
         if silent := self._silent_nodes(root_cause.SILENT_AT_END_S):
-            lost = root_cause.lost_nodes(self.job, silent, running.node_state)
+            lost = root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node)
             return replace(lost, cause=f"{waiting.reason}; {lost.cause}")
         names = [node.name for node in waiting.shortage.missing] if waiting.shortage else []
         return RootCause(and_more(names, _MAX_NAMED) or "the queue", waiting.reason, None, waiting.shortage)
@@ -329,7 +330,7 @@ class _Attempt:
     def remaining_job(self, end: AttemptEnd, smaller: Job | None) -> Job:
         """Record an error for each started check without a measurement; return the job with the checks not started.
 
-        ``smaller``: the job on the nodes that are there, if it lost or did not get the others.
+        ``smaller``: the job on the available nodes, if nodes were lost or missing.
         """
         job, state, cause = smaller or self.job, end.state, end.root_cause
         started = [name for name in job.checks if any(name in rank.started for rank in self.ranks)]

@@ -1,4 +1,4 @@
-"""The base class of all records: immutable, strict about its keys, written as UTF-8."""
+"""The base class of all records: immutable, without undeclared keys, written as UTF-8."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Frozen(BaseModel):
     remain usable. When a record is written, these bytes become U+FFFD.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     def model_dump(self, *args: Any, **options: Any) -> dict[str, Any]:
         dumped: dict[str, Any] = replace_surrogates(super().model_dump(*args, **options))

@@ -20,7 +20,7 @@ REQUEST_FACTOR, MIN_REQUEST_S = 4.0, 600.0
 
 
 class Preflight(Frozen):
-    """What a node must have before a check starts; ``bench.preflight`` tries it in the environment of the workers."""
+    """The requirements of a node; ``bench.preflight`` tests them in the environment of the workers before a check."""
 
     version: str = Field(description="of the seatrial that started the trial")
     torch: bool = Field(description="a check uses torch")
@@ -50,7 +50,7 @@ class Job(Frozen):
     env: dict[str, str] = {}
     retry: int = Field(default=0, description="0: first measurement; 1 and 2: retries of checks with bad values")
     telemetry_hz: float = Field(default=0, description="telemetry samples per second on each node; 0: none")
-    preflight: Preflight | None = Field(default=None, description="None: earlier jobs have tried these nodes")
+    preflight: Preflight | None = Field(default=None, description="None: an earlier job has tested these nodes")
 
     @property
     def retry_suffix(self) -> str:
@@ -63,7 +63,7 @@ class Job(Frozen):
         return self.nodes * self.ranks_per_node
 
     def on_fewer_nodes(self, nodes: int) -> Job:
-        """The job for this number of nodes, any that the scheduler chooses; its name tells it from the planned job."""
+        """The job for this number of nodes, chosen by the scheduler; its name differs from that of the planned job."""
         changes = {"name": f"{self.name}-on{nodes}", "nodes": nodes, "expected_nodes": nodes, "nodelist": ""}
         return self.model_copy(update=changes)
 
@@ -76,7 +76,7 @@ class Job(Frozen):
     def requested_s(self) -> float:
         """The seconds to request from a scheduler; ``limit_s`` is longer, since it is meant for hangs."""
         startup_s = self.limit_s - sum(self.limits.values())
-        # a second attempt has fewer checks than limits
+        # a second attempt runs fewer checks, but keeps all limits
         limits = [(name, self.limits[name]) for name in self.checks if name in self.limits]
         seconds = sum(min(limit_s, REQUEST_FACTOR * self.typical.get(name, limit_s)) for name, limit_s in limits)
         return min(self.limit_s, max(MIN_REQUEST_S, startup_s + seconds))
@@ -99,7 +99,7 @@ class Job(Frozen):
 
 
 class MissingNode(Frozen):
-    """A node that the trial promises and that did not run its jobs; ``state``: the scheduler's state, or its loss."""
+    """An expected node that did not run the jobs; ``state``: the scheduler's state, or how the node was lost."""
 
     name: str
     state: str
@@ -114,9 +114,9 @@ class JobState(StrEnum):
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"  # a process exited with an error or was killed
     HUNG = "HUNG"  # the heartbeat of a process stopped
-    TIMEOUT = "TIMEOUT"  # running, but over its time limit
+    TIMEOUT = "TIMEOUT"  # still running at its time limit
     CANCELLED = "CANCELLED"
-    REFUSED = "REFUSED"  # a node does not have what the trial needs; no check of the job started
+    REFUSED = "REFUSED"  # a node does not meet the requirements of the trial; no check of the job started
 
 
 class JobResult(Frozen):

@@ -22,7 +22,7 @@ NOT_REQUESTED = "not_requested"  # fact: metric → why the options do not reque
 # fact: subject → why it has no value of a required metric, or subject → metric → why
 EXEMPT = "exempt"
 GPUS_USED = "gpus_used"  # fact: NVML indices of the GPUs that CUDA may use on a node
-PORTS_USED = "ports_used"  # fact of a check of the cluster: node → names of its RDMA ports that the check measures
+PORTS_USED = "ports_used"  # fact of a CLUSTER check: node → names of the RDMA ports that the check measures
 
 
 class Scope(StrEnum):
@@ -30,7 +30,7 @@ class Scope(StrEnum):
 
     CONTROL = "CONTROL"  # once, on the host that runs seatrial, such as a login node; without torch
     NODE = "NODE"  # once on every node; without torch
-    GPU = "GPU"  # in one process per GPU (or per share of the CPUs), without communication
+    GPU = "GPU"  # in one process per GPU (without GPUs: in each CPU process), without communication
     CLUSTER = "CLUSTER"  # in all processes, in one process group
 
 

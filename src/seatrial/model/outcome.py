@@ -40,7 +40,7 @@ class BasisKind(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a verdict is not a plain PASS; a verdict may have several reasons."""
+    """Why a verdict is not an ordinary PASS; a verdict may have several reasons."""
 
     # The check was not measured, or only partly
     EXCLUDED = "excluded"  # by --only or --skip
@@ -62,7 +62,7 @@ class Reason(StrEnum):
     THRESHOLD_ON_OTHER_SIZE = "threshold_on_other_size"  # the trial has a threshold on the same metric at another size
     TOO_FEW_PEERS = "too_few_peers"
     NO_REFERENCE = "no_reference"
-    NO_ABSOLUTE_REFERENCE = "no_absolute_reference"  # peers show relative differences only
+    NO_ABSOLUTE_REFERENCE = "no_absolute_reference"  # only compared with peers, which cannot show that all are slow
     NO_THRESHOLD = "no_threshold"
     BASELINE_OF_THIS_RUN = "baseline_of_this_run"  # the only reference value was learned from the run itself
     BASELINE_OF_FEW_RUNS = "baseline_of_few_runs"  # the only reference value was learned from too few runs
@@ -70,7 +70,7 @@ class Reason(StrEnum):
     IMPOSSIBLE_THRESHOLD = "impossible_threshold"
     # The value is bad, or cannot be correct
     NEGATIVE_VALUE = "negative_value"
-    OUTSIDE_PLAUSIBLE_RANGE = "outside_plausible_range"  # of its unit
+    OUTSIDE_PLAUSIBLE_RANGE = "outside_plausible_range"  # a value that its unit cannot have
     ABOVE_PHYSICAL_LIMIT = "above_physical_limit"
     IMPLAUSIBLY_HIGH = "implausibly_high"  # compared with the reference value
     THRESHOLD_VIOLATED = "threshold_violated"
@@ -88,7 +88,7 @@ class Reason(StrEnum):
     COUNTERS_UNAVAILABLE = "counters_unavailable"
     # Result of the retry
     REPRODUCED = "reproduced"
-    REPRODUCED_ON_OTHER_DEVICE = "reproduced_on_other_device"  # by the same rank
+    REPRODUCED_ON_OTHER_DEVICE = "reproduced_on_other_device"  # the same rank is bad on another GPU
     NOT_REPRODUCED = "not_reproduced"
     FAILED_IN_RETRY_ONLY = "failed_in_retry_only"
     MOVED = "moved"  # two measurements failed on different subjects of one node

@@ -23,7 +23,7 @@ _COMPARE = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operato
 
 
 class Threshold(Frozen):
-    """A comparison operator, a number and a unit, written as ``"> 350 GB/s"``."""
+    """A comparison operator, a number and a unit, such as ``"> 350 GB/s"``."""
 
     op: Literal[">=", ">", "<=", "<", "=="]
     value: FiniteFloat
@@ -45,7 +45,7 @@ class Threshold(Frozen):
         return compare(value, self.value)
 
     def excludes(self, other: Threshold) -> bool:
-        """Whether no value meets both thresholds."""
+        """Whether the thresholds contradict each other: no value meets both."""
         if self.op == "==" or other.op == "==":
             exact, limit = (self, other) if self.op == "==" else (other, self)
             return not limit.is_met_by(exact.value)
@@ -82,7 +82,7 @@ class Rule(Frozen):
     warn_below: float = 0.95
     reference_optional: bool = False  # without a reference value the metric is only recorded (SKIP)
     reference_if: dict[str, str] = {}  # fact → value required for the reference value to apply
-    share_of_peak: float | None = None  # of a training: FAIL below this share of the speed at the GPU's peak FLOP/s
+    share_of_peak: float | None = None  # for training: FAIL below this share of the speed at the GPU's peak FLOP/s
     compare_with_peers: bool = False  # compare with the peer group only: WARN for outliers below ``warn_below``
     # FAIL below this share of the median of the GPUs of the same model on the node, or on all nodes
     peer_fail_below: float | None = None
@@ -125,7 +125,7 @@ class ReferenceValue(Frozen):
 
 
 class LearnedRun(Frozen):
-    """A run that a baseline was learned from, and what identifies it at another path."""
+    """A run that a baseline was learned from, with fields that identify it after its folder was moved."""
 
     path: str
     host: str
@@ -133,7 +133,7 @@ class LearnedRun(Frozen):
     digest: str = Field(description="SHA-256 of its metric values")
 
     def is_same_run(self, other: LearnedRun) -> bool:
-        """Whether both are records of one run, one of them possibly copied or edited."""
+        """Whether both are records of one run; one of them may have been copied or edited."""
         return (self.host, self.started) == (other.host, other.started) or self.digest == other.digest
 
 

@@ -85,7 +85,7 @@ class Load(Frozen):
 
 
 class Span(Frozen):
-    """Begin and end of a check in seconds since the start of its phase, without the cuts."""
+    """Begin and end of a check in seconds since the start of its phase; omitted time between checks does not count."""
 
     check: str
     begin: FiniteFloat

@@ -49,7 +49,7 @@ class Topology(Frozen):
         return switch_path(self.switches_of(a), self.switches_of(b))
 
     def _names(self, node: str) -> list[str]:
-        """The name of a node here: as it is, or without its domain, which host names of nodes may have."""
+        """The name of a node in this topology: the given name, else the name without its domain."""
         names = dict.fromkeys((node, node.partition(".")[0]))
         return [name for name in names if name in self.switches or name in self.racks][:1]
 

@@ -15,7 +15,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|B)?\s*")
 
 @dataclass(frozen=True)
 class PlausibleRange:
-    """The values that a measurement can have in some unit; any other is a measurement error."""
+    """The values that a measurement in a unit can have; any other value is a measurement error."""
 
     low: float
     high: float
@@ -28,12 +28,12 @@ class PlausibleRange:
         return f"{'an integer of ' if self.is_integer else ''}{self.low:g} to {self.high:g}"
 
 
-_COUNT = PlausibleRange(0, 1e19, is_integer=True)  # 2^63 - 1 is a limit that is not set
+_COUNT = PlausibleRange(0, 1e19, is_integer=True)  # 2^63 - 1 is the kernel's value of an unlimited resource
 _COUNT_UNITS = (
     "count errors GPUs CPUs nodes files inodes rows links lanes pairs paths ports partitions ranks devices components "
     "controllers users models processes readings mounts names products rounds sizes words"
 )
-# Wider than any machine of the next years: outside are errors of units, overflows and readings of nothing
+# Wider than the values of any machine of the next years: values outside are unit errors, overflows or empty readings
 PLAUSIBLE_RANGES: Mapping[str, PlausibleRange] = {
     "%": PlausibleRange(-100, 100),  # a rule or a threshold decides on negative values
     "bool": PlausibleRange(0, 1, is_integer=True),
@@ -57,7 +57,7 @@ PLAUSIBLE_RANGES: Mapping[str, PlausibleRange] = {
 }
 _RATE = PlausibleRange(0, 1e15)
 _ANY = PlausibleRange(-1e15, 1e15)
-_ABOVE_100_PERCENT = PlausibleRange(-1e6, 1e6)  # 10,000 times as fast, or as much
+_ABOVE_100_PERCENT = PlausibleRange(-1e6, 1e6)  # up to 10,000 times the reference
 
 
 def plausible_range(unit: str, may_exceed_100: bool = False) -> PlausibleRange:

@@ -109,8 +109,8 @@ def basis_text(basis: Basis) -> str:
 
 
 def _label(basis: Basis) -> str:
-    if basis.kind is BasisKind.RULE and basis.name:
-        return basis.name
+    if basis.kind is BasisKind.RULE:
+        return basis.name or "rule of the check"
     return f"{_BASIS_LABELS.get(basis.kind, basis.kind)} {basis.name}".rstrip()
 
 

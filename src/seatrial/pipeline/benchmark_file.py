@@ -18,13 +18,12 @@ from seatrial.model import Baseline, Outcome, UsageError
 from seatrial.model.benchmark import BenchmarkHardware, BenchmarkJudgement
 from seatrial.pipeline import judge_nccl_tests, judge_nvbandwidth
 from seatrial.pipeline.benchmark_hardware import HardwareOptions
-from seatrial.util.input_files import MAX_DOCUMENT_BYTES, LimitedGzip, open_file, parse_json
+from seatrial.util.input_files import GZIP_MAGIC, MAX_DOCUMENT_BYTES, AfterHead, LimitedGzip, open_file, parse_json
 
 STDIN = Path("-")
 _MAX_TEXT = 2**30  # characters, such as of a log of 1,024 ranks with NCCL_DEBUG=INFO
-_HEAD_BYTES = 2**18  # that are searched for the name of a format
+_HEAD_BYTES = 2**18  # the first bytes of a file, which identify its format
 _MAX_LINE = 2**16
-_GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # PowerShell redirects to UTF-16
 # How the reports of both tools begin, also if they are truncated
 _NVBANDWIDTH_JSON = re.compile(rb'\s*\{\s*"nvbandwidth"\s*:')
@@ -117,9 +116,9 @@ def open_benchmark(path: Path) -> BenchmarkFile | None:
 
 def _opened(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFile | None:
     try:
-        stream: Any = io.BufferedReader(_Rewound(file))
+        stream: Any = io.BufferedReader(AfterHead(file))
         head = stream.peek(2)[:2]
-        is_packed = head == _GZIP_MAGIC
+        is_packed = head == GZIP_MAGIC
         if is_packed:
             stream = LimitedGzip(stream, name)
         head = stream.read(_HEAD_BYTES)
@@ -133,7 +132,7 @@ def _opened(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFile | Non
         if is_packed or is_stdin:
             raise UsageError(f"{name} is no JSON of nccl-tests or nvbandwidth; {_EXPECTED}; name a record by its path")
         return None
-    return BenchmarkFile(name, cast(BinaryIO, io.BufferedReader(_Rewound(stream, head))), head)
+    return BenchmarkFile(name, cast(BinaryIO, io.BufferedReader(AfterHead(stream, head))), head)
 
 
 def _is_small_report(head: bytes) -> bool:
@@ -143,25 +142,3 @@ def _is_small_report(head: bytes) -> bool:
     except ValueError:
         return False
     return nvbandwidth_output.is_report(document) or nccl_tests_json.is_report(document)
-
-
-class _Rewound(io.RawIOBase):
-    """A stream that begins with bytes that were read already; standard input and pipes cannot seek."""
-
-    def __init__(self, stream: BinaryIO, head: bytes = b"") -> None:
-        self._stream, self._head = stream, head
-
-    def readable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def readinto(self, buffer: Any) -> int:
-        size = len(buffer)
-        if self._head:
-            data, self._head = self._head[:size], self._head[size:]
-        else:
-            data = self._stream.read(size)
-        buffer[: len(data)] = data
-        return len(data)

@@ -23,7 +23,7 @@ _GPUS = re.compile(r"(?:(\d{1,4})\s*[x×]\s*)?(.*\S)\s*")
 _NICS = re.compile(r"(\d{1,3})\s*[x×]\s*(?:(\d{1,2})\s*[x×]\s*)?(\d{1,5}(?:\.\d+)?)")
 _UNNAMED = ("NVIDIA Graphics Device", "Graphics Device")  # what drivers call a GPU that they do not know
 _SEVERAL_PROCESSES = (
-    "several processes printed tables of their own: nccl-tests without MPI=1 runs every process alone, and "
+    "several processes printed a table each: nccl-tests without MPI=1 runs every process separately, and "
     "measures no network. Build it with `make MPI=1` and run it again"
 )
 _ONE_RANK = (
@@ -57,7 +57,7 @@ class HardwareOptions:
 
 @dataclass
 class Resolved:
-    """The hardware of one table; ``problems``: why it cannot be judged."""
+    """The hardware of one table; ``problems``: why the table cannot be judged."""
 
     hardware: BenchmarkHardware
     contradictions: list[str] = field(default_factory=list)
@@ -161,7 +161,7 @@ def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
 
 
 def _is_meant(listed: str, models: Sequence[Sku]) -> bool:
-    """Whether a listed GPU is one of ``models``; of a model without data the option may be a part of the name."""
+    """Whether a listed GPU is one of ``models``; for a model without data, --gpus may be a part of its name."""
     tokens = _name_tokens(listed)
     return any(
         tokens == _name_tokens(name) if sku in skus() else set(_name_tokens(name)) <= set(tokens)

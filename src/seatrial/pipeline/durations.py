@@ -13,7 +13,7 @@ from seatrial.config.schema import Config
 from seatrial.model import Frozen
 from seatrial.util import data_files
 
-Unit = Literal["gpu", "gpu_pair", "node", "slurm"]
+Unit = Literal["gpu", "gpu_pair", "node", "slurm", "kubernetes"]
 
 
 class Duration(Frozen):
@@ -48,6 +48,7 @@ def typical_duration(
         "gpu_pair": gpus_per_node * (gpus_per_node - 1),
         "node": config.cluster.nodes - 1,
         "slurm": int(config.uses_slurm),
+        "kubernetes": int(config.launcher == "kubernetes"),
     }
     defaults = {name: field.default for name, field in check.options.model_fields.items()}
     values = {**defaults, **options}

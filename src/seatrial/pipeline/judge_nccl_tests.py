@@ -1,4 +1,4 @@
-"""Judges tables of nccl-tests as measurements of the checks collectives.*: by the same rules and reference values."""
+"""Judges tables of nccl-tests by the rules and reference values of the checks ``collectives.*``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seatrial.discover.nccl_tests_output import NcclTestsOutput, Row, Table
 from seatrial.hardware.bounds import hardware_bound
 from seatrial.hardware.fabric_model import node_links
 from seatrial.hardware.network_bounds import default_algorithm, network_bound
-from seatrial.hardware.references import NO_PEERS, Reference, References, Sku, references_for
+from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, Reference, References, Sku, references_for, skus
 from seatrial.judge.plausibility import metric_lookup
 from seatrial.judge.rules import judge_check
 from seatrial.judge.thresholds import MAX_RATIO_OF_BOUND
@@ -42,9 +42,9 @@ from seatrial.pipeline.nccl_tests_table import (
     allows,
     busbw,
     measured_sizes,
+    nominal_size_label,
     possible_operations,
     series_of,
-    size_label,
     table_notes,
     table_problems,
     variant_text,
@@ -94,17 +94,20 @@ def judge_output(
     )
 
 
-def with_next_step(verdict: Verdict) -> Verdict:
-    """The verdict; without a reference value its next step is to find one."""
+def with_next_step(verdict: Verdict, gpu: str) -> Verdict:
+    """The verdict; without a reference value its next step is to find one. Other sizes help only a known ``gpu``."""
     missing = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
     if verdict.outcome is not Outcome.UNJUDGED or missing.isdisjoint(verdict.reasons):
         return verdict
+    baseline = "give --baseline FILE, learned from good runs of `seatrial run`"
+    if not set(gpu.split(MODEL_SEPARATOR)) <= {name for sku in skus() for name in sku.nvml_names}:
+        return replace(verdict, fix=f"no reference values of this GPU model are known: {baseline}")
     step = "`seatrial skus` lists the sizes and numbers of GPUs with a reference value: run again with one of them"
-    return replace(verdict, fix=f"{step}, or give --baseline FILE, learned from good runs of `seatrial run`")
+    return replace(verdict, fix=f"{step}, or {baseline}")
 
 
 def overall_outcome(results: Sequence[BenchmarkResult]) -> Outcome:
-    """FAIL if one result fails, else UNJUDGED if one that a check measures is not judged, or if none is judged."""
+    """FAIL if one result fails, else UNJUDGED if no operation is judged, or not all operations that checks measure."""
     outcomes = [result.outcome for result in results if result.check or result.outcome is Outcome.FAIL]
     return worst(outcomes)
 
@@ -159,7 +162,7 @@ class _Input:
 
     @cached_property
     def references(self) -> References:
-        labels = [size_label(row.size) for row in self.rows]
+        labels = [nominal_size_label(row.size) for row in self.rows]
         links, tcp = links_of(self.hardware, self.series.output, self.algorithm, labels)
         return references_for(links, self.series.baseline, tcp=tcp)
 
@@ -194,7 +197,7 @@ class _Input:
 
 
 def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Resolved]:
-    """The result of one series. Of several operations that its columns allow, only one may be possible physically."""
+    """The result of one series. If its columns allow several operations, its bandwidth may exclude all but one."""
     if not series.rows:
         return _without_rows(series, operation), series.resolved("")
     if not series.named_operation and series.table.program:
@@ -291,7 +294,7 @@ def _judge(each: _Input) -> BenchmarkResult:
         path=_path(each),
         measured=measured_sizes(each.rows),
         bound=_bound(each, label) if label else None,
-        verdicts=tuple(map(with_next_step, verdicts)),
+        verdicts=tuple(with_next_step(verdict, hardware.gpu) for verdict in verdicts),
         other_sizes=others,
         problems=tuple(problems),
         notes=(*notes, *table_notes(series.table, series.rows)),
@@ -316,7 +319,7 @@ def _deciding_size(each: _Input) -> tuple[str, str]:
     a size without a reference value is compared with that of the largest smaller size.
     """
     sizes = sorted({row.size for row in each.rows}, reverse=True)
-    labels = [size_label(size) for size in sizes]
+    labels = [nominal_size_label(size) for size in sizes]
     with_reference = [label for label in labels if each.has_reference(label)]
     check_size = each.rule.metric.partition(".")[2]
     if with_reference:
@@ -331,7 +334,7 @@ def _deciding_size(each: _Input) -> tuple[str, str]:
 
 def _other_sizes(each: _Input, deciding: str) -> tuple[Verdict, ...]:
     """The verdicts on the other sizes that saturate the links and have a reference value."""
-    labels = dict.fromkeys(size_label(row.size) for row in each.rows if row.size >= SATURATING_BYTES)
+    labels = dict.fromkeys(nominal_size_label(row.size) for row in each.rows if row.size >= SATURATING_BYTES)
     return tuple(
         verdict
         for label in labels
@@ -379,7 +382,7 @@ def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]
 
 
 def _depends_on_algorithm(each: _Input, verdicts: Sequence[Verdict], label: str) -> str:
-    """Why a FAIL is none yet: the algorithm is assumed, and with Ring the same bandwidth would not fail. Else empty."""
+    """Why a FAIL is inconclusive: the algorithm is assumed, and the bandwidth would be good for Ring. Else empty."""
     failed = next((verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL and verdict.basis), None)
     if (
         each.operation != "all_reduce"

@@ -1,7 +1,7 @@
-"""Searches for slow nodes after the checks of a trial, if one of several nodes is below a threshold.
+"""Searches for slow nodes after the checks of a trial, if a metric of several nodes is below a threshold.
 
-The search is one more job. If it ends early, the verdicts of the trial stay as they are, and the record has a note at
-the check that was the reason. A slow node that it names is a FAIL (judge/search.py).
+The search is one more job. A slow node that it finds is one more FAIL (judge/search.py); it changes no other verdict.
+If the search ends early, the record has a note at the check that was the reason for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seatrial.pipeline.plan import Plan, jobs_as_run, localization_job
 from seatrial.pipeline.results import NodesRefused, TrialResults
 from seatrial.util.text import and_more
 
-_MAX_NAMED = 2  # reasons in the note
+_MAX_NAMED = 2  # reasons that the progress names
 
 
 def localize(
@@ -24,7 +24,8 @@ def localize(
 ) -> None:
     """Run the search with ``run_job`` if there is a reason for it; its measurements are in ``results.localization``.
 
-    A complete search of an earlier session counts if this session has measured nothing. ``nodes``: of the plan.
+    The result of an earlier session is kept if this session has measured nothing. ``nodes``: number of nodes of the
+    plan.
     """
     jobs = jobs_as_run(plan.jobs, results.jobs)
     job = localization_job(results.settings, catalog(), jobs, results.run_dir.request.time_limit_s)
@@ -45,7 +46,7 @@ def localize(
     results.display.show_note(f"search for slow nodes, about {job.expected_s:.0f} s, since {listed}")
     try:
         run_job(job)
-    except (KeyboardInterrupt, NodesRefused) as stop:  # the checks of the trial are measured: only the search is lost
+    except (KeyboardInterrupt, NodesRefused) as stop:  # does not end the run: the checks of the trial are measured
         error = str(stop) or "interrupted"
         results.add_measurement(Measurement(check=job.checks[0], subject=CLUSTER, error=error))
     for measurement in results.localization:

@@ -67,7 +67,10 @@ def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
 
 
 def allows(table: Table, rows: Sequence[Row], operation: str) -> bool:
-    """Whether the table can be of ``operation``. Before 2.13.1 all operations count wrong elements in place."""
+    """Whether the table can be of ``operation``.
+
+    Before nccl-tests 2.13.1 all-to-all and send and receive count wrong elements in place too, as the others do.
+    """
     possible = possible_operations(table, rows)
     if operation == "send_receive" and possible == ["all_reduce"]:
         return _has_equal_bandwidths(rows)
@@ -89,7 +92,7 @@ def busbw(rows: Sequence[Row], label: str, place: Place) -> float | None:
     values = [
         timing.busbw
         for row in rows
-        if size_label(row.size) == label
+        if nominal_size_label(row.size) == label
         and (timing := row.out_of_place if place == "out_of_place" else row.in_place) is not None
     ]
     return median(values) if values else None
@@ -99,16 +102,16 @@ def measured_sizes(rows: Sequence[Row]) -> tuple[MeasuredSize, ...]:
     """The bandwidths at each size, the largest last."""
     by_label: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.size):
-        by_label.setdefault(size_label(row.size), []).append(row)
+        by_label.setdefault(nominal_size_label(row.size), []).append(row)
     return tuple(
         MeasuredSize(
-            size=of_size[0].size,
+            size=size_rows[0].size,
             label=label,
-            out_of_place=busbw(of_size, label, "out_of_place"),
-            in_place=busbw(of_size, label, "in_place"),
-            wrong=max((t.wrong for row in of_size for t in timings(row) if t.wrong is not None), default=None),
+            out_of_place=busbw(size_rows, label, "out_of_place"),
+            in_place=busbw(size_rows, label, "in_place"),
+            wrong=max((t.wrong for row in size_rows for t in timings(row) if t.wrong is not None), default=None),
         )
-        for label, of_size in by_label.items()
+        for label, size_rows in by_label.items()
     )
 
 
@@ -127,7 +130,7 @@ def variant_text(row: Row) -> str:
     return ", ".join(filter(None, (row.type, row.redop if row.redop != "none" else "", root)))
 
 
-def size_label(size: int) -> str:
+def nominal_size_label(size: int) -> str:
     """The label of a size. nccl-tests rounds a size down to a multiple of the ranks: 1073741568 B is 1GiB."""
     next_mib = -(-size // _MIB) * _MIB
     nominal = next_mib if size >= _MIB and next_mib - size <= _MAX_ROUNDING else size
@@ -138,7 +141,7 @@ def size_label(size: int) -> str:
 
 
 def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Why the table is not the whole result of a run that ended well."""
+    """Why the table is incomplete, or from a run that failed."""
     problems = []
     if table.failure:
         problems.append(f"the run ended with an error: {table.failure[:_MAX_TEXT]}")
@@ -149,16 +152,16 @@ def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
     # the size after the largest one would still be within the limit
     following = largest + table.step_bytes if table.step_bytes else 2 * largest
     if table.max_bytes and not table.footers and following <= table.max_bytes:
-        text = f"it ends at {size_label(largest)} of {format_bytes(table.max_bytes)}"
+        text = f"it ends at {nominal_size_label(largest)} of {format_bytes(table.max_bytes)}"
         problems.append(f"the table is truncated: {text}; the run did not end, or the rest of the file is missing")
     if largest < SATURATING_BYTES:
-        text = f"the largest size is {size_label(largest)}: too small to judge"
+        text = f"the largest size is {nominal_size_label(largest)}: too small to judge"
         problems.append(f"{text}, since latency limits it; run again with -b 1G -e 16G -f 2")
     return problems
 
 
 def table_notes(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Facts about the table that the reader should know, without effect on the outcome."""
+    """Notes for the reader about the table, which do not change the outcome."""
     notes = []
     if wrong_elements(table, rows) is None:
         notes.append("the data was not checked (option -c 0)")

@@ -1,4 +1,4 @@
-"""The environment that the workers of a trial really had, from the reports of the preflight on each node."""
+"""The environment in which the workers of a trial ran, from the reports of the preflight on each node."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from pydantic import JsonValue
 from seatrial import __version__
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
-from seatrial.hardware.pair_search import MIN_NODES
 from seatrial.model import (
     CLUSTER,
     TIME_LIMIT,
@@ -83,8 +82,8 @@ def make_plan(
 ) -> Plan:
     """Return the plan of the trial's checks, without those ``done`` (--resume). Raises UsageError.
 
-    ``nodes``: the number of nodes that are there, by default all of the trial. ``time_limit_s``: the last checks are
-    excluded until the typical duration of the others fits; checks that are not required come first. ``max_job_s``: the
+    ``nodes``: the number of available nodes, by default all of the trial. ``time_limit_s``: checks are excluded until
+    the typical duration of the others fits, first those that are not required, then the last ones. ``max_job_s``: the
     longest time that Slurm's partition allows a job.
     """
     nodes = nodes or config.cluster.nodes
@@ -122,10 +121,10 @@ def _preflight(runnable: Iterable[Check], jobs: Iterable[Job]) -> Preflight:
 
 
 def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ...]:
-    """Return the planned jobs; the checks that ran on fewer nodes, after the loss of one, are in jobs of their own."""
+    """Return the planned jobs; checks that ran on fewer nodes, after the loss of a node, are in separate jobs."""
     nodes = {check: job.nodes for job in planned for check in job.checks}
     on_fewer = [job for job in started if not job.retry and any(job.nodes < nodes.get(name, 0) for name in job.checks)]
-    smaller = {job.name: job for job in reversed(on_fewer)}  # the first attempt of each, which has all of its checks
+    smaller = {job.name: job for job in reversed(on_fewer)}  # the first attempt, which has all checks
     job_names = {check: job.name for job in (*planned, *reversed(smaller.values())) for check in job.checks}
     jobs = [
         job.model_copy(update={"checks": tuple(check for check in job.checks if job_names[check] == job.name)})
@@ -153,7 +152,7 @@ def localization_job(
     jobs = list(jobs)
     check = next((check for check in checks.values() if check.localizes), None)
     ranks = next((job for job in reversed(jobs) if job.placement == "ranks"), None)
-    if not config.localize or check is None or ranks is None or ranks.nodes < MIN_NODES or check.name in config.checks:
+    if not config.localize or check is None or ranks is None or ranks.nodes < 2 or check.name in config.checks:
         return None
     typical = typical_duration(check, {}, config, ranks.ranks_per_node)
     job = ranks.model_copy(
@@ -259,8 +258,16 @@ def _ranks_per_node(config: Config, node_gpus: NodeGpus) -> int:
 
 
 def _options(check: Check, config: Config) -> dict[str, JsonValue]:
-    """Return the trial's options of a check; slurm.reservation is the default of its option ``reservation``."""
-    defaults = {"reservation": config.slurm.reservation} if "reservation" in check.options.model_fields else {}
+    """Return the trial's options of a check.
+
+    Defaults from the config: slurm.reservation for the option ``reservation``; the settings kubernetes.* for the option
+    ``kubernetes``, None with another launcher.
+    """
+    defaults: dict[str, JsonValue] = {}
+    if "reservation" in check.options.model_fields:
+        defaults["reservation"] = config.slurm.reservation
+    if "kubernetes" in check.options.model_fields and config.launcher == "kubernetes":
+        defaults["kubernetes"] = config.kubernetes.model_dump(mode="json", exclude_defaults=True)
     return {**defaults, **config.checks[check.name].options}
 
 

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from seatrial.analysis.known_references import unjudged_metrics
 from seatrial.checks import catalog
-from seatrial.config import layers
-from seatrial.config.layers import CheckSchema, ResolvedTrial
 from seatrial.config.schema import Config
 from seatrial.judge import plausibility
 from seatrial.launch import launcher_for
 from seatrial.model import Baseline, Job
 from seatrial.pipeline.plan import Plan, localization_job
+from seatrial.pipeline.planned_jobs import plan_of, planning_host, rendered_job
 from seatrial.pipeline.rejudge import load_baseline
-from seatrial.pipeline.resume import plan_of
 from seatrial.pipeline.run_directory import Request, RunDir
-from seatrial.pipeline.this_host import discover
 from seatrial.report import known_references
 from seatrial.util.files import atomic_write
-from seatrial.util.secrets import PRIVATE, redacted
+from seatrial.util.secrets import PRIVATE
 
 
 @dataclass(frozen=True)
@@ -41,11 +36,11 @@ class Preview:
 
 def preview(request: Request) -> Preview:
     """Return the plan and the commands of a run without starting it. Raises UsageError."""
-    settings, this_host = request.config, discover()
+    settings, this_host = request.config, planning_host(request.config)
     gpus, baseline = this_host.gpu_models(settings), load_baseline(settings)
     plausibility.validate_thresholds(settings, catalog(), gpus, baseline)
     plan = plan_of(request, this_host)
-    rendered = tuple(_shown(settings, job, Path("RUN")) for job in plan.jobs)
+    rendered = tuple(rendered_job(settings, job, Path("RUN")) for job in plan.jobs)
     search = localization_job(settings, catalog(), plan.jobs, request.time_limit_s)
     return Preview(plan, rendered, unjudged_note(settings, plan, gpus, baseline), search)
 
@@ -56,7 +51,7 @@ def prepare(request: Request, path: Path) -> Preview:
     ``run --resume`` on the directory then collects their results.
     """
     run_dir = RunDir.create(path, request)
-    settings, this_host = request.config, discover()
+    settings, this_host = request.config, planning_host(request.config)
     plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
     plan = plan_of(request, this_host)
     run_dir.save_machine(this_host.machine(settings))
@@ -68,7 +63,7 @@ def prepare(request: Request, path: Path) -> Preview:
             atomic_write(folder / "job.json", job.model_dump_json(indent=2).encode(), mode=PRIVATE)
             text = launcher_for(request.config, job.placement).render(job, run_dir.path).text
             atomic_write(folder / "torchrun.sh", text.encode(), mode=PRIVATE)
-            rendered.append(_shown(request.config, job, run_dir.path))
+            rendered.append(rendered_job(request.config, job, run_dir.path))
     return Preview(plan, tuple(rendered))
 
 
@@ -77,15 +72,3 @@ def unjudged_note(settings: Config, plan: Plan, gpus: Sequence[str], baseline: B
     planned = [check for job in plan.jobs for check in job.checks]
     unjudged = unjudged_metrics(settings, catalog(), planned, gpus, baseline)
     return tuple(known_references.unjudged_note(unjudged, gpus, settings.cluster.nodes))
-
-
-def _shown(settings: Config, job: Job, run_dir: Path) -> tuple[Job, str]:
-    """Return a job and its command without secrets."""
-    shown = job.without_secrets()
-    return shown, redacted(launcher_for(settings, job.placement).render(shown, run_dir).text)
-
-
-def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> ResolvedTrial:
-    """Return the config of the trial ``trial``, with overrides and environment variables. Raises UsageError."""
-    schemas = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
-    return layers.resolve(trial, overrides=overrides, environ=os.environ, schemas=schemas)

@@ -38,7 +38,7 @@ class Display(Protocol):
 
 
 class NodesRefused(Exception):
-    """Nodes do not have what the trial needs; the message names them and what is missing."""
+    """Nodes do not meet the requirements of the trial; the message names the nodes and the missing parts."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class TrialResults:
     timings: list[Timing] = field(default_factory=list)
     stop_reason: str = ""
     missing_nodes: dict[str, MissingNode] = field(default_factory=dict)  # by name
-    lost_nodes: list[str] = field(default_factory=list)  # those of them that a job had and lost
+    lost_nodes: list[str] = field(default_factory=list)  # the missing nodes that a job lost while it ran
     nodes_tried: bool = False  # a job of this session has passed the preflight; the next jobs run on the same nodes
     jobs: list[Job] = field(default_factory=list)  # in the order of their start
     _counts: Counter[tuple[str, int]] = field(default_factory=Counter)  # measurements by check and number of the retry
@@ -101,14 +101,14 @@ class TrialResults:
         result = result.model_copy(update={"cause": redacted(result.cause, self._secret_values)})
         self.run_dir.save_job_result(result)
         self.job_results.append(result)
-        if result.job == LOCALIZATION_JOB:  # the checks of the trial are measured, so that no node is missing there
+        if result.job == LOCALIZATION_JOB:  # a node lost now is not missing: its checks are measured
             return
         self.add_missing_nodes(result.missing_nodes)
         if result.nodelist:
             self.lost_nodes += [node.name for node in result.missing_nodes if node.name not in self.lost_nodes]
 
     def add_missing_nodes(self, nodes: Iterable[MissingNode]) -> None:
-        """Add nodes of the trial that its jobs could not get, or lost; the first reason counts."""
+        """Add nodes of the trial that its jobs could not get, or lost; a node keeps its first reason."""
         self.missing_nodes = {node.name: node for node in nodes} | self.missing_nodes
 
     def sort(self) -> None:

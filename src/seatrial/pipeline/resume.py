@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seatrial import report
-from seatrial.checks import catalog
 from seatrial.launch import cancel_earlier_jobs, launcher_for
 from seatrial.model import Machine, Measurement
-from seatrial.pipeline.plan import Plan, make_plan
+from seatrial.pipeline.plan import Plan
+from seatrial.pipeline.planned_jobs import plan_of
 from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.run_directory import Request
 from seatrial.pipeline.this_host import ThisHost
 
 
 def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
-    """Load the results of earlier sessions, without checks that had an ERROR; no measurement of another machine."""
+    """Load the results of earlier sessions, without checks that had an ERROR and without those of another machine."""
     for message in cancel_earlier_jobs(results.settings, results.run_dir.path):
         results.display.warn(message)
     saved = results.run_dir.recover()
@@ -40,25 +40,9 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
 
 
 def _description(machine: Machine, other: Machine) -> str:
-    """Return the machine's host name, and its GPUs and versions that the other machine does not have."""
+    """Return the machine's host name, and those of its GPUs and versions that differ from the other machine's."""
     differences = [item for item in (*machine.gpus, *machine.versions) if item not in (*other.gpus, *other.versions)]
     return "; ".join([machine.host or "nodes chosen by Slurm", *differences])
-
-
-def plan_of(request: Request, this_host: ThisHost, nodes: int | None = None, done: Sequence[str] = ()) -> Plan:
-    """Return the plan for ``nodes``, by default all, without the checks ``done``. Raises UsageError."""
-    return make_plan(
-        request.config,
-        catalog(),
-        this_host.node_gpus(request.config),
-        only=request.only,
-        skip=request.skip,
-        done=done,
-        topology=this_host.topology(request.config),
-        nodes=nodes,
-        time_limit_s=request.time_limit_s,
-        max_job_s=this_host.max_job_s(request.config),
-    )
 
 
 def startable_plan(request: Request, this_host: ThisHost, nodes: int, done: Sequence[str] = ()) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import sys
 import time
@@ -19,7 +20,7 @@ from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
 from seatrial.judge.search import search_verdicts
-from seatrial.launch import launcher_for, node_prefix, node_shortage
+from seatrial.launch import check_access, launcher_for, node_prefix, node_shortage
 from seatrial.launch.watch import run_job
 from seatrial.model import (
     Baseline,
@@ -63,6 +64,7 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     with results.timed("discover"):
         this_host = discover()
     with results.timed("plan"):
+        check_access(results.settings)
         nodes = _nodes_to_test(results)
         plan = startable_plan(run_dir.request, this_host, nodes)
         baseline = load_baseline(results.settings)
@@ -100,7 +102,7 @@ def show_completed_check(results: TrialResults, check: str) -> None:
     retry_pending = results.settings.retry and checks_to_retry(settings, first, retries, catalog(), next_retry)
     jobs = results.jobs[::-1]  # the last one first: after the loss of a node, a check runs in a smaller job
     judged = judge(settings, jobs, first, catalog(), {}, retries=None if retry_pending else retries)
-    verdicts = [verdict for verdict in judged if verdict.check == check]  # the jobs contain other checks, too
+    verdicts = [verdict for verdict in judged if verdict.check == check]  # not those on other checks of the same jobs
     outcome = worst(verdict.outcome for verdict in verdicts)
     reason = next((verdict.message for verdict in verdicts if verdict.outcome is outcome), "")
     results.display.show_outcome(check, outcome, reason, max(measurement.seconds for measurement in retries or first))
@@ -160,7 +162,7 @@ def _telemetry_summary(plan: Plan, results: TrialResults) -> Telemetry | None:
 
 
 def _discard_incomplete_retries(results: TrialResults) -> None:
-    """Discard the retries of each check of which an earlier session left an incomplete one."""
+    """Discard the retries of each check whose retry was not completed in an earlier session."""
     incomplete = set()
     for check in {measurement.check for measurement in results.retries}:
         first = [measurement for measurement in results.measurements if measurement.check == check]
@@ -183,7 +185,7 @@ def _retry_jobs(plan: Plan, results: TrialResults, baseline: Baseline | None, nu
 
 
 def _nodes_to_test(results: TrialResults) -> int:
-    """Return the number of nodes to test: all of the trial, or with cluster.min_nodes those that are there."""
+    """Return the number of nodes to test: all of the trial, or with cluster.min_nodes the available ones."""
     settings = results.settings
     if settings.cluster.min_nodes is None:
         return settings.cluster.nodes
@@ -243,7 +245,7 @@ def _check_seconds(checks: Sequence[str], measurements: Sequence[Measurement]) -
 
 @contextmanager
 def _record_stop_reason(results: TrialResults) -> Iterator[None]:
-    """On Ctrl-C, an OSError or nodes that do not have what the trial needs, set ``results.stop_reason``."""
+    """Set ``results.stop_reason`` on Ctrl-C, an OSError, or if nodes do not meet the requirements of the trial."""
     try:
         yield
     except KeyboardInterrupt:
@@ -334,7 +336,7 @@ def _write_reports(trial: Trial, results: TrialResults) -> Trial:
         trial = trial.model_copy(update={"timings": (*trial.timings, results.timings[-1])})
         report.write_all(trial, results.run_dir.path)
     except (OSError, report.NotWritten) as error:
-        path = results.run_dir.path
+        path = shlex.quote(str(results.run_dir.path))
         command = f"findmnt -T {path}; df -h {path}; df -i {path}"
         results.display.warn(f"some reports could not be written: {error}. Run first: {command}")
         if trial.decision.value is DecisionValue.ACCEPTED:

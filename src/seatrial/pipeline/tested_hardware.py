@@ -19,7 +19,7 @@ def cpu_only(jobs: Sequence[Job]) -> bool:
 def device_conflict(settings: Config, jobs: Sequence[Job], environment: Mapping[str, JsonValue]) -> str:
     """Return why the record does not show whether GPUs were used, empty if it does.
 
-    Only where the jobs ran on this host: ``environment`` has its GPUs. The judge compares jobs with measurements.
+    Only for jobs that ran on this host, whose GPUs are in ``environment``. The judge compares jobs with measurements.
     """
     if not jobs or runs_remotely(settings):
         return ""
@@ -56,6 +56,8 @@ def tested_hardware(
     each = f"{used} GPU" + ("s" if used > 1 else "")
     if settings.uses_slurm:
         return f"{nodes} of a Slurm cluster, {each} each"
+    if settings.launcher == "kubernetes":
+        return f"{nodes} of a Kubernetes cluster, {each} each"
     if runs_remotely(settings):
         return f"{nodes} started by the user, {each} each"
     subjects = {measurement.subject.rpartition("/")[2] for measurement in measurements}

@@ -1,4 +1,4 @@
-"""Facts of this host, and what a trial derives from them: usable GPUs, machine identity, GPU errors."""
+"""Facts of this host, and values that a trial derives from them: usable GPUs, machine identity, GPU errors."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class ThisHost:
         return f"{node_gpus.usable_gpus} of {self.gpus.installed_gpus} GPUs of this host are usable: {reason}"
 
     def _versions(self) -> tuple[str, ...]:
-        """Return the versions and identifiers that must be equal for results to be of one machine."""
+        """Return versions and identifiers; two records with the same ones are of the same machine."""
         host_facts = self.facts.get("host", {})
         versions = {
             "kernel": host_facts.get("os", {}).get("kernel"),

@@ -37,7 +37,7 @@ _COUNTERS = {"denied": "permission_denied", "lacks": "not_supported", "unread": 
 
 
 def upgrade(document: object) -> object:
-    """Return a record of schema version 1 or 2 with the present names; return anything else or damaged unchanged.
+    """Return a record of schema version 1 or 2 with the present names. Return any other or damaged document unchanged.
 
     A verdict keeps its text as ``detail``, without the fields of version 2; ``seatrial judge`` makes new verdicts.
     """
@@ -50,7 +50,7 @@ def upgrade(document: object) -> object:
 
 
 def _with_present_facts(document: Record) -> Record:
-    """The record of version 2 with the present names of facts that rules require, and with such facts added since."""
+    """The record of version 2 with current fact names, and with facts that rules require since this record was made."""
     for measurement in (*document.get("measurements", ()), *document.get("retries", ())):
         if measurement["check"] == _SHARED:
             facts = measurement.get("facts", {})
@@ -146,20 +146,21 @@ def _add_stages(trial: Record) -> None:
 def _add_p99_ratio_measured(trial: Record) -> None:
     """Adds the fact ``p99_ratio_measured`` to collectives of earlier versions, which have no metric p99_ratio."""
     for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
-        is_of_rank_0 = measurement["check"] in _COLLECTIVES and "backend" in measurement.get("facts", {})
-        if is_of_rank_0 and not any(item["name"].startswith("p99_ratio.") for item in measurement["metrics"]):
+        # only rank 0 records the fact backend
+        is_rank_0 = measurement["check"] in _COLLECTIVES and "backend" in measurement.get("facts", {})
+        if is_rank_0 and not any(item["name"].startswith("p99_ratio.") for item in measurement["metrics"]):
             measurement["facts"].setdefault("p99_ratio_measured", "no: recorded by a version without this metric")
 
 
 def _add_facts_of_new_metrics(trial: Record) -> None:
-    """Adds the facts of the rules on each rank and on NVLS, whose metrics earlier versions did not record."""
+    """Adds facts that the rules of later metrics require, with the value "no": the record lacks these metrics."""
     added = {
         **dict.fromkeys((ddp.CHECK.name, throughput.CHECK.name), ("ranks_compared", "data_wait_timed")),
         transport.CHECK.name: ("nvls_expected",),
     }
     for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
-        is_of_rank_0 = not measurement.get("facts", {}).keys().isdisjoint(("device", "backend"))
-        for fact in added.get(measurement["check"], ()) if is_of_rank_0 else ():
+        is_rank_0 = not measurement.get("facts", {}).keys().isdisjoint(("device", "backend"))
+        for fact in added.get(measurement["check"], ()) if is_rank_0 else ():
             measurement["facts"].setdefault(fact, "no: recorded by a version without this metric")
 
 

@@ -8,7 +8,7 @@ from seatrial.model import CLUSTER, WORST_FIRST, BasisKind, Outcome, Verdict, fo
 from seatrial.model.benchmark import BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
 from seatrial.report.text import clean, single_line
 
-_MAX_SIZES = 6  # the largest ones of a table
+_MAX_SIZES = 6  # rows of a table: the largest sizes
 _MAX_SUBJECTS = 8  # GPUs or pairs that are listed
 
 

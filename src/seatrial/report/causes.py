@@ -11,11 +11,11 @@ from seatrial.report.view import NOT_PASSED, Group, grouped
 
 @dataclass(frozen=True)
 class CauseView:
-    """A cause, and the groups of verdicts that it explains and no earlier cause does."""
+    """A cause, and the groups of verdicts that it explains and that no earlier cause explains."""
 
     finding: Finding
     groups: tuple[Group, ...]
-    also: int  # number of its verdicts that an earlier cause explains too
+    also: int  # number of explained verdicts that an earlier cause explains too
 
 
 def causes(trial: Trial) -> list[CauseView]:

@@ -14,10 +14,10 @@ from seatrial.report.formatting import family, print_value, unit_text
 
 # Room left of the y axis, in SVG units: distance of a label from the axis, and width of a digit in the font for phones
 TICK_MARGIN, DIGIT_WIDTH = 12.0, 7.8
-MAX_CURVES = 8  # above it: the band of all curves, their median, and the subjects that did not pass
-MAX_POINTS = 400  # of a curve; about one per SVG unit of width
+MAX_CURVES = 8  # a chart of more curves shows their band and median, and the curves of subjects that did not pass
+MAX_POINTS = 400  # of a curve: about one per SVG unit of width
 MAX_MARKS = 40  # a curve with more points has no marks that show values on hovering
-# With values outside these limits, the steps of an axis exceed the range of a float; measured values are far inside
+# Beyond these limits the steps of an axis would exceed the range of a float; measured values are far smaller
 LARGEST, SMALLEST = 1e300, 1e-300
 
 Points = Sequence[tuple[float, float]]
@@ -148,6 +148,7 @@ def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
     y = _y_axis(first, ys, over_sizes)
     frame = replace(FRAME, left=max(FRAME.left, TICK_MARGIN + DIGIT_WIDTH * max(len(label) for _, label in y.ticks)))
     x = (_sizes if over_sizes else linear)(xs, first.x_unit, *frame.x_range)
+    labels = _labels(group)
 
     def to_svg(points: Points) -> Points:
         return [(x.position(a), y.position(b)) for a, b in points]
@@ -162,7 +163,6 @@ def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
         marks = [(*point, note) for point, note in zip(points, notes, strict=True)] if len(pairs) <= MAX_MARKS else []
         return Curve(label, style, frame.path(points), tuple(marks))
 
-    labels = _labels(group)
     chart = Chart(
         frame=frame,
         title=family(first.name) if len({entry.name for entry in group}) > 1 else first.name,
@@ -261,7 +261,7 @@ class Rug:
 
 
 RUG_WIDTH, RUG_HEIGHT = 96.0, 16.0  # SVG units
-MAX_TICKS = 40  # above it, a histogram replaces the ticks of passed values
+MAX_TICKS = 40  # with more ticks of passed values, a histogram replaces them
 BIN_WIDTH = 3.0  # of the histogram, in SVG units
 
 

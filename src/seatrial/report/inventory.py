@@ -1,4 +1,4 @@
-"""Plain text output of `discover`, `checks` and `explain`."""
+"""Text output of the commands `discover`, `checks` and `explain`."""
 
 from __future__ import annotations
 

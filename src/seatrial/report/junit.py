@@ -40,7 +40,7 @@ def render(trial: Trial) -> str:
 
 
 def _decision(decision: Decision) -> ET.Element:
-    """The suite of an INCOMPLETE decision that the verdicts do not show."""
+    """The suite of an INCOMPLETE decision whose reason is not in the verdicts."""
     suite = ET.Element("testsuite", name="decision", time=_seconds(0))
     case = ET.SubElement(suite, "testcase", classname="decision", name=CLUSTER, time=_seconds(0))
     ET.SubElement(case, "error", message=single_line(decision.reason), type=str(decision.reason_code))

@@ -27,7 +27,7 @@ STYLES = {
     Outcome.UNJUDGED: "cyan",
     Outcome.SKIP: "dim",
 }
-# Typical duration of the finished checks from which their measured duration scales the estimate of the remaining time
+# The speed of finished checks scales the estimate of the remaining time when their typical durations sum up to this
 MIN_TYPICAL_DONE_S = 10.0
 WAITING_LINE_S = 60.0  # between two lines of a log about the same state of the scheduler
 
@@ -176,7 +176,7 @@ class Remaining:
 
 
 def _errors_ignored() -> AbstractContextManager[None]:
-    """Ignore errors when writing to standard error: the record has all that is printed there."""
+    """Ignore errors when writing to standard error: the record has the same information."""
     return contextlib.suppress(OSError)
 
 

@@ -80,7 +80,7 @@ class MappedNode:
 
 
 def node_map(trial: Trial) -> list[MappedNode]:
-    """All nodes with a GPU or rank that is the subject of a verdict."""
+    """All nodes of which a GPU or rank is the subject of a verdict."""
     outcomes: dict[str, list[Outcome]] = {}
     for verdict in trial.verdicts:
         outcomes.setdefault(verdict.subject, []).append(verdict.outcome)
@@ -185,7 +185,7 @@ def facts_of(measurements: tuple[Measurement, ...]) -> list[FactRow]:
 
 
 def settings(config: dict[str, Any], origins: dict[str, str], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """(dotted name, value, origin) of each setting; without an origin of its own, that of the nearest parent key."""
+    """(dotted name, value, origin) of each setting; the origin may be that of the nearest parent key."""
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value:

@@ -68,7 +68,7 @@ def _place(topology: Topology, node: str) -> str:
 
 
 def _switches(verdict: Verdict, topology: Topology) -> str:
-    """The switches of a pair from end to end; of a GPU its rail's switch, else those of its node."""
+    """The switches of a pair from end to end; for a GPU the switch of its rail, else the leaf switch of its node."""
     a, arrow, b = verdict.subject.partition("->")
     if arrow:
         path = topology.path(a, b)

@@ -116,7 +116,7 @@ class MetricRow:
 
     @property
     def remark(self) -> str:
-        """The basis of the verdicts; of a verdict without a basis, its text."""
+        """The bases of the verdicts; for a verdict without a basis its text."""
         texts = dict.fromkeys(verdict.basis_text or verdict.detail or verdict.message for verdict in self.verdicts)
         return "; ".join(texts) if len(texts) <= MAX_REMARKS else f"{next(iter(texts))}; and others"
 
@@ -156,7 +156,7 @@ class CheckView:
 
     @property
     def methods(self) -> list[str]:
-        """The method of the check, once for processes with the same method; then its insights and lax thresholds."""
+        """The methods of the check (each once, if several processes share it), then its insights and lax thresholds."""
         methods = [str(measurement.facts[METHOD]) for measurement in self.measurements if METHOD in measurement.facts]
         notes = [f"{insight.title}: {insight.text}" for insight in self.insights]
         notes += [f"{LAX_THRESHOLD}: {text}" for _, text in lax_thresholds(self.verdicts)]
@@ -206,7 +206,7 @@ class CheckView:
     def key_figure(self) -> str:
         """The metric with the worst outcome, else the first one that is neither zero nor boolean, with its range.
 
-        The check's ``key_metric`` comes first, then performance metrics, then judged metrics. Of a family without a
+        The check's ``key_metric`` comes first, then performance metrics, then judged metrics. For a family without a
         rule, such as ``busbw.*``, the last member is shown: the largest size. "(no threshold)" marks a metric that no
         rule evaluated, since the outcome next to it belongs to other metrics.
         """
@@ -391,7 +391,7 @@ def _by_check(records: Iterable[_Record]) -> dict[str, list[_Record]]:
 
 
 def _merge_similar(texts: list[str]) -> Iterator[str]:
-    """Each text once; of texts that differ only in numbers, such as those of several GPUs, the first."""
+    """Each text once; of texts that differ only in numbers, such as those of several GPUs, only the first."""
     groups: dict[str, list[str]] = {}
     for text in texts:
         groups.setdefault(_NUMBER.sub("#", text), []).append(text)

@@ -1,4 +1,4 @@
-"""What stands between a trial and ACCEPTED, in at most five lines, for `seatrial judge RUN --why-not`."""
+"""The reasons why a trial is not ACCEPTED, in at most five lines, for `seatrial judge RUN --why-not`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lines(trial: Trial) -> list[str]:
     if trial.decision.value is DecisionValue.ACCEPTED:
         return ["accepted"]
     trial = sanitized(trial)
-    reasons = [*_of_the_trial(trial), *map(_of_cause, causes(trial)), *map(_of_verdicts, _by_reason(trial))]
+    reasons = [*_trial_reasons(trial), *map(_cause_line, causes(trial)), *map(_verdicts_line, _by_reason(trial))]
     reasons = [*reasons, *_excluded(trial)] or [trial.decision.reason]
     if len(reasons) > MAX_LINES:
         more = plural(len(reasons) - MAX_LINES + 1, "more reason")
@@ -36,7 +36,7 @@ def lines(trial: Trial) -> list[str]:
     return [single_line(reason) for reason in reasons]
 
 
-def _of_the_trial(trial: Trial) -> Iterator[str]:
+def _trial_reasons(trial: Trial) -> Iterator[str]:
     """The reasons that are not verdicts: no GPU, an early end, missing GPUs."""
     if trial.decision.reason_code:
         yield f"{trial.decision.reason_code}: {trial.decision.reason}"
@@ -59,12 +59,12 @@ def _is_required(trial: Trial, check: str) -> bool:
     return bool(trial.config.get("checks", {}).get(check, {}).get("required", True))
 
 
-def _of_cause(cause: CauseView) -> str:
+def _cause_line(cause: CauseView) -> str:
     """The line of a cause: its place, the number of verdicts that it explains, its evidence and the first command."""
     finding, number = cause.finding, sum(len(group.verdicts) for group in cause.groups)
-    text = f"{finding.title} on {finding.subject} explains {plural(number, 'verdict')}"
+    text = f"cause: {finding.title} ({finding.subject}, {finding.confidence} confidence)"
     evidence = finding.evidence.rstrip(".")
-    return f"{text} ({finding.confidence} confidence): {evidence}. Next: `{finding.first_command}`"
+    return f"{text}; explains {plural(number, 'verdict')}: {evidence}. Next: `{finding.first_command}`"
 
 
 def _by_reason(trial: Trial) -> list[list[Verdict]]:
@@ -82,7 +82,7 @@ def _by_reason(trial: Trial) -> list[list[Verdict]]:
     return list(groups.values())
 
 
-def _of_verdicts(verdicts: Sequence[Verdict]) -> str:
+def _verdicts_line(verdicts: Sequence[Verdict]) -> str:
     """The line of a reason: its first verdict in full, and the names of all checks and subjects."""
     first = verdicts[0]
     checks, subjects = (

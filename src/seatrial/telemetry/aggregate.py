@@ -31,7 +31,7 @@ MAX_LOADS = 64
 MAX_STEPS = 120  # values per curve: about three pixels each in print
 MAX_PAUSE_S = 5.0  # longer pauses between two checks of a phase (start of a job, another phase) are cut from its axis
 MAX_GAP_S = 15.0  # longest unreported time without a sample, plus 5 periods: a sampler starts Python and opens NVML
-MIN_SAMPLED_S = 10.0  # of samples, for a sample rate or CPU share: below it the CPU clock's resolution dominates
+MIN_SAMPLED_S = 10.0  # duration of samples for a sample rate or CPU share; less is too short for the CPU clock
 # NVML API reference: utilisation is a mean over the last 1 to 1/6 s (nvmlUtilization_t), power over the last second
 # except on GA100 and older (nvmlDeviceGetPowerUsage), so samples in the first second of a check show earlier load.
 SKIPPED_S = 1.0

@@ -93,7 +93,7 @@ class ErrorCounts:
             self._read += after is not None
             owner_device, counter = full_key(key)
             limit = ports[counter].limit if counter in ports else None
-            # Xids have a list of their own; a counter at its limit cannot increase, so it is listed too
+            # not Xids, which have their own list; also counters at their limit, which cannot increase any more
             if after is not None and counter != "xid" and (after != before or after == limit):
                 self._increased.setdefault(owner_device, {})[counter] = [before, after]
         for key, reason in counters.unavailable.items():

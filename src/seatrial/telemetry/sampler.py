@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from seatrial.discover.nvml import (
 from seatrial.model import UsageError
 from seatrial.model.telemetry import CLOCKS_EVENT_REASONS, GPU_GAUGES, HOST, HOST_GAUGES, SAMPLER_CPU_SECONDS
 from seatrial.telemetry.host_gauges import MIN_INTERVAL_S, HostGauges
+from seatrial.util.node_name import node_name
 
 # Each PCIe query of NVML takes 20 ms and may block other users of the driver. PCIe queries take at most this share of a
 # period, but always cover one GPU; at one sample per second that is one GPU per sample.
@@ -122,7 +122,7 @@ def _queries_per_link(nvml: Any, handle: Any) -> list[tuple[int, int]]:
 def _fewest_queries(nvml: Any, handle: Any, per_link: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return two queries for the sums over all links if the driver returns correct sums, otherwise ``per_link``.
 
-    Correct sums lie between the per-link totals read before and after. Counters at 0 prove nothing.
+    Correct sums lie between the per-link totals read before and after. If all counters are 0, this cannot be tested.
     """
     sums = [(field, _ALL_LINKS) for field in _byte_fields(nvml)]
     try:
@@ -165,7 +165,7 @@ class Sampler:
         bits = CLOCKS_EVENT_REASON_NAMES.items() if self.gpus else ()
         reasons = {str(getattr(self._nvml, bit)): name for bit, name in bits}
         devices: dict[str, Any] = {HOST: {}, **self._gpu_properties}
-        return {"node": socket.gethostname(), "hz": hz, "devices": devices, "reasons": reasons, "columns": columns}
+        return {"node": node_name(), "hz": hz, "devices": devices, "reasons": reasons, "columns": columns}
 
     def sample(self, cpu_limit_s: float = math.inf) -> list[float | None]:
         """Return a sample of the host and of GPUs, in turn while this process has used less than ``cpu_limit_s``."""

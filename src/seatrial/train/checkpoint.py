@@ -49,7 +49,7 @@ class CheckpointTiming:
     kind: str  # save, async save, load
     step: int
     bytes: int
-    blocked_s: float  # for which training was paused
+    blocked_s: float  # pause of the training
     seconds: float  # until all data was on disk, or loaded
     mb_per_s: float  # bytes / 1e6 / seconds
 
@@ -97,7 +97,7 @@ class CheckedWriter(FileSystemWriter):
         return results
 
     def _write_error(self, error: BaseException) -> BaseException:
-        """The underlying error; for a full disk with the usage of this rank's filesystem, unknown to other ranks."""
+        """The underlying error; for a full disk with the usage of its filesystem, which only this rank can read."""
         cause = _root_error(error)
         if disk.disk_full_reason(error, Path(self.path)):
             return disk.DiskFullError(f"{cause}. {disk.filesystem_usage(Path(self.path))}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -19,8 +18,9 @@ from seatrial.train.parallel import World
 from seatrial.train.progress import Step
 from seatrial.train.rank_times import RankTimes
 from seatrial.train.train_config import TrainConfig
+from seatrial.util.node_name import node_name
 
-# Small on CPU and GPU alike: one process repeats the work of all ranks in seconds.
+# Small on CPUs and GPUs: one process repeats the work of all ranks in seconds.
 SMALL_CONFIG = "tiny/ddp"
 BATCH_OVERRIDES: tuple[str, ...] = ("bsz=4",)  # sequences per rank and step, for the single-process comparison
 TINY_OVERRIDES = ("model.layers=1", "model.width=64", "seq_len=32")
@@ -36,7 +36,7 @@ Windows = list[list[float]]  # of one rank: seconds of each timed step, by windo
 
 def current_world(device: str) -> World:
     """The World of the open process group, with this process on ``device``."""
-    return World(dist.get_rank(), dist.get_world_size(), torch.device(device), socket.gethostname())
+    return World(dist.get_rank(), dist.get_world_size(), torch.device(device), node_name())
 
 
 def create_trainer(settings: TrainConfig, world: World) -> Trainer:
@@ -53,7 +53,7 @@ class DdpComparison:
     """
 
     samples: int  # in the dataset
-    coverage: invariants.Coverage  # of the first epoch
+    sample_counts: invariants.SampleCounts  # of the first epoch
     order_errors: int  # ranks whose order changes when an epoch is repeated, plus those whose order never changes
     ddp_steps: list[Step]
     single_process_steps: list[Step] | None
@@ -93,7 +93,7 @@ def compare_with_single_process(world: World, steps: int, progress: Callable[[st
     world.barrier()
     return DdpComparison(
         samples=samples,
-        coverage=invariants.coverage(world.gather(epoch0), samples),
+        sample_counts=invariants.count_samples(world.gather(epoch0), samples),
         order_errors=sum(world.gather((epoch0 != epoch0_repeated) + (epoch0 == epoch1))),
         ddp_steps=ddp_steps,
         single_process_steps=single_process_steps,
@@ -165,7 +165,7 @@ def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progr
     end = monotonic() + min_seconds
     while not windows[ddp] or any(world.gather(monotonic() < end)):  # the same decision on all ranks
         for number, steps in enumerate(window_lengths(settings.max_steps)):
-            progress(f"speed: independent and DDP, pair {len(windows[ddp]) + 1}")
+            progress(f"speed with DDP and of independent ranks, pair {len(windows[ddp]) + 1} of windows")
             # alternating order cancels drift
             for trainer in (independent, ddp) if number % 2 == 0 else (ddp, independent):
                 world.barrier()
@@ -180,14 +180,8 @@ def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progr
         ddp_windows=world.gather(windows[ddp]),
         nonfinite_steps=sum(world.gather(nonfinite)),
         model=ddp.built.model,
-        rank_times=world.gather(_rank_times(world, timed)),
+        rank_times=world.gather(RankTimes.of_steps(world.device_name, timed)),
     )
-
-
-def _rank_times(world: World, steps: Sequence[Step]) -> RankTimes:
-    """The times of this rank in ``steps``."""
-    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
-    return RankTimes.of_steps(device, steps)
 
 
 def window_lengths(steps: int) -> list[int]:

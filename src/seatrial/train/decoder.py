@@ -29,7 +29,7 @@ class Adapter(nn.Module):
         self.scale, self.dropout = alpha / rank, dropout
 
     def up_project(self, x: Tensor) -> Tensor:
-        """Multiplies by B: [..., rank] → [..., out]."""
+        """The product with B: [..., rank] → [..., out]."""
         return F.linear(x, self.lora_B.to(x.dtype))
 
 

@@ -17,16 +17,16 @@ from seatrial.model import DiskFullError as DiskFullError
 from seatrial.model import format_bytes
 from seatrial.util.files import DISK_FULL, atomic_folder
 
-# Messages of errors without errno. safetensors, tokenizers and other programs use the system's text
+# Messages of errors without errno: safetensors, tokenizers and other programs print the system's text
 _DISK_FULL_TEXT = "|".join(re.escape(os.strerror(number)) for number in DISK_FULL)
 _RUST_DISK_FULL = re.compile(rf"(?:{_DISK_FULL_TEXT}) \(os error \d+\)")
-# Messages of numpy and torch.save for a short write of any cause
+# Messages of numpy and torch.save for an incomplete write, which may have other causes too
 _SHORT_WRITE = re.compile(
     r"\d+ requested and \d+ written|PytorchStreamWriter.*failed|inline_container.*unexpected pos"
     r"|ios::clear: iostream error"
 )
 _DISK_FULL = re.compile(rf"{_DISK_FULL_TEXT}|{_SHORT_WRITE.pattern}")
-_PROBE_BYTES = 2**20  # more than a full disk has free
+_PROBE_BYTES = 2**20  # size of the test file in ``_is_full``
 
 REMEDY = "Free space there, or set --out to a run directory on a larger filesystem"
 
@@ -47,7 +47,7 @@ def disk_full_error(error: BaseException, path: Path, action: str = "") -> DiskF
 
 @contextmanager
 def atomic_write_folder(path: Path) -> Iterator[Path]:
-    """``atomic_folder`` that raises DiskFullError, with the disk usage before the temporary folder is removed."""
+    """As ``atomic_folder``, but a full disk raises DiskFullError. It reads the usage before the folder is removed."""
     with atomic_folder(path) as temporary, convert_disk_full(path):
         yield temporary
 
@@ -100,7 +100,7 @@ def filesystem_usage(path: Path) -> str:
     folder = _existing_folder(path)
     usage = os.statvfs(folder)
     mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.is_relative_to(mount.mountpoint)]
-    mount = max(reversed(mounts), key=lambda mount: len(mount.mountpoint), default=None)  # the last one is visible
+    mount = max(reversed(mounts), key=lambda mount: len(mount.mountpoint), default=None)  # later ones hide earlier ones
     name = f"{mount.mountpoint} ({mount.fstype})" if mount else f"the filesystem of {folder}"
     size, free = (format_bytes(blocks * usage.f_frsize) for blocks in (usage.f_blocks, usage.f_bavail))
     inodes = "; no inode is free" if usage.f_files and not usage.f_favail else ""
@@ -120,7 +120,7 @@ def _error_chain(error: BaseException) -> list[BaseException]:
 def _reports_disk_full(error: BaseException) -> bool:
     """Whether the message of an error without errno is the system's text for a full disk.
 
-    Errors of NCCL do not count: they concern /dev/shm, a fault of the node. tokenizers raises a plain Exception.
+    The package tokenizers raises a plain Exception. Errors of NCCL do not count: they report that /dev/shm is full.
     """
     if type(error) is Exception:
         return bool(_RUST_DISK_FULL.fullmatch(str(error)))

@@ -1,7 +1,7 @@
 """Failure propagation: the failure of one rank ends all ranks, and only that rank prints its error.
 
-The first rank that fails writes its name to the process group's store. The others read it when a collective fails
-(gloo's fail as soon as a peer is gone), and every POLL_INTERVAL_S (NCCL's wait for a lost peer until their timeout).
+The first rank that fails writes its name to the process group's store. The other ranks read it when a collective fails,
+and every POLL_INTERVAL_S. Collectives of gloo fail when a peer is lost; those of NCCL wait for it until their timeout.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _rank_name() -> str:
 
 
 def _register_failure() -> str | None:
-    """Registers this rank as failed unless another rank was first; returns the first. None without reachable peers."""
+    """Registers this rank as failed unless another rank was first; returns the first, None if the store is lost."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     signal.alarm(TEARDOWN_S)  # at interpreter shutdown torch may wait for peers that have exited

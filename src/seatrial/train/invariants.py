@@ -43,25 +43,25 @@ def read_rank_info(rank: int, world_size: int, local_rank: int, node: str, devic
 
 
 def rank_errors(processes: Sequence[RankInfo]) -> dict[int, str]:
-    """Rank → its errors: other values in its environment, a wrong world size, a missing rank, a rank used twice."""
-    problems: dict[int, list[str]] = {}
+    """Rank → its errors: missing, used twice, wrong world size, or an environment that differs from torch's values."""
+    errors: dict[int, list[str]] = {}
     size = len(processes)
     processes_per_rank = Counter(process.rank for process in processes)
     local_ranks = Counter((process.node, process.local_rank) for process in processes)
     for process in processes:
-        rank_problems = problems.setdefault(process.rank, [])
+        texts = errors.setdefault(process.rank, [])
         expected = {"RANK": process.rank, "WORLD_SIZE": size, "LOCAL_RANK": process.local_rank}
         for name, value in expected.items():
             if process.environment[name] != str(value):
-                rank_problems.append(f"{name} is {process.environment[name]} in the environment, {value} in torch")
+                texts.append(f"{name} is {process.environment[name]} in the environment, {value} in torch")
         if process.world_size != size:
-            rank_problems.append(f"world size {process.world_size} in torch, but {size} ranks reported")
+            texts.append(f"world size {process.world_size} in torch, but {size} ranks reported")
         if processes_per_rank[process.rank] > 1:
-            rank_problems.append(f"{processes_per_rank[process.rank]} processes are rank {process.rank}")
+            texts.append(f"{processes_per_rank[process.rank]} processes are rank {process.rank}")
         if local_ranks[process.node, process.local_rank] > 1:
-            rank_problems.append(f"local rank {process.local_rank} of {process.node} is used twice")
+            texts.append(f"local rank {process.local_rank} of {process.node} is used twice")
     missing = set(range(size)) - set(processes_per_rank)
-    return {rank: "; ".join(texts) for rank, texts in problems.items() if texts} | dict.fromkeys(missing, "missing")
+    return {rank: "; ".join(texts) for rank, texts in errors.items() if texts} | dict.fromkeys(missing, "missing")
 
 
 def shared_gpus(processes: Sequence[RankInfo]) -> dict[str, list[int]]:
@@ -85,19 +85,21 @@ def core_list(cores: Iterable[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Coverage:
-    """Counts of samples of an epoch over all ranks."""
+class SampleCounts:
+    """How often the ranks read the samples of an epoch."""
 
-    missing: int  # read by no rank, besides the dropped ones
-    duplicates: int  # reads of a sample after its first
-    dropped: int  # size mod ranks, so that all ranks read equally many
+    missing: int  # samples that no rank reads, without the dropped ones
+    duplicates: int  # repeated reads of a sample
+    dropped: int  # samples left over when all ranks read equally many
 
 
-def coverage(rank_samples: Sequence[Sequence[int]], size: int) -> Coverage:
-    """The Coverage of ``rank_samples``, the sample indices (0 to ``size`` - 1) that each rank reads."""
+def count_samples(rank_samples: Sequence[Sequence[int]], size: int) -> SampleCounts:
+    """The SampleCounts of ``rank_samples``, the sample indices (0 to ``size`` - 1) that each rank reads."""
     reads = Counter(chain.from_iterable(rank_samples))
     dropped = size % len(rank_samples)
-    return Coverage(missing=max(0, size - dropped - len(reads)), duplicates=reads.total() - len(reads), dropped=dropped)
+    return SampleCounts(
+        missing=max(0, size - dropped - len(reads)), duplicates=reads.total() - len(reads), dropped=dropped
+    )
 
 
 def parameter_digest(models: Iterable[nn.Module]) -> str:

@@ -29,7 +29,7 @@ from seatrial.train.progress import StartupPhases, Step, StepLog, create_run_fol
 from seatrial.train.step_timer import StepTimer
 from seatrial.train.train_config import Schedule, TrainConfig
 
-# Steps between Python garbage collections, at the same step on all ranks: a collection on one rank delays all
+# Steps between Python garbage collections. All ranks collect at the same step, since a collection on one delays all
 GC_INTERVAL = 50
 
 

@@ -41,8 +41,8 @@ class TrainingRun:
     steps: Sequence[Step]
     model: nn.Module
     optimizer: Any
-    strategy: str  # the one in effect, such as fsdp2 if zero3 is configured and DeepSpeed is missing
-    compute_dtype: str  # of matrix products
+    strategy: str  # the strategy in use, such as fsdp2 if zero3 is configured and DeepSpeed is missing
+    compute_dtype: str  # dtype of matrix products
     data: DatasetInfo
     trained_tokens: int  # tokens with a loss, of all ranks
     checkpoints: Sequence[checkpoint.CheckpointTiming]
@@ -162,14 +162,13 @@ def _median_seconds(steps: Sequence[Step]) -> float:
 def _rank_metrics(world: World, measured: Sequence[Step]) -> dict[str, Any]:
     gpu = world.device.type == "cuda"
     forward = [step.forward_s for step in measured if step.forward_s is not None]
-    device = torch.cuda.get_device_name(world.device) if gpu else "CPU"
     return {
         "rank": world.rank,
         "host": world.host,
-        "device": device,
+        "device": world.device_name,
         "step_p50_s": _median_seconds(measured),
         "forward_p50_s": median(forward) if forward else None,
-        **RankTimes.of_steps(device, measured).to_metrics(),
+        **RankTimes.of_steps(world.device_name, measured).to_metrics(),
         "memory_peak_gib": torch.cuda.max_memory_allocated(world.device) / GIB if gpu else None,
         "memory_allocated_gib": torch.cuda.memory_allocated(world.device) / GIB if gpu else None,
         "allocation_retries": torch.cuda.memory_stats(world.device).get("num_alloc_retries") if gpu else None,

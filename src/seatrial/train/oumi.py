@@ -4,7 +4,7 @@ Sources, github.com/oumi-ai/oumi: src/oumi/core/configs/params/{model,data,train
 src/oumi/core/configs/training_config.py for valid combinations (mixed precision requires float32 weights),
 src/oumi/datasets/sft/sft_jsonlines.py for text_sft_jsonl, src/oumi/cli/train.py for ``oumi train -c FILE``.
 
-All rows use the dataset text_sft_jsonl. Oumi passes a Hub dataset without a class of its own to TRL unchanged:
+All rows use the dataset text_sft_jsonl. Oumi passes a Hub dataset for which it has no class to TRL unchanged:
 no_robots has the columns ``prompt`` and ``messages``, and TRL then expects ``completion`` (KeyError 'completion').
 Oumi's HuggingFaceDataset reads ``messages``, but rejects the role system (src/oumi/datasets/sft/huggingface.py).
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from seatrial.model import SeatrialError, UsageError
 from seatrial.train import fp8, lora, weights
 from seatrial.train.decoder import Block, Decoder, Linear
 from seatrial.train.train_config import TrainConfig
+from seatrial.util.node_name import node_name
 
 T = TypeVar("T")
 BACKEND = "cpu:gloo,cuda:nccl"
@@ -45,6 +45,11 @@ class World:
     @property
     def is_rank0(self) -> bool:
         return self.rank == 0
+
+    @property
+    def device_name(self) -> str:
+        """The model of this rank's GPU, or CPU."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
 
     def gather(self, value: T) -> list[T]:
         """The ``value`` of every rank, by rank, on all ranks; a single rank needs no process group."""
@@ -83,7 +88,7 @@ def process_group(timeout_s: float) -> Iterator[World]:
     # without device_id: the gloo group of checkpoints would inherit it
     if not already_open:
         dist.init_process_group(BACKEND if gpus else "gloo", timeout=timedelta(seconds=timeout_s), **single_rank)
-    world = World(rank, size, device, socket.gethostname())
+    world = World(rank, size, device, node_name())
     world.all_reduce_sum(torch.ones((), device=device))  # NCCL connects on first use: now, not in the first step
     if gpus:
         torch.cuda.synchronize()

@@ -1,7 +1,7 @@
 """The compute time of each rank compared with that of the other ranks, and its wait for data. Pure; no torch.
 
 Step times are equal on all ranks, since each step waits for the slowest. The time of a rank up to its last gradient
-contains no wait for another rank with DDP: it names the rank that all wait for.
+contains no wait for other ranks with DDP, so it shows which rank the others wait for.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class StepTimer:
     A step lasts from the end of the previous step to its own end, waiting included. Forward time is that of the first
     micro-batch, from ``begin`` to the first ``end_forward``: with DDP it does not depend on other ranks. Compute time
     ends at the last ``end_compute``. On a CPU, compute and data wait exclude the time in which the thread was ready but
-    had no core: on a machine with more processes than cores, they would else differ between equal ranks.
+    had no core: otherwise equal ranks would differ on a machine with more processes than cores.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -149,7 +149,7 @@ class _SchedulerWait:
 
     @classmethod
     def open(cls) -> _SchedulerWait | None:
-        """That of the calling thread; None if the kernel does not count it."""
+        """The _SchedulerWait of the calling thread; None if the kernel does not count this time."""
         try:
             wait = cls(os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC))
             wait.seconds()

@@ -89,7 +89,7 @@ class _Finite(Frozen):
 
 
 class Schedule(_Finite):
-    """Learning rate: linear warm-up, then decay to ``min_ratio`` × ``peak``, reached one step after the last."""
+    """Learning rate: linear warm-up, then decay; it would be ``min_ratio`` × ``peak`` one step after the last step."""
 
     peak: float = Field(default=5e-5, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "linear"

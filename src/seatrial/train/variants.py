@@ -51,7 +51,7 @@ class Variant(Frozen):
 
 
 @dataclass(frozen=True)
-class RankPlacement:
+class ChildSettings:
     """Device and local rank of the child process, and the time limit in seconds for all its variants."""
 
     device: str
@@ -61,14 +61,14 @@ class RankPlacement:
 
 @dataclass(frozen=True)
 class StartedVariants:
-    """Child processes that have been started for some variants, and wait for ``errors``."""
+    """Started child processes that wait for ``run`` before they run their variants."""
 
     children: child_ranks.StartedChildRanks
     title: str
     first_rank: int
     killed_rank: int | None
 
-    def errors(self) -> list[str]:
+    def run(self) -> list[str]:
         """Runs the variants in order; returns the error message of each, "" if none. All ranks get the same result.
 
         The result is empty if an injected fault kills ``killed_rank``. Raises SeatrialError on any other failure.
@@ -91,12 +91,12 @@ class StartedVariants:
 @contextmanager
 def started_variants(
     variants: Sequence[Variant],
-    placement: RankPlacement,
+    settings: ChildSettings,
     file_prefix: Path,
     groups: Sequence[Sequence[int]] | None = None,
     killed_rank: int | None = None,
 ) -> Iterator[StartedVariants]:
-    """Context manager: starts one child process per rank, which imports torch and waits for ``StartedVariants.errors``.
+    """Context manager: starts one child process per rank, which imports torch and waits for ``StartedVariants.run``.
 
     All ranks call this. The files of the children are named after ``file_prefix``. ``killed_rank``: the rank that an
     injected fault kills.
@@ -105,10 +105,10 @@ def started_variants(
         "seatrial.train.variants",
         {"variants": [variant.model_dump(mode="json") for variant in variants]},
         {"NCCL_DEBUG_FILE": str(file_prefix.with_name(f"nccl.{file_prefix.name}.%h.%p.log"))},
-        device=placement.device,
-        local_rank=placement.local_rank,
+        device=settings.device,
+        local_rank=settings.local_rank,
         file_prefix=file_prefix,
-        limit_s=placement.limit_s,
+        limit_s=settings.limit_s,
         groups=groups,
     ) as children:
         yield StartedVariants(children, file_prefix.name, groups[0][0] if groups else 0, killed_rank)

@@ -1,4 +1,4 @@
-"""Selects the failure of several processes that caused the others, by exit codes, errors and times. Pure."""
+"""Finds the process whose failure caused those of the other processes, by exit codes, errors and times. Pure."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Failure:
 
 
 def first_failure(failures: Iterable[Failure]) -> Failure:
-    """Return the failure that caused the others.
+    """Return the failure that caused the other failures.
 
-    A silent end precedes every failure with a message, since the peers of that rank report a lost connection, sometimes
-    earlier. Among silent ends a kill precedes an exit code, and this a SIGABRT, since the peers of a killed rank can
-    exit or abort silently. Then the earliest precedes.
+    First come silent ends, then failures with a message: the peers of a rank that ended silently report a lost
+    connection, sometimes earlier. Among silent ends the order is: kill, exit code, SIGABRT, since the peers of a killed
+    rank can exit or abort silently. Equal ones are ordered by time.
     """
     return min(failures, key=_precedence)
 

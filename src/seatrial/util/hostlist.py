@@ -1,4 +1,4 @@
-"""Slurm's notation for lists of hosts: ``n[1-4,7],login0``. Pure: without Slurm's commands, which a laptop lacks."""
+"""Slurm's notation for lists of hosts: ``n[1-4,7],login0``. Pure: needs no command of Slurm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def expand(text: str) -> list[str]:
 
 def _hosts(item: str, text: str) -> Iterator[str]:
     """Yield the hosts of one item of the list, such as ``rack[0-1]n[1-4]``."""
-    if not item or re.search(r"[\s/]", item):  # sbatch reads a name with / as that of a file
+    if not item or re.search(r"[\s/]", item):  # sbatch takes a name with / for a file
         raise _invalid(text)
     parts = [_numbers(numbers, text) if numbers or not plain else [plain] for numbers, plain in _PART.findall(item)]
     return ("".join(combination) for combination in product(*parts))

@@ -1,4 +1,4 @@
-"""Reads files that a user or a node supplies: only regular files of limited size, since others block or fill memory.
+"""Reads files of users and nodes: only regular files of limited size. Other files could block or fill the memory.
 
 All functions raise OSError (not readable, not a regular file, too large) or ValueError (content).
 """
@@ -15,16 +15,23 @@ import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 MAX_RECORD_BYTES = 4 * 2**30  # trial.json and measurements.jsonl: 0.9 GB for 1,024 nodes of 8 GPUs
 MAX_CONFIG_BYTES = 2**20  # YAML. Trials and baselines are a page long; PyYAML needs minutes for a larger file
 MAX_DOCUMENT_BYTES = 64 * 2**20  # other JSON files, such as manifests and configs of models
 MAX_NESTING = 100  # levels in JSON; records have about ten
 MAX_LINE_BYTES = 2**27  # a line of telemetry: a GPU for a day at 10 samples a second has 60 MB
+GZIP_MAGIC = b"\x1f\x8b"  # first bytes of gzipped data
 MAX_GZIP_RATIO = 200  # telemetry: 10 to 40, as a column of times hardly compresses
 LOG_ALLOWANCE = 2**30  # unpacked bytes of a log besides the ratio: repeated lines shrink a thousandfold
 _GZIP_ALLOWANCE = 2**20  # of unpacked bytes besides the ratio, for small files
+
+
+class Readable(Protocol):
+    """A binary stream."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 def open_file(path: Path, pipes: bool = False) -> BinaryIO:
@@ -137,6 +144,31 @@ class LimitedGzip(gzip.GzipFile):
         if self._unpacked > self._packed.count * MAX_GZIP_RATIO + LOG_ALLOWANCE:
             raise ValueError(f"{self._log_name}: expands more than {MAX_GZIP_RATIO} times; read up to there")
         return data
+
+
+class AfterHead(io.RawIOBase):
+    """A stream that begins with bytes that were read already; standard input and pipes cannot seek."""
+
+    def __init__(self, file: Readable, head: bytes = b"") -> None:
+        self._file, self._head = file, head
+
+    def readable(self) -> bool:
+        """Return True, as io.BufferedReader requires."""
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most ``size`` bytes, or all: first those of the head."""
+        if not self._head:
+            return self._file.read(size)
+        end = size if size >= 0 else len(self._head)
+        data, self._head = self._head[:end], self._head[end:]
+        return data if size >= 0 else data + self._file.read(-1)
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read into ``buffer``; return the number of bytes."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class _Counted:

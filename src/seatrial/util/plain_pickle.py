@@ -1,7 +1,7 @@
 """Reads pickles of plain data without running code: dict, list, tuple, str, bytes, int, float, bool and None.
 
 Python's own unpickler can be restricted in the classes that it loads, but not in memory: a length or a memo index that
-a file merely claims makes it allocate gigabytes. Here a length is checked against the data that is there, and the
+a damaged file contains makes it allocate gigabytes. Here a length is checked against the size of the data, and the
 number of opcodes is limited. Opcodes: pickletools.opcodes, protocols 2 to 5; torch's writer uses protocol 2.
 """
 

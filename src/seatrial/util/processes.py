@@ -87,7 +87,7 @@ def start(
             stdout=out,
             stderr=err,
             start_new_session=True,
-            # children are started from the main thread: PDEATHSIG is sent when the starting thread ends
+            # only in the main thread: the kernel sends PDEATHSIG when the thread that started the child ends
             preexec_fn=functools.partial(die_with_parent, os.getpid(), death_signal),
         )
     return Child(process, tag)
@@ -137,11 +137,11 @@ def die_with_parent(parent: int, death_signal: signal.Signals = signal.SIGTERM) 
 
 
 def is_orphan() -> bool:
-    """Return whether the parent of this descendant of a Child has ended: the new parent does not have the tag."""
+    """Return whether the parent of this process, a descendant of a Child, has ended: its new parent lacks the tag."""
     tag = os.environ.get(_TAG)
     try:
         return tag is not None and psutil.Process(os.getppid()).environ().get(_TAG) != tag
-    except psutil.Error:  # a process of another user: not the original parent
+    except psutil.Error:  # its new parent is a process of another user
         return True
 
 

@@ -46,7 +46,7 @@ def independent_samples(samples: Sequence[float], *, cautious: bool = False) -> 
 
 
 def expected_half_width(count: int) -> float:
-    """Return the half width of the interval of ``count`` uncorrelated normal samples, in their standard deviations.
+    """Return the half width of the interval of ``count`` uncorrelated normal samples, as a multiple of their deviation.
 
     Without an interval it is that of the range of the samples, which the judge uses instead.
     """
@@ -78,7 +78,7 @@ def binomial_tail(successes: int, trials: int, probability: float) -> float:
 
 @cache
 def samples_outside_interval(count: int) -> int:
-    """Return how many of ``count`` ordered samples, from each end, are outside the interval, counting its ends."""
+    """Return the number of ordered samples outside the interval on each side, including the sample at its end."""
     if count > _EXACT_COUNT:
         return floor(count / 2 - NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * sqrt(count) / 2)
     excluded, tail = 0, 1 / 2**count  # tail: probability that at most ``excluded`` samples are below the true median

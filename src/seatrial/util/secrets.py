@@ -10,7 +10,7 @@ REDACTED = "REDACTED"
 PRIVATE = 0o600  # mode of the files that hold the values for the job
 
 _NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|(?:^|_)(?:KEY|PAT)$|_AUTH$", re.IGNORECASE)
-_MIN_CHARACTERS = 6  # of a value that is replaced wherever it occurs: a shorter one also occurs by chance
+_MIN_CHARACTERS = 6  # a shorter secret value occurs in other text by chance, so it is not replaced there
 # Sources: documentation of Hugging Face, GitHub, AWS, GitLab, Slack, OpenAI, and RFC 7519 (JWT)
 _VALUE = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}"

@@ -33,7 +33,7 @@ def interrupt_once() -> None:
 
 
 def raise_lost_interrupt() -> None:
-    """Raise KeyboardInterrupt if a stop signal has arrived. For loops that a KeyboardInterrupt would have ended.
+    """Raise KeyboardInterrupt if a stop signal has arrived. Call this in loops that Ctrl-C must end.
 
     Python only prints an exception that a signal handler raises inside ``__del__`` or a callback of weakref.
     """

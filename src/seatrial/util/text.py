@@ -1,8 +1,22 @@
-"""Text formatting shared by judge, diagnose and launch."""
+"""Text formatting that several packages share."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+
+
+def error_text(error: Exception) -> str:
+    """Return the error in one printable line: ``/sys/x: Permission denied``."""
+    if isinstance(error, OSError) and error.strerror:
+        name = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        return printable(name + error.strerror)
+    return printable(str(error)) or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters and undecodable bytes as escapes, safe for JSON and terminals."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def and_more(items: Sequence[str], limit: int, separator: str = ", ") -> str:

@@ -1,4 +1,4 @@
-"""Calls that may never return."""
+"""Runs calls that may never return in threads."""
 
 from __future__ import annotations
 

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -42,9 +45,44 @@ def values(measurement: Measurement) -> dict[str, float]:
     return {metric.name: metric.value for metric in measurement.metrics}
 
 
-def test_training_passes_all_rules(tmp_path: Path) -> None:
-    notes: list[str] = []
-    measured = measure(CHECK, make_context(tmp_path, notes), {})
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    measured: Measurement
+    notes: list[str]
+    weights: dict[str, torch.Tensor]
+    training: cnn.Training
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The check with its defaults."""
+    folder, notes, results = tmp_path_factory.mktemp("cnn"), list[str](), list[Any]()
+    train = cnn.train
+
+    def recorded(net: torch.nn.Module, *arguments: Any) -> cnn.Training:
+        training = train(net, *arguments)
+        results.extend([{name: value.clone() for name, value in net.state_dict().items()}, training])
+        return training
+
+    with patch.object(cnn, "train", recorded):
+        measured = measure(CHECK, make_context(folder, notes), {})
+    return Run(folder, measured, notes, *results)
+
+
+@pytest.fixture
+def trained(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the training by its result in ``run``."""
+
+    def train(net: torch.nn.Module, *_: object) -> cnn.Training:
+        net.load_state_dict(run.weights)
+        return run.training
+
+    monkeypatch.setattr(cnn, "train", train)
+
+
+def test_training_passes_all_rules(run: Run) -> None:
+    measured, tmp_path = run.measured, run.folder
     assert measured.error is None
     assert set(outcomes(measured).values()) == {Outcome.PASS}
     metrics = values(measured)
@@ -52,7 +90,7 @@ def test_training_passes_all_rules(tmp_path: Path) -> None:
     assert 95 < metrics["accuracy"] < 100
     assert metrics["loss_first"] > 2 > 0.5 > metrics["loss_last"]
     assert metrics["reload_accuracy_difference"] == 0
-    assert "epoch 2/5" in notes
+    assert "epoch 2/5" in run.notes
 
     (series,) = measured.series
     assert len(series.x) == len(series.y) == 5 * 12
@@ -73,14 +111,23 @@ def test_training_passes_all_rules(tmp_path: Path) -> None:
 def test_mnist_from_idx_files(tmp_path: Path) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()
-    write_mnist(folder, images.upsampled_digits(), gzipped=True)
-    measured = measure(CHECK, make_context(tmp_path), {"data": str(folder), "epochs": 4})
+    digits = images.upsampled_digits()
+    few = images.Images(
+        digits.train_images[:480],
+        digits.train_labels[:480],
+        digits.test_images[:120],
+        digits.test_labels[:120],
+        name="",
+        source="",
+    )
+    write_mnist(folder, few, gzipped=True)
+    measured = measure(CHECK, make_context(tmp_path), {"data": str(folder), "epochs": 4, "batch": 40})
     assert measured.error is None
     assert measured.facts["dataset"] == "MNIST"
     assert measured.facts["data"] == {
         "source": f"MNIST, IDX files in {folder}",
-        "train": 1438,
-        "held_out": 359,
+        "train": 480,
+        "held_out": 120,
         "limitation": None,
     }
     assert values(measured)["loss_last"] < 2
@@ -119,6 +166,7 @@ def test_nonfinite_loss_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert verdicts["reload_accuracy_difference"] == Outcome.PASS
 
 
+@pytest.mark.usefixtures("trained")
 def test_damaged_model_file_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.save
 
@@ -131,6 +179,7 @@ def test_damaged_model_file_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert outcomes(measured)["reload_accuracy_difference"] == Outcome.FAIL
 
 
+@pytest.mark.usefixtures("trained")
 def test_failed_save_is_an_error_and_keeps_the_losses(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     context.artifacts_dir.rmdir()

@@ -406,7 +406,7 @@ class _Modes:
                 yield {"size": name, "rank": rank, "subject": self.subjects[rank]}, mismatch
 
     def not_requested(self) -> Iterator[Observation]:
-        """Yield the fact NOT_REQUESTED where the trial's options omit default sizes."""
+        """Yield the fact NOT_REQUESTED if the trial's options omit default sizes."""
         default = self.defaults.for_mode("back_to_back", CollectiveOptions(), gpu=self.context.on_gpu)
         requested = self.defaults.for_mode("back_to_back", self.options, gpu=self.context.on_gpu)
         requested = requested if "back_to_back" in self.options.modes else []

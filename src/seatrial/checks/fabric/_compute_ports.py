@@ -1,6 +1,6 @@
-"""Tells the compute ports of the nodes, which NCCL should use, from ports for storage and management.
+"""Selects the compute ports of the nodes, which NCCL should use, without ports for storage and management.
 
-With a list in NCCL_IB_HCA the compute ports are those that it selects. Without one they are the ports of one kind (NIC
+If NCCL_IB_HCA lists ports, these are the compute ports. Otherwise they are the ports of one kind (NIC
 model, board, link layer): the kind whose ports together are the fastest. A port whose interface has the default route
 is a management port, unless the node has no other. With NCCL_IB_DISABLE or NCCL_NET=Socket there are none.
 """
@@ -44,7 +44,7 @@ class ComputePorts:
 
     @property
     def absence(self) -> str:
-        """Why no node has a compute port; empty if one has."""
+        """Why no node has a compute port; empty if a node has one."""
         if any(self.by_node.values()):
             return ""
         others = "; ".join(f"{name}: {reason}" for name, reason in self.others.items())
@@ -75,7 +75,7 @@ def select_compute_ports(nodes: Mapping[str, NodePorts]) -> ComputePorts:
     """The compute ports of all nodes. Raises SeatrialError if NCCL_IB_HCA selects no port of a node that has some."""
     others: dict[str, str] = {}
     candidates = {node: _candidates(node, node_ports, others) for node, node_ports in nodes.items()}
-    strength = _strength_by_kind(candidates)
+    strength = _rate_by_kind(candidates)
     compute: dict[str, tuple[PortDetails, ...]] = {}
     for node, ports in candidates.items():
         compute[node] = ports
@@ -146,8 +146,8 @@ def _is_selected(port: PortDetails, setting: str) -> bool:
     return matches is not setting.startswith("^")
 
 
-def _strength_by_kind(candidates: Mapping[str, Sequence[PortDetails]]) -> dict[Kind, float]:
-    """The total Gbit/s of the ports of each kind, on the node that has most; a port that is down counts as if up."""
+def _rate_by_kind(candidates: Mapping[str, Sequence[PortDetails]]) -> dict[Kind, float]:
+    """Kind → the largest total rate of its ports on one node, in Gbit/s; ports that are down count with their rate."""
     rates: dict[Kind, float] = {}
     for port in (port for ports in candidates.values() for port in ports):
         rates[port.kind] = max(rates.get(port.kind, 0.0), port.rate_gbps or 0.0)
@@ -167,10 +167,10 @@ def _model_rates() -> dict[str, dict[str, float]]:
 
 
 def _unused(compute: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:
-    """The ports that are not ACTIVE and need not be: NODE/PORT → reason.
+    """The ports that may be not ACTIVE: NODE/PORT → reason.
 
-    A port should be ACTIVE if it is ACTIVE on another node, or if most ports of its node are ACTIVE and no other port
-    of its card is. On a node without an ACTIVE port all should be.
+    A port should be ACTIVE if the port of this name is ACTIVE on another node, or if most ports of its node are ACTIVE
+    and no other port of its card is. On a node without an ACTIVE port all ports should be ACTIVE.
     """
     active_names = {port.name for ports in compute.values() for port in ports if port.is_active}
     unused = {}

@@ -19,7 +19,7 @@ from seatrial.model import Fact, Observation, Rule, SeatrialError, format_bytes,
 if TYPE_CHECKING:
     from seatrial.checks.fabric._collective import CollectiveOptions
 
-SIZE = parse_bytes("8GiB")  # as the largest default size of the all-reduce
+SIZE = parse_bytes("8GiB")  # the largest default size of the all-reduce
 ENVIRONMENT = {"NCCL_ALGO": "Ring"}
 LIMIT_S = 300.0  # of the child processes; over 10 Gb/s one operation takes 14 s
 _ALL_RANKS = "all_ranks"

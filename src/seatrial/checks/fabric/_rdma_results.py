@@ -18,8 +18,8 @@ from seatrial.model import Fact, Observation
 if TYPE_CHECKING:
     from seatrial.bench.perftest import ProgramResult, TransferResult
 
-MIN_COMPARABLE_PORTS = 3  # of two ports, either may be the slow one
-MIN_SHARE = 0.90  # of peers and of the best partner, as in collectives.pairs
+MIN_COMPARABLE_PORTS = 3  # with two ports, a difference does not show which one is slow
+MIN_SHARE = 0.90  # share of the peers and of the best partner, as in collectives.pairs
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ class _PortBandwidth:
 
 
 def _best_bandwidths(paths: Sequence[RailPath]) -> dict[str, _PortBandwidth]:
-    """For each port the direction, sending or receiving, that is slower with the best partner.
+    """For each port its bandwidth with the best partner, in the slower direction (sending or receiving).
 
-    A path to a slower port counts only if the port has no other. RDMA that fails counts as 0. A port without a value
-    in one of the directions is missing.
+    A path to a port with a lower rate counts only if there is no other path. RDMA that fails counts as 0. A port
+    without a value in one of the directions is missing.
     """
     by_port: dict[str, tuple[list[_PortBandwidth], list[_PortBandwidth]]] = {}
     for path in paths:

@@ -19,7 +19,7 @@ from seatrial.discover.rdma_ports import PortDetails
 from seatrial.model import ByteSize, parse_bytes
 
 SECONDS = 0.5  # duration of a bandwidth test at the port's rate
-MAX_ITERATIONS = 20_000  # up to here perftest measures the peak, too
+MAX_ITERATIONS = 20_000  # with more iterations perftest does not report the peak
 LATENCY_ITERATIONS = 1000  # perftest's default
 
 
@@ -72,7 +72,7 @@ class TransferRunner:
         self._context, self._options, self._nodes, self._ports = context, options, nodes, ports
         self._places, self._cuda_options = places, cuda_options
         self._ranks = {node: ranks_of_ports(of_node, node, places) for node, of_node in ports.items()}
-        # Rails that run at the same time: no more than a rank has CPUs, since perftest polls
+        # Rails that run at the same time: each needs a CPU of the rank, since perftest polls
         self._batches = max(
             -(-ranks.count(rank) // places[rank].cpu_count) for ranks in self._ranks.values() for rank in {*ranks}
         )
@@ -134,7 +134,7 @@ class TransferRunner:
 
 
 def ranks_of_ports(ports: Sequence[PortDetails | None], node: str, places: Sequence[RankPlace]) -> list[int]:
-    """The rank that runs perftest on each port: that of the nearest GPU by PCI path, then the one with fewest ports."""
+    """The rank that runs perftest on each port: with the nearest GPU by PCI path, then with the fewest ports."""
     ranks = [rank for rank, place in enumerate(places) if place.node == node]
     chosen: list[int] = []
     for port in ports:

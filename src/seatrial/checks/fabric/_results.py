@@ -107,7 +107,7 @@ def percentile_metrics(size: int, result: CollectiveResult) -> Iterator[Metric]:
 
 
 def rank_time_metric(subject: str, size: int, seconds: Sequence[float]) -> Metric:
-    """Time per operation on one rank in us; the rank with the longest time may only wait for the rank at fault."""
+    """Time per operation on one rank in us. The rank with the longest time is not necessarily at fault: it may wait."""
     return metric(f"rank_time.{size_label(size)}", [window * 1e6 for window in seconds], "us", subject)
 
 
@@ -238,7 +238,7 @@ def wrong_data_rule(fix: str) -> Rule:
 
 
 def allocation_rule(name: str, option: str) -> Rule:
-    """The rule on ``sizes_not_allocated`` of collectives.``name``; ``option``: an option with sizes that need less."""
+    """The rule on ``sizes_not_allocated`` of collectives.``name``; ``option``: NAME=VALUE with smaller sizes."""
     return Rule(
         metric="sizes_not_allocated",
         evidence_facts=("not_allocated",),

@@ -1,8 +1,8 @@
 """All-reduce within every node, on all nodes at the same time.
 
 A node with slow NVLinks or switches slows the all-reduce of the whole cluster, which does not name the node. Here no
-data leaves a node. Each node is compared with the reference value of one node, and with the fastest node of its kind:
-of two nodes, the slower one is at fault.
+data leaves a node. Each node is compared with the reference value of one node, and with the fastest node of its kind,
+so that also the slower one of two nodes is found.
 """
 
 from __future__ import annotations

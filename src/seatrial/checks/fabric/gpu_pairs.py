@@ -113,9 +113,9 @@ def _measure_rounds(
 ) -> dict[str, PairResults]:
     """The results of all rounds and retries by node, the same on all ranks.
 
-    Each node has its own group. In a group of several nodes NCCL uses as few channels and as small chunks inside a node
-    as between nodes (ncclTopoComputeP2pChannels and computeBuffSizes in NCCL's src), and the rates would differ from
-    those of a single node.
+    Each node has its own group. In a group of several nodes NCCL uses inside a node the few channels and small chunks
+    of transfers between nodes (ncclTopoComputeP2pChannels and computeBuffSizes in NCCL's src), and the rates would
+    differ from those of a single node.
     """
     from seatrial.bench import pairs, subgroups
 
@@ -241,7 +241,7 @@ def _observations(node: str, results: PairResults, link: str) -> Iterator[Observ
 
 
 def _pair_subject(a: str, b: str) -> str:
-    """``node/gpu0->gpu1``; it stands for both directions, which run in one operation and have one time."""
+    """``node/gpu0->gpu1`` for both directions, which run in one operation and have the same time."""
     return f"{a}->{b.rpartition('/')[2]}"
 
 
@@ -330,7 +330,7 @@ CHECK = Check(
     ),
     rule_facts={
         **BACKEND,
-        "comparable": RuleFact(reason="too few to compare with each other"),
+        "comparable": RuleFact(reason="too few GPUs on the node to compare them"),
         "retried": RuleFact(
             reason="no pair was measured without concurrent pairs, which is needed to detect shared links"
         ),

@@ -1,4 +1,4 @@
-"""Do the GPUs of all nodes belong to the expected NVLink domains? For systems whose NVLink connects nodes (NVL72).
+"""Tests that the GPUs of all nodes are in the expected NVLink domains, on systems with NVLink between nodes (NVL72).
 
 A domain is a cluster UUID and a clique of NVML: its GPUs reach each other over NVLink. GPUs of one node need no UUID.
 """

@@ -56,7 +56,7 @@ GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("256KiB")
 MAX_NODES_ALL_PAIRS = 8  # up to here the rounds cover all pairs
 MAX_ROUNDS = 4  # with more nodes: enough to locate two or three bad nodes
 MAX_RETRIES = 4  # slow paths to retry; each takes as long as a round
-# Threshold of gpu_share and path_share, equal to the judge's threshold for a shortfall; a slower path is retried
+# Threshold of gpu_share and path_share, equal to the judge's default for FAIL; a slower path is retried
 MIN_SHARE = 0.90
 
 
@@ -234,7 +234,7 @@ CHECK = Check(
             "The fact wrong_data names sender, receiver, offset and flipped bits; a rank in all entries is at fault."
         ),
     ),
-    rule_facts={**BACKEND, "comparable": RuleFact(reason="too few to compare with each other")},
+    rule_facts={**BACKEND, "comparable": RuleFact(reason="too few nodes to compare their paths")},
     measure=measure,
     performance_metrics=("pair_busbw", "path_share", "best_busbw", "gpu_share"),
     required_per={"best_busbw": "rank", "gpu_share": "rank"},

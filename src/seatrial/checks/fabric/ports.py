@@ -1,4 +1,4 @@
-"""The RDMA ports of all nodes: rate, state, GID, MTU and firmware, compared with each other and with what they can do.
+"""The RDMA ports of all nodes: rate, state, GID, MTU and firmware, compared with other ports and their capabilities.
 
 Only compute ports are judged (see _compute_ports). A port is compared with the port of the same name on other nodes,
 with the ports of its kind on its node, with the fastest link mode that ethtool lists and with its PCI link. The rate of
@@ -96,7 +96,7 @@ def _states_of_nodes(compute: ComputePorts) -> Iterator[Observation]:
         most |= count
     for node, ports in compute.by_node.items():
         yield metric("active_ports", sum(port.is_active for port in ports), "ports", node)
-        models = counts[node] or dict(most.most_common(1))  # a node without any port lacks those of the others
+        models = counts[node] or dict(most.most_common(1))  # a node without any port lacks the ports of the other nodes
         yield metric("ports_missing", sum(most[model] - counts[node][model] for model in models), "ports", node)
         yield metric("ports_unreadable", sum(port.rate_gbps is None for port in ports), "ports", node)
     yield metric("nic_models", len(most), "models")
@@ -270,7 +270,7 @@ RULES = (
 
 CHECK = Check(
     name="fabric.ports",
-    title="RDMA ports compared with each other and with what they can do",
+    title="RDMA ports compared with each other and with their capabilities",
     phase=Phase.ENVIRONMENT,
     scope=Scope.CLUSTER,
     metrics={
@@ -288,8 +288,8 @@ CHECK = Check(
     },
     rules=RULES,
     rule_facts={
-        "several_nodes": RuleFact(reason="the condition is on the number of nodes"),
-        "three_ports": RuleFact(reason="of two ports, either may be at its intended rate"),
+        "several_nodes": RuleFact(reason="this rule is for another number of nodes"),
+        "three_ports": RuleFact(reason="fewer than three ports: a difference does not show which one is slow"),
         "any_active": RuleFact(reason="no compute port is ACTIVE"),
         "roce": RuleFact(reason="InfiniBand ports need no RoCE v2 GID"),
         "capability_known": RuleFact(

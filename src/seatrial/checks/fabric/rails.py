@@ -102,7 +102,7 @@ CHECK = Check(
             "receiver."
         ),
     ),
-    rule_facts={**BACKEND, "comparable": RuleFact(reason="too few to compare with each other")},
+    rule_facts={**BACKEND, "comparable": RuleFact(reason="too few rails to compare them")},
     measure=measure,
     performance_metrics=("rail_*",),
     bounds=BANDWIDTH_BOUNDS,

@@ -1,6 +1,7 @@
 """Scaling of the all-reduce with the number of nodes: from one node to two, and from two to all.
 
-Inside a node NCCL uses NVLink, between nodes the NICs: one node is no fair base for many. Two efficiencies are judged:
+Inside a node NCCL uses NVLink, between nodes the NICs, so that one node and many nodes are not comparable. Two
+efficiencies are judged:
 
 - ``link_efficiency``: two nodes, relative to the slower of one node and the NICs between the two nodes, which GPUs load
   by sending to and receiving from the same GPU of the other node.
@@ -119,7 +120,7 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
 
 
 def _no_sockets(transports: Mapping[str, int]) -> str:
-    """The fact ``no_sockets``: CPU threads limit NCCL's sockets, and a collective uses others than a send."""
+    """The fact ``no_sockets``: CPU threads limit NCCL's sockets, and collectives and sends use different threads."""
     uses_sockets = any(name.startswith("NET/Socket") for name in transports)
     return "no: NCCL uses sockets between nodes, which its threads limit" if uses_sockets else "yes"
 
@@ -130,7 +131,7 @@ def gpu_size(ranks: int) -> int:
 
 
 def ranks_by_node_count(members: Sequence[Sequence[int]]) -> dict[int, list[int]]:
-    """Number of nodes (powers of two, and all) → the ranks of the first nodes; without counts that give one rank."""
+    """Number of nodes (powers of two, and all) → the ranks of these first nodes; without groups of a single rank."""
     counts = {2**power for power in range(len(members).bit_length()) if 2**power < len(members)} | {len(members)}
     ranks_by_count = {count: sorted(chain.from_iterable(members[:count])) for count in sorted(counts)}
     return {count: ranks for count, ranks in ranks_by_count.items() if len(ranks) > 1}

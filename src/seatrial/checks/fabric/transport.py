@@ -1,7 +1,7 @@
 """The transports that NCCL uses: NVLink, shared memory, RDMA with or without GPUDirect, or sockets.
 
-NCCL selects transports itself and falls back to slower ones without an error. A measured bandwidth means little without
-the transport.
+NCCL selects transports itself and falls back to slower ones without an error. To interpret a bandwidth, its transport
+must be known.
 """
 
 from __future__ import annotations

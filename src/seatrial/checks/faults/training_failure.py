@@ -145,7 +145,7 @@ def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
     folder = context.artifacts_dir / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir()
     runner = TrialRunner(folder, _with_short_timeout(request["config"], options), context.progress)
-    # longer than the heartbeat timeout, so that the timeout ends the run and not limit_s
+    # longer than the heartbeat timeout, so that the heartbeat timeout ends the run
     limit_s = runner.config.limits.heartbeat_timeout_s + failing_job.CHECK.limit_s
     for faults in [(fault,) for fault in FAULTS] if runner.config.uses_slurm else [FAULTS]:
         with ExitStack() as stack:
@@ -169,7 +169,7 @@ def _with_short_timeout(config: JsonValue, options: FailureOptions) -> Config:
 
 
 def _fault_observations(runner: TrialRunner, fault: Fault, trial: Trial, teardown_s: float) -> Iterator[Observation]:
-    """Yields what the ended ``trial`` with ``fault`` reported and left, which takes another run on its nodes."""
+    """Yields the report of the ended ``trial`` with ``fault``, and its leftover processes, counted by another run."""
     injected = _read_fault(
         runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD_FILE, trial
     )

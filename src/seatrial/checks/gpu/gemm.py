@@ -66,7 +66,8 @@ def measure(context: Context, options: GemmOptions) -> Iterator[Observation]:
 
 _FIX = (
     "nvidia-smi -q -d CLOCK,POWER,PERFORMANCE,TEMPERATURE -i INDEX during the check: look for reduced clocks, a power "
-    "cap or high temperature; otherwise dcgmi diag -r 3 -i INDEX, then swap GPUs: does the fault move along?"
+    "cap or high temperature; otherwise dcgmi diag -r 3 -i INDEX, then swap two GPUs: if the fault moves with the GPU, "
+    "replace it"
 )
 CHECK = Check(
     name="device.gemm",

@@ -1,4 +1,4 @@
-"""Measures host-to-GPU and GPU-to-host bandwidth: each GPU alone, then all GPUs of a node concurrently.
+"""Measures host-to-GPU and GPU-to-host bandwidth: each GPU separately, then all GPUs of a node concurrently.
 
 A single transfer measures the GPU's own PCIe link. Concurrent transfers measure shared resources: PCIe switch, root
 port, host memory.

@@ -13,8 +13,9 @@ from pydantic import AfterValidator
 
 from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts, metric
 from seatrial.discover import filesystem
-from seatrial.discover.file_readers import printable, read_text
+from seatrial.discover.file_readers import read_text
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
+from seatrial.util.text import printable
 
 if TYPE_CHECKING:
     from seatrial.bench.one_rank_per_node import Participants
@@ -77,8 +78,9 @@ class Volume:
 class PathResult:
     """Results of the tests of one path.
 
-    ``unusable``: why nothing else is reported. ``not_shared``: why only free space is reported. ``failures``: failure
-    per probe (None: passed). ``untested``: inconclusive probes with reasons. ``not_removed``: remaining test folder.
+    ``unusable``: reason, if nothing could be tested. ``not_shared``: reason, if only free space could be read.
+    ``failures``: failure per probe (None: passed). ``untested``: inconclusive probes with reasons. ``not_removed``:
+    remaining test folder.
     """
 
     unusable: str | None = None

@@ -60,7 +60,7 @@ def _cpu_time(root: Path) -> tuple[int, int]:
 def _cpu_seconds(process: psutil.Process) -> float:
     try:
         times = process.cpu_times()
-    except psutil.Error:  # ended, or not ours to read
+    except psutil.Error:  # ended, or not readable by this user
         return 0.0
     return float(times.user + times.system)
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from seatrial.checks.base import Check, Context, Options, RuleFact, metric
 from seatrial.discover import fabric, software
-from seatrial.discover.file_readers import FieldReader, printable, read_line, read_text
+from seatrial.discover.file_readers import FieldReader, read_line, read_text
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 from seatrial.util import resolver
+from seatrial.util.text import printable
 
 if TYPE_CHECKING:
     from seatrial.bench.connectivity import ConnectivityResult
@@ -128,7 +129,7 @@ def _connections(names: Sequence[str], result: ConnectivityResult) -> Iterator[O
 
 
 def _clock_skews(names: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
-    """Yield in seconds how far each clock is off the first node's at least: offset minus uncertainty, not below 0."""
+    """Yield the smallest possible skew of each clock to the first node's: offset minus uncertainty, at least 0 s."""
     from seatrial.bench.connectivity import Connection
 
     first, clocks = names[0], dict[str, str]()
@@ -186,7 +187,7 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Obser
 def fault_places(
     names: Sequence[str], result: ConnectivityResult, values: Mapping[str, Mapping[str, Mapping[str, str]]]
 ) -> dict[str, dict[str, list[str]]]:
-    """Return metric → node or pair at fault → the names or settings there; without metrics that nothing locates.
+    """Return metric → node or pair at fault → the names or settings there, for metrics whose fault can be located.
 
     A name that no node resolves is not located. ``values``: facts ``nodes_differing`` and ``network_minority``.
     """
@@ -221,7 +222,7 @@ def _place_of_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _add_minority(minority: dict[str, dict[str, str]], component: str, values: Mapping[str, str]) -> None:
-    """Add the nodes whose value is not that of more than half of the nodes; none if there is no such value."""
+    """Add the nodes whose value differs from the value of the majority; none if no value has a majority."""
     majority, count = Counter(values.values()).most_common(1)[0]
     if 2 * count > len(values):
         for node, value in values.items():

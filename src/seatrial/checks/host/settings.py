@@ -52,7 +52,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def _status(setting: Setting) -> str:
-    """The fact that rules depend on. An unreadable setting counts as readable: its metric is missing, an ERROR."""
+    """The fact that rules depend on. An unreadable setting is ``readable``, so that its missing metric is an ERROR."""
     states = {"not_supported": NOT_SUPPORTED, "permission_denied": PERMISSION_DENIED}
     return f"{states[setting.status]}: {setting.reason}" if setting.status in states else "readable"
 
@@ -144,7 +144,7 @@ RULES = (
     ),
 )
 
-_READABLE = RuleFact(values="readable", permission_denied=Outcome.SKIP)  # not UNJUDGED: most users are not root
+_READABLE = RuleFact(values="readable", permission_denied=Outcome.SKIP)  # SKIP, not UNJUDGED: most users are not root
 
 CHECK = Check(
     name="host.settings",

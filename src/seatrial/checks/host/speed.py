@@ -15,8 +15,9 @@ from pydantic import Field
 from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
 from seatrial.discover import cpu_memory, filesystem
 from seatrial.discover.cpu_memory import CpuFacts
-from seatrial.discover.file_readers import error_text, parse_id_list
+from seatrial.discover.file_readers import parse_id_list
 from seatrial.model import ByteSize, Fact, Observation, Phase, Rule, Scope
+from seatrial.util.text import error_text
 
 # Filesystems on a disk of the node; `overlay` is the root of a container. Others are shared, or in memory.
 _LOCAL_FILESYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay")
@@ -62,7 +63,7 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
 
 
 def _numa_groups(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
-    """NUMA node → those of ``cpus`` in it; one group if the NUMA nodes are not readable."""
+    """NUMA node → its CPUs among ``cpus``; one group if the NUMA nodes are not readable."""
     groups = {
         node.name: [number for number in parse_id_list(node.cpus) if number in cpus] for node in cpu.numa if node.cpus
     }

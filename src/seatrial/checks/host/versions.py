@@ -29,7 +29,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[list[str], str]:
-    """(the outdated versions with their minimum, the reason why none could be compared); a reason excludes versions."""
+    """The outdated versions with their minimum, and why no version could be compared; empty if one could."""
     if installed.reason:
         return [], installed.reason
     has_version, reasons = False, list[str]()

@@ -94,7 +94,7 @@ def measure(context: Context, options: IsolationOptions) -> Iterator[Observation
         probe = slurm_task.srun_command(options.devices)
         first, second = (_single_task(jobs.run_step(job.id, tuple(size), probe), job) for job in pair)
         _require_running(jobs, pair)
-    yield from _compare(first, second, settings.constrains_devices, gpus > 1)
+    yield from _compare(first, second, devices_confined=settings.constrains_devices, have_several_gpus=gpus > 1)
 
 
 def _partition(options: IsolationOptions) -> Partition | None:
@@ -146,8 +146,8 @@ def _single_task(output: str, job: Job) -> Task:
     return tasks[0]
 
 
-def _compare(first: Task, second: Task, confined: bool, gpus: bool) -> Iterator[Observation]:
-    first_gpus, second_gpus = first.gpus(confined), second.gpus(confined)
+def _compare(first: Task, second: Task, *, devices_confined: bool, have_several_gpus: bool) -> Iterator[Observation]:
+    first_gpus, second_gpus = first.gpus(devices_confined), second.gpus(devices_confined)
     for name, task, task_gpus in (("first_job", first, first_gpus), ("second_job", second, second_gpus)):
         summary = {
             "cpus": list(task.cpus),
@@ -158,9 +158,9 @@ def _compare(first: Task, second: Task, confined: bool, gpus: bool) -> Iterator[
         }
         yield Fact(name=name, value=summary)
     values = {"cpus_shared": len(set(first.cpus) & set(second.cpus))}
-    if gpus and first_gpus and second_gpus:  # else a job's GPUs are unknown: without the metric its rule is an ERROR
+    if have_several_gpus and first_gpus and second_gpus:  # else unknown: without the metric its rule is an ERROR
         values["gpus_shared"] = len(set(first_gpus) & set(second_gpus))
-    if gpus and first.accessible_devices and second.accessible_devices:
+    if have_several_gpus and first.accessible_devices and second.accessible_devices:
         values["gpus_accessible_to_both"] = len(set(first.accessible_devices) & set(second.accessible_devices))
     yield from metrics(METRICS, values, first.node)
 

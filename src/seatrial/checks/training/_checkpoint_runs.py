@@ -11,7 +11,7 @@ from seatrial.model import UsageError
 from seatrial.train.train_config import TrainConfig
 
 if TYPE_CHECKING:
-    from seatrial.train.variants import RankPlacement, StartedVariants, Variant
+    from seatrial.train.variants import ChildSettings, StartedVariants, Variant
 
 STRATEGIES = ("fsdp2", "ddp")
 TIMED, TIMED_RESUMED = "timed", "timed-resumed"  # the runs of rate_config
@@ -45,7 +45,7 @@ class CheckpointPlan:
 
     @property
     def handover_step(self) -> int:
-        """The last step that the fewer ranks train; then all ranks resume."""
+        """The last step of the run on fewer ranks; then all ranks resume."""
         return self.saved_step + 1
 
     def run_folder(self, name: str) -> Path:
@@ -109,7 +109,7 @@ def uninterrupted_and_killed(plan: CheckpointPlan) -> list[Variant]:
 
 
 def fewer_ranks_started(
-    plan: CheckpointPlan, placement: RankPlacement
+    plan: CheckpointPlan, settings: ChildSettings
 ) -> AbstractContextManager[StartedVariants | None]:
     """The started run on fewer ranks; None with one rank."""
     from seatrial.train.variants import Variant, started_variants
@@ -118,7 +118,7 @@ def fewer_ranks_started(
         return nullcontext()
     config = plan.run_config(plan.handover_step, plan.handover_step, ranks=plan.fewer_ranks, resume=True)
     fewer = [Variant(settings=config, out=plan.run_folder("fewer"))]
-    return started_variants(fewer, placement, plan.run_folder("start2"), groups=[range(plan.fewer_ranks)])
+    return started_variants(fewer, settings, plan.run_folder("start2"), groups=[range(plan.fewer_ranks)])
 
 
 def resumed(plan: CheckpointPlan) -> list[Variant]:

@@ -16,10 +16,10 @@ METRICS = {SLOWDOWN: "%", DATA_WAIT: "%"}
 # Percent. On two CPU cores at a load of 16, equal ranks had at most 0 % over 20 steps, and 0.1 % data wait; on H200,
 # data_wait is below 0.25 % (docs/results). device.gemm fails below 90 % of the peers, too.
 MAX_DATA_WAIT = 10
-# The limit on CPUs is higher, since ranks that share a core's execution units for long differ by a part of their speed
+# The limit on CPUs is higher: two ranks on the hyperthreads of one core are slower than a rank with its own core
 MAX_SLOWDOWN = {"cuda": 10, "cpu": 25}
 _MAX_NAMED = 4
-# With the fact ``device`` of each check
+# The checks add the fact ``device``
 RULE_FACTS = {
     "ranks_compared": RuleFact(reason="compute times of ranks were not compared"),
     "data_wait_timed": RuleFact(),
@@ -71,21 +71,26 @@ def _times_by_subject(trainings: Sequence[TrainingResult], subjects: Sequence[st
     }
 
 
-def observations(compared: Mapping[str, RankTimes], loaded: Mapping[str, RankTimes]) -> Iterator[Observation]:
-    """Metrics of each rank, and facts that name the slowest ones.
+def observations(
+    compute_times: Mapping[str, RankTimes], data_wait_times: Mapping[str, RankTimes]
+) -> Iterator[Observation]:
+    """Metrics of each rank, and facts that name the slowest ranks.
 
-    ``compared``: subject → times of its rank, for the comparison of compute times; ``loaded``: for the wait for data.
+    Both arguments map a subject to the times of its rank: of the training whose compute times are compared, and of the
+    training whose wait for data is judged.
     """
-    by_index = slowdowns(list(compared.values()))
-    by_subject = {subject: by_index[index] for index, subject in enumerate(compared) if index in by_index}
-    yield Fact(name="ranks_compared", value="yes" if by_subject else f"no: {_not_compared(compared)}")
+    by_index = slowdowns(list(compute_times.values()))
+    by_subject = {subject: by_index[index] for index, subject in enumerate(compute_times) if index in by_index}
+    yield Fact(name="ranks_compared", value="yes" if by_subject else f"no: {_not_compared(compute_times)}")
     for subject, slowdown in by_subject.items():
         yield Metric(name=SLOWDOWN, value=max(0.0, 100 * (slowdown.low - 1)), unit="%", subject=subject)
     if by_subject:
         slowest = sorted(by_subject, key=lambda subject: -by_subject[subject].ratio)
         named = [subject for subject in slowest if by_subject[subject].ratio > 1][:_MAX_NAMED] or slowest[:1]
         yield Fact(name="slowest_ranks", value={subject: _text(by_subject[subject]) for subject in named})
-    shares = {subject: share for subject, times in loaded.items() if (share := times.data_wait_share) is not None}
+    shares = {
+        subject: share for subject, times in data_wait_times.items() if (share := times.data_wait_share) is not None
+    }
     yield Fact(name="data_wait_timed", value="yes" if shares else "no: the training did not time the data loader")
     for subject, share in shares.items():
         yield Metric(name=DATA_WAIT, value=100 * share, unit="%", subject=subject)

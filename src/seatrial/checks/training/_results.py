@@ -68,7 +68,8 @@ RULE_FACTS = {
     "settings": RuleFact("shipped|changed"),
     "cpu_offload": RuleFact(reason="the option cpu_offload is set"),
 }
-_RATES = (TOKENS_PER_GPU, "mfu", "gemm_share")  # proportional to the speed: their samples come from its samples
+# Metrics proportional to the speed; their samples are computed from those of the speed
+_RATES = (TOKENS_PER_GPU, "mfu", "gemm_share")
 # Maximum number of samples: enough for a 95 % interval. In a long training each sample covers several steps, so that
 # occasional stalls spread over all samples.
 _MAX_SAMPLES = 16
@@ -103,7 +104,7 @@ def device_facts(context: Context, first_rank_only: bool = False) -> list[Fact]:
 
 def settings_fact(options: WorkloadOptions) -> Fact:
     """Fact ``settings``: "shipped" if reference speeds apply to this training, else "changed"."""
-    overrides = [text for text in options.overrides if not text.startswith("max_steps=")]  # a longer run is as fast
+    overrides = [text for text in options.overrides if not text.startswith("max_steps=")]  # does not change the speed
     return Fact(name="settings", value="changed" if options.config or overrides else "shipped")
 
 
@@ -246,7 +247,7 @@ def training_observations(
 def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Observation]:
     """The metrics of ``RULES`` over all trainings of a check, and facts that name the training.
 
-    The first failed training's exit_code, the lowest loss_drop, the sums of steps_missing and nonfinite_losses.
+    ``exit_code`` is that of the first failed training, ``loss_drop`` the lowest; the other two are sums.
     """
     problems = {name: result.problem for name, result in results.items() if result.problem}
     yield Fact(name="trained", value="no" if problems else "yes")
@@ -274,8 +275,8 @@ def combined_observations(results: Mapping[str, TrainingResult]) -> Iterator[Obs
 def memory_excess(results: Sequence[TrainingResult]) -> Iterator[Observation]:
     """Metric memory_excess: parameters and Adam state on the fullest GPU, in percent above the calculated size.
 
-    The worst of ``results`` counts. The fact ``memory`` has both sizes in GiB by number of ranks. Nothing if the sizes
-    are unknown or offloaded to the CPU.
+    Its value is the worst of ``results``. The fact ``memory`` has both sizes in GiB by number of ranks. Yields nothing
+    if the sizes are unknown or offloaded to the CPU.
     """
     sizes: dict[int, tuple[float, float]] = {}
     for result in results:

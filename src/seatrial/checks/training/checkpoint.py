@@ -101,31 +101,31 @@ def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator
     """
     from seatrial.train import variants
 
-    placement = variants.RankPlacement(context.device, context.local_rank, limit_s)
+    settings = variants.ChildSettings(context.device, context.local_rank, limit_s)
     is_rank0 = context.rank == 0
     resumed, (bit_flip, nan) = _runs.resumed(plan), _runs.faulty(plan)
     # all at once, so that the later ones import torch while the first trains; rates are measured in the last one
     with (
         variants.started_variants(
-            _runs.uninterrupted_and_killed(plan), placement, plan.run_folder("start1"), killed_rank=plan.ranks - 1
+            _runs.uninterrupted_and_killed(plan), settings, plan.run_folder("start1"), killed_rank=plan.ranks - 1
         ) as first,
-        _runs.fewer_ranks_started(plan, placement) as second,
+        _runs.fewer_ranks_started(plan, settings) as second,
         variants.started_variants(
-            [*resumed, bit_flip, nan, *_runs.timed(plan)], placement, plan.run_folder("start3")
+            [*resumed, bit_flip, nan, *_runs.timed(plan)], settings, plan.run_folder("start3")
         ) as third,
     ):
         context.progress("uninterrupted run; run that is killed while saving")
-        first.errors()
+        first.run()
         if is_rank0:
             yield from killed_run_state(plan)
             _runs.link_checkpoints(plan)
         if second:
             context.progress(f"{plan.fewer_ranks} of {plan.ranks} ranks")
-            second.errors()
+            second.run()
         last_checkpoint = plan.run_folder("uninterrupted") / CHECKPOINTS / _runs.checkpoint_name(plan.steps)
         flipped_file = _flip_a_bit(last_checkpoint) if is_rank0 else ""
         context.progress("resumed runs; bit flip and NaN; bandwidth")
-        messages = third.errors()
+        messages = third.run()
     bit_flip_message, nan_message = messages[len(resumed) : len(resumed) + 2]
     if is_rank0:
         yield from compare_runs(plan)

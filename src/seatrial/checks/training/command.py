@@ -421,7 +421,7 @@ CHECK = Check(
             metric="loss_drop",
             applies_if=_LOSS,
             expect="> 0 nats",
-            meaning="The median loss of the last third of the steps must be below that of the first third.",
+            meaning="The median loss of the last third of the steps is not below that of the first third.",
             fix="Check the loss curve. Run more steps, or compare with a machine that is known to be good",
         ),
         Rule(

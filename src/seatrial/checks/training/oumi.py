@@ -1,7 +1,7 @@
 """Fine-tunes SmolLM-135M on 1,000 instructions with Oumi, on one GPU of each node.
 
-A preset of train.command: it runs ``COMMAND train -c FILE`` with a generated config and reads steps and losses from
-Oumi's trainer_state.json. Oumi pins versions of torch and transformers and needs its own environment.
+A special case of train.command: it runs ``COMMAND train -c FILE`` with a generated config and reads steps and losses
+from Oumi's trainer_state.json. Oumi pins versions of torch and transformers and needs its own environment.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _on_hub(name: str | None) -> bool:
 
 
 def _environment(config: TrainConfig, device: str) -> dict[str, str]:
-    """One GPU, because Oumi distributes a model over all visible GPUs (model.device_map is auto), and no telemetry."""
+    """Variables: one visible GPU, because Oumi distributes a model over all visible ones (model.device_map is auto)."""
     offline = not any(map(_on_hub, (config.model.weights, config.data.tokenizer)))
     # without HF_HUB_OFFLINE Oumi requests local files from the Hub and waits if the network does not answer
     return {"CUDA_VISIBLE_DEVICES": device, "DO_NOT_TRACK": "1", **({"HF_HUB_OFFLINE": "1"} if offline else {})}
@@ -176,8 +176,8 @@ CHECK = Check(
         Rule(
             metric="loss_drop",
             expect="> 0 nats",
-            meaning="The median loss of the last third of the steps must be below that of the first third: the data "
-            "is learnable.",
+            meaning="The median loss of the last third of the steps is not below that of the first third, although "
+            "the data is learnable.",
             fix="Compare train.sft_smollm, the same training without Oumi. If its loss falls, the cause is Oumi.",
         ),
         Rule(

@@ -49,17 +49,17 @@ def measure(context: Context, options: ParityOptions) -> Iterator[Observation]:
     folder = variants.create_folder(context.artifacts_dir)
     configs = training_configs(config, context.world_size, folder / "data")
     trainings = {name: variants.Variant(settings=run, out=folder / name) for name, run in configs.items()}
-    placement = variants.RankPlacement(context.device, context.local_rank, options.limit_s)
+    settings = variants.ChildSettings(context.device, context.local_rank, options.limit_s)
     single_process = [trainings.pop("single_process")]
-    # both at once, so that the second imports torch while the first trains: no speed is measured
+    # Both start at once: the second imports torch while the first trains. This check measures no speed.
     with (
-        variants.started_variants(single_process, placement, folder / "start1", groups=[[0]]) as first,
-        variants.started_variants(list(trainings.values()), placement, folder / "start2") as second,
+        variants.started_variants(single_process, settings, folder / "start1", groups=[[0]]) as first,
+        variants.started_variants(list(trainings.values()), settings, folder / "start2") as second,
     ):
         context.progress("one process")
-        first.errors()
+        first.run()
         context.progress(f"{context.world_size} processes: DDP and FSDP2, each twice")
-        second.errors()
+        second.run()
     if context.rank == 0:
         yield from facts
         yield Fact(name="method", value=METHOD)

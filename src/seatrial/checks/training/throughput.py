@@ -78,7 +78,7 @@ def layers_override(options: ThroughputOptions) -> tuple[str, ...]:
 
 
 def groups_by_stage(ranks_by_node: Mapping[str, Sequence[int]]) -> dict[str, list[list[int]]]:
-    """Stage → groups of ranks: each rank, the ranks of each node, all ranks; without stages that are the same."""
+    """Stage → groups of ranks: each rank, the ranks of each node, all ranks; equal stages only once."""
     ranks = sorted(rank for node_ranks in ranks_by_node.values() for rank in node_ranks)
     groups = {
         GPU: [[rank] for rank in ranks],
@@ -95,7 +95,7 @@ def groups_by_stage(ranks_by_node: Mapping[str, Sequence[int]]) -> dict[str, lis
 def stage_facts(ranks: int, nodes: int) -> dict[str, str]:
     """The facts by which rules know which stages exist, with the reasons for those that do not."""
     return {
-        "node_stage": "yes" if ranks > nodes else "no: one GPU per node, so a node is no stage of its own",
+        "node_stage": "yes" if ranks > nodes else "no: one GPU per node, so that the stages GPU and node are the same",
         "cluster_stage": "yes" if nodes > 1 else "no: one node",
     }
 

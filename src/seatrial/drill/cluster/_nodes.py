@@ -1,6 +1,7 @@
-"""The nodes of the test cluster that a drill may change: how to run commands there, and how to take changes back.
+"""The nodes of the test cluster that a drill may change: how to run commands there, and how to undo changes.
 
-``python -m tests.rig`` writes a file and sets VARIABLE to its path; without it a drill on several nodes does not run.
+``python -m tests.rig`` writes a file that describes the nodes, and sets VARIABLE to its path. Drills on several nodes
+need it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _IDLE_LIMIT_S = 60.0
 
 
 class NodeAccess(Frozen):
-    """``enter``: the words before a command that runs on the node, without Slurm. ``link``: its link on this host."""
+    """``enter``: the prefix of a command that runs on the node, without Slurm. ``link``: its link on this host."""
 
     enter: tuple[str, ...]
     link: str
@@ -104,7 +105,7 @@ def set_variables(injection: Injection, **values: str) -> None:
 
 
 def start_slurmd(injection: Injection, prefix: str = "") -> None:
-    """Start slurmd on NODE, after the words ``prefix``, and wait until the node is idle."""
+    """Start slurmd on NODE, with ``prefix`` before the command, and wait until the node is idle."""
     run_on(injection, NODE, f'{prefix} slurmd -f "$SLURM_CONF" -N {NODE}')
     wait_until_idle()
 

@@ -10,7 +10,7 @@ from seatrial.model import Outcome
 
 
 def unplug(injection: Injection) -> None:
-    """Set the link of the node down and kill its processes, except its init: for others it is a node without power."""
+    """Set the link of the node down and kill its processes, except its init: other nodes see a node without power."""
     rank_on_node(injection)
     link = test_cluster().nodes[NODE].link
     injection.at_end(start_slurmd, injection)

@@ -1,4 +1,4 @@
-"""The link of one node carries a small part of what the others carry."""
+"""The link of one node is much slower than the links of the other nodes."""
 
 from __future__ import annotations
 

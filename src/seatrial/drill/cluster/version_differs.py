@@ -8,7 +8,7 @@ from seatrial.drill.injection import Injection
 
 
 def plant_metadata(injection: Injection) -> None:
-    """Put the metadata of an old torch on the Python path of the node, as a forgotten installation leaves it."""
+    """Put the metadata of an old torch on the Python path of the node, as if an old installation were still there."""
     folder = injection.folder / "old" / "torch-2.1.0.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.1.0\n", encoding="utf-8")

@@ -73,7 +73,7 @@ def _checked_imports() -> Iterator[None]:
 
 @contextmanager
 def _hidden_packages(*packages: str) -> Iterator[None]:
-    """Make packages that are not yet imported look uninstalled.
+    """Hide packages that are not yet imported, so that imports treat them as not installed.
 
     transformers imports scikit-learn and SciPy if they are installed, for features that seatrial does not use. The
     imports took a quarter of the startup time of a rank.

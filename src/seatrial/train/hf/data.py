@@ -119,9 +119,9 @@ def _folder_name(config: TrainConfig) -> str:
 
 
 def _generated_rows(config: TrainConfig) -> int:
-    """Number of generated rows; for markov_chain one per block, so that no sequence repeats."""
-    steps = config.max_steps * config.bsz * config.grad_accum * ranks.world_size()
-    return config.data.samples or (steps if config.data.layout == "markov_chain" else GENERATED_ROWS)
+    """Number of generated rows; for markov_chain one per trained block, so that no sequence repeats."""
+    blocks = config.max_steps * config.bsz * config.grad_accum * ranks.world_size()
+    return config.data.samples or (blocks if config.data.layout == "markov_chain" else GENERATED_ROWS)
 
 
 def _write_if_missing(config: TrainConfig, folder: Path) -> None:

@@ -91,7 +91,7 @@ def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    set_seed(config.seed)  # the same adapters for all strategies, which have drawn different numbers of random values
+    set_seed(config.seed)  # the same adapters for all strategies: they used different numbers of random values so far
     wrapped = get_peft_model(model, adapters, autocast_adapter_dtype=config.parallel.strategy != "zero3")
     assert isinstance(wrapped, PeftModel)
     return wrapped

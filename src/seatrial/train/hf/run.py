@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from seatrial.train.hf.step_recorder import CountingTrainer, StepRecorder
 from seatrial.train.parallel import World
 from seatrial.train.progress import StartupPhases, create_run_folder, require_tensorboard
 from seatrial.train.train_config import TrainConfig
+from seatrial.util.node_name import node_name
 
 
 def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, Any]:
@@ -31,8 +31,8 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     require_tensorboard(config)
     models.disable_progress_bars()
     args = training_arguments(config, out)
-    world = World(ranks.rank(), ranks.world_size(), args.device, socket.gethostname())
-    # after joining the group: there the other ranks would wait for a failed rank 0 without handling SIGTERM
+    world = World(ranks.rank(), ranks.world_size(), args.device, node_name())
+    # after joining the group: while ranks join, they do not handle SIGTERM and would wait for a failed rank 0
     ranks.run_on_rank_0(lambda: create_run_folder(config, out), out)
     phases.end_phase("init")
     prepared = data.prepare(config, out)

@@ -1,4 +1,4 @@
-"""The network between nodes that the trial asks for (``cluster.fabric``), and the one that NCCL uses. Pure."""
+"""Compares the network that the trial configures (``cluster.fabric``) with the one that NCCL uses. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from seatrial.model import CLUSTER, Basis, BasisKind, Outcome, Reason, Verdict
 
 
 def tcp_fabric(config: Config) -> TcpFabric | None:
-    """The TCP fabric of the trial; None if the trial does not ask for TCP."""
+    """The TCP fabric of the trial; None if the trial is not configured for TCP."""
     fabric = config.cluster.fabric
     return TcpFabric(fabric.rate) if fabric else None
 
 
 def unexpected_rdma(check: Check, config: Config, links: Links) -> Iterator[Verdict]:
-    """A FAIL of the check that reads NCCL's transports, if NCCL uses RDMA although the trial asks for TCP."""
+    """A FAIL of the check that reads NCCL's transports, if NCCL uses RDMA although the trial is configured for TCP."""
     if "transports" not in check.fact_roles or not config.cluster.fabric or links.network not in ("rdma", "efa"):
         return
     yield Verdict(

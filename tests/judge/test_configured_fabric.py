@@ -7,7 +7,7 @@ from seatrial.config.schema import Config
 from seatrial.hardware.fabric_model import TcpFabric
 from seatrial.hardware.links import Links
 from seatrial.judge import judge
-from seatrial.judge.asked_fabric import tcp_fabric, unexpected_rdma
+from seatrial.judge.configured_fabric import tcp_fabric, unexpected_rdma
 from seatrial.model import Measurement, Metric, Outcome, Reason, Verdict
 
 FACTS = {"backend": "nccl", "gpu": "NVIDIA H200", "world_size": 2, "nodes": 2, "backend_environment": {}}

@@ -1,0 +1,89 @@
+"""Shared code of the checks of Kubernetes: access to the cluster, the nodes of the trial, comparison of nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TypeVar
+
+from pydantic import Field
+
+from seatrial.checks.base import Context, Options
+from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes
+from seatrial.discover.kubectl import Kubectl
+from seatrial.discover.kubernetes import Node, device_count, is_extended, parse_nodes
+from seatrial.model import NotApplicable, SeatrialError
+
+Value = TypeVar("Value", bound=str | bool)
+
+
+class KubernetesOptions(Options):
+    """The settings of the trial; None with another launcher."""
+
+    kubernetes: Kubernetes | None = Field(default=None, description="set by seatrial from the keys kubernetes.*")
+
+    def settings(self) -> Kubernetes:
+        """Return the settings of the trial. Raises NotApplicable with another launcher."""
+        if self.kubernetes is None:
+            raise NotApplicable("the launcher is not kubernetes")
+        return self.kubernetes
+
+
+def kubectl(settings: Kubernetes) -> Kubectl:
+    """Return kubectl with the context and the namespace of the trial."""
+    return Kubectl(settings.namespace, settings.context)
+
+
+def trial_nodes(context: Context, settings: Kubernetes) -> tuple[Node, ...]:
+    """Return the nodes that match the trial's node selector; with GPUs expected, only nodes that have some.
+
+    A trial without GPUs runs on nodes whose taints its pods tolerate. Raises KubectlError.
+    """
+    nodes = [
+        node
+        for node in parse_nodes(kubectl(settings).get("nodes"))
+        if all(node.labels.get(key) == value for key, value in settings.node_selector.items())
+    ]
+    if context.expected_gpus == 0:
+        return tuple(node for node in nodes if not node.barring_taints(settings.tolerations))
+    return tuple(node for node in nodes if node.has_gpus)
+
+
+def requested_devices(context: Context, settings: Kubernetes) -> dict[str, int]:
+    """Return the devices that a pod of the trial requests: resource → number, with the expected GPUs."""
+    devices = {name: device_count(text) for name, text in settings.overlay.resources.items() if is_extended(name)}
+    return devices if context.expected_gpus is None else {GPU_RESOURCE: context.expected_gpus, **devices}
+
+
+def unusual(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the nodes whose value differs from the one that more than half of the other nodes have, with that value.
+
+    Of two nodes with different values both are returned.
+    """
+    counts = Counter(values.values())
+    most_common = [value for value, _ in counts.most_common(2)]
+    different = {}
+    for name, value in values.items():
+        common = next((other for other in most_common if other != value), None)
+        if common is not None and counts[common] > (len(values) - 1) / 2:
+            different[name] = common
+    return different
+
+
+def lacking(names_by_node: Mapping[str, set[str]]) -> dict[str, list[str]]:
+    """Return for each node the names that it lacks and more than half of the other nodes have."""
+    counts = Counter(name for names in names_by_node.values() for name in names)
+    common = [name for name, count in sorted(counts.items()) if count > (len(names_by_node) - 1) / 2]
+    missing = {node: [name for name in common if name not in names] for node, names in names_by_node.items()}
+    return {node: names for node, names in missing.items() if names}
+
+
+def require_nodes(nodes: tuple[Node, ...], settings: Kubernetes) -> None:
+    """Raise SeatrialError if no node can be one of the trial."""
+    if not nodes:
+        selector = ",".join(f"{key}={value}" for key, value in settings.node_selector.items())
+        where = f" that match the node selector {selector}" if selector else ""
+        raise SeatrialError(
+            f"no nodes{where} have {GPU_RESOURCE} in their capacity or a label of GPU Operator or Node Feature "
+            f"Discovery. Run first: {kubectl(settings).shown('get', 'nodes', '--show-labels')}"
+        )

@@ -1,0 +1,168 @@
+"""Probe pods: an Indexed Job with one small pod on each node, which a check creates and deletes.
+
+The pods have the image, devices, volumes and limits of the trial's pods. The Service of their names belongs to the Job,
+and Kubernetes deletes the Job after a time limit: nothing remains if seatrial is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from seatrial.checks.base import Context
+from seatrial.checks.kubernetes._cluster import KubernetesOptions, kubectl
+from seatrial.config.kubernetes import Kubernetes
+from seatrial.config.kubernetes_pod import container, literal_argument, pod_annotations, pod_spec
+from seatrial.discover.kubectl import Kubectl
+from seatrial.discover.kubernetes import Event, Pod, parse_events, parse_pods
+from seatrial.discover.pod_probe import SCRIPT, Container, parse_logs
+from seatrial.model import SeatrialError
+
+POLL_S = 2.0
+PROBE_S = 60  # in which a pod looks at its devices; nvidia-smi takes seconds
+RESOLVE_S = 60  # in which the names of other pods must resolve; a DNS server may cache a missing name for 30 s
+_PROBE_LABEL = "seatrial.dev/probe"
+_DELETE_TIMEOUT_S = 90
+_KEPT_S = 60  # of a Job that has ended, in seconds
+
+
+class ProbeOptions(KubernetesOptions):
+    """The cluster of the trial, and the time that pods may take to start."""
+
+    wait_s: float = Field(
+        default=600, gt=0, description="maximum seconds until a pod starts, with the pull of its image"
+    )
+
+
+@dataclass(frozen=True)
+class ProbePods:
+    """Follows the probe pods of one check, which have the same unique label."""
+
+    kubectl: Kubectl
+    name: str
+    count: int
+    wait_s: float
+    progress: Callable[[str], None]
+
+    @property
+    def selector(self) -> str:
+        return f"--selector={_PROBE_LABEL}={self.name}"
+
+    def wait_for_start(self) -> tuple[Pod, ...]:
+        """Return the pods when all of them have started, or after ``wait_s``. Raises KubectlError."""
+        deadline = time.monotonic() + self.wait_s
+        while True:
+            pods = self.query()
+            started = sum(pod.started for pod in pods)
+            if started >= self.count or time.monotonic() > deadline:
+                return pods
+            waiting = next((f": {pod}" for pod in pods if not pod.started), "")
+            self.progress(f"{started} of {self.count} probe pods have started{waiting}")
+            time.sleep(POLL_S)
+
+    def query(self) -> tuple[Pod, ...]:
+        """Return the current state of the pods. Raises KubectlError."""
+        return parse_pods(self.kubectl.get("pods", self.selector))
+
+    def wait_for_findings(self, count: int) -> dict[str, Container]:
+        """Return the findings by pod when ``count`` pods have resolved all names, or after a time limit.
+
+        Raises KubectlError, SeatrialError for an unexpected finding.
+        """
+        deadline = time.monotonic() + PROBE_S + RESOLVE_S
+        while True:
+            # without --ignore-errors, one pod that has not started hides the logs of the others
+            containers = parse_logs(self.kubectl.run("logs", self.selector, "--prefix", "--tail=-1", "--ignore-errors"))
+            ended = sum(container.ended for container in containers.values())
+            if ended >= count or time.monotonic() > deadline:
+                return containers
+            self.progress(f"{ended} of {count} probes have ended")
+            time.sleep(POLL_S)
+
+    def events(self) -> tuple[Event, ...]:
+        """Return the events of the pods and their Job. Raises KubectlError."""
+        events = parse_events(self.kubectl.get("events"))
+        return tuple(event for event in events if event.involved_object.name.startswith(self.name))
+
+    def delete(self) -> None:
+        """Delete the Job, and wait until its pods have ended, since they have the GPUs. Raises KubectlError."""
+        arguments = ("jobs", self.selector, "--cascade=foreground", f"--timeout={_DELETE_TIMEOUT_S}s")
+        self.kubectl.run("delete", *arguments, timeout_s=_DELETE_TIMEOUT_S + 30)
+
+
+@contextmanager
+def open_probe_pods(context: Context, options: ProbeOptions) -> Iterator[ProbePods]:
+    """Yield the probe pods of ``expected_nodes`` nodes and delete them on exit. Raises KubectlError."""
+    settings = options.settings()
+    name = f"seatrial-probe-{uuid.uuid4().hex[:8]}"
+    pods = ProbePods(kubectl(settings), name, context.expected_nodes, options.wait_s, context.progress)
+    try:
+        manifest = probe_job(settings, name, context.expected_nodes, context.expected_gpus, options.wait_s)
+        job = _create(pods.kubectl, manifest, context.artifacts_dir)
+        _create(pods.kubectl, _service(settings, name, job["metadata"]["uid"]), context.artifacts_dir)
+        yield pods
+    finally:
+        pods.delete()
+
+
+def _create(kubectl: Kubectl, manifest: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Create an object and return it as the API server has it."""
+    file = folder / f"{manifest['kind'].lower()}.json"
+    file.write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+    output = kubectl.run("create", f"--filename={file}", "--output=json")
+    try:
+        created: dict[str, Any] = json.loads(output)
+        created["metadata"]["uid"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SeatrialError(f"kubectl create printed no object with metadata.uid: {output[:80]!r}") from error
+    return created
+
+
+def probe_job(settings: Kubernetes, name: str, nodes: int, gpus: int | None, wait_s: float) -> dict[str, Any]:
+    """Return the Indexed Job with one probe pod on each of ``nodes`` nodes."""
+    labels = {"app.kubernetes.io/name": "seatrial", _PROBE_LABEL: name}
+    lifetime_s = int(wait_s) + PROBE_S + RESOLVE_S
+    arguments = [name, str(nodes), str(gpus or 0), str(lifetime_s)]
+    spec = pod_spec(
+        settings,
+        {**container(settings, gpus), "command": ["sh", "-c"], "args": [literal_argument(SCRIPT), "sh", *arguments]},
+    )
+    one_per_node = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {_PROBE_LABEL: name}}}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [one_per_node]}}
+    # sleep, the last command, ignores SIGTERM
+    spec |= {"subdomain": name, "affinity": affinity, "terminationGracePeriodSeconds": 1}
+    queue = {"kueue.x-k8s.io/queue-name": settings.kueue.queue} if settings.kueue else {}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": {**labels, **queue}},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": nodes,
+            "parallelism": nodes,
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": 2 * lifetime_s,
+            "ttlSecondsAfterFinished": _KEPT_S,
+            "template": {"metadata": {"labels": labels, "annotations": pod_annotations(settings)}, "spec": spec},
+        },
+    }
+
+
+def _service(settings: Kubernetes, name: str, job_uid: str) -> dict[str, Any]:
+    """Return the headless Service of the pods' names; Kubernetes deletes it with the Job."""
+    labels = {"app.kubernetes.io/name": "seatrial", _PROBE_LABEL: name}
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job_uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": labels, "ownerReferences": [owner]},
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {_PROBE_LABEL: name}},
+    }

@@ -1,0 +1,225 @@
+"""kubernetes.pods: what a pod of the trial has on each node, by one small probe pod per node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from seatrial.checks.base import Check, Context, RuleFact, facts, metrics
+from seatrial.checks.kubernetes._cluster import requested_devices
+from seatrial.checks.kubernetes._probe_pods import ProbeOptions, ProbePods, open_probe_pods
+from seatrial.config.kubernetes import GPU_RESOURCE
+from seatrial.discover.kubectl import KubectlError
+from seatrial.discover.kubernetes import Event, Pod
+from seatrial.discover.pod_probe import Container, peers
+from seatrial.model import Observation, Phase, Rule, Scope, SeatrialError
+from seatrial.util.text import and_more
+
+ProbeResult = tuple[Pod, Container]  # a probe pod that has started, and its findings
+
+METRICS = {
+    "pods_started": "pods",
+    "pods_missing": "pods",
+    "started": "bool",
+    "start_seconds": "s",
+    "image_pull_seconds": "s",
+    "gpus_seen": "GPUs",
+    "gpus_missing": "GPUs",
+    "shm_bytes": "B",
+    "memlock_unlimited": "bool",
+    "rdma_devices": "devices",
+    "rdma_devices_missing": "devices",
+    "names_unresolved": "names",
+}
+
+RULES = (
+    Rule(
+        metric="pods_missing",
+        evidence_facts=("not_started", "warnings"),
+        expect="== 0 pods",
+        meaning="fewer probe pods than expected nodes have started: no job of the trial can run on all nodes",
+        fix="kubectl get pods -o wide; kubectl get events --field-selector type=Warning; the messages of the scheduler "
+        "name the missing resource, taint or quota",
+    ),
+    Rule(
+        metric="started",
+        evidence_facts=("not_started", "warnings"),
+        expect="== 1 bool",
+        meaning="a pod with the trial's image, devices and volumes has a place on this node, but does not start",
+        fix="kubectl get events --field-selector type=Warning; on the node: crictl pull IMAGE; journalctl -u kubelet",
+    ),
+    Rule(
+        metric="gpus_missing",
+        evidence_facts=("gpu_errors",),
+        expect="== 0 GPUs",
+        applies_if={"gpus_expected": "yes"},
+        meaning="nvidia-smi in the pod lists fewer GPUs than the pod requests: the container runtime does not pass "
+        "them on, or a GPU is lost",
+        fix="kubectl exec POD -- nvidia-smi -L; on the node: nvidia-smi -L; nvidia-ctk cdi list. With a runtime class: "
+        "--set kubernetes.overlay.runtime_class=nvidia",
+    ),
+    Rule(
+        metric="shm_bytes",
+        expect=">= 1GiB",
+        meaning="/dev/shm of the pod is too small for NCCL and data loaders: 'Bus error', 'No space left on device'",
+        fix="--set kubernetes.shm_size=16Gi; an admission policy may replace the volume: kubectl get pod POD -o yaml",
+    ),
+    Rule(
+        metric="memlock_unlimited",
+        expect="== 1 bool",
+        applies_if={"rdma": "yes"},
+        meaning="locked memory is limited in the pod: RDMA cannot register its buffers (ibv_reg_mr fails)",
+        fix="kubernetes.overlay: {capabilities: [IPC_LOCK], run_as_user: 0}; or on the nodes LimitMEMLOCK=infinity in "
+        "a drop-in of containerd.service",
+    ),
+    Rule(
+        metric="rdma_devices_missing",
+        evidence_facts=("rdma_devices",),
+        expect="== 0 devices",
+        applies_if={"rdma": "yes"},
+        meaning="the pod can open fewer RDMA devices than most other pods, or none although the trial requests some",
+        fix="kubectl exec POD -- ls -l /dev/infiniband; kubectl get node NODE -o jsonpath='{.status.allocatable}'; the "
+        "log of the RDMA device plugin on this node",
+    ),
+    Rule(
+        metric="names_unresolved",
+        evidence_facts=("unresolved",),
+        expect="== 0 names",
+        applies_if={"several_pods": "yes"},
+        meaning="the pod does not resolve the names of other pods of its Service: torchrun cannot find the first rank",
+        fix="kubectl get pods -n kube-system -l k8s-app=kube-dns -o wide; kubectl exec POD -- cat /etc/resolv.conf; "
+        "network policies of the namespace must allow DNS: kubectl get networkpolicies",
+    ),
+)
+
+
+def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
+    """Yield what the probe pods see, by node.
+
+    Raises NotApplicable with another launcher, KubectlError if the pods cannot be created.
+    """
+    devices = requested_devices(context, options.settings())
+    yield from facts({"gpus_expected": "yes" if context.expected_gpus else "no"})
+    with open_probe_pods(context, options) as probes:
+        pods = probes.wait_for_start()
+        started = [pod for pod in pods if pod.started]
+        yield from _start_metrics(probes, pods)
+        containers = probes.wait_for_findings(len(started)) if started else {}
+        results = [(pod, containers[pod.metadata.name]) for pod in started if pod.metadata.name in containers]
+        yield from _gpu_metrics(results, context.expected_gpus)
+        yield from _limit_metrics(results, any(name != GPU_RESOURCE for name in devices))
+        yield from _name_metrics(results, probes.count)
+    if silent := [
+        f"{pod.metadata.name} on {pod.spec.node_name}" for pod in started if pod.metadata.name not in containers
+    ]:
+        raise SeatrialError(
+            f"no result of {len(silent)} probe pods: {and_more(silent, 4)}. Does the image have sh and df?"
+        )
+
+
+def _start_metrics(probes: ProbePods, pods: Sequence[Pod]) -> Iterator[Observation]:
+    """Yield which pods have started, and the seconds that it took."""
+    started = sum(pod.started for pod in pods)
+    events, error = _events(probes)
+    not_started = {pod.metadata.name: str(pod) for pod in pods if not pod.started}
+    warnings = dict.fromkeys(event.message for event in events if event.type == "Warning")
+    yield from facts(
+        {
+            "nodes": {pod.metadata.name: pod.spec.node_name for pod in pods},
+            "not_started": not_started,
+            "warnings": [*warnings][:8],
+            "events_unreadable": error,
+        }
+    )
+    yield from metrics(METRICS, {"pods_started": started, "pods_missing": max(0, probes.count - started)})
+    pulls = {event.involved_object.name: event.pull_s for event in events if event.pull_s is not None}
+    for pod in pods:
+        if not pod.spec.node_name:
+            continue
+        values: dict[str, float] = {"started": pod.started}
+        if pod.start_s is not None:
+            values["start_seconds"] = pod.start_s
+        if (pull_s := pulls.get(pod.metadata.name)) is not None:  # no event if the node had the image
+            values["image_pull_seconds"] = pull_s
+        yield from metrics(METRICS, values, pod.spec.node_name)
+
+
+def _events(probes: ProbePods) -> tuple[tuple[Event, ...], str]:
+    """Return the events of the pods, and the error if the user may not read events."""
+    try:
+        return probes.events(), ""
+    except KubectlError as error:
+        if error.reason != "Forbidden":
+            raise
+        return (), str(error)
+
+
+def _gpu_metrics(results: Sequence[ProbeResult], expected: int | None) -> Iterator[Observation]:
+    errors = {pod.spec.node_name: container.gpu_error for pod, container in results if container.gpu_error}
+    yield from facts({"gpu_errors": errors})
+    for pod, container in results if expected else ():
+        seen = container.gpus or 0
+        values = {"gpus_seen": seen, "gpus_missing": max(0, (expected or 0) - seen)}
+        yield from metrics(METRICS, values, pod.spec.node_name)
+
+
+def _limit_metrics(results: Sequence[ProbeResult], devices_requested: bool) -> Iterator[Observation]:
+    """Yield /dev/shm, the limit of locked memory and the RDMA devices of each pod."""
+    counts = {pod.spec.node_name: len(container.rdma_devices) for pod, container in results}
+    rdma = devices_requested or any(counts.values())
+    yield from facts(
+        {
+            "rdma": "yes" if rdma else "no: no pod has an RDMA device, and kubernetes.overlay.resources requests none",
+            "rdma_devices": {pod.spec.node_name: [*container.rdma_devices] for pod, container in results},
+        }
+    )
+    usual = Counter(counts.values()).most_common(1)[0][0] if counts else 0
+    for pod, container in results:
+        devices = len(container.rdma_devices)
+        values = {
+            "shm_bytes": container.shm_bytes,
+            "memlock_unlimited": container.memlock_unlimited,
+            "rdma_devices": devices,
+            "rdma_devices_missing": max(0, max(usual, 1 if rdma else 0) - devices),
+        }
+        yield from metrics(METRICS, values, pod.spec.node_name)
+
+
+def _name_metrics(results: Sequence[ProbeResult], count: int) -> Iterator[Observation]:
+    """Yield the names of other pods that a pod does not resolve; a pod that has not started has no name."""
+    hosts = {_host_name(pod) for pod, _ in results}
+    unresolved: dict[str, list[str]] = {}
+    for pod, container in results:
+        start, _, index = _host_name(pod).rpartition("-")
+        expected = {f"{start}-{peer}" for peer in peers(int(index), count)}
+        unresolved[pod.spec.node_name] = sorted((expected & hosts) - {*container.resolved})
+    error = next((container.dns_error for _, container in results if container.dns_error), "")
+    several = f"no: {error}" if error else "yes" if len(results) > 1 else "no"
+    missing = {node: names for node, names in unresolved.items() if names}
+    yield from facts({"several_pods": several, "unresolved": {} if error else missing})
+    for node, names in unresolved.items() if not error else ():
+        yield from metrics(METRICS, {"names_unresolved": len(names)}, node)
+
+
+def _host_name(pod: Pod) -> str:
+    """Return the host name of a pod of an Indexed Job: NAME-INDEX; pods are named NAME-INDEX-abcde."""
+    return pod.metadata.name.rpartition("-")[0]
+
+
+CHECK = Check(
+    name="kubernetes.pods",
+    title="Pods on each node: start, GPUs, /dev/shm, locked memory, RDMA devices, names of other pods",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.CONTROL,
+    metrics=METRICS,
+    rules=RULES,
+    rule_facts={
+        "gpus_expected": RuleFact(reason="cluster.gpus_per_node is 0 or not set"),
+        "rdma": RuleFact(),
+        "several_pods": RuleFact(reason="single pod"),
+    },
+    measure=measure,
+    limit_s=1800,
+    options=ProbeOptions,
+    skipped_if=("no Kubernetes",),
+)

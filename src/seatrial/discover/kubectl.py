@@ -1,0 +1,133 @@
+"""The only module that runs kubectl: its namespace, context and timeout, and its errors in one sentence.
+
+kubectl reads the user's kubeconfig; seatrial stores no credentials. Every request has a timeout: by default kubectl
+waits without a limit for an API server that accepts a connection and does not answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from seatrial.model import SeatrialError
+from seatrial.util import processes
+from seatrial.util.processes import CommandResult
+
+COMMAND_TIMEOUT_S = 60.0
+_REQUEST_TIMEOUT_S = 20
+# kubectl 1.32: "Error from server (Forbidden): pods is forbidden: ..."; "(Forbidden): error when creating FILE: ..."
+_REFUSED = re.compile(
+    r"^Error from server \((?P<reason>\w+)\): (?:error when \w+ \S+: )?(?P<message>.+)$", re.MULTILINE
+)
+_LOG_LINE = re.compile(r"^[EIW]\d{4} ")  # klog, printed before the error: the same failed request several times
+_UNREACHABLE = ("Unable to connect to the server", "The connection to the server", "no route to host", "i/o timeout")
+
+
+class KubectlError(SeatrialError):
+    """kubectl failed; the message has its error and the first command to run.
+
+    ``reason``: of the API server's refusal, such as Forbidden, NotFound or AlreadyExists; empty if it did not refuse.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ApiUnavailable(KubectlError):
+    """The API server did not answer: a later request may succeed."""
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """kubectl with a namespace and a context of the kubeconfig; None: the kubeconfig's own."""
+
+    namespace: str | None = None
+    context: str | None = None
+
+    def command(self, *args: str) -> list[str]:
+        """Return the command line for ``args``, such as ``get``, ``pods``."""
+        options = [f"--context={self.context}"] if self.context else []
+        options += [f"--namespace={self.namespace}"] if self.namespace else []
+        return ["kubectl", *options, *args]
+
+    def shown(self, *args: str) -> str:
+        """Return the command line for ``args`` as a user types it, for "Run first"."""
+        return shlex.join(self.command(*args))
+
+    def run(self, *args: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """Return the standard output of ``kubectl ARGS``. Raises KubectlError if it fails or takes too long."""
+        result = self.result(*args, timeout_s=timeout_s)
+        if result.code != 0:
+            raise self._error(args, result)
+        return result.out
+
+    def result(self, *args: str, timeout_s: float = COMMAND_TIMEOUT_S) -> CommandResult:
+        """Return code and output of ``kubectl ARGS``. Raises KubectlError if it does not start or takes too long."""
+        argv = self.command(*args)
+        try:
+            result = processes.run_command(argv, timeout_s)
+        except OSError as error:
+            raise KubectlError(f"kubectl: {error.strerror}. Install it; run first: command -v kubectl") from None
+        if result.code is None:
+            raise ApiUnavailable(
+                f"{shlex.join(argv)} took longer than {timeout_s:g} s. Run first: {self.shown('version')}"
+            )
+        return result
+
+    def get(self, *args: str) -> list[dict[str, Any]]:
+        """Return the objects of ``kubectl get ARGS``: the items of a list, or one object.
+
+        Raises KubectlError if it fails, or if its output is not a list of objects.
+        """
+        arguments = ("get", *args, "--output=json", f"--request-timeout={_REQUEST_TIMEOUT_S}s")
+        output = self.run(*arguments)
+        try:
+            document = json.loads(output) if output.strip() else {"items": []}  # --ignore-not-found prints nothing
+            objects = document.get("items", [document])
+            if not all(isinstance(each, dict) for each in objects):
+                raise ValueError("items are not objects")
+        except (ValueError, AttributeError, TypeError) as error:
+            command = self.shown("get", *args, "--output=json")
+            raise KubectlError(f"kubectl printed no JSON list of objects ({error}). Run first: {command}") from None
+        return list(objects)
+
+    def refusals(self, *permissions: tuple[str, str]) -> list[str]:
+        """Return those of ``permissions`` (verb, resource) that the user lacks, as ``create jobs.batch``.
+
+        Raises KubectlError if the API server cannot be asked.
+        """
+        return [f"{verb} {resource}" for verb, resource in permissions if not self.can_i(verb, resource)]
+
+    def can_i(self, verb: str, resource: str) -> bool:
+        """Return whether the user may ``verb`` (such as create) a ``resource`` (such as jobs.batch, pods/log).
+
+        Raises KubectlError if the API server cannot be asked.
+        """
+        name, _, subresource = resource.partition("/")
+        args = ("auth", "can-i", verb, name, *([f"--subresource={subresource}"] if subresource else []))
+        result = self.result(*args)
+        answer = result.out.strip().splitlines()[-1:] or [""]
+        if answer[0].startswith("no"):  # "no", or "no - no RBAC policy matched"; the exit code is 1
+            return False
+        if result.code != 0 or answer[0] != "yes":
+            raise self._error(args, result)
+        return True
+
+    def _error(self, args: tuple[str, ...], result: CommandResult) -> KubectlError:
+        text = result.err.strip() or result.out.strip()
+        lines = [line.strip() for line in text.splitlines() if line.strip() and not _LOG_LINE.match(line)]
+        output = "; ".join(dict.fromkeys(lines)) or f"exit code {result.code}, no output"
+        if any(part in text for part in _UNREACHABLE):
+            return ApiUnavailable(f"the API server does not answer ({output}). Run first: {self.shown('version')}")
+        if refused := _REFUSED.search(text):
+            reason, message = refused["reason"], refused["message"]
+            error = f"the API server refused `kubectl {args[0]}` ({reason}): {message}"
+            error_type = (
+                ApiUnavailable if reason in ("ServiceUnavailable", "Timeout", "TooManyRequests") else KubectlError
+            )
+            return error_type(f"{error}. Run first: {self.shown(*args)}", reason)
+        return KubectlError(f"kubectl {args[0]} failed: {output}. Run first: {self.shown(*args)}")

@@ -1,0 +1,351 @@
+"""Kubernetes nodes and pods from the JSON of ``kubectl get -o json``, and what their fields mean for a trial.
+
+Fields that a trial does not use are ignored: every version of Kubernetes adds some.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
+
+from seatrial.config.kubernetes import GPU_RESOURCE, Toleration
+from seatrial.model import Frozen, SeatrialError, first_validation_error
+from seatrial.util import data_files
+
+CLIQUE_LABEL = "nvidia.com/gpu.clique"
+_QUANTITY = re.compile(r"(\d+)([kMGTPE]|[KMGTPE]i)?")
+_FACTORS: dict[str | None, int] = {None: 1, "k": 10**3, "Ki": 2**10} | {
+    letter + suffix: base**power
+    for power, letter in enumerate("MGTPE", 2)
+    for suffix, base in (("", 10**3), ("i", 2**10))
+}
+# 1.20 to 1.36: "in 13.351690873s"; "in 27.88s (27.88s including waiting). Image size: 68507108 bytes."
+_PULLED = re.compile(r'Successfully pulled image ".*" in ((?:[\d.]+(?:h|m|s|ms|µs|us))+)(?: \(|$)')
+_GO_DURATION = re.compile(r"([\d.]+)(h|ms|m|µs|us|s)")
+_GO_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6}
+_NOT_STARTED = {"StartError", "ContainerCannotRun"}  # of a container whose command did not start
+# Labels that a node with an NVIDIA GPU has, also if no device plugin runs on it: GPU Operator, Node Feature Discovery
+_GPU_LABELS = (
+    "nvidia.com/gpu.present",
+    *(f"feature.node.kubernetes.io/pci-{kind}10de.present" for kind in ("", "0302_")),
+)
+
+
+class ApiObject(BaseModel):
+    """A part of an object of the Kubernetes API."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+
+Item = TypeVar("Item", bound=ApiObject)
+
+
+class Owner(ApiObject):
+    kind: str
+    name: str
+
+
+class Metadata(ApiObject):
+    name: str
+    namespace: str = ""
+    labels: dict[str, str] = {}
+    owner_references: tuple[Owner, ...] = ()
+
+
+class Condition(ApiObject):
+    """A condition of a node or pod; ``status``: True, False or Unknown."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: datetime | None = None
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (f"{self.type}={self.status}", self.reason, self.message)))
+
+
+class Taint(ApiObject):
+    key: str
+    value: str = ""
+    effect: str
+
+    def __str__(self) -> str:
+        return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
+
+
+class NodeSpec(ApiObject):
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
+
+
+class NodeInfo(ApiObject):
+    kubelet_version: str
+
+
+class NodeStatus(ApiObject):
+    capacity: dict[str, str] = {}
+    allocatable: dict[str, str] = {}
+    conditions: tuple[Condition, ...] = ()
+    node_info: NodeInfo
+
+
+class Node(ApiObject):
+    """A node of the cluster."""
+
+    metadata: Metadata
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self.metadata.labels
+
+    @property
+    def ready(self) -> Condition:
+        """The condition Ready; Unknown if the node does not report it."""
+        reported = (condition for condition in self.status.conditions if condition.type == "Ready")
+        return next(reported, Condition(type="Ready", status="Unknown", reason="not reported"))
+
+    @property
+    def problems(self) -> list[Condition]:
+        """The conditions other than Ready that report a problem, by data/kubernetes.yaml."""
+        bad = terms().bad_conditions
+        return [condition for condition in self.status.conditions if bad.get(condition.type) == condition.status]
+
+    @property
+    def unknown_conditions(self) -> list[Condition]:
+        """The conditions that data/kubernetes.yaml does not list, with status True."""
+        listed = {"Ready", *terms().bad_conditions}
+        return [row for row in self.status.conditions if row.type not in listed and row.status == "True"]
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the node has NVIDIA GPUs, by its resources or its labels."""
+        return GPU_RESOURCE in self.status.capacity or any(self.labels.get(label) == "true" for label in _GPU_LABELS)
+
+    @property
+    def shared_gpus(self) -> str:
+        """How one GPU becomes several resources: MIG, time-slicing or MPS; empty if it does not."""
+        # the kubelet keeps a resource that its plugin no longer reports, with 0 devices
+        mig = sorted(
+            name for name in self.status.capacity if name.startswith("nvidia.com/mig-") and self.capacity(name)
+        )
+        strategy = self.labels.get("nvidia.com/gpu.sharing-strategy", "none")
+        return ", ".join([*mig, *([] if strategy == "none" else [strategy])])
+
+    @property
+    def driver_version(self) -> str | None:
+        """The driver version by GPU Feature Discovery; None without its labels."""
+        if full := self.labels.get("nvidia.com/cuda.driver-version.full"):
+            return full
+        parts = [self.labels.get(f"nvidia.com/cuda.driver.{part}") for part in ("major", "minor", "rev")]
+        return ".".join(filter(None, parts)) or None
+
+    @property
+    def topology(self) -> dict[str, str]:
+        """The labels of the node's place in the network."""
+        return {key: value for key, value in self.labels.items() if key.startswith(terms().topology_prefixes)}
+
+    def capacity(self, resource: str) -> int:
+        """The number of devices of ``resource``, with those that are unhealthy."""
+        return device_count(self.status.capacity.get(resource, "0"))
+
+    def allocatable(self, resource: str) -> int:
+        """The number of healthy devices of ``resource``, with those that pods use."""
+        return device_count(self.status.allocatable.get(resource, "0"))
+
+    @property
+    def extended_resources(self) -> list[str]:
+        """The names of the resources that device plugins report, such as ``rdma/hca``."""
+        return [name for name in self.status.allocatable if is_extended(name)]
+
+    def barring_taints(self, tolerations: Sequence[Toleration]) -> list[Taint]:
+        """The taints that keep a pod with ``tolerations`` off the node."""
+        return [
+            taint
+            for taint in self.spec.taints
+            if taint.effect != "PreferNoSchedule"
+            and taint.key != "node.kubernetes.io/unschedulable"  # see spec.unschedulable
+            and not any(_tolerates(row, taint) for row in tolerations)
+        ]
+
+
+class Waiting(ApiObject):
+    reason: str = ""
+    message: str = ""
+
+
+class Started(ApiObject):
+    """A container that runs, or has ended with the reason ``reason``."""
+
+    started_at: datetime | None = None
+    reason: str = ""
+
+
+class ContainerState(ApiObject):
+    waiting: Waiting | None = None
+    running: Started | None = None
+    terminated: Started | None = None
+
+
+class ContainerStatus(ApiObject):
+    name: str
+    state: ContainerState = ContainerState()
+
+
+class PodStatus(ApiObject):
+    phase: str = "Unknown"
+    conditions: tuple[Condition, ...] = ()
+    reason: str = ""
+    message: str = ""
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class PodSpec(ApiObject):
+    node_name: str = ""
+
+
+class Pod(ApiObject):
+    """A pod, as far as its place and its readiness matter."""
+
+    metadata: Metadata
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def daemon_set(self) -> str | None:
+        """The name of the DaemonSet that the pod belongs to."""
+        return next((owner.name for owner in self.metadata.owner_references if owner.kind == "DaemonSet"), None)
+
+    @property
+    def ready(self) -> bool:
+        return any(row.type == "Ready" and row.status == "True" for row in self.status.conditions)
+
+    @property
+    def started(self) -> bool:
+        """Whether the first container runs or has run."""
+        return self._started_at is not None
+
+    @property
+    def start_s(self) -> float | None:
+        """The seconds from the pod's place on a node to the start of its container; None if it has not started."""
+        times = [row.last_transition_time for row in self.status.conditions if row.type == "PodScheduled"]
+        if not self._started_at or not times or not times[0]:
+            return None
+        return max(0.0, (self._started_at - times[0]).total_seconds())  # two clocks
+
+    @property
+    def _started_at(self) -> datetime | None:
+        for status in self.status.container_statuses[:1]:
+            state = status.state.running or status.state.terminated
+            if state and state.reason not in _NOT_STARTED:
+                return state.started_at
+        return None
+
+    def __str__(self) -> str:
+        """The state of the pod as ``kubectl get pods`` shows it, with the scheduler's or the kubelet's message."""
+        for status in (*self.status.init_container_statuses, *self.status.container_statuses):
+            waiting, ended = status.state.waiting, status.state.terminated
+            if waiting and waiting.reason not in ("", "PodInitializing", "ContainerCreating"):
+                return ": ".join(filter(None, (self.metadata.name, waiting.reason, waiting.message)))
+            if ended and ended.reason not in ("", "Completed"):
+                return f"{self.metadata.name}: {ended.reason}"
+        unscheduled = [row for row in self.status.conditions if row.type == "PodScheduled" and row.status == "False"]
+        reasons = (unscheduled[0].reason, unscheduled[0].message) if unscheduled else (self.status.reason,)
+        return ": ".join([self.metadata.name, *(filter(None, reasons) if any(reasons) else (self.status.phase,))])
+
+
+class InvolvedObject(ApiObject):
+    name: str = ""
+
+
+class Event(ApiObject):
+    """An event of the core API."""
+
+    involved_object: InvolvedObject = InvolvedObject()
+    type: str = ""
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def pull_s(self) -> float | None:
+        """The seconds that the pull of an image took, by the kubelet's message; None for any other event."""
+        match = _PULLED.match(self.message) if self.reason == "Pulled" else None
+        if not match:
+            return None
+        return sum(float(number) * _GO_SECONDS[unit] for number, unit in _GO_DURATION.findall(match[1]))
+
+
+class Terms(Frozen):
+    """Content of data/kubernetes.yaml: condition → status that reports a problem; prefixes of labels; namespaces.
+
+    ``operator_namespaces``: namespace → regular expression of the names of the pods there that belong to operators.
+    """
+
+    bad_conditions: dict[str, str]
+    topology_prefixes: tuple[str, ...]
+    operator_namespaces: dict[str, str]
+
+
+@cache
+def terms() -> Terms:
+    """The conditions, labels and namespaces of data/kubernetes.yaml."""
+    content = data_files.read("kubernetes.yaml")
+    return Terms(
+        bad_conditions={kind: row["status"] for row in content["conditions"] for kind in row["types"]},
+        topology_prefixes=tuple(row["prefix"] for row in content["topology_labels"]),
+        operator_namespaces={row["name"]: row.get("pods", "") for row in content["operator_namespaces"]},
+    )
+
+
+def parse_nodes(objects: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
+    """The nodes of ``kubectl get nodes -o json``. Raises SeatrialError for an object that is not a node."""
+    return _parse(objects, Node)
+
+
+def parse_pods(objects: Sequence[Mapping[str, Any]]) -> tuple[Pod, ...]:
+    """The pods of ``kubectl get pods -o json``. Raises SeatrialError for an object that is not a pod."""
+    return _parse(objects, Pod)
+
+
+def parse_events(objects: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
+    """The events of ``kubectl get events -o json``. Raises SeatrialError for an object that is not an event."""
+    return _parse(objects, Event)
+
+
+def _parse(objects: Sequence[Mapping[str, Any]], kind: type[Item]) -> tuple[Item, ...]:
+    try:
+        return tuple(kind.model_validate(each) for each in objects)
+    except ValidationError as error:
+        raise SeatrialError(f"kubectl returned an invalid {kind.__name__}: {first_validation_error(error)}") from error
+
+
+def device_count(quantity: str) -> int:
+    """The number in a quantity of devices, such as ``8`` or ``1k``. Raises SeatrialError for any other text."""
+    match = _QUANTITY.fullmatch(quantity)
+    if not match:
+        raise SeatrialError(f"invalid number of devices: {quantity!r}, expected a whole number such as 8 or 1k")
+    return int(match[1]) * _FACTORS[match[2]]
+
+
+def is_extended(resource: str) -> bool:
+    """Whether a device plugin reports ``resource``: extended resources have a domain, such as ``rdma/hca``."""
+    return "/" in resource
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    if toleration.effect not in (None, taint.effect) or toleration.key not in (None, taint.key):
+        return False
+    return toleration.operator == "Exists" or (toleration.value or "") == taint.value

@@ -1,0 +1,163 @@
+"""Transport through ``kubectl logs``: the pods of a job print their result files, and seatrial follows their logs.
+
+It needs no permission to run commands in pods. A pod prints lines ``TOKEN NUMBER NODE DATA``, where ``NODE DATA`` is a
+line of ``collect.NODE_SCRIPT``. The token is random, and only the pod's script knows it, from the environment of the
+pod; all other lines of the log are ignored. The kubelet keeps the log until the pod is deleted, so that a stream that
+breaks is read again from the last complete package; lines that were read before are skipped by their numbers.
+
+A process in the pod that reads the environment of process 1 can forge lines; it could write the result files as well.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import shlex
+import time
+from dataclasses import dataclass, field
+
+from seatrial.discover.kubectl import Kubectl
+from seatrial.launch.collect import NODE_SCRIPT
+
+# A kubelet rotates a log of 10 MiB by default (containerLogMaxSize), and kubectl reads the latest file only
+POD_LIMIT_BYTES = 6 * 2**20  # compressed; 8 MiB in base64
+SILENT_S = 15.0  # without a line from a pod: its stream is started again
+NODE_DIR = "/run-directory-of-the-pod"  # stands for the run directory in a pod, which has the pod's name
+_FRAME = re.compile(rb"(?P<token>[0-9a-f]{32}) (?P<number>\d{1,12}) (?P<payload>(?P<node>\d{1,6}) (?P<data>\S.*))$")
+_TIME = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?= )")  # kubectl logs --timestamps
+
+_SEND = r"""
+# Sends the files of the run directory as lines on the container's standard output, which nothing else writes to. The
+# token is not in the environment of the checks.
+seatrial_token=$SEATRIAL_TOKEN
+unset SEATRIAL_TOKEN
+exec 3>&1 >"$SEATRIAL_ATTEMPT_DIR/node$JOB_COMPLETION_INDEX.out" 2>"$SEATRIAL_ATTEMPT_DIR/node$JOB_COMPLETION_INDEX.err"
+send_results() {
+    local ended="" line number=0
+    export node=$JOB_COMPLETION_INDEX nodes=%(nodes)d
+    while [ -z "$ended" ]; do
+        [ ! -e "$SEATRIAL_RUN_DIR/ended" ] || ended=1 # this step sends all files
+        bash -c %(script)s "$SEATRIAL_RUN_DIR" $((%(limit)d * nodes))
+    done 3>&- | while IFS= read -r line; do
+        number=$((number + 1))
+        printf '%%s %%d %%s\n' "$seatrial_token" "$number" "$line"
+    done >&3
+}
+send_results &
+seatrial_sender=$!
+exec 3>&-
+send_and_exit() {
+    code=$?
+    trap "" TERM
+    set +e
+    touch "$SEATRIAL_RUN_DIR/ended"
+    wait "$seatrial_sender"
+    exit "$code"
+}
+trap send_and_exit EXIT
+seatrial_command=
+# Kubernetes sends SIGTERM to this shell only, which passes it on; a check may clean up for some seconds.
+terminate() {
+    trap "" TERM
+    if [ -n "$seatrial_command" ]; then
+        kill -TERM "$seatrial_command" 2>/dev/null || true
+        for ((tenth = 0; tenth < 80; tenth++)); do
+            kill -0 "$seatrial_command" 2>/dev/null || break
+            sleep 0.1
+        done
+    fi
+    exit 143
+}
+trap terminate TERM
+# Runs a command so that a signal to this shell is handled at once.
+run_command() {
+    local code=0
+    "$@" &
+    seatrial_command=$!
+    wait "$seatrial_command" || code=$?
+    seatrial_command=
+    return "$code"
+}
+"""
+
+
+def send_results(nodes: int) -> str:
+    """Return the bash lines of a pod's script that send its files until its end, also after SIGTERM.
+
+    They define ``run_command``, by which the script starts what takes long.
+
+    They need JOB_COMPLETION_INDEX, SEATRIAL_TOKEN, SEATRIAL_RUN_DIR, and SEATRIAL_ATTEMPT_DIR as an existing folder.
+    """
+    script = "'" + NODE_SCRIPT.strip().replace("'", "'\\''") + "'"
+    return (_SEND % {"nodes": nodes, "script": script, "limit": POD_LIMIT_BYTES}).strip()
+
+
+@dataclass
+class LogTransport:
+    """Follows the logs of the pods of one job and returns the lines of their packages, each once and in order."""
+
+    kubectl: Kubectl
+    selector: str
+    container: str
+    token: str
+    pods: int
+    nodes: str = ""  # names of the pods, separated by commas
+    name: str = "kubectl logs"
+    starts_at_once: bool = True
+    keeps_files: bool = True
+    _read: dict[bytes, int] = field(default_factory=dict)  # node → number of its last line
+    _complete: dict[bytes, int] = field(default_factory=dict)  # node → number of the last line of its last package
+    _times: dict[bytes, str] = field(default_factory=dict)  # node → time of that line
+    _damaged: bool = False  # lines are missing
+    _last_line: dict[bytes, float] = field(default_factory=dict)  # node that has not sent all → time of its last line
+    _gaps: set[tuple[bytes, int]] = field(default_factory=set)  # missing lines, also when they were read again
+
+    @property
+    def test(self) -> str:
+        """A command by which a user can test the transport."""
+        return self.kubectl.shown("logs", f"--selector={self.selector}", "--tail=1")
+
+    def step(self, node_dir: str, limit_bytes: int) -> list[str]:
+        """Return the command that prints the logs from the last complete package on."""
+        del node_dir, limit_bytes  # known to the pod's script
+        self._damaged = False
+        self._read = dict(self._complete)
+        self._last_line = {str(node).encode(): time.monotonic() for node in range(self.pods)}
+        # with a selector kubectl prints ten lines of five pods by default
+        options = ["--follow", "--timestamps", "--tail=-1", f"--max-log-requests={self.pods}"]
+        if len(self._times) == self.pods:
+            options += [f"--since-time={min(self._times.values())}"]
+        return self.kubectl.command("logs", f"--selector={self.selector}", f"--container={self.container}", *options)
+
+    @property
+    def needs_restart(self) -> bool:
+        """Whether lines are missing, or the stream of a pod ended without an error: each sends a line every 2 s."""
+        return self._damaged or any(time.monotonic() - last > SILENT_S for last in self._last_line.values())
+
+    def payload(self, line: bytes) -> bytes | None:
+        """Return the line of a package in a line of the log; None for other output and for a line read before."""
+        frame = _FRAME.search(line.rstrip())
+        if not frame or not hmac.compare_digest(frame["token"], self.token.encode()) or int(frame["node"]) >= self.pods:
+            return None
+        node, number = frame["node"], int(frame["number"])
+        last = self._read.get(node, 0)
+        if number <= last:
+            return None
+        self._read[node], self._last_line[node] = number, time.monotonic()
+        if number != last + 1 and (node, last) not in self._gaps:
+            self._gaps.add((node, last))
+            self._damaged = True
+        if self._damaged:
+            return None
+        if frame["data"].startswith(b".all"):  # not complete: it is read again until its files have arrived
+            self._last_line.pop(node, None)
+        elif frame["data"].startswith(b".") and (stamp := _TIME.search(line)):
+            self._complete[node], self._times[node] = number, stamp[0].decode()
+        return frame["payload"]
+
+    def command(self, *argv: str) -> list[str]:
+        """Return a command that runs ``argv`` in all pods of the job; NODE_DIR in it is the pod's own folder."""
+        run = self.kubectl.shown("exec", f"--container={self.container}")
+        in_pod = 'exec "${@/#"$0"/"$SEATRIAL_SCRATCH/$SEATRIAL_POD"}"'
+        script = f'for pod in {shlex.join(self.nodes.split(","))}; do {run} "$pod" -- "$@" & done; wait'
+        return ["bash", "-c", script, "bash", "bash", "-c", in_pod, NODE_DIR, *argv]

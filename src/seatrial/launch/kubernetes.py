@@ -1,0 +1,128 @@
+"""Kubernetes launcher: one workload per job, one pod per node, results through the pods' logs.
+
+seatrial creates, watches and deletes objects; it changes none that exists. What it created is found by a label.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from seatrial.config.kubernetes_pod import container_name
+from seatrial.config.schema import Config
+from seatrial.discover.kubectl import KubectlError
+from seatrial.launch.base import RenderedJob
+from seatrial.launch.kubernetes_job import (
+    OBJECTS,
+    RESOURCES,
+    TOKEN,
+    TOKEN_LABEL,
+    Identity,
+    KubernetesJob,
+    kubectl,
+    label_value,
+    workload_kind,
+)
+from seatrial.launch.kubernetes_objects import RUN_LABEL, kubernetes_objects, manifest
+from seatrial.model import Job, SeatrialError, UsageError
+from seatrial.util.files import atomic_write
+from seatrial.util.secrets import PRIVATE
+
+_OPERATORS = {"JobSet": "JobSet", "TrainJob": "Kubeflow Trainer"}
+_TOKEN_VARIABLE = "SEATRIAL_TOKEN"
+
+
+class KubernetesLauncher:
+    """Creates rendered objects and watches their pods."""
+
+    name = "kubernetes"
+
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
+
+    def available(self, nodes: int) -> str | None:
+        del nodes  # checked by the scheduler
+        return None  # `seatrial render` needs no cluster; require_access asks it before the first job
+
+    def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
+        return RenderedJob(argv=(), text=manifest(kubernetes_objects(self._settings, job, run_dir, attempt)))
+
+    def start(self, rendered: RenderedJob, folder: Path) -> KubernetesJob:
+        client, token, path = kubectl(self._settings), uuid.uuid4().hex, folder / OBJECTS
+        objects = [_with_token(item, token) for item in yaml.safe_load_all(rendered.text)]
+        workload = objects[-1]
+        identity = Identity(
+            kind=workload["kind"],
+            name=workload["metadata"]["name"],
+            container=container_name(self._settings.kubernetes),
+            pods=_pods(workload),
+            token=token,
+        )
+        atomic_write(path, manifest(tuple(objects)).encode(), mode=PRIVATE)
+        atomic_write(folder / TOKEN, token.encode(), mode=PRIVATE)  # first: delete_remaining_jobs finds objects by it
+        job = KubernetesJob(identity, self._settings, folder)
+        try:
+            client.run("create", f"--filename={path}")  # not `apply`, which would change objects of this name
+        except BaseException as error:  # Ctrl-C, or some objects refused: the others may exist
+            remaining = job.cancel()
+            if isinstance(error, KubectlError) and error.reason == "AlreadyExists":
+                command = client.shown("get", RESOURCES[identity.kind], identity.name, "--show-labels")
+                raise SeatrialError(
+                    f"{identity.name} exists already and is not of this run; it is left unchanged: choose another "
+                    f"--out. Run first: {command}"
+                ) from None
+            if remaining and isinstance(error, KubectlError):
+                raise SeatrialError(f"{error}; {remaining}") from None
+            raise
+        return job
+
+
+def require_access(settings: Config) -> None:
+    """Raise UsageError if the API server does not answer, or if this user may not run the trial's workload."""
+    client, kind = kubectl(settings), workload_kind(settings)
+    resource = RESOURCES[kind]
+    try:
+        if kind in _OPERATORS:
+            plural, _, group = resource.partition(".")
+            kinds = client.run("api-resources", f"--api-group={group}", "--output=name").split()
+            if resource not in kinds:
+                raise UsageError(
+                    f"kubernetes.workload is {settings.kubernetes.workload}, but the cluster has no {plural} of "
+                    f"{group}: install {_OPERATORS[kind]}, or set kubernetes.workload to job. "
+                    "Run first: kubectl api-resources"
+                )
+        needed = [(verb, each) for each in (resource, "services") for verb in ("create", "list", "delete")]
+        refused = client.refusals(*needed, ("list", "pods"), ("get", "pods/log"))
+    except KubectlError as error:
+        raise UsageError(f"launcher kubernetes is not available: {error}") from None
+    if refused:
+        place = f"namespace {settings.kubernetes.namespace or 'of the context'}"
+        raise UsageError(
+            f"this user may not {', '.join(refused)} in {place}: a role with these permissions is in "
+            f"deploy/kubernetes. Run first: {client.shown('auth', 'can-i', '--list')}"
+        )
+
+
+def _with_token(item: Any, token: str) -> Any:
+    """Return an object with the token in the environment of its containers and its label beside the run's labels."""
+    if isinstance(item, list):
+        return [_with_token(each, token) for each in item]
+    if not isinstance(item, dict):
+        return item
+    if item.get("name") == _TOKEN_VARIABLE:
+        return {"name": _TOKEN_VARIABLE, "value": token}
+    changed = {key: _with_token(value, token) for key, value in item.items()}
+    if RUN_LABEL in (item.get("labels") or {}):
+        changed["labels"][TOKEN_LABEL] = label_value(token)
+    return changed
+
+
+def _pods(workload: Any) -> int:
+    """Return the number of pods of a workload from its object."""
+    if isinstance(workload, dict):
+        counts = [workload[key] for key in ("completions", "numNodes") if key in workload]
+        return int(counts[0]) if counts else max(map(_pods, workload.values()), default=0)
+    return max(map(_pods, workload), default=0) if isinstance(workload, list) else 0

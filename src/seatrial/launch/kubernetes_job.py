@@ -1,0 +1,321 @@
+"""A workload of Kubernetes from its creation until nothing of it is left.
+
+The API server is queried every two seconds. While it does not answer, for example during an upgrade, the job runs on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from seatrial.config.schema import Config
+from seatrial.discover.kubectl import Kubectl, KubectlError
+from seatrial.launch import pod_states
+from seatrial.launch.base import Allocation, WaitState
+from seatrial.launch.collect import STOP_TIMEOUT_S, Collector
+from seatrial.launch.collect_logs import NODE_DIR, POD_LIMIT_BYTES, LogTransport
+from seatrial.launch.pod_states import Object
+from seatrial.model import SeatrialError
+from seatrial.util import processes
+from seatrial.util.files import atomic_write
+from seatrial.util.text import and_more
+
+# Files in an attempt's folder. Everything that an attempt creates has the label, whose value is a hash of the token.
+OBJECTS, TOKEN = "objects.yaml", "token"
+TOKEN_LABEL = "seatrial.dev/token"
+RESOURCES = {
+    "Job": "jobs.batch",
+    "JobSet": "jobsets.jobset.x-k8s.io",
+    "TrainJob": "trainjobs.trainer.kubeflow.org",
+}
+
+_POLL_S = 2.0
+# Seconds without an answer of the API server until a message is shown, and until the job counts as failed
+_OUTAGE_MESSAGE_S, _OUTAGE_LIMIT_S = 10.0, 600.0
+_COLLECT_LIMIT_S = 60.0  # from the end of the workload until all files have arrived
+# From the deletion until all pods are gone: terminationGracePeriodSeconds is 30 s by default
+_DELETE_LIMIT_S, _LOST_NODE_LIMIT_S = 90.0, 20.0
+# Until a pending job's events are queried, and between two queries
+_EVENTS_AFTER_S, _EVENTS_POLL_S = 3.0, 10.0
+
+
+def selector(token: str) -> str:
+    """Return the label selector of everything that the attempt with this token creates."""
+    return f"{TOKEN_LABEL}={label_value(token)}"
+
+
+def label_value(token: str) -> str:
+    """Return the label's value for a token: labels are visible to others, the token is not."""
+    return hashlib.sha256(token.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The objects of one attempt. ``pods``: their number; ``container``: its name in each pod."""
+
+    kind: str
+    name: str
+    container: str
+    pods: int
+    token: str
+
+
+@dataclass
+class KubernetesJob:
+    """A created workload."""
+
+    identity: Identity
+    settings: Config
+    folder: Path
+    created: float = field(default_factory=time.monotonic)
+    _last_query: float = 0.0
+    _last_response: float = field(default_factory=time.monotonic)
+    _query_error: str = ""  # of the last query
+    _workload: Object | None = None
+    _pods: dict[str, Object] = field(default_factory=dict)  # last state of each pod, also of deleted ones
+    _present: set[str] = field(default_factory=set)  # pods of the last answer
+    _answered: bool = False
+    _has_started: bool = False
+    _ended: float | None = None
+    _events: list[Object] = field(default_factory=list)
+    _queued: list[Object] = field(default_factory=list)  # Workload objects of Kueue
+    _gpu_use: list[str] = field(default_factory=list)  # of nodes whose GPUs are in use
+    _events_queried: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.kubectl = kubectl(self.settings)
+        identity = self.identity
+        self.selector = selector(identity.token)
+        self.show_node = Kubectl(context=self.settings.kubernetes.context).shown("describe", "node") + " {node}"
+        transport = LogTransport(self.kubectl, self.selector, identity.container, identity.token, identity.pods)
+        self.collector = Collector(transport, NODE_DIR, self.folder, limit_bytes=POD_LIMIT_BYTES * identity.pods)
+
+    def poll(self) -> int | None:
+        self._query()
+        code = self.completing_code()
+        has_logs = any(pod_states.has_started(self._pods[name]) for name in self._present)
+        if self._has_started or (code is not None and has_logs):
+            self.collector.fetch(",".join(sorted(self._present)))
+        if code is None:
+            return 1 if self.collector.problem() else None
+        waited_s = time.monotonic() - (self._ended or 0.0)
+        if has_logs and not self.collector.finished and waited_s < _COLLECT_LIMIT_S:
+            return None
+        self._close_collector()
+        return code if self.collector.finished else code or 1
+
+    def completing_code(self) -> int | None:
+        code = self._exit_code()
+        if code is not None and self._ended is None:
+            self._ended = time.monotonic()
+        return code
+
+    def _exit_code(self) -> int | None:
+        workload = self._workload
+        if not self._answered:
+            return None
+        failed = max((pod_states.exit_code(pod) or 0 for pod in self._pods.values()), default=0) or 1
+        if workload is None:
+            return failed  # deleted by somebody else
+        if pod_states.condition(workload, "Complete", "Completed"):
+            return 0
+        return failed if pod_states.condition(workload, "Failed", "FailureTarget") else None
+
+    def wait_state(self) -> WaitState | None:
+        self._query()
+        outage_s = time.monotonic() - self._last_response
+        if self._query_error and outage_s > _OUTAGE_MESSAGE_S:
+            permanent = outage_s > _OUTAGE_LIMIT_S
+            duration = f" for {outage_s:.0f} s" if permanent else ""
+            reason = f"the state of {self._shown} is unknown{duration}: {self._query_error}"
+            return WaitState(reason=reason, permanent=permanent, seconds=outage_s)
+        if self.completing_code() is not None:
+            return None
+        if self._has_started:
+            suspended = self._workload is not None and self._workload.get("spec", {}).get("suspend")
+            reason = f"{self._shown} was suspended after its start, so that its pods ended"
+            command = self.kubectl.shown("describe", RESOURCES[self.identity.kind], self.identity.name)
+            return WaitState(reason=f"{reason}. Run first: {command}", permanent=True) if suspended else None
+        return self._pending()
+
+    def _pending(self) -> WaitState:
+        waited_s, queue_s = time.monotonic() - self.created, self.settings.kubernetes.queue_s
+        self._query_events(waited_s)
+        pods = [pod for name, pod in self._pods.items() if name in self._present]
+        namespace = self.settings.kubernetes.namespace or "NAMESPACE"
+        pending = pod_states.pending(pods, self.identity.pods, self._workload, self._events, self._queued, namespace)
+        reason = f"{self._shown} is pending ({pending.reason})"
+        if self._gpu_use and pod_states.GPU_RESOURCE in pending.reason:
+            reason += f": {and_more(self._gpu_use, 4, '; ')}"
+        if not pending.permanent and waited_s <= queue_s:
+            return WaitState(reason=reason, permanent=False, seconds=waited_s)
+        limit = f"pending {waited_s:.0f} s, kubernetes.queue_s is {queue_s:g} s"
+        sentences = [
+            reason,
+            "waiting will not help" if pending.permanent else limit,
+            f"Run first: {pending.first_command}",
+        ]
+        return WaitState(reason=". ".join(sentences), permanent=True, seconds=waited_s)
+
+    def _query_events(self, waited_s: float) -> None:
+        """Query what the pods wait for, beyond their own states: only additional information for a message."""
+        now = time.monotonic()
+        if waited_s < _EVENTS_AFTER_S or now - self._events_queried < _EVENTS_POLL_S:
+            return
+        self._events_queried = now
+        names = [self.identity.name, *self._pods]
+        self._events = [
+            event
+            for event in self._additional("events", "--field-selector=type=Warning")
+            if str(event.get("involvedObject", {}).get("name", "")).startswith(tuple(names))
+        ]
+        uid = (self._workload or {}).get("metadata", {}).get("uid", "")
+        if self._workload and self._workload.get("spec", {}).get("suspend"):
+            self._queued = self._additional("workloads.kueue.x-k8s.io", f"--selector=kueue.x-k8s.io/job-uid={uid}")
+        if self.settings.cluster.gpus_per_node:
+            users = self._additional("pods", "--all-namespaces", "--field-selector=status.phase!=Succeeded")
+            self._gpu_use = pod_states.free_gpus(self._additional("nodes"), users)
+
+    def _additional(self, *args: str) -> list[Object]:
+        try:
+            return [*self.kubectl.get(*args)]
+        except KubectlError:  # such as a user who may not list nodes
+            return []
+
+    def allocation(self) -> Allocation:
+        nodes = {pod_states.node(pod) for pod in self._pods.values()} - {""}
+        return Allocation(id=self.identity.name, nodes=",".join(sorted(nodes)))
+
+    def exit_reason(self) -> str:
+        sentences = [self.collector.missing_files()]
+        code = self._exit_code()
+        if code:
+            ended = f"{self._shown} failed" if self._workload is not None else f"{self._shown} was deleted"
+            reason = pod_states.end_reason(self._pods.values(), self.identity.pods, self._workload)
+            command = self.kubectl.shown("get", "events", "--sort-by=.lastTimestamp")
+            sentences += [f"{ended}: {reason}" if reason else ended, f"Run first: {command}"]
+        return ". ".join(filter(None, sentences))
+
+    def node_state(self, host: str) -> tuple[str, str]:
+        nodes = self._additional("node", host)
+        return host, pod_states.node_state(nodes[0]) if nodes else ""
+
+    def node_is_free(self, name: str) -> bool:
+        nodes = self._additional("node", name)
+        return bool(nodes) and pod_states.node_state(nodes[0]).startswith("Ready") and not self._present
+
+    def run_on_nodes(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:
+        return self.collector.run_script(script, attempt, limit_s)
+
+    def cancel(self, *, node_lost: bool = False) -> str:
+        started = time.monotonic()
+        fetches = self._has_started and not node_lost and not self.collector.problem()
+        limit_s, deleted = (_LOST_NODE_LIMIT_S if node_lost else _DELETE_LIMIT_S), False
+        while True:
+            elapsed_s = time.monotonic() - started
+            try:
+                if not deleted:
+                    delete(self.kubectl, self.selector, self.identity.kind, force=node_lost)
+                    deleted = True
+                self._query(now=True)
+                left = remaining(self.kubectl, self.selector, self.identity.kind)
+            except KubectlError as error:
+                left = [str(error)]
+            if fetches and elapsed_s < STOP_TIMEOUT_S:  # the pods send all files when they are terminated
+                self.collector.fetch()
+            if not left or elapsed_s > limit_s:
+                break
+            time.sleep(0.2)
+        self._close_collector()
+        if not left:
+            (self.folder / TOKEN).unlink(missing_ok=True)  # nothing is left for a resumed run to delete
+            return ""
+        command = self.kubectl.shown("get", "all", f"--selector={self.selector}", "--output=wide")
+        return f"{and_more(left, 8)} still exists {limit_s:g} s after its deletion. Run first: {command}"
+
+    @property
+    def _shown(self) -> str:
+        return f"{self.identity.kind} {self.identity.name}"
+
+    def _query(self, now: bool = False) -> None:
+        """Query the workload and its pods, at most once per ``_POLL_S`` unless ``now``."""
+        if not now and time.monotonic() - self._last_query < _POLL_S:
+            return
+        try:
+            objects = self.kubectl.get(f"{RESOURCES[self.identity.kind]},pods", f"--selector={self.selector}")
+        except KubectlError as error:
+            self._query_error = str(error)
+        else:
+            self._query_error, self._last_response, self._answered = "", time.monotonic(), True
+            pods = {pod_states.name(each): each for each in objects if each.get("kind") == "Pod"}
+            self._present = set(pods)
+            self._pods |= pods
+            workloads = [each for each in objects if each.get("kind") == self.identity.kind]
+            self._workload = next((each for each in workloads if pod_states.name(each) == self.identity.name), None)
+            started = sum(1 for pod in self._pods.values() if pod_states.has_started(pod))
+            self._has_started = self._has_started or started >= self.identity.pods
+        self._last_query = time.monotonic()  # after the answer, which may take long
+
+    def _close_collector(self) -> None:
+        """End the collector and merge the standard error of all pods into launcher.err, labelled as srun does."""
+        self.collector.close()
+        lines = []
+        for path in sorted(self.folder.glob("node*.err"), key=lambda path: int(path.stem.removeprefix("node"))):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            lines += [f"{path.stem.removeprefix('node')}: {line}" for line in text.splitlines()]
+        log = self.folder / "launcher.err"
+        old = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        new = [line for line in old.splitlines() if line.startswith("seatrial: ")] + lines
+        atomic_write(log, "".join(f"{line}\n" for line in new).encode())
+
+
+def kubectl(settings: Config) -> Kubectl:
+    """Return kubectl with the trial's namespace and context."""
+    return Kubectl(settings.kubernetes.namespace, settings.kubernetes.context)
+
+
+def delete(client: Kubectl, labels: str, kind: str, *, force: bool = False) -> None:
+    """Delete what has these labels, without waiting. ``force``: also pods of a lost node. Raises KubectlError."""
+    options = (f"--selector={labels}", "--ignore-not-found", "--wait=false")
+    client.run("delete", f"{RESOURCES[kind]},services", *options)
+    if force:
+        with contextlib.suppress(KubectlError):  # a user who may not delete pods: those of the lost node stay
+            client.run("delete", "pods", *options, "--force", "--grace-period=0")
+
+
+def remaining(client: Kubectl, labels: str, kind: str) -> list[str]:
+    """Return what still exists with these labels, such as ``Pod a-0-x7k2p on node-b``. Raises KubectlError."""
+    objects = client.get(f"{RESOURCES[kind]},services,pods", f"--selector={labels}")
+    return [
+        f"{each.get('kind')} {pod_states.name(each)}" + (f" on {node}" if (node := pod_states.node(each)) else "")
+        for each in objects
+    ]
+
+
+def delete_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
+    """Delete what a killed run left, and wait for its end; yield a message before each. See cancel_remaining_jobs.
+
+    Only objects with the token of one of the run's attempts are deleted. Raises SeatrialError if the API server cannot
+    be queried or a pod does not end, since the results of a new attempt would be mixed with those of the old one.
+    """
+    client, kind = kubectl(settings), workload_kind(settings)
+    for path in [*run_dir.glob(TOKEN), *run_dir.rglob(f"attempt*/{TOKEN}")]:
+        labels = selector(path.read_text(encoding="utf-8"))
+        if left := remaining(client, labels, kind):
+            yield f"{and_more(left, 4)} of an earlier run in {run_dir} has not ended: deleting it"
+            delete(client, labels, kind)
+            deadline = time.monotonic() + _DELETE_LIMIT_S
+            while left := remaining(client, labels, kind):
+                if time.monotonic() > deadline:
+                    raise SeatrialError(f"an earlier run may still use nodes: {and_more(left, 8)} still exists")
+                time.sleep(0.2)
+        path.unlink()
+
+
+def workload_kind(settings: Config) -> str:
+    """Return the kind of object that the trial's workload is."""
+    return {"job": "Job", "jobset": "JobSet", "trainjob": "TrainJob"}[settings.kubernetes.workload]

@@ -1,0 +1,234 @@
+"""Why the pods of a job do not start, and how they ended, from the objects that ``kubectl get`` prints. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from seatrial.model import Frozen
+from seatrial.util import data_files
+from seatrial.util.failures import exit_reason
+from seatrial.util.text import and_more
+
+Object = Mapping[str, Any]  # an object of Kubernetes, as JSON
+
+GPU_RESOURCE = "nvidia.com/gpu"
+_STARTING = ("ContainerCreating", "PodInitializing")  # usual for seconds; events say why it takes long
+_MAX_NAMED = 4
+
+
+class Message(Frozen):
+    """A message of Kubernetes by its pattern; ``permanent``: waiting will not help."""
+
+    pattern: str = Field(min_length=1)
+    meaning: str = Field(min_length=1)
+    first_command: str = Field(min_length=1)
+    permanent: bool = False
+    source: str = Field(min_length=1)
+    example: str = Field(min_length=1)
+
+
+class Messages(Frozen):
+    """The list of data/kubernetes_messages.yaml."""
+
+    pending: tuple[Message, ...]
+
+
+class Pending(NamedTuple):
+    """Why pods do not start: the text to show, whether waiting will not help, and the first command to run."""
+
+    reason: str
+    permanent: bool
+    first_command: str
+
+
+@cache
+def messages() -> Messages:
+    """Return the messages that ship with seatrial."""
+    return Messages.model_validate(data_files.read("kubernetes_messages.yaml"))
+
+
+def name(item: Object) -> str:
+    """Return the name of an object."""
+    return str(item.get("metadata", {}).get("name", ""))
+
+
+def node(pod: Object) -> str:
+    """Return the node of a pod; empty if it is not scheduled."""
+    return str(pod.get("spec", {}).get("nodeName", ""))
+
+
+def has_started(pod: Object) -> bool:
+    """Return whether the container of a pod runs or has ended, so that it has a log."""
+    states = [status.get("state", {}) for status in _container_statuses(pod)]
+    return any("running" in state or "terminated" in state for state in states)
+
+
+def exit_code(pod: Object) -> int | None:
+    """Return the exit code of a pod whose container has ended: 137 without one, as for a killed one; else None."""
+    if codes := [int(each.get("exitCode", 1)) for each in _ends(pod)]:
+        return max(codes)
+    return {"Failed": 137, "Succeeded": 0}.get(pod.get("status", {}).get("phase", ""))
+
+
+def condition(item: Object, *types: str) -> Object | None:
+    """Return the first condition of these types that is True; None if none is."""
+    conditions = item.get("status", {}).get("conditions") or []
+    return next((each for each in conditions if each.get("type") in types and each.get("status") == "True"), None)
+
+
+def pending(
+    pods: Sequence[Object],
+    expected: int,
+    workload: Object | None,
+    events: Iterable[Object] = (),
+    queued: Iterable[Object] = (),
+    namespace: str = "NAMESPACE",
+) -> Pending:
+    """Return why fewer than ``expected`` pods have started.
+
+    ``events``: of the workload and its pods; ``queued``: the Workload objects of Kueue for it.
+    """
+    reasons: dict[str, list[str]] = {}
+    events = list(events)
+    waiting = [pod for pod in pods if not has_started(pod)]
+    for pod in waiting:
+        reasons.setdefault(_pod_reason(pod, events), []).append(name(pod))
+    if len(pods) < expected:
+        reasons.setdefault(_reason_without_pods(workload, events, queued), [])
+    texts = sorted(reasons, key=lambda text: not _message(text))  # those with a known meaning first
+    match = _message(texts[0]) if texts else None
+    parts = [f"{_subject(reasons[text], expected - len(pods))}: {text}" for text in texts]
+    meaning = f"{match.meaning}. " if match else ""
+    command = match.first_command if match else "kubectl describe pod -n {namespace} {pod}"
+    pod_name = (reasons[texts[0]] if texts else []) or [name(each) for each in waiting] or ["POD"]
+    return Pending(
+        reason=meaning + "; ".join(parts),
+        permanent=any(message.permanent for text in texts if (message := _message(text))),
+        first_command=command.replace("{namespace}", namespace).replace("{pod}", pod_name[0]),
+    )
+
+
+def end_reason(pods: Iterable[Object], expected: int, workload: Object | None) -> str:
+    """Return how the pods of a failed job ended, one sentence each, and the workload's reason; empty if unknown."""
+    pods = list(pods)
+    failed = condition(workload, "Failed", "FailureTarget") if workload else None
+    sentences = [f"{failed.get('reason', '')}: {failed.get('message', '')}".strip(" :")] if failed else []
+    ends = [f"pod {name(pod)} on {node(pod) or 'no node'}: {text}" for pod in pods if (text := pod_end(pod))]
+    succeeded = sum(1 for pod in pods if exit_code(pod) == 0)
+    if 0 < succeeded < expected:
+        sentences.append(f"{succeeded} of {expected} pods succeeded")
+    return ". ".join(filter(None, [*sentences, and_more(ends, _MAX_NAMED, "; ")]))
+
+
+def pod_end(pod: Object) -> str:
+    """Return why a pod failed; empty if it did not."""
+    status = pod.get("status", {})
+    reason, message = status.get("reason", ""), status.get("message", "")
+    if disruption := condition(pod, "DisruptionTarget"):
+        reason, message = reason or disruption.get("reason", ""), message or disruption.get("message", "")
+    texts = [f"{reason}: {message}".strip(" :")] if reason else []
+    for ended in _ends(pod):
+        code = int(ended.get("exitCode", 1))
+        why = ended.get("reason", "")
+        if code:
+            shown = exit_reason(128 - code if 128 < code <= 128 + 64 else code)  # 137: SIGKILL
+            texts.append(shown + (f" ({why})" if why and why != "Error" else ""))
+    return "; ".join(filter(None, texts))
+
+
+def free_gpus(nodes: Iterable[Object], pods: Iterable[Object]) -> list[str]:
+    """Return for each node with GPUs that are in use how many are free, and which pods use the others.
+
+    ``pods``: of all namespaces. Such as ``node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1``.
+    """
+    users: dict[str, list[tuple[str, int]]] = {}
+    for pod in pods:
+        used = sum(_gpus(each.get("resources", {}).get("requests", {})) for each in pod["spec"].get("containers", []))
+        if used and node(pod) and pod.get("status", {}).get("phase") in ("Pending", "Running"):
+            place = f"{pod['metadata'].get('namespace', '')}/{name(pod)}"
+            users.setdefault(node(pod), []).append((place, used))
+    lines = []
+    for item in nodes:
+        total, using = _gpus(item.get("status", {}).get("allocatable", {})), users.get(name(item), [])
+        if total and using:
+            free = total - sum(used for _, used in using)
+            uses = and_more([f"{place} uses {used}" for place, used in using], _MAX_NAMED)
+            lines.append(f"{name(item)}: {free} of {total} GPUs free, {uses}")
+    return lines
+
+
+def node_state(item: Object) -> str:
+    """Return the state of a node: ``Ready``, ``NotReady (Kubelet stopped posting node status.)``, with its taints."""
+    conditions: list[Object] = item.get("status", {}).get("conditions") or []
+    ready = next((each for each in conditions if each.get("type") == "Ready"), {})
+    text = "Ready" if ready.get("status") == "True" else f"NotReady ({ready.get('message', 'no condition Ready')})"
+    taints = [str(taint.get("key", "")) for taint in item.get("spec", {}).get("taints") or []]
+    cordoned = ["SchedulingDisabled"] if item.get("spec", {}).get("unschedulable") else []
+    return ", ".join([text, *cordoned, *(f"taint {taint}" for taint in taints)])
+
+
+def _pod_reason(pod: Object, events: Sequence[Object]) -> str:
+    """Return why a pod has not started: its scheduling, its container's state, or its last warning."""
+    for each in pod.get("status", {}).get("conditions") or []:
+        if each.get("type") == "PodScheduled" and each.get("status") == "False" and each.get("message"):
+            return str(each["message"])
+    for status in _container_statuses(pod):
+        waiting = status.get("state", {}).get("waiting", {})
+        if waiting.get("reason") and waiting["reason"] not in _STARTING:
+            return f"{waiting['reason']}: {waiting.get('message', '')}".strip(" :")
+    if end := pod_end(pod):
+        return end
+    warnings = _warnings(events, name(pod))
+    return warnings[-1] if warnings else f"starting on {node(pod)}" if node(pod) else "waiting for the scheduler"
+
+
+def _reason_without_pods(workload: Object | None, events: Sequence[Object], queued: Iterable[Object]) -> str:
+    """Return why pods of a workload do not exist yet."""
+    if workload and workload.get("spec", {}).get("suspend"):
+        for item in queued:
+            for each in item.get("status", {}).get("conditions") or []:
+                if each.get("type") == "QuotaReserved" and each.get("status") == "False" and each.get("message"):
+                    return str(each["message"])
+        return "suspended: Kueue or another controller has not admitted it"
+    warnings = [text for text in _warnings(events, "") if text.startswith("FailedCreate")]
+    return warnings[-1].removeprefix("FailedCreate: ") if warnings else "not created yet"
+
+
+def _warnings(events: Sequence[Object], prefix: str) -> list[str]:
+    """Return the warnings about objects whose name starts with ``prefix``, the newest last."""
+    about = [
+        each
+        for each in events
+        if each.get("type") == "Warning" and str(each.get("involvedObject", {}).get("name", "")).startswith(prefix)
+    ]
+    about.sort(key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
+    return [f"{each.get('reason', '')}: {each.get('message', '')}" for each in about]
+
+
+def _subject(pods: Sequence[str], missing: int) -> str:
+    return and_more(list(pods), _MAX_NAMED) if pods else f"{missing} pods"
+
+
+def _message(text: str) -> Message | None:
+    return next((each for each in messages().pending if re.search(each.pattern, text)), None)
+
+
+def _container_statuses(pod: Object) -> list[Object]:
+    return list(pod.get("status", {}).get("containerStatuses") or [])
+
+
+def _ends(pod: Object) -> list[Object]:
+    """Return how the containers of a pod ended: the first time, if an operator lets them restart."""
+    states = [(each.get("lastState", {}), each.get("state", {})) for each in _container_statuses(pod)]
+    ends = [last.get("terminated") or state.get("terminated") for last, state in states]
+    return [end for end in ends if end]
+
+
+def _gpus(resources: Mapping[str, Any]) -> int:
+    value = str(resources.get(GPU_RESOURCE, "0"))
+    return int(value) if value.isdigit() else 0

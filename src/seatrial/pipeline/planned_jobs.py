@@ -1,0 +1,59 @@
+"""The config of a trial, its plan, and its jobs as text. `seatrial render` needs nothing else: no judge, no report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from seatrial.checks import catalog
+from seatrial.config import layers
+from seatrial.config.layers import CheckSchema, ResolvedTrial
+from seatrial.config.schema import Config
+from seatrial.discover.gpu import GpuFacts
+from seatrial.launch import launcher_for, runs_remotely
+from seatrial.model import Job
+from seatrial.pipeline.plan import Plan, make_plan
+from seatrial.pipeline.run_directory import Request
+from seatrial.pipeline.this_host import ThisHost, discover
+from seatrial.util.secrets import redacted
+
+
+def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> ResolvedTrial:
+    """Return the config of the trial ``trial``, with overrides and environment variables. Raises UsageError."""
+    schemas = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+    return layers.resolve(trial, overrides=overrides, environ=os.environ, schemas=schemas)
+
+
+def plan_of(request: Request, this_host: ThisHost, nodes: int | None = None, done: Sequence[str] = ()) -> Plan:
+    """Return the plan for ``nodes``, by default all, without the checks ``done``. Raises UsageError."""
+    return make_plan(
+        request.config,
+        catalog(),
+        this_host.node_gpus(request.config),
+        only=request.only,
+        skip=request.skip,
+        done=done,
+        topology=this_host.topology(request.config),
+        nodes=nodes,
+        time_limit_s=request.time_limit_s,
+        max_job_s=this_host.max_job_s(request.config),
+    )
+
+
+def planning_host(settings: Config) -> ThisHost:
+    """Return the facts of this host that a plan needs: none if the jobs run on other machines."""
+    return ThisHost({}, GpuFacts()) if runs_remotely(settings) else discover()
+
+
+def rendered_jobs(request: Request) -> tuple[tuple[Job, str], ...]:
+    """Return each job of a run with its command as text, both without secrets. Raises UsageError."""
+    plan = plan_of(request, planning_host(request.config))
+    return tuple(rendered_job(request.config, job, Path("RUN")) for job in plan.jobs)
+
+
+def rendered_job(settings: Config, job: Job, run_dir: Path) -> tuple[Job, str]:
+    """Return a job and its command as text, both without secrets."""
+    shown = job.without_secrets()
+    return shown, redacted(launcher_for(settings, job.placement).render(shown, run_dir).text)

@@ -1,0 +1,11 @@
+"""The name of this node in measurements and messages."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+
+def node_name() -> str:
+    """Return the host name; in a pod, whose host name is its own, the name of its node from SEATRIAL_NODE."""
+    return os.environ.get("SEATRIAL_NODE") or socket.gethostname()

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.checks.kubernetes import _probe_pods
+from seatrial.checks.kubernetes.pods import CHECK
+from seatrial.discover.pod_probe import peers
+from seatrial.model import Outcome
+from tests.checks.kubernetes.fake_cluster import KubernetesRunner, Object
+from tests.fakes.slurm import judge, run_check
+
+FAIL, ERROR = Outcome.FAIL, Outcome.ERROR
+FINDINGS = {
+    "gpus": "8",
+    "shm_kib": "16777216",
+    "memlock_kib": "unlimited",
+    "memory_kib": "2113411308",
+    "capabilities": "0000000000000000",
+    "probed": "1",
+}
+
+
+class Probes(KubernetesRunner):
+    """Four probe pods on gpu0 to gpu3; tests change what they find and their states, by node."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        super().__init__(CHECK, monkeypatch, folder)
+        self.findings: dict[str, dict[str, str]] = {f"gpu{index}": dict(FINDINGS) for index in range(4)}
+        self.rdma: dict[str, list[str]] = {}
+        self.unresolved: dict[str, list[int]] = {}
+        self.states: dict[str, Object] = {}  # containerStatuses[0].state
+        self.unscheduled: set[str] = set()
+        self.cluster.probe_pods, self.cluster.log = self.pods, self.log
+        self.use_clock(monkeypatch)
+
+    def pods(self, job: Object) -> list[Object]:
+        return [self._pod(job, index, node) for index, node in enumerate(self.findings)]
+
+    def _pod(self, job: Object, index: int, node: str) -> Object:
+        name, scheduled = f"{job['metadata']['name']}-{index}-x5crl", node not in self.unscheduled
+        message = "" if scheduled else "0/5 nodes are available: 5 Insufficient nvidia.com/gpu."
+        condition = {
+            "type": "PodScheduled",
+            "status": "True" if scheduled else "False",
+            "reason": "" if scheduled else "Unschedulable",
+            "message": message,
+            "lastTransitionTime": "2026-11-20T09:20:53Z",
+        }
+        state = self.states.get(node, {"running": {"startedAt": "2026-11-20T09:21:23Z"}})
+        statuses = [{"name": "seatrial", "state": state}] if scheduled else []
+        status = {"phase": "Running", "conditions": [condition], "containerStatuses": statuses}
+        return {"metadata": {"name": name}, "spec": {"nodeName": node} if scheduled else {}, "status": status}
+
+    def log(self, job: Object) -> str:
+        lines = []
+        for index, (node, findings) in enumerate(self.findings.items()):
+            prefix = f"[pod/{job['metadata']['name']}-{index}-x5crl/seatrial] "
+            if node in self.unscheduled or "running" not in self.states.get(node, {"running": {}}):
+                lines.append("error: container is waiting to start")
+                continue
+            rows = [f"{key}={value}" for key, value in findings.items()]
+            rows += [f"rdma={device}" for device in self.rdma.get(node, ())]
+            resolved = [peer for peer in peers(index, len(self.findings)) if peer not in self.unresolved.get(node, ())]
+            rows += [f"resolved={job['metadata']['name']}-{peer}" for peer in resolved]
+            lines += [prefix + row for row in [*rows, *([] if self.unresolved.get(node) else ["end=1"])]]
+        return "\n".join(lines)
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Probes:
+    return Probes(monkeypatch, tmp_path)
+
+
+def fact(probes: Probes, name: str) -> Any:
+    return probes.measure().facts[name]
+
+
+def values(probes: Probes) -> dict[tuple[str, str], float]:
+    return {(metric.name, metric.subject): metric.value for metric in probes.measure().metrics}
+
+
+def test_healthy_pods(probes: Probes) -> None:
+    assert probes.not_passed() == {}
+    assert values(probes)["gpus_seen", "gpu2"] == 8
+    assert values(probes)["start_seconds", "gpu2"] == 30
+
+
+def test_rules_of_rdma_do_not_apply_without_rdma(probes: Probes) -> None:
+    verdicts = {v.metric: v.outcome for v in judge(CHECK, probes.measure())}
+    assert (verdicts["rdma_devices_missing"], verdicts["memlock_unlimited"]) == (Outcome.SKIP, Outcome.SKIP)
+
+
+def test_gpus_of_one_pod_are_missing(probes: Probes) -> None:
+    probes.findings["gpu1"]["gpus"] = "7"
+    del probes.findings["gpu3"]["gpus"]
+    probes.findings["gpu3"]["gpu_error"] = "Failed to initialize NVML: Unknown Error "
+    assert probes.not_passed() == {"gpus_missing gpu1": FAIL, "gpus_missing gpu3": FAIL}
+    assert values(probes)["gpus_missing", "gpu3"] == 8
+    assert fact(probes, "gpu_errors") == {"gpu3": "Failed to initialize NVML: Unknown Error"}
+
+
+def test_shm_and_rdma(probes: Probes) -> None:
+    """64 MiB is the default of container runtimes; the limit of locked memory is 8 MiB."""
+    probes.rdma = {node: ["mlx5_0", "mlx5_1"] for node in probes.findings}
+    probes.findings["gpu0"]["shm_kib"] = "65536"
+    probes.findings["gpu1"]["memlock_kib"] = "8192"
+    probes.findings["gpu2"] |= {"memlock_kib": "8192", "capabilities": "0000000000004000"}
+    probes.rdma["gpu3"] = ["mlx5_0"]
+    assert probes.not_passed() == {
+        "shm_bytes gpu0": FAIL,
+        "memlock_unlimited gpu1": FAIL,
+        "rdma_devices_missing gpu3": FAIL,
+    }
+
+
+def test_requested_rdma_devices_are_nowhere(probes: Probes) -> None:
+    probes.cluster.settings["overlay"] = {"resources": {"rdma/ib": 1}}
+    assert probes.not_passed() == {f"rdma_devices_missing gpu{index}": FAIL for index in range(4)}
+
+
+def test_a_name_that_does_not_resolve(probes: Probes) -> None:
+    probes.unresolved = {"gpu2": [0, 1]}
+    assert probes.not_passed() == {"names_unresolved gpu2": FAIL}
+    assert probes.cluster.now == pytest.approx(_probe_pods.PROBE_S + _probe_pods.RESOLVE_S, abs=_probe_pods.POLL_S)
+    (names,) = fact(probes, "unresolved").values()
+    assert [name.rpartition("-")[2] for name in names] == ["0", "1"]
+
+
+def test_image_without_getent(probes: Probes) -> None:
+    for findings in probes.findings.values():
+        findings["dns_error"] = "the image has no getent"
+    probes.unresolved = {node: [0, 1, 2, 3] for node in probes.findings}
+    verdicts = {v.metric: v for v in judge(CHECK, probes.measure())}
+    assert verdicts["names_unresolved"].outcome is Outcome.SKIP
+
+
+def test_image_that_one_node_cannot_pull(probes: Probes) -> None:
+    message = 'Back-off pulling image "registry.example/seatrial:1"'
+    probes.states["gpu1"] = {"waiting": {"reason": "ImagePullBackOff", "message": message}}
+    assert probes.not_passed() == {"pods_missing": FAIL, "started gpu1": FAIL}
+    facts: dict[str, Any] = probes.measure().facts
+    (state,) = facts["not_started"].values()
+    assert state.endswith(f"ImagePullBackOff: {message}")
+    assert facts["unresolved"] == {}  # the pod that did not start has no name
+
+
+def test_pod_without_a_node(probes: Probes) -> None:
+    probes.unscheduled = {"gpu3"}
+    assert probes.not_passed() == {"pods_missing": FAIL}
+    (state,) = fact(probes, "not_started").values()
+    assert state.endswith("Unschedulable: 0/5 nodes are available: 5 Insufficient nvidia.com/gpu.")
+
+
+def test_command_that_does_not_start(probes: Probes) -> None:
+    """The kubelet sets the time of such a start to 1970."""
+    probes.states["gpu0"] = {"terminated": {"reason": "StartError", "startedAt": "1970-01-01T00:00:00Z"}}
+    assert probes.not_passed() == {"pods_missing": FAIL, "started gpu0": FAIL}
+
+
+def test_no_pod_at_all(probes: Probes) -> None:
+    """A quota refuses the pods; only the event of the Job has the reason."""
+    message = 'Error creating: pods "seatrial-probe-1-0-x" is forbidden: exceeded quota: team'
+    probes.findings = {}
+    probes.cluster.log = lambda _job: ""
+
+    def events(job: Object) -> list[Object]:
+        involved = {"kind": "Job", "name": job["metadata"]["name"]}
+        probes.cluster.events = [
+            {"involvedObject": involved, "type": "Warning", "reason": "FailedCreate", "message": message}
+        ]
+        return []
+
+    probes.cluster.probe_pods = events
+    bad = probes.not_passed()
+    assert bad.pop("pods_missing") is FAIL
+    assert set(bad.values()) == {ERROR}
+    assert fact(probes, "warnings") == [message]
+
+
+def test_pull_time(probes: Probes) -> None:
+    """gpu3 has the image already; the event of another pod does not count."""
+    message = 'Successfully pulled image "registry.example/seatrial:1" in 27.88s (27.88s including waiting).'
+
+    def with_events(job: Object) -> list[Object]:
+        names = [f"{job['metadata']['name']}-2-x5crl", f"{job['metadata']['name']}-3-x5crl", "other-0-x"]
+        messages = [message, 'Container image "registry.example/seatrial:1" already present on machine', message]
+        probes.cluster.events = [
+            {"involvedObject": {"name": name}, "type": "Normal", "reason": "Pulled", "message": text}
+            for name, text in zip(names, messages, strict=True)
+        ]
+        return probes.pods(job)
+
+    probes.cluster.probe_pods = with_events
+    pulls = {subject: value for (name, subject), value in values(probes).items() if name == "image_pull_seconds"}
+    assert pulls == {"gpu2": 27.88}
+
+
+def test_events_that_the_user_may_not_list(probes: Probes) -> None:
+    probes.cluster.forbidden = {"events"}
+    assert probes.not_passed() == {}
+
+
+def test_pod_without_findings(probes: Probes) -> None:
+    probes.findings["gpu0"] = {"gpus": "8"}
+    measurement = probes.measure()
+    assert "on gpu0" in (measurement.error or "")
+    assert set(probes.not_passed().values()) == {ERROR}
+
+
+def test_lines_of_others_in_a_log_are_ignored(probes: Probes) -> None:
+    log = probes.log
+    probes.cluster.log = lambda job: "gpus=0\n[pod/other-0-x/main] gpus=0\n[pod/x] \ud7ff\n" + log(job)
+    assert probes.not_passed() == {}
+
+
+def test_another_launcher(tmp_path: Path) -> None:
+    assert run_check(CHECK, tmp_path).skipped == "the launcher is not kubernetes"

@@ -1,0 +1,58 @@
+"""`seatrial render`: documents for kubectl, and what it imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.processes import call
+
+KINDS = {"kubernetes": ["Service", "Job"], "jobset": ["JobSet"], "trainjob": ["TrainJob"]}
+OPTIONS = ("--nodes", "2", "--gpus-per-node", "8", "--set", "kubernetes.image=a/b")
+
+
+@pytest.mark.parametrize("workload", KINDS)
+def test_kubernetes_objects_are_one_file_of_documents(workload: str, tmp_path: Path) -> None:
+    """Without kubectl; the job of this host, a script, is a comment in it."""
+    trial = tmp_path / "t.yaml"
+    trial.write_text("checks: {host.inventory: , train.ddp: , slurm.controller: }\n")
+    code, out, err = call("render", workload, trial, *OPTIONS, env={"PATH": "/usr/bin:/bin"})
+    assert code == 0, err
+    documents = list(yaml.safe_load_all(out))
+    assert [each["kind"] for each in documents] == KINDS[workload] * 2
+    assert "# job control runs on the host of `seatrial run`: slurm.controller" in out
+    assert len({(each["kind"], each["metadata"]["name"]) for each in documents}) == len(documents)
+
+
+def test_wrong_options_are_refused() -> None:
+    assert (
+        "--gpus-per-node is required with --launcher kubernetes"
+        in call("render", "kubernetes", "quick", *OPTIONS[4:])[2]
+    )
+    assert "--out requires torchrun" in call("render", "kubernetes", "quick", *OPTIONS, "--out", "x")[2]
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "kubernetes"])
+def test_render_imports_neither_judge_nor_report(launcher: str, tmp_path: Path) -> None:
+    """They take half of its time. GPUs and software of this host are not read either: the jobs run on others."""
+    program = """
+import sys
+from seatrial.cli import main
+from seatrial.discover import gpu, host
+gpu.read_with_timeout = host.read = None
+try:
+    main()
+finally:
+    packages = ("analysis", "diagnose", "drill", "judge", "report", "pipeline.run", "pipeline.preview")
+    heavy = {"jsonschema", "numpy", "pynvml", "rich", "torch", *(f"seatrial.{name}" for name in packages)}
+    print(*sorted(heavy & set(sys.modules)), file=sys.stderr)
+"""
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    argv = [sys.executable, "-c", program, "render", launcher, "quick", *OPTIONS]
+    done = subprocess.run(argv, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (0, "")

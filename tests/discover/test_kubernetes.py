@@ -1,0 +1,106 @@
+"""Nodes, pods and events of the Kubernetes API."""
+
+from __future__ import annotations
+
+import pytest
+
+from seatrial.discover.kubernetes import device_count, parse_events, parse_nodes, parse_pods, terms
+from seatrial.model import SeatrialError
+
+
+@pytest.mark.parametrize(("text", "count"), [("8", 8), ("0", 0), ("1k", 1000), ("2Ki", 2048), ("1M", 10**6)])
+def test_device_count(text: str, count: int) -> None:
+    assert device_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "eight", "-1", "7.5", "500m", "1e3"])
+def test_a_number_of_devices_is_a_whole_number(text: str) -> None:
+    with pytest.raises(SeatrialError, match="whole number"):
+        device_count(text)
+
+
+def test_a_node_with_the_least_fields() -> None:
+    """A node that has just registered; the driver version is that of older releases of GPU Feature Discovery."""
+    labels = {
+        f"nvidia.com/cuda.driver.{key}": value for key, value in {"major": "460", "minor": "73", "rev": "01"}.items()
+    }
+    node = {"metadata": {"name": "n"}, "status": {"nodeInfo": {"kubeletVersion": "v1.34.1"}}}
+    (bare,) = parse_nodes([node])
+    assert (bare.ready.status, bare.has_gpus, bare.driver_version, bare.allocatable("nvidia.com/gpu")) == (
+        "Unknown",
+        False,
+        None,
+        0,
+    )
+    (labelled,) = parse_nodes([{**node, "metadata": {"name": "n", "labels": labels}}])
+    assert labelled.driver_version == "460.73.01"
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "started"),
+    [
+        ({"phase": "Pending"}, "p: Pending", False),
+        ({"phase": "Failed", "reason": "Evicted"}, "p: Evicted", False),
+        (
+            {"containerStatuses": [{"name": "c", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]},
+            "p: CrashLoopBackOff",
+            False,
+        ),
+        (
+            {
+                "phase": "Pending",
+                "initContainerStatuses": [
+                    {"name": "i", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no"}}}
+                ],
+                "containerStatuses": [{"name": "c", "state": {"waiting": {"reason": "PodInitializing"}}}],
+            },
+            "p: ImagePullBackOff: no",
+            False,
+        ),
+        (
+            {
+                "phase": "Running",
+                "containerStatuses": [{"name": "c", "state": {"running": {"startedAt": "2026-11-20T09:21:23Z"}}}],
+            },
+            "p: Running",
+            True,
+        ),
+    ],
+)
+def test_state_of_a_pod(status: dict[str, object], text: str, started: bool) -> None:
+    (pod,) = parse_pods([{"metadata": {"name": "p"}, "status": status}])
+    assert (str(pod), pod.started, pod.start_s) == (text, started, None)
+
+
+@pytest.mark.parametrize(
+    ("message", "seconds"),
+    [
+        ('Successfully pulled image "nginx" in 27.88s (27.88s including waiting). Image size: 68507108 bytes.', 27.88),
+        (
+            'Successfully pulled image "ghcr.io/x:latest" in 312ms (312ms including waiting). Image size: 1 bytes.',
+            0.312,
+        ),
+        ('Successfully pulled image "web:0.1" in 6.122254288s', 6.122254288),
+        ('Successfully pulled image "nvcr.io/nvidia/pytorch:25.10-py3" in 4m12.5s (4m12.5s including waiting)', 252.5),
+        ('Container image "nginx" already present on machine', None),
+        ('Successfully pulled image "nginx:1.7.9"', None),  # before 1.20
+    ],
+)
+def test_pull_time(message: str, seconds: float | None) -> None:
+    """Messages of kubelets; file 11306852934 and others of a public index of GitHub repositories."""
+    (event,) = parse_events([{"involvedObject": {"name": "p"}, "reason": "Pulled", "message": message}])
+    assert event.pull_s == (pytest.approx(seconds) if seconds else None)
+
+
+@pytest.mark.parametrize(
+    "node", [{}, {"metadata": {"name": "n"}}, {"metadata": {"name": "n"}, "status": {"nodeInfo": 7}}]
+)
+def test_what_is_no_node_is_an_error(node: dict[str, object]) -> None:
+    with pytest.raises(SeatrialError, match="invalid Node"):
+        parse_nodes([node])
+
+
+def test_terms() -> None:
+    assert terms().bad_conditions["NebiusGPUError"] == "True"
+    assert terms().bad_conditions["AcceleratedHardwareReady"] == "False"
+    assert "nvidia.com/gpu.clique" in terms().topology_prefixes

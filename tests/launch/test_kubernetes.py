@@ -1,0 +1,69 @@
+"""The Kubernetes launcher: permissions, operators, refused objects, and the objects that it creates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from seatrial.launch import check_access, node_prefix
+from seatrial.launch.kubernetes import KubernetesLauncher
+from seatrial.launch.kubernetes_job import label_value
+from seatrial.model import UsageError
+from tests.launch.on_fake_cluster import FORBIDDEN, JOB, Attempt, both, settings
+
+
+def test_refused_object_leaves_no_other(attempt: Attempt) -> None:
+    result = attempt.run(create_errors={"Job": FORBIDDEN})
+    assert "(Forbidden): jobs.batch is forbidden: exceeded quota: jobs" in result.cause
+    assert any(call.endswith("--wait=false") and "delete jobs.batch,services" in call for call in attempt.cluster.calls)
+
+
+def test_objects_of_others_with_the_same_name_stay(attempt: Attempt) -> None:
+    service = next(yaml.safe_load_all(KubernetesLauncher(settings()).render(JOB, attempt.run_dir).text))
+    other = {"kind": "Service", "metadata": {"name": service["metadata"]["name"], "uid": "1", "labels": {}}}
+    result = attempt.run(objects=[other])
+    assert "exists already and is not of this run; it is left unchanged" in result.cause
+    assert attempt.cluster.objects == [other]
+
+
+def test_token_is_in_objects_but_not_in_the_shown_command(attempt: Attempt) -> None:
+    attempt.run(pods=both("image_missing"))
+    folder = attempt.run_dir / "jobs" / "nodes" / "attempt1"
+    objects = list(yaml.safe_load_all((folder / "objects.yaml").read_text()))
+    (container,) = objects[1]["spec"]["template"]["spec"]["containers"]
+    (token,) = [each["value"] for each in container["env"] if each["name"] == "SEATRIAL_TOKEN"]
+    assert token not in (folder / "command.sh").read_text()
+    assert (folder / "objects.yaml").stat().st_mode & 0o077 == 0
+    for item in (*objects, objects[1]["spec"]["template"]):
+        assert item["metadata"]["labels"]["seatrial.dev/token"] == label_value(token)
+    assert "seatrial.dev/token" not in objects[0]["spec"]["selector"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "workload", "expected"),
+    [
+        ({"refused": ["create jobs.batch", "get pods/log"]}, "job", "may not create jobs.batch, get pods/log in names"),
+        ({}, "jobset", "the cluster has no jobsets of jobset.x-k8s.io: install JobSet"),
+        ({}, "trainjob", "install Kubeflow Trainer, or set kubernetes.workload to job"),
+    ],
+)
+def test_missing_permissions_and_operators_are_found_before_the_first_job(
+    attempt: Attempt, scenario: dict[str, Any], workload: str, expected: str
+) -> None:
+    attempt.install(**scenario)
+    with pytest.raises(UsageError, match=expected):
+        check_access(settings(workload=workload))
+
+
+def test_no_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(UsageError, match="command -v kubectl"):
+        check_access(settings())
+
+
+def test_command_on_a_node() -> None:
+    prefix = node_prefix(settings(context="gpu"))
+    assert prefix.startswith("kubectl --context=gpu --namespace=ml debug ")
+    assert prefix.endswith(" node/{node} -- chroot /host")

@@ -1,0 +1,101 @@
+"""A workload on a fake cluster: pods that do not start, that fail, and an API server that does not answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from seatrial.checks import catalog
+from seatrial.config.schema import Environment, Limits
+from seatrial.launch import cancel_earlier_jobs, kubernetes_job
+from seatrial.launch.kubernetes import KubernetesLauncher
+from seatrial.launch.kubernetes_job import TOKEN
+from seatrial.launch.watch import run_job
+from seatrial.model import JobState, Preflight
+from tests.launch.on_fake_cluster import JOB, NODES, NOTEBOOK, Attempt, both, settings
+from tests.launch.test_pod_states import QUEUED, QUOTA
+
+
+@pytest.mark.parametrize(
+    ("scenario", "expected"),
+    [
+        ({"pods": both("taint")}, ["untolerated taint {gpu: }", "queue_s is 0.5 s", "Run first: kubectl get nodes"]),
+        ({"pods": both("claim_not_bound")}, ["unbound immediate PersistentVolumeClaims", "kubectl describe pvc -n ml"]),
+        ({"pods": both("image_missing")}, ["the registry has no such image", "waiting will not help", "on/seatrial:9"]),
+        (
+            {"no_pods": True, "events": [QUOTA]},
+            ["the namespace's quota does not allow", "used: requests.nvidia.com/gpu=8"],
+        ),
+        (
+            {"suspend": True, "kinds": ["Workload"], "queued": QUEUED},
+            ["Kueue has not admitted", "insufficient quota for nv"],
+        ),
+    ],
+    ids=["taint", "claim", "image", "quota", "kueue"],
+)
+def test_pending_job_ends_with_its_reason(attempt: Attempt, scenario: dict[str, Any], expected: list[str]) -> None:
+    result = attempt.run(**scenario)
+    assert result.state is JobState.TIMEOUT
+    for text in expected:
+        assert text in result.cause.replace("registry.example", "on")
+    assert [error[0] for error in attempt.listener.errors] == ["host.inventory"] * 2
+
+
+def test_pending_job_names_the_node_whose_gpus_are_in_use(attempt: Attempt) -> None:
+    result = attempt.run(settings(gpus=8), pods=both("gpus_in_use"), objects=[*NODES, NOTEBOOK])
+    assert "2 Insufficient nvidia.com/gpu" in result.cause
+    assert "node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1" in result.cause
+    assert any("waiting: Job seatrial-" in status for status in attempt.listener.statuses)
+    assert NOTEBOOK in attempt.cluster.objects
+
+
+@pytest.mark.parametrize(
+    ("pods", "scenario", "expected"),
+    [
+        ({"0": "evicted", "1": "succeeded"}, {}, ["1 of 2 pods succeeded", "on node-a: Evicted: The node was low on"]),
+        ({"0": "out_of_memory", "1": "creating"}, {}, ["BackoffLimitExceeded", "killed by SIGKILL (OOMKilled)"]),
+        ({"0": "creating", "1": "creating"}, {"deadline_s": 0}, ["DeadlineExceeded: Job was active longer"]),
+    ],
+    ids=["evicted", "memory", "deadline"],
+)
+def test_failed_job_names_pods_nodes_and_reasons(
+    attempt: Attempt, pods: dict[str, str], scenario: dict[str, Any], expected: list[str]
+) -> None:
+    result = attempt.run(pods={index: both(name)["0"] for index, name in pods.items()}, **scenario)
+    assert result.state is JobState.FAILED
+    for text in expected:
+        assert text in result.cause
+    assert result.scheduler_id.startswith("seatrial-")
+
+
+def test_failed_preflight_of_the_pods_names_their_nodes(attempt: Attempt) -> None:
+    config = settings(queue_s=60).model_copy(update={"environment": Environment(source="/nonexistent/env.sh")})
+    preflight = Preflight(version="0", torch=False, gpus=0, hf_cache=False)
+    attempt.monkeypatch.setattr(kubernetes_job, "_COLLECT_LIMIT_S", 60.0)
+    result = attempt.run(config, job=JOB.model_copy(update={"preflight": preflight}))
+    assert result.state is JobState.REFUSED
+    assert result.failed_subject == "node-a, node-b"
+    assert result.cause.startswith("environment.source /nonexistent/env.sh is not readable")
+
+
+def test_api_server_that_does_not_answer_for_long_ends_the_job(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_job, "_OUTAGE_MESSAGE_S", 0.0)
+    monkeypatch.setattr(kubernetes_job, "_OUTAGE_LIMIT_S", 0.3)
+    monkeypatch.setattr(kubernetes_job, "_DELETE_LIMIT_S", 0.5)
+    attempt.install(
+        pods=both("creating"), unreachable="Unable to connect to the server: net/http: TLS handshake timeout"
+    )
+    launcher = KubernetesLauncher(settings())
+    results = list(run_job(launcher, JOB, attempt.run_dir, Limits(), catalog(), attempt.listener))
+    assert "TLS handshake timeout" in results[0].cause
+    assert "still exists" in results[0].cause
+    folder = attempt.run_dir / "jobs" / "nodes" / "attempt1"
+    assert (folder / TOKEN).exists()  # a resumed run deletes what is left
+    attempt.install(pods={}, objects=attempt.cluster.objects)
+    assert list(cancel_earlier_jobs(settings(), attempt.run_dir))
+    assert attempt.cluster.left_behind() == []
+    assert not (folder / TOKEN).exists()
+    assert list(cancel_earlier_jobs(settings(), attempt.run_dir)) == []

@@ -1,0 +1,120 @@
+"""Whole trials through the fake kubectl, which runs the pods as processes: verdict, Ctrl-C, SIGKILL and a lost node.
+
+KILL_MOMENTS: at how many random moments a trial of two jobs is killed and resumed; by default at two, of one job.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from seatrial.model import DecisionValue
+from tests.fakes.kubectl import Cluster
+from tests.processes import Program, load, ranks_in_check, until
+
+pytestmark = pytest.mark.cluster
+
+CHECK = "collectives.all_reduce"
+TRIAL = """
+launcher: kubernetes
+cluster: {nodes: 2, gpus_per_node: 0}
+limits: {heartbeat_timeout_s: 20}
+kubernetes: {image: registry.example/seatrial:1, namespace: ml}
+checks:
+  host.inventory:
+"""
+RANKS = "  collectives.all_reduce: {options: {sizes: [1MiB], min_seconds_per_size: SECONDS}}\n"
+MOMENTS = os.environ.get("KILL_MOMENTS", "")
+# output of a pod in the format of results, without the token and with the token of another run
+NOISE = ["garbage \x1b[31m", "0 .all 2", "f" * 32 + " 1 0 .all 2", "f" * 32 + " 2 1 .all 2"]
+
+
+class Site:
+    """A cluster of two nodes, and a run directory on this host."""
+
+    def __init__(self, folder: Path) -> None:
+        # pods of concurrent tests are processes of one host: the port of their rendezvous depends on this name
+        self.out = folder / f"run-{os.urandom(4).hex()}"
+        self.folder, self.cluster = folder, Cluster(folder / "cluster")
+
+    def started(self, seconds: float | None, **scenario: object) -> Program:
+        """Start a trial; ``seconds`` of all-reduce, or None for no such check."""
+        self.cluster.install(self.folder / "bin", **scenario)
+        trial = self.folder / "trial.yaml"
+        trial.write_text(TRIAL if seconds is None else TRIAL + RANKS.replace("SECONDS", str(seconds)))
+        return self.program("run", trial, "--out", self.out)
+
+    def program(self, *arguments: str | Path) -> Program:
+        return Program(*arguments, env={"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"})
+
+    def nothing_is_left(self) -> None:
+        assert self.cluster.left_behind() == []
+        assert self.cluster.unexpected_calls == []
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    created = Site(tmp_path)
+    yield created
+    created.cluster.stop()
+
+
+def test_trial_reaches_its_verdict_over_streams_that_break(site: Site) -> None:
+    code, out, err = site.started(0.2, cut=[5, 0, 40, 30], noise=NOISE).finish()
+    assert code == 0, err
+    record = load(site.out)
+    assert record.decision.value is DecisionValue.ACCEPTED
+    assert {measured.subject for measured in record.measurements if measured.check == "host.inventory"} == {
+        "node-a",
+        "node-b",
+    }
+    assert len([measured for measured in record.measurements if measured.check == CHECK]) == 4
+    assert [result.nodelist for result in record.results] == ["node-a,node-b"] * 2
+    assert "2 nodes" in out
+    site.nothing_is_left()
+
+
+def test_ctrl_c_deletes_everything(site: Site) -> None:
+    program = site.started(None)
+    until(lambda: any(" logs " in call for call in site.cluster.calls))
+    program.process.send_signal(signal.SIGINT)
+    code, _, err = program.finish()
+    assert code == 130, err
+    site.nothing_is_left()
+
+
+def test_lost_node_is_named_and_its_pod_deleted(site: Site) -> None:
+    program = site.started(120)
+    until(lambda: ranks_in_check(site.out, "ranks", CHECK, 4), seconds=240)
+    site.cluster.lose_node("node-b")
+    code, _, err = program.finish()
+    assert code == 3, err
+    record = load(site.out)
+    assert record.results[-1].failed_subject == "node-b"
+    assert "kubectl describe node node-b" in record.results[-1].cause
+    site.nothing_is_left()
+
+
+@pytest.mark.parametrize("moment", range(int(MOMENTS or 2)))
+def test_run_that_is_killed_at_a_random_moment_is_resumed(site: Site, moment: int) -> None:
+    choice = random.Random(os.urandom(8))
+    seconds = 0.2 if MOMENTS else None
+    calls, delay_s = choice.randint(8, 36 if MOMENTS else 15), choice.random()  # of about 45 or 20 in all
+    program = site.started(seconds)
+    until(lambda: program.process.poll() is not None or len(site.cluster.calls) >= calls)
+    time.sleep(delay_s)
+    program.process.kill()
+    program.finish()
+    print(f"moment {moment}: killed after {calls} calls and {delay_s:.2f} s; left:", site.cluster.left_behind(0))
+    resumed = site.program("run", "--resume", site.out) if site.out.exists() else site.started(seconds)
+    code, _, err = resumed.finish()
+    assert code == 0, err
+    assert load(site.out).decision.value is DecisionValue.ACCEPTED
+    assert len(load(site.out).measurements) == (6 if MOMENTS else 2)
+    site.nothing_is_left()
