@@ -16,8 +16,8 @@ from seatrial.launch.site_folder import Setting, Site, render
 from seatrial.pipeline import site as site_pipeline
 from tests import paths
 
-UNKNOWN = Setting(None, "Slurm could not be read")
-KNOWN = Site(
+NOT_READ = Setting(None, "Slurm could not be read")
+COMPLETE = Site(
     folder='/shared/it\'s "our" site',
     venv=Setting("/shared/my venv", "--venv"),
     partition=Setting("gpu", "Slurm's default partition"),
@@ -26,9 +26,17 @@ KNOWN = Site(
     gpus_per_node=Setting(8, "Gres of the nodes of partition gpu"),
 )
 SITES = {
-    "known": KNOWN,
-    "unknown": Site("/shared/site", *[UNKNOWN] * 5, slurm_error="no slurm.conf. Run first: ls -l /etc/slurm"),
-    "cpu-only": KNOWN._replace(
+    "complete": COMPLETE,
+    "without-slurm": COMPLETE._replace(
+        folder="/shared/site",
+        venv=Setting(None, "seatrial does not run in a virtual environment"),
+        partition=NOT_READ,
+        account=NOT_READ,
+        nodes=NOT_READ,
+        gpus_per_node=NOT_READ,
+        slurm_error="no slurm.conf. Run first: ls -l /etc/slurm",
+    ),
+    "cpu-only": COMPLETE._replace(
         folder="/shared/site", nodes=Setting(1, "--nodes"), gpus_per_node=Setting(0, "--gpus-per-node")
     ),
 }
@@ -42,9 +50,8 @@ def resolved(path: str | Path) -> ResolvedTrial:
 @pytest.mark.parametrize("name", SITES)
 def test_files_match_golden_files(name: str) -> None:
     files = render(SITES[name])
-    files["site.yaml"] = (
-        files["site.yaml"].partition("\nchecks:\n")[0] + "\n"
-    )  # the checks are those of acceptance.yaml
+    # without the checks, which are those of acceptance.yaml
+    files["site.yaml"] = files["site.yaml"].partition("\nchecks:\n")[0] + "\n"
     text = "".join(f"===== {path}\n{content}" for path, content in sorted(files.items()))
     golden = paths.GOLDEN / "site" / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -69,8 +76,8 @@ def test_trials_are_valid_and_accept_what_acceptance_accepts(name: str, tmp_path
     assert trial.config.launcher == "slurm"
     assert trial.config.environment.source == f"{SITES[name].folder}/env.sh"
     set_here = {key: trial.origins[key] != "default" for key in ("cluster.nodes", "slurm.partition")}
-    assert set(set_here.values()) == {name != "unknown"}
-    if name == "known":
+    assert set(set_here.values()) == {name != "without-slurm"}
+    if name == "complete":
         config = trial.config
         assert (config.cluster.nodes, config.cluster.gpus_per_node) == (4, 8)
         assert (config.slurm.partition, config.slurm.account) == ("gpu", "ops")
@@ -84,7 +91,7 @@ def test_trials_are_valid_and_accept_what_acceptance_accepts(name: str, tmp_path
 
 def test_bash_reads_hostile_paths_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / 'it\'s "our" $(touch pwned) `touch pwned` site'
-    site_pipeline.write(folder, render(KNOWN._replace(folder=str(folder), venv=UNKNOWN)))
+    site_pipeline.write(folder, render(COMPLETE._replace(folder=str(folder), venv=NOT_READ)))
     code = f'source {shlex.quote(str(folder / "env.sh"))}; printf \'%s|\' "$REPO_ROOT" "$RUNS_ROOT" "$HF_HOME"'
     done = subprocess.run(["bash", "-euc", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split("|")[:3] == [str(folder), f"{folder}/runs", f"{folder}/huggingface"]
@@ -92,7 +99,7 @@ def test_bash_reads_hostile_paths_unchanged(tmp_path: Path) -> None:
 
 
 def test_configs_of_the_workloads_exist() -> None:
-    for site in (KNOWN, SITES["cpu-only"]):
+    for site in (COMPLETE, SITES["cpu-only"]):
         for text in render(site).values():
             for line in text.splitlines():
                 if line.startswith("config=${1:-"):

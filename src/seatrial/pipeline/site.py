@@ -81,9 +81,9 @@ def _venv() -> Setting:
 def _from_slurm(partition: Setting | None) -> dict[str, Setting]:
     """Return partition, nodes and gpus_per_node. Raises SlurmUnavailable, SlurmRefused, ValueError or UsageError."""
     partitions, nodes = slurm.partitions(), slurm.nodes()
-    if partition and partition.value not in {known.name for known in partitions}:
-        names = ", ".join(known.name for known in partitions)
-        raise UsageError(f"--partition {partition.value}: Slurm has {names or 'no partitions'}")
+    names = [listed.name for listed in partitions]
+    if partition and partition.value not in names:
+        raise UsageError(f"--partition {partition.value}: Slurm has {', '.join(names) or 'no partitions'}")
     partition = partition or _partition(partitions, nodes)
     if partition.value is None:
         unknown = Setting(None, "depends on the partition, which is not known")
