@@ -65,7 +65,7 @@ _WORKLOADS = (
         "Qwen2-7B learns to call functions (LoRA, ZeRO-3; FSDP2 without DeepSpeed), scored before and after",
         nodes=1,
         gpus=0,
-        minutes=120,
+        minutes=60,
         config="function-calling-qwen2-7b",
         evaluated=True,
     ),
