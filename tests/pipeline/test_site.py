@@ -102,3 +102,9 @@ def test_a_folder_that_appears_meanwhile_is_kept(tmp_path: Path, monkeypatch: py
     with pytest.raises(UsageError, match="another process created it meanwhile"):
         site.write(folder, {"env.sh": "ours"})
     assert [path.name for path in tmp_path.rglob("*")] == ["site", "other"]
+
+
+@pytest.mark.parametrize("option", ["partition", "account", "venv"])
+def test_values_of_several_lines_are_refused(option: str) -> None:
+    with pytest.raises(UsageError, match=f"--{option}"):
+        site.describe(Path("/s"), no_options(**{option: "a\n#SBATCH --uid=0"}))

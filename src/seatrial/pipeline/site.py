@@ -23,8 +23,11 @@ _MAX_NAMES = 10  # of existing files in a message
 def describe(folder: Path, options: dict[str, str | int | None]) -> Site:
     """Return the site with the values of ``options`` (keys: settings of Site); the others are read from Slurm.
 
-    Raises UsageError if Slurm lists no such partition.
+    Raises UsageError if Slurm lists no such partition, or for a value that would end a line of a script.
     """
+    for key, value in options.items():
+        if isinstance(value, str) and not value.isprintable():
+            raise UsageError(f"--{key} {value!r}: expected one line of printable characters")
     given = {key: Setting(value, f"--{key.replace('_', '-')}") for key, value in options.items() if value is not None}
     settings = {"venv": _venv(), "account": Setting(None, "by default the account that Slurm has for the user")}
     error = ""
