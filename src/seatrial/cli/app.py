@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from seatrial import __version__
-from seatrial.cli import files, machine, training, trial
+from seatrial.cli import files, machine, site, training, trial
 from seatrial.cli.drill import drill
 from seatrial.cli.examples import EXAMPLES
 from seatrial.cli.explain import explain
@@ -66,6 +66,7 @@ for command in (
     drill,
     trial.schema,
     files.migrate,
+    site.init,
 ):
     app.command(epilog=EXAMPLES[command.__name__])(command)
 baseline.command(epilog=EXAMPLES["learn"])(trial.learn)

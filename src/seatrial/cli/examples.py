@@ -44,5 +44,8 @@ EXAMPLES = {
     ),
     "drill": _examples("drill --list", "drill rank-killed", "drill cpu --out drills", "drill --all --json"),
     "schema": _examples("schema > trial.schema.json"),
+    "init": _examples(
+        "init /shared/site", "init /shared/site --nodes 4 --gpus-per-node 8 --partition gpu --account ops"
+    ),
     "migrate": _examples("migrate mytrial.yaml", "migrate --dry-run site.yaml"),
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from functools import cache
+from functools import cache, partial
 
 import jinja2
 
@@ -26,7 +27,7 @@ def environment(settings: Config, job: Job) -> list[str]:
 
 @cache
 def template(name: str) -> jinja2.Template:
-    """Return a template of this folder; its filter ``quote`` is shlex.quote."""
+    """Return a template of this folder; its filter ``quote`` is for a shell, ``yaml`` for a YAML file."""
     # no autoescape: the output is a shell script, and every value passes through shlex.quote
     loader = jinja2.Environment(
         loader=jinja2.PackageLoader("seatrial.launch", "."),
@@ -36,4 +37,5 @@ def template(name: str) -> jinja2.Template:
         keep_trailing_newline=True,
     )
     loader.filters["quote"] = shlex.quote
+    loader.filters["yaml"] = partial(json.dumps, ensure_ascii=False)
     return loader.get_template(name)

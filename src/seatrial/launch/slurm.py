@@ -103,10 +103,14 @@ def _sbatch_options(job: Job, config: Slurm) -> list[str]:
         # used until the script redirects its output, since the run directory may not exist on the node
         ("output", f"{config.scratch}/seatrial-%j.log"),
     ]
-    # sbatch parses quotes as a shell does, without expansion
-    lines = [f"--{name}={shlex.quote(str(value))}" for name, value in options if value is not None]
     # --no-requeue: a second start of the job would overwrite its measurements
-    return [*lines, *(["--exclusive"] if config.exclusive else []), "--no-requeue", *config.extra]
+    return [*option_lines(options), *(["--exclusive"] if config.exclusive else []), "--no-requeue", *config.extra]
+
+
+def option_lines(options: list[tuple[str, object]]) -> list[str]:
+    """Return ``--name=value`` for each option with a value, as it stands in an #SBATCH line."""
+    # sbatch parses quotes as a shell does, without expansion
+    return [f"--{name}={shlex.quote(str(value))}" for name, value in options if value is not None]
 
 
 def _srun_flags(settings: Config) -> list[str]:

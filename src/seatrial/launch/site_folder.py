@@ -1,0 +1,123 @@
+"""The files of a site's folder: environment, acceptance trial, and one sbatch script per workload. Pure."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import NamedTuple
+
+from seatrial import __version__
+from seatrial.launch.script import template
+from seatrial.launch.slurm import option_lines
+
+FOLDERS = ("huggingface", "jobs", "logs", "runs")
+
+
+class Setting(NamedTuple):
+    """A value and where it comes from; without a value (None), why it is not known."""
+
+    value: str | int | None
+    note: str
+
+
+class Site(NamedTuple):
+    """What the files say about a site. ``folder`` is an absolute path; 0 GPUs per node: CPU only.
+
+    ``slurm_error``: why Slurm could not be read; empty if it could.
+    """
+
+    folder: str
+    venv: Setting
+    partition: Setting
+    account: Setting
+    nodes: Setting
+    gpus_per_node: Setting
+    slurm_error: str = ""
+
+    def settings(self) -> dict[str, Setting]:
+        """Return the settings by their names."""
+        return {name: value for name, value in self._asdict().items() if isinstance(value, Setting)}
+
+
+class Workload(NamedTuple):
+    """A job script. ``nodes`` 0: all; ``gpus`` per node, 0: all; ``config``: of ``seatrial train``."""
+
+    name: str
+    title: str
+    nodes: int
+    gpus: int
+    minutes: int
+    config: str = ""
+    template: str = "train"
+    evaluated: bool = False
+
+
+_LORA = "LoRA on Mistral-7B, with the whole model on every GPU (DDP)"
+_FSDP = "Full fine-tune of Mistral-7B, sharded over all GPUs (FSDP2); ends with a checkpoint of 87 GB"
+_WORKLOADS = (
+    Workload("discovery", "Hardware and software of every node; reads only", 0, 0, 10, template="discovery"),
+    Workload("train_1gpu", "Full fine-tune of Mistral-7B on one GPU", 1, 1, 30, "sft-mistral-7b-1gpu"),
+    Workload("ddp_1node", _LORA, 1, 0, 60, "lora-mistral-7b-ddp"),
+    Workload("ddp_2nodes", _LORA, 2, 0, 60, "lora-mistral-7b-ddp"),
+    Workload("fsdp_1node", _FSDP, 1, 0, 60, "fsdp-mistral-7b"),
+    Workload("fsdp_2nodes", _FSDP, 2, 0, 60, "fsdp-mistral-7b"),
+    Workload(
+        "function_calling",
+        "Qwen2-7B learns to call functions (LoRA, ZeRO-3; FSDP2 without DeepSpeed), scored before and after",
+        nodes=1,
+        gpus=0,
+        minutes=60,
+        config="function-calling-qwen2-7b",
+        evaluated=True,
+    ),
+    Workload("oumi", "SmolLM-135M with Oumi in an Apptainer container, on one GPU", 1, 1, 40, template="oumi"),
+)
+
+
+def render(site: Site) -> dict[str, str]:
+    """Return the content of each file by its path in the folder, without workloads that need more nodes."""
+    workloads = [workload for workload in _WORKLOADS if workload.nodes <= int(site.nodes.value or 2)]
+    needed = ("nodes", "gpus_per_node", "partition", "venv")
+    values = {
+        "site": site,
+        "version": __version__,
+        "cpu_only": site.gpus_per_node.value == 0,
+        "checks": _acceptance_checks(),
+        "workloads": workloads,
+        "unknown": {name: site.settings()[name] for name in needed if site.settings()[name].value is None},
+    }
+    names = ("README.md", "env.sh", "site.yaml", "oumi.yaml")
+    files = {name: template(f"site/{name}.j2").render(values) for name in names}
+    return files | {f"jobs/{workload.name}.sbatch": _script(site, workload, values) for workload in workloads}
+
+
+def _acceptance_checks() -> str:
+    """Return the checks of the trial ``acceptance`` with their comments."""
+    text = (resources.files("seatrial") / "data" / "trials" / "acceptance.yaml").read_text(encoding="utf-8")
+    return text.partition("\nchecks:\n")[2]
+
+
+def _script(site: Site, workload: Workload, values: dict[str, object]) -> str:
+    cpu_only, gpus = site.gpus_per_node.value == 0, workload.gpus or site.gpus_per_node.value
+    nodes = workload.nodes or site.nodes.value
+    options: list[tuple[str, object]] = [
+        ("job-name", workload.name),
+        ("partition", site.partition.value),
+        ("account", site.account.value),
+        ("nodes", nodes),
+        ("ntasks-per-node", 1),
+        ("gres", f"gpu:{gpus}" if gpus and not cpu_only else None),
+        ("mem", 0),  # all memory of a node
+        ("time", workload.minutes),
+        ("chdir", site.folder),
+        ("output", f"{site.folder}/logs/%x-%j.out"),
+    ]
+    return template(f"site/{workload.template}.sbatch.j2").render(
+        values,
+        workload=workload,
+        script=f"jobs/{workload.name}.sbatch",
+        config=f"tiny/{workload.config}" if cpu_only and workload.config else workload.config,
+        gpus=gpus,
+        nodes=nodes,
+        # as jobs of a trial: other jobs on the node would change the speed, a second start would find the first's files
+        sbatch_options=[*option_lines(options), "--exclusive", "--no-requeue"],
+    )

@@ -1,0 +1,122 @@
+"""A site's folder: what Slurm says about the site, and the folder written as a whole or not at all."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from seatrial.discover import slurm
+from seatrial.discover.slurm import SlurmRefused, SlurmUnavailable
+from seatrial.discover.slurm_facts import Node, Partition
+from seatrial.launch import site_folder
+from seatrial.launch.site_folder import Setting, Site
+from seatrial.model import UsageError
+from seatrial.util.files import atomic_folder
+
+# Not in the path of a site's folder: Slurm reads % and \ in names of log files, containers and PATH split at : and ,
+_REFUSED = re.compile("[%\\\\:,\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_MAX_NAMES = 10  # of existing files in a message
+
+
+def describe(folder: Path, options: dict[str, str | int | None]) -> Site:
+    """Return the site with the values of ``options`` (keys: settings of Site); the others are read from Slurm.
+
+    Raises UsageError if Slurm lists no such partition, or for a value that would end a line of a script.
+    """
+    for key, value in options.items():
+        if isinstance(value, str) and not value.isprintable():
+            raise UsageError(f"--{key} {value!r}: expected one line of printable characters")
+    given = {key: Setting(value, f"--{key.replace('_', '-')}") for key, value in options.items() if value is not None}
+    settings = {"venv": _venv(), "account": Setting(None, "by default the account that Slurm has for the user")}
+    error = ""
+    try:
+        settings |= _from_slurm(given.get("partition"))
+    except (SlurmUnavailable, SlurmRefused, ValueError) as problem:
+        error = " ".join(str(problem).split())
+        settings |= dict.fromkeys(("partition", "nodes", "gpus_per_node"), Setting(None, "Slurm could not be read"))
+    return Site(folder=str(folder), slurm_error=error, **(settings | given))
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """Write ``files`` (content by path in ``folder``) to a temporary folder, and rename it to ``folder``.
+
+    Raises UsageError if ``folder`` exists and is not empty, or cannot be written; nothing is changed then.
+    """
+    require_new(folder)
+    try:
+        with atomic_folder(folder) as staged:
+            for name in site_folder.FOLDERS:
+                (staged / name).mkdir()
+            for name, text in files.items():
+                (staged / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}; nothing was written") from error
+    if not all((folder / name).is_file() for name in files):  # atomic_folder keeps a folder that appeared meanwhile
+        raise UsageError(f"{folder}: another process created it meanwhile; choose another folder")
+
+
+def require_new(folder: Path) -> None:
+    """Raise UsageError unless a site's folder can have this absolute path, and it is free or an empty folder."""
+    if character := _REFUSED.search(str(folder)):
+        raise UsageError(
+            f"{str(folder)!r} contains {character[0]!r}, which job scripts cannot use: choose another folder"
+        )
+    try:
+        names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        is_current = folder.exists() and folder.samefile(Path.cwd())
+    except OSError as error:  # a file, or a folder that this user may not read
+        raise UsageError(f"cannot use {folder}: {error.strerror}; choose another folder") from error
+    if names:
+        shown = ", ".join(names[:_MAX_NAMES]) + (f" and {len(names) - _MAX_NAMES} more" if names[_MAX_NAMES:] else "")
+        raise UsageError(f"{folder} is not empty ({shown}): nothing was changed; choose another folder")
+    if is_current:  # it is replaced by a rename, and the shell would stay in the removed one
+        raise UsageError(f"{folder} is the current folder: name a new one, such as {folder / 'site'}")
+
+
+def _venv() -> Setting:
+    if sys.prefix == sys.base_prefix:
+        return Setting(None, "seatrial does not run in a virtual environment: name one that all nodes share")
+    return Setting(sys.prefix, "the environment that ran `seatrial init`; all nodes need it under this path")
+
+
+def _from_slurm(partition: Setting | None) -> dict[str, Setting]:
+    """Return partition, nodes and gpus_per_node. Raises SlurmUnavailable, SlurmRefused, ValueError or UsageError."""
+    partitions, nodes = slurm.partitions(), slurm.nodes()
+    names = [listed.name for listed in partitions]
+    if partition and partition.value not in names:
+        raise UsageError(f"--partition {partition.value}: Slurm has {', '.join(names) or 'no partitions'}")
+    partition = partition or _partition(partitions, nodes)
+    if partition.value is None:
+        unknown = Setting(None, "depends on the partition, which is not known")
+        return {"partition": partition, "nodes": unknown, "gpus_per_node": unknown}
+    members = [node for node in nodes if partition.value in node.partitions]
+    place = f"partition {partition.value}"
+    return {
+        "partition": partition,
+        "nodes": Setting(len(members) or None, f"nodes of {place} in Slurm"),
+        "gpus_per_node": _gpus(members, place),
+    }
+
+
+def _partition(partitions: Sequence[Partition], nodes: Sequence[Node]) -> Setting:
+    """Return the default partition among those with GPUs, or the only one; without GPUs anywhere, among all."""
+    with_gpus = {name for node in nodes if node.gpus for name in node.partitions}
+    candidates = [partition for partition in partitions if not with_gpus or partition.name in with_gpus]
+    kind = "partition with GPUs" if with_gpus else "partition"
+    if default := next((partition for partition in candidates if partition.default), None):
+        return Setting(default.name, "Slurm's default partition")
+    if len(candidates) == 1:
+        return Setting(candidates[0].name, f"Slurm's only {kind}")
+    names = ", ".join(partition.name for partition in candidates)
+    return Setting(None, f"several are possible ({names})" if names else "Slurm lists no partition")
+
+
+def _gpus(nodes: Sequence[Node], place: str) -> Setting:
+    counts = sorted({node.gpus for node in nodes})
+    if len(counts) > 1:
+        return Setting(None, f"nodes of {place} have different numbers of GPUs in Slurm: {', '.join(map(str, counts))}")
+    if not counts or counts[0] == 0:
+        return Setting(None, f"Slurm lists no GPUs of {place} (Gres of its nodes); 0 asks for a CPU-only run")
+    return Setting(counts[0], f"Gres of the nodes of {place}")
