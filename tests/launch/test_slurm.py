@@ -6,13 +6,15 @@ import os
 import shlex
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from seatrial.config.schema import Cluster, Config, Container, Environment, Slurm
-from seatrial.launch.slurm import SlurmLauncher
-from seatrial.model import Job, Preflight
+from seatrial.discover.slurm import ControllerDown, SlurmUnavailable
+from seatrial.launch.slurm import SlurmLauncher, require_client
+from seatrial.model import Job, Preflight, UsageError
 from tests import paths
 
 GOLDEN = paths.GOLDEN / "slurm"
@@ -155,3 +157,15 @@ def test_header_values_with_spaces_and_quotes(tmp_path: Path) -> None:
     assert '--partition=it\'s $(a) "b" #c' in arguments
     assert "--constraint=a&b|c" in arguments
     assert len(arguments) == len(header)
+
+
+@pytest.mark.parametrize(("error", "refused"), [(SlurmUnavailable, True), (ControllerDown, False)])
+def test_a_host_without_slurm_conf_is_refused_and_a_controller_that_is_down_is_not(
+    error: type[SlurmUnavailable], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise error("this machine has no slurm.conf for the cluster")
+
+    monkeypatch.setattr("seatrial.discover.slurm.ping", fail)
+    with pytest.raises(UsageError, match="no slurm.conf") if refused else nullcontext():
+        require_client()

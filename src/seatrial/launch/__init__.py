@@ -11,7 +11,7 @@ from seatrial.launch.base import Launcher, NodeShortage
 from seatrial.launch.kubernetes import KubernetesLauncher, require_access
 from seatrial.launch.kubernetes_job import delete_remaining_jobs, kubectl
 from seatrial.launch.local import LocalLauncher
-from seatrial.launch.slurm import SlurmLauncher
+from seatrial.launch.slurm import SlurmLauncher, require_client
 from seatrial.launch.slurm_job import cancel_remaining_jobs
 from seatrial.launch.slurm_nodes import candidate_nodes
 from seatrial.launch.torchrun import TorchrunLauncher
@@ -59,9 +59,11 @@ def launcher_for(settings: Config, placement: str) -> Launcher:
 
 
 def check_access(settings: Config) -> None:
-    """Raise UsageError if the trial's jobs cannot be started for lack of kubectl, a permission or an operator."""
+    """Raise UsageError if the trial's jobs cannot be started: no kubectl, permission or operator, or no slurm.conf."""
     if settings.launcher == "kubernetes":
         require_access(settings)
+    elif settings.uses_slurm:
+        require_client()
 
 
 def node_shortage(settings: Config) -> NodeShortage | None:

@@ -19,9 +19,22 @@ from seatrial.launch import container, script
 from seatrial.launch.base import RenderedJob
 from seatrial.launch.requirements import requirements
 from seatrial.launch.slurm_job import JOB_ID, SCRIPT, TOKEN, SlurmJob, cancel_remaining_jobs, job_collector
-from seatrial.model import Job, SeatrialError
+from seatrial.model import Job, SeatrialError, UsageError
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE
+
+
+def require_client() -> None:
+    """Raise UsageError if Slurm's client cannot work on this machine, for example without slurm.conf.
+
+    A controller that does not respond is left to the checks, which name its host.
+    """
+    try:
+        slurm.ping()
+    except slurm.ControllerDown:
+        return
+    except slurm.SlurmUnavailable as error:
+        raise UsageError(str(error)) from None
 
 
 class SlurmLauncher:
