@@ -60,3 +60,17 @@ def test_json_report_with_values_of_other_types(value: Any) -> None:
     entry = report()["results"][0]
     for key in entry:
         nccl_tests_json.parse(report() | {"results": [entry | {key: value}]})
+
+
+def test_rows_whose_bandwidth_contradicts_the_time_are_rejected() -> None:
+    document = report()
+    document["results"][0]["out_of_place"] = {"time": 2465.33, "alg_bw": 480.0, "bus_bw": 420.0, "nwrong": 0.0}
+    (table,) = nccl_tests_json.parse(document).tables
+    assert table.rows == []
+    assert table.rejected == ["row of 1073741824 B: algbw contradicts the time"]
+
+
+def test_error_of_a_run_with_a_summary_is_kept() -> None:
+    (table,) = nccl_tests_json.parse(report() | {"errors": ["Test CUDA failure"]}).tables
+    assert table.footers == 1
+    assert table.failure == "Test CUDA failure"
