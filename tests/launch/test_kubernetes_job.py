@@ -72,7 +72,7 @@ def test_failed_job_names_pods_nodes_and_reasons(
 
 @pytest.mark.parametrize(
     ("ends", "expected"),
-    [({"a": 1, "b": 0}, "exit code 1"), ({"c": 0, "d": 0}, "4 pods ran instead of 2: a controller started some again")],
+    [({"a": 1, "b": 0}, "exit code 1"), ({"c": 0, "d": 0}, "4 pods ran, not 2: a controller started some again")],
     ids=["failed", "deleted"],
 )
 def test_job_that_completes_after_a_restart_of_its_pods_fails(

@@ -208,9 +208,7 @@ class KubernetesJob:
             ended = f"{self._shown} failed" if self._workload is not None else f"{self._shown} was deleted"
             reason = pod_states.end_reason(self._pods.values(), self.identity.pods, self._workload)
             if len(self._pods) > self.identity.pods:
-                restarted = (
-                    f"{len(self._pods)} pods ran instead of {self.identity.pods}: a controller started some again"
-                )
+                restarted = f"{len(self._pods)} pods ran, not {self.identity.pods}: a controller started some again"
                 reason = ". ".join(filter(None, [restarted, reason]))
             command = self.kubectl.shown("get", "events", "--sort-by=.lastTimestamp")
             sentences += [f"{ended}: {reason}" if reason else ended, f"Run first: {command}"]
