@@ -60,8 +60,8 @@ def _row(entry: dict[str, Any]) -> Row | None:
 
 def _contradicts_itself(program: str, entry: dict[str, Any], row: Row) -> bool:
     """Whether the bandwidth of a row is not its size ÷ time; CPU times (option -C) are shorter than the operation."""
-    places = ((entry.get("out_of_place"), row.out_of_place), (entry.get("in_place"), row.in_place))
-    timings = [timing for place, timing in places if timing and _number(place.get("time")) is not None]
+    places = (("out_of_place", row.out_of_place), ("in_place", row.in_place))
+    timings = [timing for name, timing in places if timing and _number(entry[name].get("time")) is not None]
     return program not in OTHER_ALGBW and not all(is_consistent(row, timing) for timing in timings)
 
 
