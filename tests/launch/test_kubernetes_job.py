@@ -15,7 +15,7 @@ from seatrial.launch.kubernetes_job import TOKEN, Identity, KubernetesJob
 from seatrial.launch.watch import run_job
 from seatrial.model import JobState, Preflight
 from tests.launch.on_fake_cluster import JOB, NODES, NOTEBOOK, Attempt, both, settings
-from tests.launch.test_pod_states import QUEUED, QUOTA
+from tests.launch.test_pod_states import PODS, QUEUED, QUOTA
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,19 @@ def test_job_that_completes_after_a_restart_of_its_pods_fails(
     assert job.completing_code() == 1
     assert expected in job.exit_reason()
     assert job.allocation().images == ("a@sha256:1",)
+
+
+def test_pods_that_were_replaced_before_their_start_are_no_restart(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = [{"kind": "Job", "metadata": {"name": "x"}}, PODS["creating"]]
+    monkeypatch.setattr(Kubectl, "get", lambda *_: objects)
+    job = KubernetesJob(Identity("Job", "x", "seatrial", 1, "token"), settings(), attempt.run_dir)
+    assert job.wait_state()
+    complete = {"conditions": [{"type": "Complete", "status": "True"}]}
+    objects[:] = [{**objects[0], "status": complete}, ended_pod("a", 0)]
+    assert job.wait_state() is None
+    assert job.completing_code() == 0
 
 
 def ended_pod(name: str, code: int) -> dict[str, Any]:

@@ -130,9 +130,14 @@ class KubernetesJob:
 
     @property
     def _was_restarted(self) -> bool:
-        """Whether an operator started a pod again, which hides a fault."""
+        """Whether a controller started a pod or its container again, which hides a fault."""
         ends = [pod_states.exit_code(pod) for pod in self._pods.values()]
-        return len(self._pods) > self.identity.pods or any(ends)
+        return self._started > self.identity.pods or any(ends)
+
+    @property
+    def _started(self) -> int:
+        """The number of pods that have started; Kueue may delete pods before that and create others."""
+        return sum(map(pod_states.has_started, self._pods.values()))
 
     def wait_state(self) -> WaitState | None:
         self._query()
@@ -207,8 +212,8 @@ class KubernetesJob:
         if code:
             ended = f"{self._shown} failed" if self._workload is not None else f"{self._shown} was deleted"
             reason = pod_states.end_reason(self._pods.values(), self.identity.pods, self._workload)
-            if len(self._pods) > self.identity.pods:
-                restarted = f"{len(self._pods)} pods ran, not {self.identity.pods}: a controller started some again"
+            if self._started > self.identity.pods:
+                restarted = f"{self._started} pods ran, not {self.identity.pods}: a controller started some again"
                 reason = ". ".join(filter(None, [restarted, reason]))
             command = self.kubectl.shown("get", "events", "--sort-by=.lastTimestamp")
             sentences += [f"{ended}: {reason}" if reason else ended, f"Run first: {command}"]
@@ -270,8 +275,7 @@ class KubernetesJob:
             self._pods |= pods
             workloads = [each for each in objects if each.get("kind") == self.identity.kind]
             self._workload = next((each for each in workloads if pod_states.name(each) == self.identity.name), None)
-            started = sum(1 for pod in self._pods.values() if pod_states.has_started(pod))
-            self._has_started = self._has_started or started >= self.identity.pods
+            self._has_started = self._has_started or self._started >= self.identity.pods
         self._last_query = time.monotonic()  # after the answer, which may take long
 
     def _close_collector(self) -> None:
