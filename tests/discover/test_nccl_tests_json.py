@@ -70,7 +70,9 @@ def test_rows_whose_bandwidth_contradicts_the_time_are_rejected() -> None:
     assert table.rejected == ["row of 1073741824 B: algbw contradicts the time"]
 
 
-def test_error_of_a_run_with_a_summary_is_kept() -> None:
-    (table,) = nccl_tests_json.parse(report() | {"errors": ["Test CUDA failure"]}).tables
-    assert table.footers == 1
-    assert table.failure == "Test CUDA failure"
+def test_last_message_of_nccl_is_no_failure_of_a_complete_run() -> None:
+    document = report() | {"errors": ["Could not open a network plugin"]}
+    output = nccl_tests_json.parse(document)
+    assert (output.failure, output.tables[0].failure) == ("", "")
+    del document["average_bus_bandwidth"]
+    assert nccl_tests_json.parse(document).failure == "Could not open a network plugin"

@@ -33,8 +33,8 @@ def parse(document: dict[str, Any]) -> NcclTestsOutput:
             table.rows.append(row)
     # processes with several GPUs list only their first one
     table.devices = [device for entry in _mappings(config.get("devices")) if (device := _device(entry))]
+    # the last message of ncclGetLastError, which may be a warning of a run that is complete
     errors = [text for text in _list(document.get("errors")) if isinstance(text, str) and text]
-    table.failure = errors[0][:_MAX_NAME] if errors else ""
     settings = dict(
         text.split("=", 1)
         for text in _list(document.get("env"))
@@ -44,7 +44,7 @@ def parse(document: dict[str, Any]) -> NcclTestsOutput:
         tables=(table,),
         nccl=NcclLog(version=_version(document.get("nccl_version")), settings=settings),
         comm_sizes=frozenset(),
-        failure=table.failure,
+        failure=errors[0][:_MAX_NAME] if errors and not table.footers else "",
     )
 
 
