@@ -10,6 +10,7 @@ from collections.abc import Generator
 from functools import cache
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from seatrial.util.signals import STOP_SIGNALS
@@ -44,6 +45,10 @@ LONGEST = (
 for stop in STOP_SIGNALS:
     if signal.getsignal(stop) is signal.SIG_IGN:
         signal.signal(stop, signal.default_int_handler if stop is signal.SIGINT else signal.SIG_DFL)
+
+# Times of single examples say nothing on a machine that runs other tests at the same time.
+settings.register_profile("seatrial", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("seatrial")
 
 gc.disable()  # until all is imported: see pytest_collection_finish
 

@@ -67,12 +67,15 @@ def test_a_command_without_an_answer_and_a_missing_kubectl(monkeypatch: pytest.M
         Kubectl().run("get", "pods")
 
 
+NO_OBJECTS = ('{"metadata": null}', '{"items": [{"status": []}]}', "[" * 100_000)
+
+
 def test_objects_of_a_list_of_one_and_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    for out, expected in (('{"items": [{"kind": "Pod"}]}', 1), ('{"kind": "Pod"}', 1), ("", 0), ('{"items": []}', 0)):
+    for out, expected in (('{"items": [{"kind": "Pod"}]}', 1), ('{"kind": "Pod"}', 1), ('{"items": []}', 0)):
         (command,) = [replies(monkeypatch, 0, out)]
         assert len(Kubectl("ml").get("pods")) == expected
         assert command[0][:4] == ["kubectl", "--namespace=ml", "get", "pods"]
-    for out in ("garbage", '{"items": [1]}', "[]", '{"items": 7}'):
+    for out in ("", "garbage", '{"items": [', '{"items": [1]}', "[]", '{"items": 7}', *NO_OBJECTS):
         replies(monkeypatch, 0, out)
         with pytest.raises(KubectlError, match="no JSON list of objects"):
             Kubectl().get("pods")

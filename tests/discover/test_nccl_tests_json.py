@@ -60,3 +60,19 @@ def test_json_report_with_values_of_other_types(value: Any) -> None:
     entry = report()["results"][0]
     for key in entry:
         nccl_tests_json.parse(report() | {"results": [entry | {key: value}]})
+
+
+def test_rows_whose_bandwidth_contradicts_the_time_are_rejected() -> None:
+    document = report()
+    document["results"][0]["out_of_place"] = {"time": 2465.33, "alg_bw": 480.0, "bus_bw": 420.0, "nwrong": 0.0}
+    (table,) = nccl_tests_json.parse(document).tables
+    assert table.rows == []
+    assert table.rejected == ["row of 1073741824 B: algbw contradicts the time"]
+
+
+def test_last_message_of_nccl_is_no_failure_of_a_complete_run() -> None:
+    document = report() | {"errors": ["Could not open a network plugin"]}
+    output = nccl_tests_json.parse(document)
+    assert (output.failure, output.tables[0].failure) == ("", "")
+    del document["average_bus_bandwidth"]
+    assert nccl_tests_json.parse(document).failure == "Could not open a network plugin"

@@ -8,13 +8,14 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.config.schema import Environment, Limits
+from seatrial.discover.kubectl import Kubectl
 from seatrial.launch import cancel_earlier_jobs, kubernetes_job
 from seatrial.launch.kubernetes import KubernetesLauncher
-from seatrial.launch.kubernetes_job import TOKEN
+from seatrial.launch.kubernetes_job import TOKEN, Identity, KubernetesJob
 from seatrial.launch.watch import run_job
 from seatrial.model import JobState, Preflight
 from tests.launch.on_fake_cluster import JOB, NODES, NOTEBOOK, Attempt, both, settings
-from tests.launch.test_pod_states import QUEUED, QUOTA
+from tests.launch.test_pod_states import PODS, QUEUED, QUOTA
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,45 @@ def test_failed_job_names_pods_nodes_and_reasons(
     assert result.scheduler_id.startswith("seatrial-")
 
 
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [({"a": 1, "b": 0}, "exit code 1"), ({"c": 0, "d": 0}, "4 pods ran, not 2: a controller started some again")],
+    ids=["failed", "deleted"],
+)
+def test_job_that_completes_after_a_restart_of_its_pods_fails(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, ends: dict[str, int], expected: str
+) -> None:
+    objects = [{"kind": "Job", "metadata": {"name": "x"}}, ended_pod("a", 0), ended_pod("b", 0)]
+    monkeypatch.setattr(Kubectl, "get", lambda *_: objects)
+    job = KubernetesJob(Identity("Job", "x", "seatrial", 2, "token"), settings(), attempt.run_dir)
+    assert job.wait_state() is None
+    assert job.completing_code() is None
+    complete = {"conditions": [{"type": "Complete", "status": "True"}]}
+    objects[:] = [{**objects[0], "status": complete}, *(ended_pod(name, code) for name, code in ends.items())]
+    assert job.wait_state() is None
+    assert job.completing_code() == 1
+    assert expected in job.exit_reason()
+    assert job.allocation().images == ("a@sha256:1",)
+
+
+def test_pods_that_were_replaced_before_their_start_are_no_restart(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = [{"kind": "Job", "metadata": {"name": "x"}}, PODS["creating"]]
+    monkeypatch.setattr(Kubectl, "get", lambda *_: objects)
+    job = KubernetesJob(Identity("Job", "x", "seatrial", 1, "token"), settings(), attempt.run_dir)
+    assert job.wait_state()
+    complete = {"conditions": [{"type": "Complete", "status": "True"}]}
+    objects[:] = [{**objects[0], "status": complete}, ended_pod("a", 0)]
+    assert job.wait_state() is None
+    assert job.completing_code() == 0
+
+
+def ended_pod(name: str, code: int) -> dict[str, Any]:
+    status = {"containerStatuses": [{"state": {"terminated": {"exitCode": code}}, "imageID": "a@sha256:1"}]}
+    return {"kind": "Pod", "metadata": {"name": name}, "spec": {"nodeName": f"node-{name}"}, "status": status}
+
+
 def test_failed_preflight_of_the_pods_names_their_nodes(attempt: Attempt) -> None:
     config = settings(queue_s=60).model_copy(update={"environment": Environment(source="/nonexistent/env.sh")})
     preflight = Preflight(version="0", torch=False, gpus=0, hf_cache=False)
@@ -91,7 +131,8 @@ def test_api_server_that_does_not_answer_for_long_ends_the_job(
     launcher = KubernetesLauncher(settings())
     results = list(run_job(launcher, JOB, attempt.run_dir, Limits(), catalog(), attempt.listener))
     assert "TLS handshake timeout" in results[0].cause
-    assert "still exists" in results[0].cause
+    assert "may still exist" in results[0].cause
+    assert "kubectl --namespace=ml delete jobs.batch,services,pods --selector=seatrial.dev/token=" in results[0].cause
     folder = attempt.run_dir / "jobs" / "nodes" / "attempt1"
     assert (folder / TOKEN).exists()  # a resumed run deletes what is left
     attempt.install(pods={}, objects=attempt.cluster.objects)

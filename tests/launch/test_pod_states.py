@@ -128,3 +128,15 @@ def test_node_state() -> None:
 def test_example_of_each_message_matches_it_first(message: pod_states.Message) -> None:
     first = next(each for each in messages().pending if re.search(each.pattern, message.example))
     assert first.pattern == message.pattern
+
+
+def test_message_of_the_script_is_shown_without_the_token() -> None:
+    log = f"{'f' * 32} 1 0 .all 2\nmkdir: Permission denied\nseatrial: user 65532 cannot write to /seatrial\n"
+    terminated = {"exitCode": 1, "reason": "Error", "message": log}
+    pod = {"status": {"containerStatuses": [{"state": {"terminated": terminated}}]}}
+    assert pod_states.pod_end(pod) == "exit code 1; user 65532 cannot write to /seatrial"
+
+
+def test_images_of_pods() -> None:
+    pods = [{"status": {"containerStatuses": [{"imageID": image}]}} for image in ("a@sha256:2", "a@sha256:1", "")]
+    assert pod_states.images([*pods, {"status": {}}]) == ("a@sha256:1", "a@sha256:2")

@@ -46,14 +46,20 @@ Quantity = Annotated[
 ImageName = Annotated[
     str,
     _matching(
-        r"([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?",
+        r"([A-Za-z0-9.-]+(:[0-9]{1,5})?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?",
         "an image name, such as registry.example/seatrial:1.0",
     ),
 ]
 Registry = Annotated[
     str, _matching(r"[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*", "a registry, such as mirror.example:5000/cache")
 ]
-AbsolutePath = Annotated[str, _matching(r"/[A-Za-z0-9_./-]*[A-Za-z0-9_-]", "an absolute path")]
+AbsolutePath = Annotated[
+    str,
+    # pods have a volume of their own at /dev/shm
+    _matching(
+        r"(?!/dev/shm$)(?!.*/\.\.(/|$))/[A-Za-z0-9_./-]*[A-Za-z0-9_-]", "an absolute path without .., not /dev/shm"
+    ),
+]
 Capability = Annotated[str, _matching(r"[A-Z][A-Z_]*", "a capability without CAP_, such as IPC_LOCK")]
 # what NVIDIA's device plugin is asked for comes from cluster.gpus_per_node
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -121,6 +127,9 @@ class PodOverlay(Frozen):
     def _consistent(self) -> Self:
         if GPU_RESOURCE in self.resources:
             raise ValueError(f"resources: {GPU_RESOURCE} is cluster.gpus_per_node (--gpus-per-node); set it there")
+        for name, quantity in self.resources.items():
+            if "/" in name and not re.fullmatch(r"[0-9]+([kMGTPE]|[KMGTPE]i)?", quantity):
+                raise ValueError(f"resources: {name}: expected a whole number of devices (got {quantity!r})")
         if self.capabilities and self.run_as_user:
             raise ValueError(
                 f"capabilities need run_as_user: 0, since Kubernetes gives user {self.run_as_user} no capabilities"

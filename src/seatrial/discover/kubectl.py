@@ -86,11 +86,11 @@ class Kubectl:
         arguments = ("get", *args, "--output=json", f"--request-timeout={_REQUEST_TIMEOUT_S}s")
         output = self.run(*arguments)
         try:
-            document = json.loads(output) if output.strip() else {"items": []}  # --ignore-not-found prints nothing
+            document = json.loads(output)  # kubectl prints an empty list as a document too
             objects = document.get("items", [document])
-            if not all(isinstance(each, dict) for each in objects):
-                raise ValueError("items are not objects")
-        except (ValueError, AttributeError, TypeError) as error:
+            if not all(map(_is_object, objects)):
+                raise ValueError("items are not objects of Kubernetes")
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             command = self.shown("get", *args, "--output=json")
             raise KubectlError(f"kubectl printed no JSON list of objects ({error}). Run first: {command}") from None
         return list(objects)
@@ -131,3 +131,9 @@ class Kubectl:
             )
             return error_type(f"{error}. Run first: {self.shown(*args)}", reason)
         return KubectlError(f"kubectl {args[0]} failed: {output}. Run first: {self.shown(*args)}")
+
+
+def _is_object(item: Any) -> bool:
+    """Return whether ``item`` has the parts that all kinds share, as far as they are set, as JSON objects."""
+    parts = ("metadata", "spec", "status")
+    return isinstance(item, dict) and all(isinstance(item.get(part, {}), dict) for part in parts)

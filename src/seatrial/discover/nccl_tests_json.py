@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from seatrial.discover.nccl_log import NcclLog
-from seatrial.discover.nccl_tests_output import Device, NcclTestsOutput, Row, Table, Timing
+from seatrial.discover.nccl_tests_output import OTHER_ALGBW, Device, NcclTestsOutput, Row, Table, Timing, is_consistent
 
 _MAX_NAME = 300  # characters of a name that is shown
 
@@ -24,13 +24,16 @@ def parse(document: dict[str, Any]) -> NcclTestsOutput:
     table.out_of_bounds = _integer(bounds.get("count"))
     table.footers = int("average_bus_bandwidth" in document)
     for entry in _mappings(document.get("results")):
-        row = _row(entry)
-        if row:
-            table.rows.append(row)
+        row, size = _row(entry), _integer(entry.get("size")) or "unknown"
+        if row is None:
+            table.rejected.append(f"row of {size} B: incomplete")
+        elif _contradicts_itself(table.program, entry, row):
+            table.rejected.append(f"row of {size} B: algbw contradicts the time")
         else:
-            table.rejected.append(f"row of {_integer(entry.get('size')) or 'unknown'} B: incomplete")
+            table.rows.append(row)
     # processes with several GPUs list only their first one
     table.devices = [device for entry in _mappings(config.get("devices")) if (device := _device(entry))]
+    # the last message of ncclGetLastError, which may be a warning of a run that is complete
     errors = [text for text in _list(document.get("errors")) if isinstance(text, str) and text]
     settings = dict(
         text.split("=", 1)
@@ -53,6 +56,13 @@ def _row(entry: dict[str, Any]) -> Row | None:
         return None
     root_number = int(root) if re.fullmatch(r"-1|\d{1,6}", root) else None
     return Row(size, count, type_name, redop if isinstance(redop, str) else "", root_number, out_of_place, in_place)
+
+
+def _contradicts_itself(program: str, entry: dict[str, Any], row: Row) -> bool:
+    """Whether the bandwidth of a row is not its size ÷ time; CPU times (option -C) are shorter than the operation."""
+    places = (("out_of_place", row.out_of_place), ("in_place", row.in_place))
+    timings = [timing for name, timing in places if timing and _number(entry[name].get("time")) is not None]
+    return program not in OTHER_ALGBW and not all(is_consistent(row, timing) for timing in timings)
 
 
 def _timing(entry: Any) -> Timing | None:

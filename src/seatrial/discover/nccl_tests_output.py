@@ -46,7 +46,7 @@ _STARTING = re.compile(r"Collective test starting:\s*(?:\S*/)?(\w+?)_perf")
 _CONCLUDED = "Collective test concluded"
 _OUT_OF_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)")
 _AVERAGE = re.compile(r"Avg bus bandwidth\s*:")
-_OTHER_ALGBW = ("hypercube", "alltoallv")
+OTHER_ALGBW = ("hypercube", "alltoallv")
 _EXPORT = re.compile(r"^\s*(?:\+ )?export\s")
 _SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60})=['\"]?([\w.,:^/+-]{1,200})")
 _NCCL_LINE = re.compile(r"NCCL (?:INFO|WARN|version|TRACE)\b")
@@ -348,7 +348,7 @@ class _Reader:
             return
         if self._algbw_is_comparable(redop):
             for timing in filter(None, places):
-                if not _is_consistent(complete, timing):
+                if not is_consistent(complete, timing):
                     self._reject(row, f"algbw {timing.algbw:g} GB/s contradicts the time of {timing.time_us:g} us")
                     return
         if len(self.table.rows) < _MAX_ROWS:
@@ -361,7 +361,7 @@ class _Reader:
     def _algbw_is_comparable(self, redop: str) -> bool:
         """Whether algbw is size ÷ time: since 2.13, except for two programs and for CPU times (option -C)."""
         program = self.table.program or self.mentioned
-        return bool(redop) and self.table.counts_wrong and not self.has_cpu_time and program not in _OTHER_ALGBW
+        return bool(redop) and self.table.counts_wrong and not self.has_cpu_time and program not in OTHER_ALGBW
 
 
 def _only_numbers(text: str) -> bool:
@@ -381,7 +381,7 @@ def _timing(numbers: list[str]) -> Timing | None:
     return Timing(time_us, algbw, busbw, wrong) if all(0 <= value < math.inf for value in values) else None
 
 
-def _is_consistent(row: Row, timing: Timing) -> bool:
+def is_consistent(row: Row, timing: Timing) -> bool:
     """Whether algbw is size ÷ time within rounding; not so if a number was cut or mixed with another one."""
     if timing.time_us <= 0:
         return row.size == 0

@@ -36,10 +36,11 @@ class WaitState(Frozen):
 
 
 class Allocation(Frozen):
-    """The scheduler's job id and nodes of a job; both empty without a scheduler."""
+    """The scheduler's job id, nodes and container images of a job; empty without a scheduler."""
 
     id: str = ""
     nodes: str = ""
+    images: tuple[str, ...] = ()
 
 
 class StartedJob(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ _COLLECT_LIMIT_S = 60.0  # from the end of the workload until all files have arr
 _DELETE_LIMIT_S, _LOST_NODE_LIMIT_S = 90.0, 20.0
 # Until a pending job's events are queried, and between two queries
 _EVENTS_AFTER_S, _EVENTS_POLL_S = 3.0, 10.0
+_GPUS_POLL_S = 60.0  # reads all nodes and pods of the cluster: 220 MB for 10,000 nodes with 50 images each
 
 
 def selector(token: str) -> str:
@@ -85,6 +87,7 @@ class KubernetesJob:
     _queued: list[Object] = field(default_factory=list)  # Workload objects of Kueue
     _gpu_use: list[str] = field(default_factory=list)  # of nodes whose GPUs are in use
     _events_queried: float = 0.0
+    _gpus_queried: float = -math.inf
 
     def __post_init__(self) -> None:
         self.kubectl = kubectl(self.settings)
@@ -122,8 +125,19 @@ class KubernetesJob:
         if workload is None:
             return failed  # deleted by somebody else
         if pod_states.condition(workload, "Complete", "Completed"):
-            return 0
+            return failed if self._was_restarted else 0
         return failed if pod_states.condition(workload, "Failed", "FailureTarget") else None
+
+    @property
+    def _was_restarted(self) -> bool:
+        """Whether a controller started a pod or its container again, which hides a fault."""
+        ends = [pod_states.exit_code(pod) for pod in self._pods.values()]
+        return self._started > self.identity.pods or any(ends)
+
+    @property
+    def _started(self) -> int:
+        """The number of pods that have started; Kueue may delete pods before that and create others."""
+        return sum(map(pod_states.has_started, self._pods.values()))
 
     def wait_state(self) -> WaitState | None:
         self._query()
@@ -176,7 +190,8 @@ class KubernetesJob:
         uid = (self._workload or {}).get("metadata", {}).get("uid", "")
         if self._workload and self._workload.get("spec", {}).get("suspend"):
             self._queued = self._additional("workloads.kueue.x-k8s.io", f"--selector=kueue.x-k8s.io/job-uid={uid}")
-        if self.settings.cluster.gpus_per_node:
+        if self.settings.cluster.gpus_per_node and now - self._gpus_queried > _GPUS_POLL_S:
+            self._gpus_queried = now
             users = self._additional("pods", "--all-namespaces", "--field-selector=status.phase!=Succeeded")
             self._gpu_use = pod_states.free_gpus(self._additional("nodes"), users)
 
@@ -188,7 +203,8 @@ class KubernetesJob:
 
     def allocation(self) -> Allocation:
         nodes = {pod_states.node(pod) for pod in self._pods.values()} - {""}
-        return Allocation(id=self.identity.name, nodes=",".join(sorted(nodes)))
+        images = pod_states.images(self._pods.values())
+        return Allocation(id=self.identity.name, nodes=",".join(sorted(nodes)), images=images)
 
     def exit_reason(self) -> str:
         sentences = [self.collector.missing_files()]
@@ -196,6 +212,9 @@ class KubernetesJob:
         if code:
             ended = f"{self._shown} failed" if self._workload is not None else f"{self._shown} was deleted"
             reason = pod_states.end_reason(self._pods.values(), self.identity.pods, self._workload)
+            if self._started > self.identity.pods:
+                restarted = f"{self._started} pods ran, not {self.identity.pods}: a controller started some again"
+                reason = ". ".join(filter(None, [restarted, reason]))
             command = self.kubectl.shown("get", "events", "--sort-by=.lastTimestamp")
             sentences += [f"{ended}: {reason}" if reason else ended, f"Run first: {command}"]
         return ". ".join(filter(None, sentences))
@@ -234,8 +253,8 @@ class KubernetesJob:
         if not left:
             (self.folder / TOKEN).unlink(missing_ok=True)  # nothing is left for a resumed run to delete
             return ""
-        command = self.kubectl.shown("get", "all", f"--selector={self.selector}", "--output=wide")
-        return f"{and_more(left, 8)} still exists {limit_s:g} s after its deletion. Run first: {command}"
+        command = delete_command(self.kubectl, self.selector, self.identity.kind)
+        return f"{and_more(left, 8)}: may still exist {limit_s:g} s after its deletion. Run first: {command}"
 
     @property
     def _shown(self) -> str:
@@ -256,8 +275,7 @@ class KubernetesJob:
             self._pods |= pods
             workloads = [each for each in objects if each.get("kind") == self.identity.kind]
             self._workload = next((each for each in workloads if pod_states.name(each) == self.identity.name), None)
-            started = sum(1 for pod in self._pods.values() if pod_states.has_started(pod))
-            self._has_started = self._has_started or started >= self.identity.pods
+            self._has_started = self._has_started or self._started >= self.identity.pods
         self._last_query = time.monotonic()  # after the answer, which may take long
 
     def _close_collector(self) -> None:
@@ -287,6 +305,11 @@ def delete(client: Kubectl, labels: str, kind: str, *, force: bool = False) -> N
             client.run("delete", "pods", *options, "--force", "--grace-period=0")
 
 
+def delete_command(client: Kubectl, labels: str, kind: str) -> str:
+    """Return the command by which a user deletes what has these labels."""
+    return client.shown("delete", f"{RESOURCES[kind]},services,pods", f"--selector={labels}")
+
+
 def remaining(client: Kubectl, labels: str, kind: str) -> list[str]:
     """Return what still exists with these labels, such as ``Pod a-0-x7k2p on node-b``. Raises KubectlError."""
     objects = client.get(f"{RESOURCES[kind]},services,pods", f"--selector={labels}")
@@ -311,7 +334,10 @@ def delete_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
             deadline = time.monotonic() + _DELETE_LIMIT_S
             while left := remaining(client, labels, kind):
                 if time.monotonic() > deadline:
-                    raise SeatrialError(f"an earlier run may still use nodes: {and_more(left, 8)} still exists")
+                    raise SeatrialError(
+                        f"an earlier run may still use nodes: {and_more(left, 8)} still exists. "
+                        f"Run first: {delete_command(client, labels, kind)}"
+                    )
                 time.sleep(0.2)
         path.unlink()
 

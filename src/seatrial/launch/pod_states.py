@@ -19,6 +19,7 @@ Object = Mapping[str, Any]  # an object of Kubernetes, as JSON
 GPU_RESOURCE = "nvidia.com/gpu"
 _STARTING = ("ContainerCreating", "PodInitializing")  # usual for seconds; events say why it takes long
 _MAX_NAMED = 4
+_SCRIPT = "seatrial: "  # before a message of the pod's script
 
 
 class Message(Frozen):
@@ -138,7 +139,20 @@ def pod_end(pod: Object) -> str:
         if code:
             shown = exit_reason(128 - code if 128 < code <= 128 + 64 else code)  # 137: SIGKILL
             texts.append(shown + (f" ({why})" if why and why != "Error" else ""))
+            texts += _messages_of_the_script(ended)
     return "; ".join(filter(None, texts))
+
+
+def _messages_of_the_script(ended: Object) -> list[str]:
+    """Return the messages of the pod's script at the end of its log, which has lines with the token too."""
+    lines = str(ended.get("message", "")).splitlines()
+    return [line.removeprefix(_SCRIPT) for line in lines if line.startswith(_SCRIPT)][-1:]
+
+
+def images(pods: Iterable[Object]) -> tuple[str, ...]:
+    """Return the images that the pods ran, by digest, as the container runtime reports them."""
+    ids = {str(status.get("imageID", "")) for pod in pods for status in _container_statuses(pod)}
+    return tuple(sorted(ids - {""}))
 
 
 def free_gpus(nodes: Iterable[Object], pods: Iterable[Object]) -> list[str]:
@@ -148,9 +162,10 @@ def free_gpus(nodes: Iterable[Object], pods: Iterable[Object]) -> list[str]:
     """
     users: dict[str, list[tuple[str, int]]] = {}
     for pod in pods:
-        used = sum(_gpus(each.get("resources", {}).get("requests", {})) for each in pod["spec"].get("containers", []))
+        containers = pod.get("spec", {}).get("containers") or []
+        used = sum(_gpus((each.get("resources") or {}).get("requests") or {}) for each in containers)
         if used and node(pod) and pod.get("status", {}).get("phase") in ("Pending", "Running"):
-            place = f"{pod['metadata'].get('namespace', '')}/{name(pod)}"
+            place = f"{pod.get('metadata', {}).get('namespace', '')}/{name(pod)}"
             users.setdefault(node(pod), []).append((place, used))
     lines = []
     for item in nodes:

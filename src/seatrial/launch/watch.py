@@ -140,6 +140,7 @@ class _Attempt:
             cause=end.root_cause.cause if end.root_cause else "",
             scheduler_id=end.allocation.id,
             nodelist=end.allocation.nodes,
+            images=end.allocation.images,
             missing_nodes=end.root_cause.shortage.missing if end.root_cause and end.root_cause.shortage else (),
         )
         return end, result

@@ -133,6 +133,7 @@ class JobResult(Frozen):
     cause: str = ""
     scheduler_id: str = Field(default="", description="job id of the scheduler")
     nodelist: str = Field(default="", description="nodes it ran on, in the scheduler's notation: n[1-4]")
+    images: tuple[str, ...] = Field(default=(), description="images that its pods ran, by digest, from Kubernetes")
     missing_nodes: tuple[MissingNode, ...] = Field(default=(), description="nodes that it could not get, or lost")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import kubernetes_validate
@@ -62,6 +63,28 @@ def test_objects_are_deleted_after_an_error(runner: KubernetesRunner) -> None:
     runner.cluster.probe_pods = lambda _job: [{"metadata": {}}]
     assert "invalid Pod" in (runner.measure().error or "")
     assert runner.cluster.deleted
+
+
+def test_the_job_of_a_killed_attempt_is_deleted_first(
+    runner: KubernetesRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, answers = runner.cluster.run_command, [CommandResult(1, "", "Unable to connect to the server: EOF")]
+    deleted: list[str] = []
+
+    def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
+        if "delete" in argv:
+            deleted.extend(option.partition("probe=")[2] for option in argv if option.startswith("--selector="))
+            return answers.pop() if answers else CommandResult(0, "", "")
+        return answer(argv, timeout_s)
+
+    monkeypatch.setattr(runner.cluster, "run_command", run_command)
+    error = runner.measure().error or ""
+    assert "kubectl --namespace=team delete jobs --selector=seatrial.dev/probe=seatrial-probe-" in error
+    first = runner.cluster.created[0]["metadata"]["name"]
+    runner.measure()
+    assert deleted == [first, first, runner.cluster.created[0]["metadata"]["name"]]
+    runner.measure()
+    assert len(deleted) == 4
 
 
 def test_pods_that_never_start_are_given_up(runner: KubernetesRunner) -> None:

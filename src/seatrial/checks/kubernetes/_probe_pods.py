@@ -1,7 +1,8 @@
 """Probe pods: an Indexed Job with one small pod on each node, which a check creates and deletes.
 
 The pods have the image, devices, volumes and limits of the trial's pods. The Service of their names belongs to the Job,
-and Kubernetes deletes the Job after a time limit: nothing remains if seatrial is killed.
+and Kubernetes deletes the Job after a time limit: nothing remains if seatrial is killed. When the check runs again, it
+first deletes the Job of a killed attempt, whose pods have the GPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,18 @@ from seatrial.checks.base import Context
 from seatrial.checks.kubernetes._cluster import KubernetesOptions, kubectl
 from seatrial.config.kubernetes import Kubernetes
 from seatrial.config.kubernetes_pod import container, literal_argument, pod_annotations, pod_spec
-from seatrial.discover.kubectl import Kubectl
+from seatrial.discover.kubectl import Kubectl, KubectlError
 from seatrial.discover.kubernetes import Event, Pod, parse_events, parse_pods
 from seatrial.discover.pod_probe import SCRIPT, Container, parse_logs
 from seatrial.model import SeatrialError
+from seatrial.util.files import atomic_write
 
 POLL_S = 2.0
 PROBE_S = 60  # in which a pod looks at its devices; nvidia-smi takes seconds
 RESOLVE_S = 60  # in which the names of other pods must resolve; a DNS server may cache a missing name for 30 s
 _PROBE_LABEL = "seatrial.dev/probe"
 _DELETE_TIMEOUT_S = 90
+_NAME_FILE = "probe-job"  # in the artifacts, from the creation of the Job until its deletion
 _KEPT_S = 60  # of a Job that has ended, in seconds
 
 
@@ -95,15 +98,22 @@ class ProbePods:
     def delete(self) -> None:
         """Delete the Job, and wait until its pods have ended, since they have the GPUs. Raises KubectlError."""
         arguments = ("jobs", self.selector, "--cascade=foreground", f"--timeout={_DELETE_TIMEOUT_S}s")
-        self.kubectl.run("delete", *arguments, timeout_s=_DELETE_TIMEOUT_S + 30)
+        try:
+            self.kubectl.run("delete", *arguments, timeout_s=_DELETE_TIMEOUT_S + 30)
+        except KubectlError as error:
+            command = self.kubectl.shown("delete", "jobs", self.selector)
+            raise KubectlError(f"probe pods may still use GPUs. Run first: {command}. {error}", error.reason) from None
 
 
 @contextmanager
 def open_probe_pods(context: Context, options: ProbeOptions) -> Iterator[ProbePods]:
     """Yield the probe pods of ``expected_nodes`` nodes and delete them on exit. Raises KubectlError."""
-    settings = options.settings()
+    settings, name_file = options.settings(), context.artifacts_dir / _NAME_FILE
     name = f"seatrial-probe-{uuid.uuid4().hex[:8]}"
     pods = ProbePods(kubectl(settings), name, context.expected_nodes, options.wait_s, context.progress)
+    if name_file.exists():  # of an attempt that was killed, or that could not delete its Job
+        replace(pods, name=name_file.read_text(encoding="utf-8")).delete()
+    atomic_write(name_file, name.encode())
     try:
         manifest = probe_job(settings, name, context.expected_nodes, context.expected_gpus, options.wait_s)
         job = _create(pods.kubectl, manifest, context.artifacts_dir)
@@ -111,6 +121,7 @@ def open_probe_pods(context: Context, options: ProbeOptions) -> Iterator[ProbePo
         yield pods
     finally:
         pods.delete()
+        name_file.unlink()
 
 
 def _create(kubectl: Kubectl, manifest: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from seatrial.model import (
 from seatrial.train import disk, trainer_state
 from seatrial.train.trainer_state import Step, TrainerState
 from seatrial.util import processes
+from seatrial.util.failures import exit_reason
 
 RUN_METRICS = {
     "exit_code": "code",
@@ -168,7 +168,7 @@ def measure(context: Context, options: CommandOptions) -> Iterator[Observation]:
     for name, configured in _configured(options).items():
         yield Fact(name=name, value="yes" if configured else "no")
     results = run_all(runs, options.train_limit_s, context)
-    yield Fact(name="exit_reason", value={run.subject: exit_reason(result.exit_code) for run, result in results})
+    yield Fact(name="exit_reason", value={run.subject: end_reason(result.exit_code) for run, result in results})
     yield Fact(name="log_tail", value={run.subject: result.log_tail for run, result in results})
     for run, result in results:
         yield Artifact(path=str(run.log.relative_to(context.run_dir)), title=f"log of the command on {run.subject}")
@@ -266,15 +266,9 @@ def run_all(runs: Sequence[Run], limit_s: float, context: Context) -> list[tuple
     ]
 
 
-def exit_reason(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "stopped at the time limit"
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
-    try:
-        return f"killed by {signal.Signals(-exit_code).name}"
-    except ValueError:  # most real-time signals have no name in Python
-        return f"killed by signal {-exit_code}"
+def end_reason(exit_code: int | None) -> str:
+    """How the command ended: its exit code, a signal, or the time limit."""
+    return "stopped at the time limit" if exit_code is None else exit_reason(exit_code)
 
 
 def exit_metrics(run: Run, result: RunResult, limit_s: float) -> Iterator[Metric]:

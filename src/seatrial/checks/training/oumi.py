@@ -83,7 +83,7 @@ def measure(context: Context, options: OumiOptions) -> Iterator[Observation]:
     version = _VERSION.search(result.log_text)
     yield Fact(name="oumi_version", value=version[1] if version else "not in the log")
     yield Fact(name="log_tail", value=result.log_tail)
-    yield Fact(name="exit_reason", value=command.exit_reason(result.exit_code))
+    yield Fact(name="exit_reason", value=command.end_reason(result.exit_code))
     yield from command.exit_metrics(run, result, options.train_limit_s)
     if result.exit_code == 0:
         yield from _training_observations(config, folder, context)
