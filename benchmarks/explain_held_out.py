@@ -31,7 +31,7 @@ RESULT = _ROOT / "docs" / "results" / "explain-held-out.json"
 class Log:
     """A log, its source, the signatures that name its root cause (none: a healthy system) and its findings.
 
-    ``round``: 2 was collected after round 1 was measured, from other repositories, and is held out as a whole.
+    ``round``: each was collected after the one before was measured; from the second on all of it is held out.
     """
 
     file: str

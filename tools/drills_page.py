@@ -105,7 +105,7 @@ def merged(document: dict[str, Any], files: list[Path]) -> dict[str, Any]:
     for file in files:
         content = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(content, dict):
-            clean = [row for row in clean if row["checks"] != content["checks"]] + [content]
+            clean = [row for row in clean if set(row["checks"]) != set(content["checks"])] + [content]
             continue
         for row in content:
             if not row["could_not_run"] or row["name"] not in results:

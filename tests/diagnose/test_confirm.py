@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.diagnose import diagnose
+from seatrial.diagnose import diagnose, explain
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.confirm import merge, unmerged
-from seatrial.diagnose.signatures import signatures
+from seatrial.diagnose.signature import Signature
+from seatrial.diagnose.signatures import Match, signatures
 from seatrial.model import Finding, JobResult, JobState, Outcome, Verdict
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 48, pid='<unknown>', name=<unknown>"
@@ -65,6 +66,33 @@ def test_confirmation_raises_the_confidence_of_its_root(tmp_path: Path) -> None:
     assert confirmed.confidence == "high"
     assert confirmation in confirmed.evidence
     assert "rank0.err:2" in confirmed.evidence
+
+
+@pytest.mark.parametrize(
+    ("file", "time", "confidence"),
+    [
+        ("a.log", 0, "high"),
+        ("a.log", 599, "high"),
+        ("a.log", None, "high"),
+        ("a.log", 3600, "medium"),
+        ("b.log", 0, "medium"),
+    ],
+)
+def test_explain_counts_confirmations_of_the_same_log_and_time(file: str, time: float | None, confidence: str) -> None:
+    by_id = {signature.id: signature for signature in signatures()}
+    root = next(by_id[name] for name in by_id if any(_confirms(other, name) for other in by_id.values()))
+    confirmation = next(other for other in by_id.values() if _confirms(other, root.id))
+    matches = [
+        Match(signature=root, line=root.examples[0], source="a.log:1", time=1000.0),
+        Match(signature=confirmation, line="x", source=f"{file}:2", time=None if time is None else 1000.0 + time),
+    ]
+    (finding,) = explain(matches)
+    assert (finding.signature, finding.confidence) == (root.id, confidence)
+
+
+def _confirms(other: Signature, identifier: str) -> bool:
+    is_root = next(each.role for each in signatures() if each.id == identifier) == "root"
+    return is_root and other.role == "confirmation" and other.confirms_signature(identifier)
 
 
 def test_confirmation_of_another_component_does_not(tmp_path: Path) -> None:

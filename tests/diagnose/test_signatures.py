@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.diagnose import diagnose
+from seatrial.diagnose import NODE_UNFIT, RENDEZVOUS_FAILS, diagnose
 from seatrial.diagnose.signature import Signature
 from seatrial.diagnose.signatures import search_lines, signatures
 from seatrial.diagnose.xid import xid_rows
@@ -103,10 +103,11 @@ def test_refused_job_has_one_finding(tmp_path: Path) -> None:
     (finding,) = diagnose([refused], [], [], (), {}, tmp_path)
     assert (finding.subject, finding.evidence, finding.confidence) == ("n1", cause, "high")
     assert finding.first_command == "srun --nodelist=n1 pip list"
+    assert finding.cause == NODE_UNFIT
     quoted = "srun --nodelist=n1 sh -c 'ping -c 3 n0; ip route get n0'"
     network = refused.model_copy(update={"cause": f"cannot connect to the rendezvous. Run first: {quoted}; no image"})
     (finding,) = diagnose([network], [], [], (), {}, tmp_path)
-    assert finding.first_command == quoted
+    assert (finding.first_command, finding.cause) == (quoted, RENDEZVOUS_FAILS)
     completed = refused.model_copy(update={"state": JobState.COMPLETED, "attempt": 2})
     assert diagnose([refused, completed], [], [], (), {}, tmp_path) == (), "corrected since"
 

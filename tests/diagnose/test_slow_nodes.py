@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
 from seatrial.diagnose.slow_nodes import localization_findings, localization_notes, reasons_to_localize
-from seatrial.hardware.pair_search import PAIR_RATES, RANKS_BY_NODE
+from seatrial.hardware.pair_rates import PAIR_RATES, RANKS_BY_NODE
 from seatrial.model import CLUSTER, Finding, Measurement, Metric, Outcome, Reason, Verdict
 from tests.hardware.test_pair_search import Factor, search, slow
 from tests.paths import ROOT
@@ -99,7 +99,7 @@ def test_slow_node_explains_the_cluster_and_its_own_gpus_only() -> None:
     assert finding.first_command.startswith("srun --nodelist=n0003 sh -c ")
     assert "ibstat" in finding.first_command
     assert "n0003 is 3" in finding.evidence
-    assert "slower in every pair, in both directions (n0003-n0004 29.7 GB/s, " in finding.evidence
+    assert "slower in every pair, in both directions (n0003-n0004 29.8 GB/s, " in finding.evidence
     assert "within 2." in finding.evidence or "within 1." in finding.evidence
     assert (finding.action, finding.source) == ("check-cable", f"{PAIR_RATES} of {SEARCH}")
 
@@ -140,6 +140,25 @@ def test_healthy_nodes_have_a_note_and_no_finding() -> None:
     assert note.text.startswith("no node, GPU, rail or path is slower")
     assert localization_notes([], [], [search], (), catalog()) == ()
     assert localization_notes([verdict()], [], [], (), catalog()) == ()
+
+
+def test_two_nodes_name_the_pair_and_say_that_it_does_not_tell_which_one_is_slow() -> None:
+    differing = {"n0001": {"speed": "200000 Mb/s, majority: 400000 Mb/s"}}
+    connectivity = Measurement(check="nodes.connectivity", subject="n0000", facts={"network_minority": differing})
+    search = searched(lambda a, _b, rail: 0.8 if a == "n0001" and rail == 2 else 1.0, count=2)
+    (finding,) = found(search, [verdict()], [connectivity])
+    assert (finding.cause, finding.subject, len(finding.explains)) == ("slow_path", "n0000->n0001", 1)
+    assert "n0000/gpu2 and n0001/gpu2 are " in finding.evidence
+    assert "only from n0001 to n0000" in finding.evidence
+    assert "does not tell which of both is at fault" in finding.evidence
+    assert "On n0001: Likely cause: speed is 200000 Mb/s" in finding.evidence
+
+
+def test_two_nodes_that_are_slow_alike_have_a_note_and_no_finding() -> None:
+    search = searched(slow("n0001", share=0.5), count=2)
+    assert found(search, [verdict()]) == []
+    (note,) = localization_notes([verdict()], [], [search], (), catalog())
+    assert "a node that is slow on all rails is not visible" in note.text
 
 
 def test_search_that_failed_has_a_note_with_its_error() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from seatrial.drill import catalog, clean
-from seatrial.drill.clean import alarms_of, clean_trial, run_clean, upper_bound
+from seatrial.drill.clean import alarms_of, clean_trials, run_clean, upper_bound
+from seatrial.drill.cpu.cpu_hog import LIMIT
 from seatrial.drill.injection import Injection
 from seatrial.model import UsageError
 from tests.drill.test_evaluate import RECORD, VERDICT, finding
@@ -27,16 +28,49 @@ def test_upper_bound(events: int, runs: int, expected: float) -> None:
     assert upper_bound(events, runs) == pytest.approx(expected, abs=1e-4)
 
 
-def test_clean_trial_has_the_checks_of_all_drills_and_no_fault() -> None:
-    trial = clean_trial([catalog()["bit-flip"], catalog()["shm-small"]])
-    assert list(trial.trial.checks) == ["collectives.all_reduce", "host.inventory"]
-    assert (trial.fault, trial.trial.settings) == ("", {})
+def test_clean_trials_have_the_checks_thresholds_and_limits_of_all_drills_and_no_fault() -> None:
+    drills = ["bit-flip", "shm-small", "memlock-low", "cpu-hog", "rank-killed", "rank-stopped"]
+    first, second = clean_trials([catalog()[name] for name in drills])
+    assert list(first.trial.checks) == ["collectives.all_reduce", "host.inventory", "host.load", "train.ddp"]
+    assert first.trial.checks["train.ddp"] == catalog()["rank-killed"].trial.checks["train.ddp"]
+    assert first.trial.settings == {
+        "checks": {
+            "host.inventory": {"expect": {"memlock_unlimited": "== 1 bool"}},
+            "host.load": {"expect": {"cpu_busy": LIMIT}},
+        }
+    }
+    assert (first.fault, first.prepare) == ("", DRILL.prepare)
+    assert second.trial == catalog()["rank-stopped"].trial  # its limits are its own
     with pytest.raises(UsageError, match="of one machine"):
-        clean_trial([catalog()["bit-flip"], catalog()["missing-gpu"]])
+        clean_trials([catalog()["bit-flip"], catalog()["missing-gpu"]])
+
+
+def test_trials_that_differ_in_an_option_or_a_threshold_stay_apart() -> None:
+    load = catalog()["cpu-hog"]
+    other = replace(load.trial, settings={"checks": {"host.load": {"expect": {"cpu_busy": "<= 99 %"}}}})
+    assert len(clean_trials([load, replace(load, trial=other), load])) == 2
+    sizes = replace(load.trial, checks={"host.load": {"seconds": 1}})
+    assert len(clean_trials([load, replace(load, trial=sizes)])) == 2
+
+
+def test_interrupted_clean_runs_keep_those_that_are_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(injection: Injection, limit_s: float) -> None:
+        if "clean-3" in str(injection.folder):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Injection, "start_trial", lambda self: None)
+    monkeypatch.setattr(Injection, "wait_for_end", wait)
+    monkeypatch.setattr(clean, "record_of", lambda run_dir: NO_ALARM)
+    result = run_clean([DRILL], 40, [], tmp_path, lambda _text: None)
+    assert (result.runs, len(result.seconds)) == (2, 2)
+    assert result.upper_bound == pytest.approx(1 - 0.05**0.5)
 
 
 def test_verdicts_and_findings_are_alarms() -> None:
-    assert [alarm.name for alarm in alarms_of(ALARM, 1)] == ["collectives.all_reduce:busbw.1MiB", "finding:"]
+    assert [alarm.name for alarm in alarms_of(ALARM, 1)] == [
+        "collectives.all_reduce:busbw.1MiB",
+        "finding:data_corrupted",
+    ]
     assert not list(alarms_of(NO_ALARM, 1))
 
 

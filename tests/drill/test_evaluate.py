@@ -95,9 +95,10 @@ def test_without_a_finding_nothing_is_explained() -> None:
 
 
 def test_cause_of_a_log_line_is_the_id_of_its_signature() -> None:
-    assert cause_of(Finding(title="GPU out of memory", subject="", confidence="low", evidence="")) == (
-        "cuda.out_of_memory"
+    memory = Finding(
+        title="GPU out of memory", subject="", confidence="low", evidence="", signature="cuda.out_of_memory"
     )
+    assert cause_of(memory) == "cuda.out_of_memory"
     assert cause_of(Finding(title="no signature", subject="", confidence="low", evidence="")) == ""
 
 

@@ -153,6 +153,14 @@ def test_a_shared_directory_needs_no_step(collector: Collector, tmp_path: Path) 
     assert collector.missing_files() == ""
 
 
+@pytest.mark.parametrize(("nodes", "named"), [("gpu[07-09]", "gpu08"), ("gpu[07-08]", "node 1"), ("", "node 1")])
+def test_node_whose_files_are_missing_is_named(collector: Collector, nodes: str, named: str) -> None:
+    collector.transport.nodes, collector._nodes, collector._complete = nodes, 3, {"0", "2"}
+    message = collector.missing_files()
+    assert f"before all files arrived from {named}." in message
+    assert message.startswith(nodes or "the nodes")
+
+
 def test_job_without_output_names_its_log(collector: Collector, node: Path) -> None:
     assert f"{node}.log" in collector.missing_files()
 

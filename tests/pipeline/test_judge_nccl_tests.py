@@ -93,6 +93,15 @@ def test_unjudged_results_state_why() -> None:
         assert bool(result.problems) is (result.outcome is Outcome.UNJUDGED), entry["file"]
 
 
+def test_unknown_model_is_not_sent_to_other_sizes() -> None:
+    (unknown, known) = (judged(table(100), gpus=gpus) for gpus in ("2xRTX 5090", "2xH200"))
+    steps = [verdict.fix for verdict in only_result(unknown).verdicts if verdict.outcome is Outcome.UNJUDGED]
+    assert steps
+    assert all("--baseline" in step and "seatrial skus" not in step for step in steps)
+    steps = [verdict.fix for verdict in only_result(known).verdicts if verdict.outcome is Outcome.UNJUDGED]
+    assert all("seatrial skus" in step for step in steps)
+
+
 def test_wrong_elements_fail_whatever_the_bandwidth() -> None:
     result = only_result(judged(table(470, wrong="3"), gpus="8xH100", nodes=2, nics="8x400"))
     assert result.outcome is Outcome.FAIL

@@ -30,6 +30,13 @@ def test_every_pair_of_a_good_node() -> None:
     assert result.bound.value == 450
 
 
+def test_number_of_nodes_comes_from_the_output_only_if_it_names_hosts() -> None:
+    assert judged(PEERS).hardware.sources["nodes"] == "nvbandwidth measures one"
+    named = PEERS.replace("Device 0: ", "Process 0 (node7): device 0: ", 1)
+    assert nvbandwidth_output.parse(named.splitlines()).hosts == ("node7",)
+    assert judged(named).hardware.sources["nodes"] == "output"
+
+
 def test_slow_pair_is_named() -> None:
     slow = PEERS.replace("372.96", "162.45")  # the fault that the source of the file describes
     (result,) = judged(slow).results

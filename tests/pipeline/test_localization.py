@@ -11,7 +11,7 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Config
-from seatrial.hardware.pair_search import PAIR_RATES
+from seatrial.hardware.pair_rates import PAIR_RATES
 from seatrial.model import DecisionValue, Job, Trial
 from seatrial.pipeline.plan import LOCALIZATION_JOB, localization_job
 from seatrial.pipeline.rejudge import rejudge
@@ -141,7 +141,8 @@ def test_job_runs_on_the_nodes_of_the_ranks_for_its_typical_time() -> None:
     assert (job.name, job.checks, job.nodes, job.ranks_per_node) == (LOCALIZATION_JOB, (SEARCH,), NODES, 2)
     assert job.limit_s == config.limits.startup_s + catalog()[SEARCH].limit_s
     assert 10 < job.typical[SEARCH] < 60
-    assert planned(config, 2) is None
+    assert planned(config, 2)
+    assert planned(config, 1) is None
     assert planned(config, NODES, time_limit_s=10) is None
     assert planned(config, NODES, time_limit_s=1000)
     assert planned(config.model_copy(update={"localize": False}), NODES) is None

@@ -27,6 +27,8 @@ _FIRST_COMMAND = re.compile(r"\. Run first[^:;]{0,40}: ((?:'[^']*'|[^;'])+)")
 _EXIT_CODE = "exit_code"  # end of the names of these metrics
 _RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
 _RANK_CAUSES = (RANK_FAILED, HANG)  # of findings that do not come from verdicts
+RENDEZVOUS_FAILS, NODE_UNFIT = "rendezvous_fails", "node_unfit"  # of refusals
+_CONFIRMATION_S = 600.0  # from a line to one that confirms it: the NCCL watchdog waits that long
 
 
 def diagnose(
@@ -84,7 +86,12 @@ def refreshed_findings(
 ) -> tuple[Finding, ...]:
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
-    own_causes = {*_RANK_CAUSES, *(cause.id for cause in missing_node_causes())}  # not from verdicts
+    own_causes = {
+        *_RANK_CAUSES,
+        RENDEZVOUS_FAILS,
+        NODE_UNFIT,
+        *(cause.id for cause in missing_node_causes()),
+    }  # not from verdicts
     without_verdicts = [finding for finding in trial.findings if finding.cause in own_causes]
     others = unmerged([finding for finding in trial.findings if finding.cause not in own_causes])
     kept = [*without_verdicts, *(finding for finding in others if finding.source not in sources)]
@@ -101,11 +108,19 @@ def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
         logs.setdefault(match.signature.id, set()).add(match.source.rpartition(":")[0])
     findings = []
     for match in ordered_matches(all_matches):
-        finding = _finding(match, _rank_name(match), "medium")
+        near = [other for other in all_matches if _is_near(other, match)]
+        finding = with_confirmations(_finding(match, _rank_name(match), "medium"), match, near)
         if (count := len(logs[match.signature.id])) > 1:
             finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
         findings.append(finding)
     return tuple(findings)
+
+
+def _is_near(other: Match, match: Match) -> bool:
+    """Whether two lines may be of one failure: in the same log, and at about the same time if both have one."""
+    same_log = other.source.rpartition(":")[0] == match.source.rpartition(":")[0]
+    times = (other.time, match.time)
+    return same_log and (None in times or abs((other.time or 0) - (match.time or 0)) <= _CONFIRMATION_S)
 
 
 def ordered_matches(matches: Iterable[Match]) -> tuple[Match, ...]:
@@ -143,6 +158,7 @@ def _refusal(result: JobResult) -> Finding:
         if is_rendezvous
         else "The node does not have what the trial needs",
         subject=result.failed_subject,
+        cause=RENDEZVOUS_FAILS if is_rendezvous else NODE_UNFIT,
         confidence="high",
         evidence=result.cause,
         first_command=command[1].strip() if command else "",
@@ -224,6 +240,7 @@ def _finding(match: Match, subject: str, confidence: str) -> Finding:
             "fix": signature.filled(signature.fix, match.line),
             "action": signature.action,
             "source": match.source,
+            "signature": signature.id,
         }
     )
 

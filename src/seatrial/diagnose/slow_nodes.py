@@ -11,7 +11,7 @@ from pydantic import JsonValue, ValidationError
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import SPEED_CHECKS, is_bad, node_command, node_differences, overlap
-from seatrial.hardware.pair_search import (
+from seatrial.hardware.pair_rates import (
     CPU_LIMITS,
     GPU_LIMITS,
     PAIR_RATES,
@@ -21,8 +21,8 @@ from seatrial.hardware.pair_search import (
     PairRate,
     SlowPath,
     SlowPort,
-    conclude,
 )
+from seatrial.hardware.pair_search import conclude
 from seatrial.judge.retry import PerformanceMetrics
 from seatrial.model import CLUSTER, Explained, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict
 from seatrial.model.trial import Confidence
@@ -115,6 +115,12 @@ def localization_notes(
     if any(finding.cause in SLOW_CAUSES for finding in findings):
         return ()
     last = conclusions[-1]
+    if last.nodes == 2:
+        text = (
+            f"all rails and both directions between the two nodes are alike ({last.healthy_gb_s:.3g} GB/s a rail). Two "
+            "nodes are one pair: a node that is slow on all rails is not visible. Search with a third node."
+        )
+        return (Insight(check=check, title=title, text=text),)
     text = (
         f"no node, GPU, rail or path is slower with all of its partners: pairs of {last.nodes} nodes {_healthy(last)}. "
         "The cause is common to all nodes, inside the nodes, or not the network."
@@ -237,13 +243,32 @@ class _Writer:
         first, second = paths[0].pair
         deficits = [deficit for path in paths for deficit in path.deficits]
         direction = {"sends": f", only from {first} to {second}", "receives": f", only from {second} to {first}"}
-        where = direction.get(paths[0].direction or "", "")
+        directions = {path.direction or "" for path in paths}
+        where = direction.get(directions.pop(), "") if len(directions) == 1 else ""
+        slower = f"{_range(deficits)} slower with each other{where}"
         evidence = (
-            f"{first} and {second} are {_range(deficits)} slower with each other{where}, and not with other nodes; all "
-            f"other pairs {_healthy(self.conclusion)}."
+            f"{first} and {second} are {slower}, and not with other nodes; all other pairs {_healthy(self.conclusion)}."
         )
         title = f"the path between {first} and {second} is slow"
+        if self.conclusion.nodes == 2:
+            evidence = self._two_nodes(paths, slower)
         return self._finding("slow_path", title, f"{first}->{second}", evidence, self._confidence(deficits))
+
+    def _two_nodes(self, paths: Sequence[SlowPath], slower: str) -> str:
+        """The evidence without a third node: the slow rails, and what is known about both ends."""
+        ends = [
+            [names[path.rail] if path.rail < len(names) else f"{node}/rank{path.rail}" for path in paths]
+            for node in paths[0].pair
+            for names in [self._subjects(node)]
+        ]
+        named = " and ".join(and_more(end, _MAX_NAMED) for end in ends)
+        rails = (
+            f"; the other rails reach {self.conclusion.healthy_gb_s:.3g} GB/s" if self.conclusion.healthy_pairs else ""
+        )
+        unknown = " Two nodes are one pair: it does not tell which of both is at fault. Search with a third node."
+        return f"{named} are {slower}{rails}.{unknown}" + "".join(
+            f" On {node}:{likely}" for node in paths[0].pair if (likely := self._likely_cause(node))
+        )
 
     def _finding(self, cause: str, title: str, subject: str, evidence: str, confidence: Confidence) -> Finding:
         kind = self._kind()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillTrial
+from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillTrial, Needs
+from seatrial.drill.evaluate import cause_of
 from seatrial.drill.injection import Injection
 from seatrial.drill.runner import record_of, why_not_here
 from seatrial.model import Frozen, SeatrialError, Trial, UsageError
@@ -19,7 +20,7 @@ CONFIDENCE = 0.95
 
 
 class Alarm(Frozen):
-    """A bad verdict or a finding of a clean run; ``outcome`` is empty for a finding."""
+    """A bad verdict or a finding of a clean run; a finding has no ``outcome``, and its cause as ``metric``."""
 
     run: int
     check: str
@@ -52,60 +53,104 @@ class CleanRuns(Frozen):
 def run_clean(
     drills: Sequence[Drill], runs: int, ignored: Sequence[str], folder: Path, progress: Callable[[str], None]
 ) -> CleanRuns:
-    """Run one trial with the checks of all ``drills`` ``runs`` times, without a fault.
+    """Run the trials of all ``drills`` ``runs`` times, without a fault; Ctrl-C ends after the last complete run.
 
     Raises UsageError if the drills need different machines, SeatrialError if one cannot run here or leaves no record.
     """
-    trial = clean_trial(drills)
-    if reason := why_not_here(trial.needs):
-        raise SeatrialError(f"clean runs: {reason}")
+    trials = clean_trials(drills)
+    for trial in trials:
+        if reason := why_not_here(trial.needs):
+            raise SeatrialError(f"clean runs: {reason}")
+    checks = tuple(dict.fromkeys(check for trial in trials for check in trial.trial.checks))
     alarms: list[Alarm] = []
-    seconds = []
+    seconds: list[float] = []
     for number in range(1, runs + 1):
-        progress(f"clean run {number} of {runs}: {', '.join(trial.trial.checks)}")
-        injection = Injection(trial, (folder / f"clean-{number}").absolute())
-        injection.folder.mkdir(parents=True)
+        progress(f"clean run {number} of {runs}: {', '.join(checks)}")
         try:
-            injection.start_trial()
-            injection.wait_for_end(trial.limit_s)
-        finally:
-            injection.close()
-        record = record_of(injection.run_dir)
-        if record is None:
-            raise SeatrialError(f"clean run {number} left no record; {injection.last_error()}")
-        alarms += alarms_of(record, number)
-        seconds.append(round(record.seconds, 1))
+            records = [_run(trial, folder / f"clean-{number}-{index}") for index, trial in enumerate(trials, 1)]
+        except KeyboardInterrupt:
+            if not seconds:
+                raise
+            break
+        alarms += [alarm for record in records for alarm in alarms_of(record, number)]
+        seconds.append(round(sum(record.seconds for record in records), 1))
     false_alarms = [alarm for alarm in alarms if not any(fnmatchcase(alarm.name, pattern) for pattern in ignored)]
     with_alarm = len({alarm.run for alarm in false_alarms})
     return CleanRuns(
-        runs=runs,
-        checks=tuple(trial.trial.checks),
+        runs=len(seconds),
+        checks=checks,
         ignored=tuple(ignored),
         runs_with_alarm=with_alarm,
-        upper_bound=upper_bound(with_alarm, runs),
+        upper_bound=upper_bound(with_alarm, len(seconds)),
         alarms=tuple(false_alarms),
         seconds=tuple(seconds),
     )
 
 
-def clean_trial(drills: Sequence[Drill]) -> Drill:
-    """A drill without a fault, whose trial has the checks of all ``drills``. Raises UsageError for several machines."""
+def _run(trial: Drill, folder: Path) -> Trial:
+    """The record of a trial without a fault."""
+    injection = Injection(trial, folder.absolute())
+    injection.folder.mkdir(parents=True)
+    try:
+        injection.start_trial()
+        injection.wait_for_end(trial.limit_s)
+    finally:
+        injection.close()
+    record = record_of(injection.run_dir)
+    if record is None:
+        raise SeatrialError(f"clean run {folder.name} left no record; {injection.last_error()}")
+    return record
+
+
+def clean_trials(drills: Sequence[Drill]) -> list[Drill]:
+    """Drills without a fault, with the checks, options, thresholds and limits of the trials of all ``drills``.
+
+    Trials that do not differ in these are merged. Raises UsageError if the drills need different machines.
+    """
     machines = {drill.machine for drill in drills}
     if len(machines) != 1:
         raise UsageError(f"clean runs need drills of one machine; these drills are of {', '.join(sorted(machines))}")
-    checks: dict[str, dict[str, JsonValue]] = {}
+    trials: list[Drill] = []
     for drill in drills:
-        for name, options in drill.trial.checks.items():
-            checks.setdefault(name, dict(options))
-    largest = max(drills, key=lambda drill: (drill.needs.nodes, drill.needs.gpus))
-    return replace(
-        largest,
-        name="clean",
-        title="no fault",
-        fault="",
-        trial=DrillTrial(checks=checks, launcher=largest.trial.launcher),
-        limit_s=sum(drill.limit_s for drill in drills),
-    )
+        for index, trial in enumerate(trials):
+            if merged := _merged(trial, drill):
+                trials[index] = merged
+                break
+        else:
+            # a fault may need root or programs, its trial does not
+            needs = Needs(gpus=drill.needs.gpus, nodes=drill.needs.nodes, cpus=drill.needs.cpus)
+            trials.append(Drill("clean", "no fault", drill.machine, drill.trial, drill.expected, needs))
+    return [replace(trial, limit_s=sum(drill.limit_s for drill in drills)) for trial in trials]
+
+
+def _merged(trial: Drill, drill: Drill) -> Drill | None:
+    """``trial`` with the checks of ``drill``; None if machine, limits, options or thresholds of a check differ."""
+    first, second = trial.trial, drill.trial
+    first_settings, second_settings = _settings_by_check(first), _settings_by_check(second)
+    if (
+        _common(trial) != _common(drill)
+        or any(first.checks[name] != second.checks[name] for name in first.checks.keys() & second.checks)
+        or any(first_settings[name] != second_settings[name] for name in first_settings.keys() & second_settings)
+    ):
+        return None
+    checks = {**first.checks, **second.checks}
+    by_check: dict[str, JsonValue] = {**first_settings, **second_settings}
+    settings = {**first.settings, "checks": by_check} if by_check else first.settings
+    needs = replace(trial.needs, cpus=max(trial.needs.cpus, drill.needs.cpus))
+    return replace(trial, trial=replace(first, checks=checks, settings=settings), needs=needs)
+
+
+def _settings_by_check(trial: DrillTrial) -> dict[str, JsonValue]:
+    """Check → its settings other than options, such as thresholds."""
+    by_check = trial.settings.get("checks")
+    return dict(by_check) if isinstance(by_check, dict) else {}
+
+
+def _common(drill: Drill) -> tuple[object, ...]:
+    """What all checks of the trial of a drill share."""
+    trial, needs = drill.trial, drill.needs
+    settings = {key: value for key, value in trial.settings.items() if key != "checks"}
+    return needs.gpus, needs.nodes, trial.launcher, trial.arguments, settings
 
 
 def alarms_of(trial: Trial, run: int) -> Iterable[Alarm]:
@@ -121,7 +166,8 @@ def alarms_of(trial: Trial, run: int) -> Iterable[Alarm]:
                 message=verdict.summary or verdict.detail,
             )
     for finding in trial.findings:
-        yield Alarm(run=run, check="finding", metric="", subject=finding.subject, outcome="", message=finding.title)
+        cause = cause_of(finding)
+        yield Alarm(run=run, check="finding", metric=cause, subject=finding.subject, outcome="", message=finding.title)
 
 
 def upper_bound(events: int, runs: int) -> float:

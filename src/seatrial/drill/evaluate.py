@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from seatrial.diagnose.signatures import signatures
 from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillResult, Expected
 from seatrial.model import DecisionValue, Finding, Trial, Verdict
 
@@ -42,7 +41,7 @@ def evaluate(drill: Drill, evidence: Evidence) -> DrillResult:
 
 def cause_of(finding: Finding) -> str:
     """The id of the cause of a finding, or of the signature that it comes from; empty for other findings."""
-    return finding.cause or next((row.id for row in signatures() if row.title == finding.title), "")
+    return finding.cause or finding.signature
 
 
 def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> DrillResult:

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from seatrial.util import processes
+from seatrial.util import hostlist, processes
 from seatrial.util.files import atomic_write
 from seatrial.util.text import and_more
 
@@ -220,17 +220,26 @@ class Collector:
         if self.finished or self.problem():
             return self.problem()
         if self._nodes:
-            return self._failure("the job ended before all files arrived")
+            missing = [name for index, name in enumerate(self._node_names()) if str(index) not in self._complete]
+            return self._failure(f"the job ended before all files arrived from {and_more(missing, 8)}")
         return f"no output of the job arrived; its script's log may be on its first node: {self.node_dir}.log"
+
+    def _node_names(self) -> list[str]:
+        """The names of the nodes by index; without a readable node list ``node 0``, ``node 1``."""
+        try:
+            names = hostlist.expand(self.transport.nodes)
+        except ValueError:
+            names = []
+        return names if len(names) == self._nodes else [f"node {index}" for index in range(self._nodes)]
 
     def _failure(self, reason: str) -> str:
         """Return ``reason`` with the transport's last message, the folder on the nodes and the first command to run."""
         lines = self._errors.read_text(encoding="utf-8", errors="replace").splitlines() if self._errors.exists() else []
         last = next((f" ({line.strip()})" for line in reversed(lines) if line.strip()), "")
         return (
-            f"the nodes do not share the run directory, and fetching their files through {self.transport.name} failed: "
-            f"{reason}{last}. The files may still be on the nodes in {self.node_dir}. "
-            f"Run first, from this host: {self.transport.test}"
+            f"{self.transport.nodes or 'the nodes'}: the run directory is not shared with this host, and fetching "
+            f"files through {self.transport.name} failed: {reason}{last}. The files may still be on the "
+            f"nodes in {self.node_dir}. Run first, from this host: {self.transport.test}"
         )
 
     def run_script(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:

@@ -15,7 +15,7 @@ from seatrial.discover.nccl_tests_output import NcclTestsOutput, Row, Table
 from seatrial.hardware.bounds import hardware_bound
 from seatrial.hardware.fabric_model import node_links
 from seatrial.hardware.network_bounds import default_algorithm, network_bound
-from seatrial.hardware.references import NO_PEERS, Reference, References, Sku, references_for
+from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, Reference, References, Sku, references_for, skus
 from seatrial.judge.plausibility import metric_lookup
 from seatrial.judge.rules import judge_check
 from seatrial.judge.thresholds import MAX_RATIO_OF_BOUND
@@ -94,13 +94,16 @@ def judge_output(
     )
 
 
-def with_next_step(verdict: Verdict) -> Verdict:
-    """The verdict; without a reference value its next step is to find one."""
+def with_next_step(verdict: Verdict, gpu: str) -> Verdict:
+    """The verdict; without a reference value its next step is to find one. Other sizes help only a known ``gpu``."""
     missing = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
     if verdict.outcome is not Outcome.UNJUDGED or missing.isdisjoint(verdict.reasons):
         return verdict
+    baseline = "give --baseline FILE, learned from good runs of `seatrial run`"
+    if not set(gpu.split(MODEL_SEPARATOR)) <= {name for sku in skus() for name in sku.nvml_names}:
+        return replace(verdict, fix=f"no reference values of this GPU model are known: {baseline}")
     step = "`seatrial skus` lists the sizes and numbers of GPUs with a reference value: run again with one of them"
-    return replace(verdict, fix=f"{step}, or give --baseline FILE, learned from good runs of `seatrial run`")
+    return replace(verdict, fix=f"{step}, or {baseline}")
 
 
 def overall_outcome(results: Sequence[BenchmarkResult]) -> Outcome:
@@ -291,7 +294,7 @@ def _judge(each: _Input) -> BenchmarkResult:
         path=_path(each),
         measured=measured_sizes(each.rows),
         bound=_bound(each, label) if label else None,
-        verdicts=tuple(map(with_next_step, verdicts)),
+        verdicts=tuple(with_next_step(verdict, hardware.gpu) for verdict in verdicts),
         other_sizes=others,
         problems=tuple(problems),
         notes=(*notes, *table_notes(series.table, series.rows)),

@@ -62,6 +62,9 @@ def judge_output(
     if others:
         more = f" and {len(others) - _MAX_OTHERS} more" if len(others) > _MAX_OTHERS else ""
         notes.append(f"without a reference value, not judged: {', '.join(others[:_MAX_OTHERS])}{more}")
+    # nvbandwidth measures one node, and only some versions name its host
+    nodes_source = "output" if hosts else "nvbandwidth measures one"
+    sources = {"gpu": gpu.source, "gpus_per_node": "output", "nodes": nodes_source} if gpu.name else {}
     outcomes = [Outcome.UNJUDGED if result.outcome is Outcome.ERROR else result.outcome for result in results]
     return BenchmarkJudgement(
         tool="nvbandwidth",
@@ -71,7 +74,7 @@ def judge_output(
             gpu=gpu.name,
             gpus_per_node=devices or None,
             nodes=max(hosts, 1),
-            sources={"gpu": gpu.source, "gpus_per_node": "output", "nodes": "output"} if gpu.name else {},
+            sources=sources,
         ),
         contradictions=tuple(contradictions),
         notes=tuple(notes),
@@ -106,7 +109,8 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
             for index in range(devices)
         ]
         verdicts = tuple(
-            map(with_next_step, judge_check(replace(check, rules=rules), measurements, {}, "", references))
+            with_next_step(verdict, gpu)
+            for verdict in judge_check(replace(check, rules=rules), measurements, {}, "", references)
         )
         limit = hardware_bound(metric_lookup(check, metric, rules[0].reference or ""), facts, references)
         bound = BenchmarkBound(value=limit.value, unit=limit.unit, derivation=limit.derivation) if limit else None

@@ -17,7 +17,6 @@ from pydantic import JsonValue
 from seatrial import __version__
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
-from seatrial.hardware.pair_search import MIN_NODES
 from seatrial.model import (
     CLUSTER,
     TIME_LIMIT,
@@ -153,7 +152,7 @@ def localization_job(
     jobs = list(jobs)
     check = next((check for check in checks.values() if check.localizes), None)
     ranks = next((job for job in reversed(jobs) if job.placement == "ranks"), None)
-    if not config.localize or check is None or ranks is None or ranks.nodes < MIN_NODES or check.name in config.checks:
+    if not config.localize or check is None or ranks is None or ranks.nodes < 2 or check.name in config.checks:
         return None
     typical = typical_duration(check, {}, config, ranks.ranks_per_node)
     job = ranks.model_copy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import sys
 import time
@@ -335,7 +336,7 @@ def _write_reports(trial: Trial, results: TrialResults) -> Trial:
         trial = trial.model_copy(update={"timings": (*trial.timings, results.timings[-1])})
         report.write_all(trial, results.run_dir.path)
     except (OSError, report.NotWritten) as error:
-        path = results.run_dir.path
+        path = shlex.quote(str(results.run_dir.path))
         command = f"findmnt -T {path}; df -h {path}; df -i {path}"
         results.display.warn(f"some reports could not be written: {error}. Run first: {command}")
         if trial.decision.value is DecisionValue.ACCEPTED:

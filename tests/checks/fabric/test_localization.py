@@ -6,7 +6,7 @@ import pytest
 
 from seatrial.bench.pairs import PairTiming
 from seatrial.checks.fabric.localization import _partners, _rates
-from seatrial.hardware.pair_search import Step
+from seatrial.hardware.pair_rates import Step
 
 MEMBERS = {"n0": (0, 1), "n1": (2, 3), "n2": (4, 5)}
 SIZE = 10**9

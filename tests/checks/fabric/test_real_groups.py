@@ -53,7 +53,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "in_place_variant": Scenario("collectives.all_gather", ONE, BOTH),
         "search_late_node": Scenario(SEARCH, FOUR, SEARCH_OPTIONS, faults=("late",)),
         "search_corrupt": Scenario(SEARCH, FOUR, SEARCH_OPTIONS, faults=("corrupt",)),
-        "search_two_nodes": Scenario(SEARCH, TWO),
+        "search_two_nodes": Scenario(SEARCH, TWO, SEARCH_OPTIONS),
+        "search_one_node": Scenario(SEARCH, ONE),
         "pairs_one_node": Scenario(PAIRS, ONE),
         "rails_one_node": Scenario(RAILS, ONE),
         "scaling_one_node": Scenario(SCALING, ONE),
@@ -348,7 +349,11 @@ def test_search_reports_wrong_data(runs: Runs) -> None:
     assert values["wrong_elements"] > 0
 
 
-def test_search_needs_three_nodes(runs: Runs) -> None:
-    assert {measurement.skipped for measurement in runs["search_two_nodes"]} == {
-        "2 nodes: with fewer than 3 nothing tells which one is slow"
-    }
+def test_search_on_two_nodes_compares_the_directions_of_their_pair(runs: Runs) -> None:
+    assert search_findings(runs, "search_two_nodes") == []
+    facts = runs["search_two_nodes"][0].facts
+    assert (facts["nodes"], facts["steps"]) == (2, 9)
+
+
+def test_search_on_one_node_is_skipped(runs: Runs) -> None:
+    assert {measurement.skipped for measurement in runs["search_one_node"]} == {"one node: there are no pairs of nodes"}

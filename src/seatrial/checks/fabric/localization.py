@@ -6,7 +6,8 @@ hardware.pair_search. All pairs of a step run concurrently in one job, so that a
 
 Rates are compared with those of other pairs only, so that no reference value is needed. With GPUs, GPU i of a node
 sends to GPU i of the other. Without GPUs one process of each node sends over TCP (gloo), and the fastest time counts: a
-busy CPU makes some transfers slower, a slow link makes all of them slower.
+busy CPU makes some transfers slower, a slow link makes all of them slower. Two nodes are one pair: its rails and
+directions are compared (hardware.two_nodes).
 """
 
 from __future__ import annotations
@@ -26,18 +27,16 @@ from seatrial.checks.fabric._results import (
     transport_text,
     wrong_data_rule,
 )
-from seatrial.hardware.pair_search import (
+from seatrial.hardware.pair_rates import (
     CPU_LIMITS,
     GPU_LIMITS,
-    MIN_NODES,
     PAIR_RATES,
     RANKS_BY_NODE,
-    ROUNDS,
     Conclusion,
     PairRate,
     Step,
-    pair_search,
 )
+from seatrial.hardware.pair_search import ROUNDS, pair_search
 from seatrial.model import (
     ByteSize,
     Fact,
@@ -73,13 +72,13 @@ class LocalizationOptions(Options):
 def measure(context: Context, options: LocalizationOptions) -> Iterator[Observation]:
     """Yield the rates of all steps on rank 0, and the number of slow ranks, paths and rails.
 
-    Raises NotApplicable with fewer than three nodes.
+    Raises NotApplicable on one node.
     """
     from seatrial.bench import collectives, pairs, rank, subgroups
 
     ranks = subgroups.ranks_by_node(context.node)
-    if len(ranks) < MIN_NODES:
-        raise NotApplicable(f"{len(ranks)} nodes: with fewer than {MIN_NODES} nothing tells which one is slow")
+    if len(ranks) < 2:
+        raise NotApplicable("one node: there are no pairs of nodes")
     subjects, group = rank.gather(context.subject), collectives.describe_group()
     rails = min(map(len, ranks.values())) if context.on_gpu else 1
     members = {node: of_node[:rails] for node, of_node in ranks.items()}

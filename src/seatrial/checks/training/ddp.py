@@ -71,8 +71,8 @@ SCALING_BASELINE = (
 )
 # Allowed percentage points above 100: the two models' tensors have different addresses, which affects their speed.
 MAX_ABOVE_LIMIT = 2
-# Allowed half-width of the 95 % interval, percentage points. Two CPU cores gave 2 to 8 when idle and 400 under other
-# load. The expected efficiency, 90 %, is 10 below the ideal: with more noise it cannot be confirmed.
+# Allowed half-width of the 95 % interval, percentage points. The expected efficiency, 90 %, is 10 below the ideal: with
+# more noise it cannot be confirmed. Not judged on CPUs: ranks share cores, which gave 2 to 400 without any fault.
 MAX_NOISE = 10
 REDUCE_NOISE = (
     "Check for other load on these nodes (top; nvidia-smi) and run the check again with more steps: --set "
@@ -378,6 +378,7 @@ CHECK = Check(
         ),
         Rule(
             metric="scaling_noise",
+            applies_if={"device": "cuda"},
             evidence_facts=("scaling_interval",),
             expect=f"<= {MAX_NOISE} %",
             outcome_if_violated=Outcome.WARN,

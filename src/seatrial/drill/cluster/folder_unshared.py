@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from seatrial.drill.base import Drill, DrillTrial, Expected
 from seatrial.drill.cluster._nodes import NODE, change_node, cluster_needs, settings
 from seatrial.drill.injection import Injection
@@ -12,7 +14,8 @@ def mount_other_filesystem(injection: Injection) -> None:
     shared = injection.folder / "shared"
     shared.mkdir()
     injection.settings["checks"] = {"filesystem.shared": {"options": {"paths": [str(shared)]}}}
-    change_node(injection, f"mount -t tmpfs tmpfs {shared}", f"umount --lazy {shared}")
+    path = shlex.quote(str(shared))
+    change_node(injection, f"mount -t tmpfs tmpfs {path}", f"umount --lazy {path}")
 
 
 DRILL = Drill(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 
 from seatrial.drill.base import Drill, DrillTrial, Expected
 from seatrial.drill.cluster._nodes import NODE, change_node, cluster_needs, settings, test_cluster, wait_until_idle
@@ -11,11 +12,11 @@ from seatrial.drill.injection import Injection
 
 def replace_key(injection: Injection) -> None:
     """Start a munged with another key on the node, and mount its socket over the common one."""
-    run = test_cluster().folder / "run"
-    own = injection.folder / "munge"
-    own.mkdir(mode=0o755)
-    (own / "key").write_bytes(os.urandom(1024))
-    (own / "key").chmod(0o400)
+    folder = injection.folder / "munge"
+    folder.mkdir(mode=0o755)
+    (folder / "key").write_bytes(os.urandom(1024))
+    (folder / "key").chmod(0o400)
+    run, own = shlex.quote(str(test_cluster().folder / "run")), shlex.quote(str(folder))
     files = f"--key-file={own}/key --socket={own}/socket --pid-file={own}/pid --seed-file={own}/seed"
     injection.at_end(wait_until_idle)
     change_node(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
 from seatrial.drill.injection import Injection
 
@@ -14,7 +16,7 @@ def mount_small_filesystem(injection: Injection) -> None:
     folder = injection.run_dir / "artifacts" / CHECK
     injection.wait_for(lambda: (injection.run_dir / "run.json").exists(), "the run directory exists")
     folder.mkdir(parents=True, exist_ok=True)
-    injection.run_in_trial_mounts(f"mount -t tmpfs -o size={SIZE} tmpfs {folder}")
+    injection.run_in_trial_mounts(f"mount -t tmpfs -o size={SIZE} tmpfs {shlex.quote(str(folder))}")
 
 
 def use_new_mounts(injection: Injection) -> None:

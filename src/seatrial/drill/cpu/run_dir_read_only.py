@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
 from seatrial.drill.injection import Injection
 
@@ -12,7 +14,7 @@ def mount_read_only(injection: Injection) -> None:
     folder.mkdir()
     injection.run_dir = folder / "run"
     injection.new_mounts = True
-    injection.setup.append(f"mount -t tmpfs -o ro tmpfs {folder}")
+    injection.setup.append(f"mount -t tmpfs -o ro tmpfs {shlex.quote(str(folder))}")
 
 
 DRILL = Drill(
@@ -24,7 +26,7 @@ DRILL = Drill(
         refusal=r"cannot write to --out",
         cause="Read-only file system",
         place=r"/read-only/run\b",
-        command=r"findmnt -T \S*/read-only",
+        command=r"findmnt -T [^;]*/read-only",
     ),
     needs=Needs(root=True, programs=("unshare", "mount")),
     prepare=mount_read_only,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
 from seatrial.drill.cpu._ranks import TRAINING
 from seatrial.drill.injection import Injection
@@ -15,21 +17,20 @@ def mount(injection: Injection) -> None:
     folder.mkdir()
     injection.run_dir = folder / "run"
     injection.new_mounts = True
-    injection.setup.append(f"mount -t tmpfs -o size=64m tmpfs {folder}")
+    injection.setup.append(f"mount -t tmpfs -o size=64m tmpfs {shlex.quote(str(folder))}")
 
 
 def remount(injection: Injection) -> None:
     """Make it read-only when a rank has started; only the trial's namespace shows its files."""
     heartbeat = injection.run_dir / "jobs" / "ranks" / "attempt1" / "rank0.jsonl"
     injection.wait_for(
-        lambda: bool(injection.run_in_trial_mounts(f"test -s {heartbeat} && echo yes || true")), "rank 0 is in a check"
+        lambda: bool(injection.run_in_trial_mounts(f"test -s {shlex.quote(str(heartbeat))} && echo yes || true")),
+        "rank 0 is in a check",
     )
     injection.mark_injected()
     # by force: files are open for writing, as at an error of the disk; a plain remount would be refused
-    injection.run_in_trial_mounts(
-        f"mount --bind {injection.folder / FOLDER} {injection.folder / FOLDER} && "
-        f"mount -o remount,bind,ro {injection.folder / FOLDER}"
-    )
+    folder = shlex.quote(str(injection.folder / FOLDER))
+    injection.run_in_trial_mounts(f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}")
 
 
 DRILL = Drill(
@@ -38,10 +39,10 @@ DRILL = Drill(
     machine="cpu",
     trial=DrillTrial(checks=TRAINING),
     expected=Expected(
-        refusal=r"Read-only file system",
+        refusal=r"some reports could not be written",
         cause="Read-only file system",
         place=rf"/{FOLDER}/run\b",
-        command=rf"findmnt -T \S+/{FOLDER}/run",
+        command=rf"findmnt -T [^;]+/{FOLDER}/run",
     ),
     needs=Needs(root=True, programs=("unshare", "nsenter", "mount")),
     prepare=mount,

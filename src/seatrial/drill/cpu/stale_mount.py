@@ -18,7 +18,8 @@ def mount_silent(injection: Injection) -> None:
     injection.new_mounts = True
     program = shlex.join([sys.executable, "-m", "seatrial.drill.silent_filesystem", str(folder)])
     injection.setup.append(f"setpriv --pdeathsig KILL {program} &")
-    injection.setup.append(f"for _ in $(seq 300); do grep -q {folder} /proc/mounts && break; sleep 0.1; done")
+    mounted = shlex.quote(str(folder).replace(" ", "\\040"))  # as /proc/mounts has it
+    injection.setup.append(f"for _ in $(seq 300); do grep -qF {mounted} /proc/mounts && break; sleep 0.1; done")
 
 
 DRILL = Drill(

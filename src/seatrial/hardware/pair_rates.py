@@ -1,0 +1,122 @@
+"""What a search for slow nodes measures, and what it concludes: steps, rates, slow ports and slow paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import log, log1p
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat, model_validator
+
+from seatrial.model import Frozen
+
+Stage = Literal["rounds", "suspects", "paths", "directions"]
+Direction = Literal["sends", "receives", "both"]
+Pair = tuple[str, str]  # names of two nodes
+
+# Facts of the check that measures the steps: rows of PairRate, and node → subjects of its ranks
+PAIR_RATES, RANKS_BY_NODE = "pair_rates", "ranks_by_node"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``min_deficit``: the smallest fault, as a share of the healthy rate. ``min_noise``: the least relative noise of a
+    rate that is assumed, since few pairs may agree by chance. ``use_best``: the fastest of several rates counts, not
+    their median, since what disturbs a rate makes it lower only."""
+
+    min_deficit: float
+    min_noise: float
+    use_best: bool = False
+
+    @property
+    def log_deficit(self) -> float:
+        return -log1p(-self.min_deficit)
+
+
+# NCCL: a fault of 5 % is found with noise of 1 %. CPUs: processes compete for cores, so that healthy rates differ by a
+# factor of up to 4 (4 nodes on 2 cores), and only a rate below 40 % counts.
+GPU_LIMITS = Limits(min_deficit=0.025, min_noise=0.005)
+CPU_LIMITS = Limits(min_deficit=0.6, min_noise=0.2, use_best=True)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Disjoint pairs to measure concurrently. ``one_way``: only the first node of each pair sends."""
+
+    stage: Stage
+    pairs: tuple[Pair, ...]
+    one_way: bool = False
+
+
+class PairRate(Frozen):
+    """The rate of each rail between two nodes in GB/s per direction; ``one_way``: only ``first`` sent."""
+
+    stage: Stage
+    first: str
+    second: str
+    gb_s: tuple[Annotated[FiniteFloat, Field(ge=0, le=1e6)], ...] = Field(min_length=1)
+    one_way: bool = False
+
+    @model_validator(mode="after")
+    def _require_two_nodes(self) -> PairRate:
+        if self.first == self.second:
+            raise ValueError(f"a pair of {self.first} with itself")
+        return self
+
+    @property
+    def pair(self) -> Pair:
+        """Both names in alphabetical order."""
+        return (self.first, self.second) if self.first < self.second else (self.second, self.first)
+
+
+@dataclass(frozen=True)
+class SlowPort:
+    """A rank of a node that is slow with every partner; ``rail``: its index on the node.
+
+    ``deficits``: 1 - rate / healthy rate of each repetition. ``direction``: None if it is unknown.
+    """
+
+    node: str
+    rail: int
+    deficits: tuple[float, ...]
+    direction: Direction | None = None
+
+
+@dataclass(frozen=True)
+class SlowPath:
+    """Two nodes that are slow with each other on a rail and not with others; fields as of SlowPort.
+
+    ``direction``: sends: from the first to the second node.
+    """
+
+    pair: Pair
+    rail: int
+    deficits: tuple[float, ...]
+    direction: Direction | None = None
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What the rates of a search show.
+
+    ``suspects``: nodes that were slow in the first rounds, less than half of all. ``noise``: relative standard
+    deviation of healthy pairs. ``healthy_gb_s``: median, and ``healthy_range_gb_s`` lowest and highest rate of the
+    ``healthy_pairs`` of the first rounds.
+    """
+
+    nodes: int
+    rails: int
+    ports: tuple[SlowPort, ...] = ()
+    paths: tuple[SlowPath, ...] = ()
+    slow_rails: Mapping[int, float] = field(default_factory=dict)  # rail → deficit
+    suspects: tuple[str, ...] = ()
+    noise: float = 0.0
+    healthy_gb_s: float = 0.0
+    healthy_pairs: int = 0
+    healthy_range_gb_s: tuple[float, float] = (0.0, 0.0)
+
+
+def log_ratio(rate: float, reference: float) -> float:
+    """Log of rate / reference; a rate of 0 counts as a millionth of the reference."""
+    return log(max(rate / reference, 1e-6)) if reference else 0.0

@@ -1,0 +1,88 @@
+"""Locates what is slow between two nodes: rails (GPU i of both nodes, with their NICs) and directions. Pure.
+
+There is one pair only, so a rail is compared with the other rails, and a direction with the opposite one. The rates
+never tell which of the two nodes is at fault, and a fault that is the same on all rails and in both directions has
+nothing to be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from math import ceil, expm1, sqrt
+from statistics import median, pstdev
+
+from seatrial.hardware.pair_rates import Conclusion, Direction, Limits, PairRate, SlowPath, Step, log_ratio
+
+_REPEATS = 3  # of both directions at once, and of each direction
+_FAULT_Z = 3.0  # standard errors
+
+
+def two_node_steps(first: str, second: str) -> Generator[Step, Sequence[PairRate], list[PairRate]]:
+    """Yield the steps to measure; each ``send`` takes the rates of the step. Returns all rates."""
+    rates: list[PairRate] = []
+    for _ in range(_REPEATS):
+        rates += yield Step("rounds", ((first, second),))
+    for _ in range(_REPEATS):
+        rates += yield Step("directions", ((first, second),), one_way=True)
+        rates += yield Step("directions", ((second, first),), one_way=True)
+    return rates
+
+
+def conclude_two_nodes(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
+    """The rails and directions between two nodes that are slower than the others; without repetitions nothing is."""
+    pair = rates[0].pair
+    rails = min(len(rate.gb_s) for rate in rates)
+    both = _Rates([rate for rate in rates if rate.stage == "rounds"], rails, limits)
+    sent = _Rates([rate for rate in rates if rate.one_way and rate.first == pair[0]], rails, limits)
+    received = _Rates([rate for rate in rates if rate.one_way and rate.first == pair[1]], rails, limits)
+    noise = max(limits.min_noise, both.noise, sent.noise, received.noise)
+    # the standard error of a difference of two means; noise of few values is uncertain
+    limit = max(limits.log_deficit, _FAULT_Z * noise * sqrt(2 / _REPEATS))
+    healthy, healthy_one_way = _upper_quartile(both.typical), _upper_quartile([*sent.typical, *received.typical])
+    paths = []
+    is_complete = min(len(each.rates) for each in (both, sent, received)) > 1
+    for rail in range(rails if is_complete else 0):
+        slow_both = both.is_slow(rail, healthy, limit)
+        slow_sent, slow_received = (each.is_slow(rail, healthy_one_way, limit) for each in (sent, received))
+        if not (slow_both or slow_sent or slow_received):
+            continue
+        slow = both if slow_both else sent if slow_sent else received
+        reference = healthy if slow_both else healthy_one_way
+        deficits = tuple(-expm1(log_ratio(rate.gb_s[rail], reference)) for rate in slow.rates)
+        paths.append(SlowPath(pair, rail, deficits, _direction(slow_sent, slow_received)))
+    good = [rate for rail, rate in enumerate(both.typical) if rail not in {path.rail for path in paths}]
+    return Conclusion(
+        nodes=2,
+        rails=rails,
+        paths=tuple(paths),
+        noise=noise,
+        healthy_gb_s=median(good) if good else healthy,
+        healthy_pairs=len(good),
+        healthy_range_gb_s=(min(good, default=healthy), max(good, default=healthy)),
+    )
+
+
+class _Rates:
+    """Repeated rates of the same transfer; ``typical``: of each rail in GB/s, ``noise``: relative."""
+
+    def __init__(self, rates: Sequence[PairRate], rails: int, limits: Limits) -> None:
+        self.rates = rates
+        by_rail = [[rate.gb_s[rail] for rate in rates] for rail in range(rails if rates else 0)]
+        self.typical = [max(values) if limits.use_best else median(values) for values in by_rail]
+        ratios = [log_ratio(value, median(values)) for values in by_rail for value in values]
+        self.noise = pstdev(ratios) if len(ratios) > 1 and not limits.use_best else 0.0
+
+    def is_slow(self, rail: int, reference: float, limit: float) -> bool:
+        return log_ratio(self.typical[rail], reference) < -limit
+
+
+def _upper_quartile(values: Sequence[float]) -> float:
+    """The faster of two values; faults make rails slower only."""
+    ordered = sorted(values)
+    return ordered[ceil(0.75 * (len(ordered) - 1))] if ordered else 0.0
+
+
+def _direction(sends: bool, receives: bool) -> Direction | None:
+    if sends and receives:
+        return "both"
+    return "sends" if sends else "receives" if receives else None
