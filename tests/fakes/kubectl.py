@@ -22,12 +22,14 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import pytest
 
-from seatrial.util.processes import CommandResult
+if TYPE_CHECKING:  # each call of kubectl imports this module: pytest takes two thirds of the time
+    import pytest
+
+    from seatrial.util.processes import CommandResult
 
 _TAG = "FAKE_POD"  # a variable of all processes of a pod: its uid
 _POLL_S = 0.05
@@ -78,6 +80,7 @@ class Cluster:
 
     def call_in_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Answer the short calls of kubectl without a new process."""
+        from seatrial.util.processes import CommandResult
 
         def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
             assert argv[0] == "kubectl", argv

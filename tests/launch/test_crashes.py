@@ -233,4 +233,4 @@ def test_killed_trial_leaves_no_process_and_can_be_resumed(one_check_trial: Path
     assert load(out).decision.value is DecisionValue.ACCEPTED
     logs = [path.read_text() for path in (out / "jobs" / "ranks").glob("attempt*/launcher.err")]
     assert logs
-    assert not any("OMP_NUM_THREADS" in log for log in logs), "torchrun warns unless the preflight has set it"
+    assert not any("OMP_NUM_THREADS" in log for log in logs), "torchrun warns unless the script has set it"

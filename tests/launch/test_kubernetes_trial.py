@@ -24,6 +24,7 @@ CHECK = "collectives.all_reduce"
 TRIAL = """
 launcher: kubernetes
 cluster: {nodes: 2, gpus_per_node: 0}
+localize: false
 limits: {heartbeat_timeout_s: 20}
 kubernetes: {image: registry.example/seatrial:1, namespace: ml}
 checks:

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.cluster
 
 TRIAL = """
 cluster: {gpus_per_node: 0, nodes: 3}
+localize: false
 launcher: slurm
 limits: {heartbeat_timeout_s: 5}
 slurm: {queue_s: 90}

@@ -20,6 +20,7 @@ CHECK = "collectives.all_reduce"
 # all-reduce runs for ten seconds, so that a test can send signals meanwhile
 TRIAL = """
 cluster: {gpus_per_node: 0}
+localize: false
 slurm: {queue_s: 90}
 checks:
   host.inventory:

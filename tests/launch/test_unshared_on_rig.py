@@ -21,6 +21,7 @@ pytestmark = pytest.mark.cluster
 
 TRIAL = """
 cluster: {gpus_per_node: 0}
+localize: false
 limits: {heartbeat_timeout_s: 20}
 slurm: {queue_s: 90}
 checks:

@@ -181,8 +181,6 @@ def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
 def _run_module(arguments: list[str]) -> None:
     """Run ``MODULE ARGUMENT…`` in place of this program; torchrun in this process, which has imported torch already."""
     if arguments[0] == "torch.distributed.run" and "torch" in sys.modules:
-        if "--nproc-per-node=1" not in arguments:
-            os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, with a warning in each log
         sys.argv = arguments
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:  # a new process image: torch has started threads in this one

@@ -22,7 +22,11 @@ def environment(settings: Config, job: Job) -> list[str]:
     if site:  # the site's files may fail under `set -euo pipefail`, and may change the directory
         site = ["job_cwd=$PWD", "set +euo pipefail", *site, "set -euo pipefail", 'cd "$job_cwd"']
     hf_home = [f"export HF_HOME={shlex.quote(config.hf_home)}"] if config.hf_home else []
-    return [*site, *hf_home, *(f"export {name}={shlex.quote(value)}" for name, value in job.env.items())]
+    variables = [f"export {name}={shlex.quote(value)}" for name, value in job.env.items()]
+    if job.placement == "ranks" and job.ranks_per_node > 1 and settings.container.runtime == "none":
+        # torchrun sets the same value, with a warning in the log of each job; an image can have a value of its own
+        variables.append("export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}")
+    return [*site, *hf_home, *variables]
 
 
 @cache

@@ -12,6 +12,7 @@ export PYTHONSAFEPATH=1
 
 # The environment of the checks.
 export GLOO_SOCKET_IFNAME=lo
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 python=(/opt/python)
 
 worker=(-m seatrial.worker "$job/job.json" 1)

@@ -23,6 +23,7 @@ errors=$(set +eu; requirements)
 
 # The environment of the checks.
 export NCCL_DEBUG='INFO WARN'
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 python=(/opt/python)
 if ! error=$("${python[@]}" -c "import seatrial.bench.preflight" 2>&1); then
     report_error 'cannot run seatrial with /opt/python'": ${error##*$'\n'}" '/opt/python -m pip show seatrial' >&2

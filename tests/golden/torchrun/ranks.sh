@@ -46,6 +46,7 @@ cd "$job_cwd"
 export HF_HOME=/shared/hf
 export NCCL_DEBUG=INFO
 export NOTE='it'"'"'s "quoted" $HOME'
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 python=(/shared/venv/bin/python)
 if ! output=$("${python[@]}" -m seatrial.bench.preflight "$job/job.json" 1 2>&1); then
     grep -a "^preflight: " <<<"$output" | tee -a "$errors" >&2 ||
