@@ -65,23 +65,24 @@ def found(
 def test_performance_of_several_nodes_below_a_threshold_is_a_reason(
     check: str, metric: str, outcome: Outcome, expected: bool
 ) -> None:
-    reasons = reasons_to_localize([verdict(check, metric, outcome)], [], catalog())
+    reasons = reasons_to_localize([verdict(check, metric, outcome)], [], catalog(), 4)
     assert list(reasons) == ([check] if expected else [])
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.1, [PAIRS]), (0.6, [])])
 def test_large_difference_between_nodes_without_a_threshold_is_a_reason(share: float, expected: list[str]) -> None:
     measurements = [measured(PAIRS, "gpu_share", share, "n0002/rank4"), measured(ALL_REDUCE, "busbw.1MiB", 0.02)]
-    assert list(reasons_to_localize([], measurements, catalog())) == expected
+    assert list(reasons_to_localize([], measurements, catalog(), 4)) == expected
     judged = verdict(PAIRS, "gpu_share", Outcome.PASS)
-    assert reasons_to_localize([judged], measurements, catalog()) == {}
+    assert reasons_to_localize([judged], measurements, catalog(), 4) == {}
 
 
 def test_no_reference_and_no_comparison_of_nodes_is_a_reason() -> None:
     measurements = [measured(ALL_REDUCE, "busbw.1MiB", 0.02)]
-    assert list(reasons_to_localize([], measurements, catalog())) == [ALL_REDUCE]
-    assert reasons_to_localize([verdict(outcome=Outcome.PASS)], measurements, catalog()) == {}
-    assert reasons_to_localize([], [measured("train.ddp", "step_time", 1)], catalog()) == {}
+    assert list(reasons_to_localize([], measurements, catalog(), 4)) == [ALL_REDUCE]
+    assert reasons_to_localize([], measurements, catalog(), 2) == {}, "one pair: nothing to compare it with"
+    assert reasons_to_localize([verdict(outcome=Outcome.PASS)], measurements, catalog(), 4) == {}
+    assert reasons_to_localize([], [measured("train.ddp", "step_time", 1)], catalog(), 4) == {}
 
 
 def test_slow_node_explains_the_cluster_and_its_own_gpus_only() -> None:

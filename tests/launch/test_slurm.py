@@ -167,5 +167,5 @@ def test_a_host_without_slurm_conf_is_refused_and_a_controller_that_is_down_is_n
         raise error("this machine has no slurm.conf for the cluster")
 
     monkeypatch.setattr("seatrial.discover.slurm.ping", fail)
-    with pytest.raises(UsageError, match="no slurm.conf") if refused else nullcontext():
+    with pytest.raises(UsageError, match="no slurm") if refused else nullcontext():
         require_client()

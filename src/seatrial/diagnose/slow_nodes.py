@@ -44,11 +44,12 @@ _SENDING: dict[Direction | None, str] = {
 
 
 def reasons_to_localize(
-    verdicts: Sequence[Verdict], measurements: Sequence[Measurement], checks: Mapping[str, Check]
+    verdicts: Sequence[Verdict], measurements: Sequence[Measurement], checks: Mapping[str, Check], nodes: int
 ) -> dict[str, str]:
     """Check of several nodes → the reason to search: a metric is below a threshold, or has no reference value.
 
-    Without a reference value this needs a large difference between nodes, or that no check compares nodes.
+    Without a reference value this needs a large difference between nodes; or, on three ``nodes`` or more, that no check
+    compares nodes. Two nodes are one pair, which nothing is compared with.
     """
     inter_node = {name: check for name, check in checks.items() if _is_inter_node(check)}
     performance = {name: PerformanceMetrics(check) for name, check in inter_node.items()}
@@ -67,6 +68,8 @@ def reasons_to_localize(
     }
     if reasons := {**unjudged, **below}:
         return reasons
+    if nodes == 2:
+        return {}
     judged_checks = {check for check, _ in with_verdict}
     measured = {each.check for each in measurements if each.metrics and each.check in inter_node}
     uncompared = [] if compared else [name for name in measured - judged_checks if inter_node[name].operation]

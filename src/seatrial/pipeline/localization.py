@@ -39,7 +39,7 @@ def localize(
     verdicts = judge(
         results.settings, jobs, results.measurements, catalog(), plan.excluded_checks, baseline, retries=results.retries
     )
-    reasons = reasons_to_localize(verdicts, results.measurements, catalog())
+    reasons = reasons_to_localize(verdicts, results.measurements, catalog(), job.nodes)
     if not reasons:
         return
     listed = and_more([f"{check}: {reason}" for check, reason in reasons.items()], _MAX_NAMED, "; ")
