@@ -44,12 +44,15 @@ _SENDING: dict[Direction | None, str] = {
 
 
 def reasons_to_localize(
-    verdicts: Sequence[Verdict], measurements: Sequence[Measurement], checks: Mapping[str, Check], nodes: int
+    verdicts: Sequence[Verdict],
+    measurements: Sequence[Measurement],
+    checks: Mapping[str, Check],
+    nodes: int | None = None,
 ) -> dict[str, str]:
     """Check of several nodes → the reason to search: a metric is below a threshold, or has no reference value.
 
     Without a reference value this needs a large difference between nodes; or, on three ``nodes`` or more, that no check
-    compares nodes. Two nodes are one pair, which nothing is compared with.
+    compares nodes. Two nodes are one pair, which nothing is compared with. None: the search has started.
     """
     inter_node = {name: check for name, check in checks.items() if _is_inter_node(check)}
     performance = {name: PerformanceMetrics(check) for name, check in inter_node.items()}
