@@ -135,7 +135,7 @@ def test_disk_full_at_start(trial: Path, tiny_disk: Path) -> None:
     assert "No space left on device" in refused("run", trial, "--out", tiny_disk / "out")
 
 
-@pytest.mark.parametrize("leave", [8 << 10, 16 << 10, 40 << 10])
+@pytest.mark.parametrize("leave", [12 << 10, 16 << 10, 40 << 10])
 def test_disk_fills_up_during_the_run(trial: Path, tiny_disk: Path, leave: int) -> None:
     """No space for the job, the measurements or the reports: INCOMPLETE with the reason."""
     _fill(tiny_disk, leave=leave)

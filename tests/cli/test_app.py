@@ -27,6 +27,7 @@ COMMANDS = [
     "drill",
     "schema",
     "migrate",
+    "init",
     "baseline",
 ]
 

@@ -128,9 +128,13 @@ def test_search_that_ends_early_changes_no_verdict_and_is_repeated_by_resume(
     assert resumed.verdicts == trial.verdicts
 
 
-def planned(config: Config, nodes: int, time_limit_s: float | None = None) -> Job | None:
+def planned(config: Config, nodes: int, time_limit_s: float | None = None, device: str = "cuda") -> Job | None:
     jobs = [JOB.model_copy(update={"name": "nodes", "placement": "nodes", "nodes": nodes, "typical": {}})]
-    jobs += [JOB.model_copy(update={"nodes": nodes, "limits": {"train.cnn": 10.0}, "typical": {"train.cnn": 5.0}})]
+    jobs += [
+        JOB.model_copy(
+            update={"nodes": nodes, "device": device, "limits": {"train.cnn": 10.0}, "typical": {"train.cnn": 5.0}}
+        )
+    ]
     return localization_job(config, catalog(), jobs, time_limit_s)
 
 
@@ -142,6 +146,8 @@ def test_job_runs_on_the_nodes_of_the_ranks_for_its_typical_time() -> None:
     assert job.limit_s == config.limits.startup_s + catalog()[SEARCH].limit_s
     assert 10 < job.typical[SEARCH] < 60
     assert planned(config, 2)
+    assert planned(config, 2, device="cpu") is None, "one noisy pair"
+    assert planned(config, 3, device="cpu")
     assert planned(config, 1) is None
     assert planned(config, NODES, time_limit_s=10) is None
     assert planned(config, NODES, time_limit_s=1000)

@@ -147,12 +147,15 @@ def localization_job(
     """Return the job that searches for slow nodes, on the nodes of the ranks' job of ``jobs``.
 
     None if the config turns it off, the trial has the check itself, the nodes are too few, or it does not fit into
-    ``time_limit_s``.
+    ``time_limit_s``. Two nodes without GPUs are too few: their only pair is compared with itself, and over TCP on CPUs
+    healthy rates differ by a factor of 6 (docs/collectives.md).
     """
     jobs = list(jobs)
     check = next((check for check in checks.values() if check.localizes), None)
     ranks = next((job for job in reversed(jobs) if job.placement == "ranks"), None)
-    if not config.localize or check is None or ranks is None or ranks.nodes < 2 or check.name in config.checks:
+    if not config.localize or check is None or ranks is None or check.name in config.checks:
+        return None
+    if ranks.nodes < (2 if ranks.device == "cuda" else 3):
         return None
     typical = typical_duration(check, {}, config, ranks.ranks_per_node)
     job = ranks.model_copy(
