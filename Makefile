@@ -37,8 +37,9 @@ test: $(SETUP)
 unit-tests: $(SETUP)
 	$(PYTEST) -n 3 -m "not cluster and not training"
 
+# three workers here too: these tests wait for Slurm and for time limits
 test-cluster: $(SETUP)
-	$(PYTEST) -m cluster
+	$(PYTEST) -n 3 -m cluster
 
 test-training: $(SETUP)
 	$(PYTEST) -m training
