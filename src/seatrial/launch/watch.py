@@ -186,13 +186,13 @@ class _Attempt:
         if cause is None or not hangs:
             return end
         if cause.shortage:
-            silent = self._longest_silent_rank()
+            silent = self._cause_of_longest_silence()
             if silent is None or not hang.all_nodes_answer(running, self.job.nodes, self.folder):
                 return end
             cause = silent
         return replace(end, root_cause=hang.with_evidence(cause, running, self.ranks, self.folder))
 
-    def _longest_silent_rank(self) -> RootCause | None:
+    def _cause_of_longest_silence(self) -> RootCause | None:
         """Return the cause for the rank with the oldest heartbeat; None if no rank had one."""
         silent = [rank for rank in self.ranks if rank.heartbeat_expected and rank.last_seen is not None]
         if not silent:
@@ -217,7 +217,7 @@ class _Attempt:
         missing = cause.shortage.missing if cause.shortage else ()
         if not all(running.node_is_free(node.name) for node in missing):
             return cause
-        silent = self._longest_silent_rank() if state is JobState.HUNG else None
+        silent = self._cause_of_longest_silence() if state is JobState.HUNG else None
         return silent or replace(cause, shortage=None)
 
     def _cause_of_end(self, running: StartedJob, code: int) -> RootCause:
