@@ -15,7 +15,7 @@ import pytest
 from tools import drills_page, metrics_page, references_page, troubleshooting_page
 
 from seatrial.checks import catalog
-from seatrial.checks.fabric._collective import CollectiveOptions
+from seatrial.checks.fabric._sizes import CollectiveOptions
 from seatrial.cli.examples import EXAMPLES
 from seatrial.config.layers import CheckSchema, resolve
 from seatrial.drill import catalog as drills

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Check, Context
+from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import (
     ERROR_COUNTERS,
     Artifact,
@@ -290,6 +291,7 @@ def _context(
         expected_nodes=job.expected_nodes,
         options_by_check=job.options,
         topology=job.topology,
+        tcp_network=TcpNetwork(job.nodes, job.ranks_per_node, job.network_gbps) if job.network_gbps else None,
         artifacts_dir=artifacts_dir,
         run_dir=run_dir,
         progress=progress,

@@ -5,7 +5,15 @@ from pydantic import JsonValue
 
 from seatrial.checks import catalog
 from seatrial.config.schema import Cluster, Config
-from seatrial.pipeline.durations import typical_duration, typical_seconds
+from seatrial.hardware.network_time import TcpNetwork
+from seatrial.pipeline.durations import (
+    UNKNOWN_RATE,
+    Network,
+    network_of,
+    typical_duration,
+    typical_seconds,
+    uses_network,
+)
 
 WITHOUT_DURATION = {"train.command"}  # the user's own training
 
@@ -60,3 +68,50 @@ def test_typical_durations_are_near_those_of_the_latest_record() -> None:
 
 
 ACCEPTANCE_TRAINING = ("train.cnn", "train.ddp", "train.fsdp", "train.throughput")
+
+
+def tcp_seconds(check: str, gbps: float, options: dict[str, JsonValue] | None = None) -> float:
+    typical = typical_duration(catalog()[check], options or {}, config(4), 8, TcpNetwork(4, 8, gbps))
+    assert typical is not None
+    return typical - seconds(check, options, nodes=4, gpus=8)
+
+
+@pytest.mark.parametrize("check", [name for name, check in catalog().items() if uses_network(check)])
+def test_a_slow_network_adds_the_time_of_its_transfers(check: str) -> None:
+    slow, fast = tcp_seconds(check, 1), tcp_seconds(check, 1000)
+    assert slow > 60
+    assert fast < 12
+    assert slow > 20 * fast
+
+
+def test_each_requested_size_adds_time() -> None:
+    """The all-reduce of 8 GiB over 10 Gb/s, at 60 % of the bound, takes 22 s; five operations are the least."""
+    options: dict[str, JsonValue] = {"sizes": ["1GiB", "8GiB"]}
+    both = tcp_seconds("collectives.all_reduce", 10, options)
+    assert both - tcp_seconds("collectives.all_reduce", 10, {"sizes": ["1GiB"]}) == pytest.approx(5 * 22.2, rel=0.01)
+
+
+def test_transfers_between_nodes_are_declared() -> None:
+    inside_a_node = {"collectives.each_node", "collectives.gpu_pairs"}
+    checks = {name for name, check in catalog().items() if name.startswith("collectives.")}
+    assert checks - inside_a_node == {name for name in checks if uses_network(catalog()[name])}
+
+
+@pytest.mark.parametrize(
+    ("fabric", "nodes", "on_gpus", "expected"),
+    [
+        ({"kind": "tcp", "rate": "10 Gb/s"}, 4, True, TcpNetwork(4, 8, 10)),
+        ({"kind": "tcp"}, 4, True, UNKNOWN_RATE),
+        ({"kind": "tcp", "rate": "10 Gb/s"}, 4, False, None),
+        ({"kind": "tcp", "rate": "10 Gb/s"}, 1, True, None),
+        (None, 4, True, None),
+    ],
+)
+def test_network_of_a_trial(fabric: JsonValue, nodes: int, on_gpus: bool, expected: Network) -> None:
+    settings = Config.model_validate({"name": "t", "cluster": {"nodes": nodes, "fabric": fabric}, "checks": {}})
+    assert network_of(settings, nodes, 8, on_gpus=on_gpus) == expected
+
+
+def test_over_a_network_of_unknown_rate_the_duration_is_unknown() -> None:
+    assert typical_duration(catalog()["collectives.all_reduce"], {}, config(4), 8, UNKNOWN_RATE) is None
+    assert typical_duration(catalog()["device.gemm"], {}, config(4), 8, UNKNOWN_RATE) is not None

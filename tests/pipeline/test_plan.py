@@ -12,11 +12,12 @@ from seatrial.checks import catalog
 from seatrial.checks.base import Check, Context, Needs, Options
 from seatrial.config.kubernetes import Kubernetes, PodOverlay
 from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
-from seatrial.model import TIME_LIMIT, Observation, Phase, Preflight, Scope, UsageError
+from seatrial.model import TIME_LIMIT, Job, Observation, Phase, Preflight, Scope, UsageError
 from seatrial.pipeline import durations as durations_module
 from seatrial.pipeline import plan as plan_module
 from seatrial.pipeline.durations import TypicalSeconds
 from seatrial.pipeline.plan import NodeGpus, jobs_as_run, make_plan, retry_jobs
+from seatrial.report.plan_text import plan_lines
 
 
 def never(context: Context, options: Options) -> Iterator[Observation]:
@@ -299,3 +300,61 @@ def test_reservation_is_the_default_option(options: dict[str, JsonValue], expect
         trial.model_copy(update={"slurm": Slurm()}), {"host.a": make_check("host.a", Scope.NODE)}, NodeGpus(0)
     ).jobs
     assert job.options == {"host.a": options}
+
+
+def tcp_plan(rate: str | None, expect: dict[str, str] | None = None, **options: JsonValue) -> Job:
+    settings = Config.model_validate(
+        {
+            "name": "t",
+            "cluster": {"nodes": 4, "gpus_per_node": 8, "fabric": {"kind": "tcp", "rate": rate}},
+            "checks": {
+                "collectives.all_reduce": {"options": options, "expect": expect or {}},
+                "train.fsdp": {},
+                "device.gemm": {},
+            },
+        }
+    )
+    (job,) = make_plan(settings, catalog(), NodeGpus(8)).jobs
+    return job
+
+
+def test_a_slow_tcp_network_extends_duration_and_time_limits() -> None:
+    fast, slow = tcp_plan("400 Gb/s"), tcp_plan("10 Gb/s")
+    assert slow.network_gbps == 10
+    assert slow.typical["train.fsdp"] > 10 * fast.typical["train.fsdp"]
+    assert slow.typical["device.gemm"] == fast.typical["device.gemm"]
+    assert slow.limits["train.fsdp"] > 4 * slow.typical["train.fsdp"], "four times as slow, and no time limit ends it"
+    assert slow.requested_s >= sum(4 * slow.typical[name] for name in ("collectives.all_reduce", "train.fsdp"))
+    training_limit_s = slow.options["train.fsdp"]["limit_s"]
+    assert isinstance(training_limit_s, float)
+    assert training_limit_s > slow.typical["train.fsdp"]
+
+
+def test_sizes_that_take_too_long_are_left_out_and_named_in_the_plan() -> None:
+    job = tcp_plan("10 Gb/s")
+    assert job.left_out.keys() == {"collectives.all_reduce"}
+    assert job.left_out["collectives.all_reduce"].startswith("8GiB takes about 111 s")
+    (line,) = (line for line in plan_lines([job], {}, catalog()) if "judged at a smaller size" in line)
+    assert "8GiB takes about 111 s" in line
+    assert not tcp_plan("100 Gb/s").left_out
+    assert not job.with_checks(("device.gemm",)).left_out
+
+
+def test_sizes_with_a_threshold_or_set_by_the_trial_are_not_left_out() -> None:
+    asked = tcp_plan("10 Gb/s", sizes=["1GiB", "8GiB"])
+    assert not asked.left_out
+    judged = tcp_plan("10 Gb/s", expect={"busbw.8GiB": "> 0.5 GB/s"})
+    assert not judged.left_out
+    sizes = judged.options["collectives.all_reduce"]["sizes"]
+    assert isinstance(sizes, list)
+    assert 2**33 in sizes
+    assert judged.typical["collectives.all_reduce"] > tcp_plan("10 Gb/s").typical["collectives.all_reduce"] + 100
+
+
+def test_over_tcp_of_unknown_rate_checks_count_with_their_time_limit() -> None:
+    job = tcp_plan(None)
+    assert job.network_gbps is None
+    assert not job.left_out
+    assert job.typical.keys() == {"device.gemm"}
+    assert job.expected_s > job.limits["collectives.all_reduce"] + job.limits["train.fsdp"]
+    assert job.requested_s > job.limits["collectives.all_reduce"] + job.limits["train.fsdp"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.checks.fabric._collective import CollectiveOptions, default_sizes
+from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes
 from seatrial.checks.training.ddp import DdpOptions
 from seatrial.config.layers import CheckSchema, resolve
 from seatrial.config.schema import CheckSettings

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import JsonValue
 
 from seatrial.hardware.links import FactRole
+from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import (
     CLUSTER,
     Fact,
@@ -67,6 +68,7 @@ class Context:
     # Options of all checks of the job
     options_by_check: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     topology: Topology | None = None  # None: unknown
+    tcp_network: TcpNetwork | None = None  # None: not TCP, of unknown rate, one node, or no GPUs
     nvml_index: int | None = None  # NVML's index of the GPU; CUDA_VISIBLE_DEVICES may renumber the CUDA device
 
     @property
@@ -231,6 +233,10 @@ class Check:
     fact_roles: Mapping[FactRole, str] = field(default_factory=dict)
     # nccl-tests' name of the operation that ``busbw.*`` refers to; empty if there is none, or several
     operation: str = ""
+    # The sizes in bytes of ``operation`` that GPUs time on a TCP network, by mode
+    timed_sizes: Callable[[Any, TcpNetwork], Mapping[str, Sequence[int]]] | None = None
+    # The default sizes in bytes that a TCP network is too slow for, from the options
+    left_out_sizes: Callable[[Any, TcpNetwork], Sequence[int]] | None = None
     # Upper bound of a metric or family: key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of hardware.bounds
     bounds: Mapping[str, str] = field(default_factory=dict)
     # Metrics, or families, in % that may be above 100 %, such as a gain; for other metrics in % such a value is an

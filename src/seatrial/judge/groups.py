@@ -21,6 +21,7 @@ from seatrial.model import (
     CLUSTER,
     EXEMPT,
     GPUS_USED,
+    JUDGED_INSTEAD,
     NOT_REPORTED,
     NOT_REQUESTED,
     PORTS_USED,
@@ -42,6 +43,7 @@ _COMMON_FACTS: Mapping[str, tuple[TypeAdapter[Any], str]] = {
     EXEMPT: (TypeAdapter(dict[str, _Text | dict[str, _Text]]), "reasons by subject, or by subject and metric"),
     NOT_REPORTED: (_REASONS, "reasons by metric"),
     NOT_REQUESTED: (_REASONS, "reasons by metric"),
+    JUDGED_INSTEAD: (_REASONS, "sizes by size"),
     GPUS_USED: (TypeAdapter(list[Annotated[StrictInt, Field(ge=0)]]), "a list of NVML indices"),
     PORTS_USED: (TypeAdapter(dict[str, list[_Text]]), "names of RDMA ports by node"),
 }

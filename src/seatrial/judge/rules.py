@@ -30,6 +30,7 @@ from seatrial.judge.rule_evaluators import RuleEvaluators
 from seatrial.judge.thresholds import PASS_OR_SKIP, measured_evidence
 from seatrial.model import (
     CLUSTER,
+    JUDGED_INSTEAD,
     NOT_REPORTED,
     NOT_REQUESTED,
     Basis,
@@ -66,14 +67,16 @@ def judge_check(
     """
     if not measurements:
         return [Verdict(check.name, CLUSTER, Outcome.ERROR, reasons=(Reason.NOT_MEASURED,))]
-    verdicts = [*_failed_and_skipped(check.name, measurements)]
+    instead = _judged_instead(measurements)
+    verdicts = [*_failed_and_skipped(check.name, measurements), *_left_out_sizes(check, instead)]
     measured = [measurement for measurement in measurements if not measurement.skipped]
+    of_check = tuple(_at_measured_size(rule, instead) for rule in check.rules)
     check_rules = [
         rule
-        for rule in check.rules
-        if not (override and rule.metric in expect) or weakened_rule(expect[rule.metric], "", rule.metric, check.rules)
+        for rule in of_check
+        if not (override and rule.metric in expect) or weakened_rule(expect[rule.metric], "", rule.metric, of_check)
     ]
-    rules = [*check_rules, *_trial_rules(check.rules, expect, trial)]
+    rules = [*check_rules, *_trial_rules(of_check, expect, trial)]
     names = {name for rule in rules for name in (rule.metric, rule.single_metric) if name}
     groups = measurement_groups(check, measured, names)
     peers = peer_groups([rule.metric for rule in rules if rule.reference or not rule.expect], groups)
@@ -109,6 +112,29 @@ def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iter
             yield Verdict(check, subject, Outcome.SKIP, reasons=reasons, detail=measurement.skipped)
         for text in invalid_common_facts(measurement.facts):
             yield _invalid_fact_error(check, subject, "", text)
+
+
+def _at_measured_size(rule: Rule, instead: Mapping[str, str]) -> Rule:
+    """The rule, at the size that is judged instead if the network was too slow for that of the rule."""
+    quantity, _, size = rule.metric.rpartition(".")
+    if not (other := instead.get(size)):
+        return rule
+    reference = rule.reference and f"{rule.reference.removesuffix(size)}{other}"
+    return rule.model_copy(update={"metric": f"{quantity}.{other}", "reference": reference})
+
+
+def _left_out_sizes(check: Check, instead: Mapping[str, str]) -> Iterator[Verdict]:
+    """A SKIP for each rule whose size was left out, since the network was too slow for it."""
+    for size, other in instead.items():
+        for metric in dict.fromkeys(rule.metric for rule in check.rules if rule.metric.endswith(f".{size}")):
+            detail = f"{size} was left out on a slow network; judged at {other}"
+            yield Verdict(check.name, CLUSTER, Outcome.SKIP, metric, (Reason.NOT_APPLICABLE,), detail)
+
+
+def _judged_instead(measurements: Sequence[Measurement]) -> Mapping[str, str]:
+    """The fact JUDGED_INSTEAD of the measurements; empty without one, or if it is not valid."""
+    facts = (common_fact(measurement.facts, JUDGED_INSTEAD) for measurement in measurements)
+    return next((fact for fact in facts if fact), {})
 
 
 def _trial_rules(rules: Sequence[Rule], expect: Mapping[str, Threshold], trial: str) -> Iterator[Rule]:

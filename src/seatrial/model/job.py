@@ -47,6 +47,10 @@ class Job(Frozen):
     limit_s: float
     typical: dict[str, float] = Field(default={}, description="typical seconds of each check; without unknown ones")
     start_s: float = Field(default=0, description="typical seconds of the start and end of the job")
+    network_gbps: float | None = Field(
+        default=None, description="Gbit/s of a node on the TCP network of the trial, for jobs of GPUs on several nodes"
+    )
+    left_out: dict[str, str] = Field(default={}, description="check → default sizes that the network is too slow for")
     env: dict[str, str] = {}
     retry: int = Field(default=0, description="0: first measurement; 1 and 2: retries of checks with bad values")
     telemetry_hz: float = Field(default=0, description="telemetry samples per second on each node; 0: none")
@@ -89,6 +93,7 @@ class Job(Frozen):
             "limits": limits,
             "limit_s": self.limit_s - sum(self.limits.values()) + sum(limits.values()),
             "typical": {name: self.typical[name] for name in names if name in self.typical},
+            "left_out": {name: self.left_out[name] for name in names if name in self.left_out},
         }
         return self.model_copy(update=changes)
 

@@ -1,27 +1,52 @@
-"""Typical durations of checks and jobs on a cluster of a given size, from data/typical_seconds.yaml."""
+"""Typical durations of checks and jobs on a cluster of a given size, from data/typical_seconds.yaml.
+
+On the TCP network of a trial (``cluster.fabric``) the time of the transfers between nodes is added, from its rate.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from math import prod
 from typing import Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
-from seatrial.model import Frozen
+from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, TcpNetwork
+from seatrial.model import ByteSize, Frozen
 from seatrial.util import data_files
 
 Unit = Literal["gpu", "gpu_pair", "node", "slurm", "kubernetes"]
+UNKNOWN_RATE: Literal["unknown rate"] = "unknown rate"
+# Between the nodes of a job: TCP of a known or unknown rate; None: another network, one node, or no GPUs
+Network = TcpNetwork | Literal["unknown rate"] | None
+
+
+class Transfer(Frozen):
+    """``count`` operations between nodes, on buffers of ``size`` bytes; ``per``: for each GPU or further node.
+
+    ``can_be_left_out``: the check leaves out a size that the network is too slow for.
+    """
+
+    operation: str
+    size: ByteSize
+    count: int = Field(gt=0)
+    per: tuple[Literal["gpu", "node"], ...] = ()
+    can_be_left_out: bool = False
 
 
 class Duration(Frozen):
-    """The typical duration of a check in seconds: a constant, a part per unit, and a part per unit of an option."""
+    """The typical duration of a check in seconds: a constant, a part per unit, and a part per unit of an option.
+
+    ``transfers`` between nodes add to it on a TCP network, and are negligible on others.
+    """
 
     seconds: float = 0
     per: dict[Unit, float] = {}
     options: dict[str, float] = {}
+    transfers: tuple[Transfer, ...] = ()
 
 
 class TypicalSeconds(Frozen):
@@ -37,11 +62,15 @@ def typical_seconds() -> TypicalSeconds:
 
 
 def typical_duration(
-    check: Check, options: Mapping[str, JsonValue], config: Config, gpus_per_node: int
+    check: Check,
+    options: Mapping[str, JsonValue],
+    config: Config,
+    gpus_per_node: int,
+    network: Network = None,
 ) -> float | None:
     """Return the typical duration of ``check`` in seconds; None if it is unknown."""
     duration = typical_seconds().checks.get(check.name)
-    if duration is None:
+    if duration is None or (network == UNKNOWN_RATE and uses_network(check)):
         return None
     counts: Mapping[Unit, int] = {
         "gpu": gpus_per_node,
@@ -57,4 +86,40 @@ def typical_duration(
         for name, factor in duration.options.items()
         if isinstance(value := values.get(name), (int, float))
     )
-    return duration.seconds + sum(factor * counts[unit] for unit, factor in duration.per.items()) + of_options
+    of_units = sum(factor * counts[unit] for unit, factor in duration.per.items())
+    return duration.seconds + of_units + of_options + network_duration(check, options, network)
+
+
+def network_of(config: Config, nodes: int, gpus_per_node: int, *, on_gpus: bool) -> Network:
+    """Return the network between the nodes of a job, from ``cluster.fabric`` of the trial."""
+    fabric = config.cluster.fabric
+    if fabric is None or nodes == 1 or not on_gpus:
+        return None
+    return TcpNetwork(nodes, gpus_per_node, fabric.rate) if fabric.rate else UNKNOWN_RATE
+
+
+def uses_network(check: Check) -> bool:
+    """Return whether the duration of ``check`` depends on the rate of the network between nodes."""
+    return check.timed_sizes is not None or bool(_transfers(check))
+
+
+def network_duration(check: Check, options: Mapping[str, JsonValue], network: Network) -> float:
+    """Return the seconds of the transfers of ``check`` between nodes; 0 if the rate of the network is not known."""
+    seconds = 0.0
+    if not isinstance(network, TcpNetwork):
+        return seconds
+    if check.timed_sizes:
+        sizes_by_mode = check.timed_sizes(check.options.model_validate(options), network)
+        sizes = [size for sizes in sizes_by_mode.values() for size in sizes]
+        seconds += sum(OPERATIONS_PER_SIZE * network.operation_s(check.operation, size) for size in sizes)
+    for transfer in _transfers(check):
+        if transfer.can_be_left_out and network.left_out(transfer.operation, [transfer.size]):
+            continue
+        times = transfer.count * prod({"gpu": network.gpus, "node": network.nodes - 1}[unit] for unit in transfer.per)
+        seconds += times * network.operation_s(transfer.operation, transfer.size)
+    return seconds
+
+
+def _transfers(check: Check) -> tuple[Transfer, ...]:
+    duration = typical_seconds().checks.get(check.name)
+    return duration.transfers if duration else ()

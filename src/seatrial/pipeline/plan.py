@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from seatrial import __version__
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
+from seatrial.hardware.network_time import SLOW_FACTOR, TcpNetwork
 from seatrial.model import (
     CLUSTER,
     TIME_LIMIT,
@@ -27,8 +28,9 @@ from seatrial.model import (
     Scope,
     Topology,
     UsageError,
+    format_bytes,
 )
-from seatrial.pipeline.durations import typical_duration, typical_seconds
+from seatrial.pipeline.durations import Network, network_duration, network_of, typical_duration, typical_seconds
 
 Placement = Literal["control", "nodes", "ranks"]
 
@@ -157,15 +159,18 @@ def localization_job(
         return None
     if ranks.nodes < (2 if ranks.device == "cuda" else 3):
         return None
-    typical = typical_duration(check, {}, config, ranks.ranks_per_node)
+    network = network_of(config, ranks.nodes, ranks.ranks_per_node, on_gpus=ranks.device == "cuda")
+    typical = typical_duration(check, {}, config, ranks.ranks_per_node, network)
+    limit_s = check.limit_s + SLOW_FACTOR * network_duration(check, {}, network)
     job = ranks.model_copy(
         update={
             "name": LOCALIZATION_JOB,
             "checks": (check.name,),
             "options": {check.name: {}},
-            "limits": {check.name: check.limit_s},
-            "limit_s": config.limits.startup_s + check.limit_s,
+            "limits": {check.name: limit_s},
+            "limit_s": config.limits.startup_s + limit_s,
             "typical": {} if typical is None else {check.name: round(typical, 1)},
+            "left_out": {},
             "telemetry_hz": 0,
         }
     )
@@ -260,27 +265,44 @@ def _ranks_per_node(config: Config, node_gpus: NodeGpus) -> int:
     return config.cluster.gpus_per_node or node_gpus.usable_gpus or RANKS_WITHOUT_GPU
 
 
-def _options(check: Check, config: Config) -> dict[str, JsonValue]:
+def _options(check: Check, config: Config, network: Network) -> dict[str, JsonValue]:
     """Return the trial's options of a check.
 
     Defaults from the config: slurm.reservation for the option ``reservation``; the settings kubernetes.* for the option
-    ``kubernetes``, None with another launcher.
+    ``kubernetes``, None with another launcher; a longer ``limit_s`` on a slow network, and the ``sizes`` that it is too
+    slow for if the trial has thresholds on them.
     """
     defaults: dict[str, JsonValue] = {}
+    settings = config.checks[check.name]
+    if "limit_s" in check.options.model_fields and (slow_s := network_duration(check, settings.options, network)):
+        defaults["limit_s"] = check.options.model_fields["limit_s"].default + SLOW_FACTOR * slow_s
+    if check.timed_sizes and isinstance(network, TcpNetwork):
+        options = check.options.model_validate(settings.options)
+        labels = {metric.rpartition(".")[2] for metric in settings.expect}
+        left_out = check.left_out_sizes(options, network) if check.left_out_sizes else ()
+        if with_threshold := [size for size in left_out if format_bytes(size) in labels]:
+            defaults["sizes"] = [*check.timed_sizes(options, network).get("back_to_back", ()), *with_threshold]
     if "reservation" in check.options.model_fields:
         defaults["reservation"] = config.slurm.reservation
     if "kubernetes" in check.options.model_fields and config.launcher == "kubernetes":
         defaults["kubernetes"] = config.kubernetes.model_dump(mode="json", exclude_defaults=True)
-    return {**defaults, **config.checks[check.name].options}
+    return {**defaults, **settings.options}
 
 
 def _job(placement: Placement, runnable: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int) -> Job:
     checks = [check for check in runnable if _PLACEMENTS[check.scope] == placement]
     expected_gpus = config.cluster.gpus_per_node
-    limits = {check.name: config.checks[check.name].limit_s or check.limit_s for check in checks}
-    options = {check.name: _options(check, config) for check in checks}
     ranks_per_node = _ranks_per_node(config, node_gpus)
-    typical = {check.name: typical_duration(check, options[check.name], config, ranks_per_node) for check in checks}
+    network = network_of(config, nodes, ranks_per_node, on_gpus=placement == "ranks" and bool(node_gpus.usable_gpus))
+    options = {check.name: _options(check, config, network) for check in checks}
+    typical = {
+        check.name: typical_duration(check, options[check.name], config, ranks_per_node, network) for check in checks
+    }
+    limits = {
+        check.name: config.checks[check.name].limit_s
+        or check.limit_s + SLOW_FACTOR * network_duration(check, options[check.name], network)
+        for check in checks
+    }
     return Job(
         name=placement,
         placement=placement,
@@ -295,6 +317,21 @@ def _job(placement: Placement, runnable: Sequence[Check], config: Config, node_g
         limit_s=config.limits.startup_s + sum(limits.values()),
         typical={name: round(seconds, 1) for name, seconds in typical.items() if seconds is not None},
         start_s=typical_seconds().jobs[placement],
+        network_gbps=network.gbps if isinstance(network, TcpNetwork) else None,
+        left_out=dict(_left_out_sizes(checks, options, network)),
         env=config.env,
         telemetry_hz=config.telemetry.hz if config.telemetry.enabled and placement != "control" else 0,
     )
+
+
+def _left_out_sizes(
+    checks: Sequence[Check], options: Mapping[str, Mapping[str, JsonValue]], network: Network
+) -> Iterator[tuple[str, str]]:
+    """Yield each check with the default sizes that the network is too slow for, as text."""
+    if not isinstance(network, TcpNetwork):
+        return
+    for check in checks:
+        if check.left_out_sizes is not None:
+            sizes = check.left_out_sizes(check.options.model_validate(options[check.name]), network)
+            if reasons := [network.reason(check.operation, size) for size in sizes]:
+                yield check.name, "; ".join(reasons)

@@ -143,7 +143,7 @@ def make_decision(
     required = {name: check.required for name, check in settings.checks.items()}
     without_threshold = metrics_without_threshold(catalog(), measurements, verdicts)
     conflict = "" if gpu_error else device_conflict(settings, jobs, environment)
-    notes = [*_overridden_rules(settings)]
+    notes = [*_overridden_rules(settings), *_left_out_sizes(jobs)]
     if baseline:
         error = site_baseline.gpu_model_error(baseline, gpu_models(measurements))
         notes.append(error or site_baseline.summary(baseline))
@@ -178,6 +178,15 @@ def _overridden_rules(settings: Config) -> Iterator[str]:
         rules = {rule.metric for rule in check.rules} if check else set()
         if replaced := [metric for metric in setting.expect if setting.override and metric in rules]:
             yield f"override: the trial's thresholds replace the rules of {name} on {', '.join(replaced)}"
+
+
+def _left_out_sizes(jobs: Sequence[Job]) -> Iterator[str]:
+    """Yield a note for each reason why checks were judged at a smaller size than their default."""
+    checks: dict[str, list[str]] = {}
+    for name, reason in {name: reason for job in jobs for name, reason in job.left_out.items()}.items():
+        checks.setdefault(reason, []).append(name)
+    for reason, names in checks.items():
+        yield f"judged at a smaller size: {and_more(names, _MAX_NAMED)}, since {reason}"
 
 
 def gpu_models(measurements: Sequence[Measurement]) -> set[str]:

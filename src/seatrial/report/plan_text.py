@@ -19,6 +19,10 @@ def plan_lines(jobs: Sequence[Job], excluded_checks: Mapping[str, str], checks: 
     unknown = [f"{name} ({job.limits[name]:g} s)" for job in jobs for name in job.limits if name not in job.typical]
     if unknown:
         yield f"of unknown duration, counted with the time limit: {', '.join(unknown)}"
+    left_out_sizes = {name: reason for job in jobs for name, reason in job.left_out.items()}
+    for name, reason in left_out_sizes.items():
+        option = f"to measure it: --set checks.{name}.options.sizes=[1GiB, 8GiB]"
+        yield f"{name} is judged at a smaller size, since {reason}; {option}"
     rights = [f"{name}: {checks[name].rights}" for name in names if name in checks and checks[name].rights]
     yield f"needs more rights: {'; '.join(rights)}" if rights else "no check needs root or other special rights"
     if left_out := [name for name, option in excluded_checks.items() if option == TIME_LIMIT]:

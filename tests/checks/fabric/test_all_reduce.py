@@ -14,7 +14,8 @@ from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.operations import OPERATIONS
 from seatrial.checks.base import Context
 from seatrial.checks.fabric import _nccl_log, _results
-from seatrial.checks.fabric._collective import NO_CUDA_GRAPH, CollectiveOptions, _Modes, default_sizes
+from seatrial.checks.fabric._collective import NO_CUDA_GRAPH, _Modes
+from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes
 from seatrial.checks.fabric.all_reduce import CHECK
 from seatrial.judge.rules import judge_check
 from seatrial.model import NOT_REQUESTED, Fact, Measurement, NotApplicable, Outcome, Series, Verdict

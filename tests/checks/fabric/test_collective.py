@@ -12,23 +12,26 @@ from seatrial.checks.base import Context
 from seatrial.checks.fabric import _results
 from seatrial.checks.fabric._busbw_rules import MANY_NODES, busbw_rule
 from seatrial.checks.fabric._collective import (
+    _Modes,
+    collective_check,
+)
+from seatrial.checks.fabric._sizes import (
     CPU_SIZES,
     CUDA_GRAPH_SIZES,
     GPU_SIZES,
     CollectiveOptions,
-    _Modes,
-    collective_check,
     default_sizes,
     expand_size_sweep,
 )
-from seatrial.model import NOT_REQUESTED, DecisionValue, Fact, Outcome, Trial
+from seatrial.hardware.network_time import TcpNetwork
+from seatrial.model import JUDGED_INSTEAD, NOT_REQUESTED, DecisionValue, Fact, Outcome, Trial
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.checks.fabric.verdicts import outcomes
 from tests.paths import RESULTS
 
 
-def modes(device: str, **options: object) -> _Modes:
+def modes(device: str, operation: str = "all_gather", network: TcpNetwork | None = None, **options: object) -> _Modes:
     context = Context(
         node="node0",
         rank=0,
@@ -38,11 +41,11 @@ def modes(device: str, **options: object) -> _Modes:
         expected_gpus=None,
         artifacts_dir=Path("/nowhere"),
         run_dir=Path("/nowhere"),
+        tcp_network=network,
     )
     requested = CollectiveOptions.model_validate(options)
-    return _Modes(
-        OPERATIONS["all_gather"], default_sizes("all_gather"), requested, context, ["node0/rank0", "node0/rank1"]
-    )
+    sizes = default_sizes(operation, network.nodes if network else 1, network)
+    return _Modes(OPERATIONS[operation], sizes, requested, context, ["node0/rank0", "node0/rank1"])
 
 
 def test_size_sweep_multiplies_by_factor_up_to_its_end() -> None:
@@ -149,3 +152,36 @@ def test_many_nodes_measure_8_gib_too() -> None:
     assert set(default_sizes("all_gather", MANY_NODES).gpu) == {*GPU_SIZES, 2**33}
     assert default_sizes("all_reduce", MANY_NODES).gpu.count(2**33) == 1
     assert default_sizes("all_gather", MANY_NODES).cpu == CPU_SIZES
+
+
+SLOW = TcpNetwork(nodes=4, gpus=8, gbps=10)
+
+
+@pytest.mark.parametrize(
+    ("options", "instead", "omitted"),
+    [
+        ({}, {"8GiB": "1GiB"}, {"busbw.8GiB"}),
+        ({"sizes": ["1GiB", "8GiB"]}, None, {"busbw.1MiB", "busbw.10MiB", "busbw.100MiB"}),
+        (
+            {"sizes": ["1GiB"]},
+            {"8GiB": "1GiB"},
+            {"busbw.8GiB", "busbw.1MiB", "busbw.10MiB", "busbw.100MiB"},
+        ),
+    ],
+)
+def test_a_slow_network_leaves_out_default_sizes_and_records_them(
+    options: dict[str, object], instead: dict[str, str] | None, omitted: set[str]
+) -> None:
+    on_slow = modes("cuda:0", "all_reduce", SLOW, **options)
+    facts = {fact.name: fact.value for fact in on_slow.not_requested() if isinstance(fact, Fact)}
+    assert facts.get(JUDGED_INSTEAD) == instead
+    reasons = facts[NOT_REQUESTED]
+    assert isinstance(reasons, dict)
+    assert reasons.keys() == omitted
+    assert "busbw.8GiB" not in reasons or "takes about 111 s on a network of 10 Gb/s" in str(reasons["busbw.8GiB"])
+    timed = on_slow.defaults.for_mode("back_to_back", on_slow.options, gpu=True)
+    assert (2**33 in timed) == (instead is None)
+
+
+def test_a_fast_network_leaves_nothing_out() -> None:
+    assert not list(modes("cuda:0", "all_reduce", TcpNetwork(4, 8, 100)).not_requested())

@@ -12,9 +12,10 @@ from seatrial.bench import child_ranks, rank
 from seatrial.bench.child_ranks import ChildResult
 from seatrial.checks.base import Context
 from seatrial.checks.fabric import _forced_ring
-from seatrial.checks.fabric._collective import CollectiveOptions
+from seatrial.checks.fabric._sizes import CollectiveOptions
 from seatrial.checks.fabric.all_reduce import CHECK
 from seatrial.hardware.links import Links, RdmaPorts
+from seatrial.hardware.network_time import TcpNetwork
 from seatrial.hardware.references import references_for
 from seatrial.judge.rules import judge_check
 from seatrial.model import BasisKind, Fact, Measurement, Metric, Observation, Outcome, SeatrialError, Verdict
@@ -30,13 +31,15 @@ def run(
     *results: ChildResult,
     nodes: Sequence[str] = NODES,
     device: str = "cuda:0",
+    network: TcpNetwork | None = None,
+    size: int = 2**33,
 ) -> list[Observation]:
     def run_child_ranks(
         module: str, task: Mapping[str, Any], env: Mapping[str, str], **where: Any
     ) -> list[ChildResult]:
         assert (module, env["NCCL_ALGO"]) == ("seatrial.bench.nccl_settings", "Ring")
-        assert (task["groups"], task["size"]) == ({"all_ranks": [[0, 1, 2, 3]]}, 2**33)
-        assert where["limit_s"] > 60
+        assert (task["groups"], task["size"]) == ({"all_ranks": [[0, 1, 2, 3]]}, size)
+        assert where["limit_s"] > (60 if network is None else 20 * network.operation_s("all_reduce", size))
         return list(results)
 
     monkeypatch.setattr(child_ranks, "run_child_ranks", run_child_ranks)
@@ -50,6 +53,7 @@ def run(
         expected_gpus=None,
         artifacts_dir=folder,
         run_dir=folder,
+        tcp_network=network,
     )
     return list(_forced_ring.measure(context, CollectiveOptions()))
 
@@ -67,6 +71,13 @@ def test_several_nodes_measure_a_ring(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert metrics == {"busbw_ring.8GiB": 380.0, "wrong_elements_ring": 0}
     (fact,) = (fact for fact in observations if isinstance(fact, Fact))
     assert "logs RING" in str(fact.value)
+
+
+def test_a_slow_network_measures_a_smaller_ring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    network = TcpNetwork(nodes=2, gpus=2, gbps=10)
+    observations = run(monkeypatch, tmp_path, *[child(tmp_path, 1.0)] * 4, network=network, size=2**30)
+    metrics = {metric.name: metric.value for metric in observations if isinstance(metric, Metric)}
+    assert metrics == {"busbw_ring.1GiB": 1.0, "wrong_elements_ring": 0}
 
 
 def test_one_node_and_cpus_measure_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

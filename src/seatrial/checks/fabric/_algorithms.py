@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.checks.base import Context
-from seatrial.checks.fabric._collective import CollectiveOptions, default_sizes
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
 from seatrial.checks.fabric._results import size_label
+from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes
 from seatrial.discover import nccl_log
+from seatrial.hardware.network_time import TcpNetwork, limit_with_network
 
 POINT_TO_POINT = "point to point"  # sends and receives have no algorithm, and NCCL logs none
-TIMEOUT_S = 60.0  # the child processes run for a few seconds
+TIMEOUT_S = 60.0  # the child processes run for a few seconds, and on a slow network for longer
 
 
 def logged_choices(context: Context) -> dict[str, Any]:
@@ -29,7 +30,9 @@ def logged_choices(context: Context) -> dict[str, Any]:
     from seatrial.bench.operations import OPERATIONS
 
     nodes = len(set(rank.gather(context.node)))
-    ordered = sorted(requests(context.options_by_check, OPERATIONS, nodes), key=lambda request: -request["size"])
+    network = context.tcp_network
+    requested = requests(context.options_by_check, OPERATIONS, nodes, network)
+    ordered = sorted(requested, key=lambda request: -request["size"])
     if not ordered:
         return {}
     answers = child_ranks.run_child_ranks(
@@ -39,7 +42,8 @@ def logged_choices(context: Context) -> dict[str, Any]:
         device=context.device,
         local_rank=context.local_rank,
         file_prefix=context.artifacts_dir / "choices",
-        limit_s=TIMEOUT_S,
+        limit_s=TIMEOUT_S
+        + sum(limit_with_network(0, network, request["operation"], request["size"], 1) for request in ordered),
     )
     failed = {rank: answer for rank, answer in enumerate(answers) if answer.error}
     if failed:
@@ -49,7 +53,10 @@ def logged_choices(context: Context) -> dict[str, Any]:
 
 
 def requests(
-    options_by_check: Mapping[str, Mapping[str, Any]], operations: Iterable[str], nodes: int = 1
+    options_by_check: Mapping[str, Mapping[str, Any]],
+    operations: Iterable[str],
+    nodes: int = 1,
+    network: TcpNetwork | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield each operation and size that the checks of a job measure on GPUs, in the format of ``bench.algorithms``.
 
@@ -58,9 +65,8 @@ def requests(
     for name in operations:
         if (values := options_by_check.get(f"collectives.{name}")) is not None:
             options = CollectiveOptions.model_validate(values)
-            sizes = {
-                size for mode in options.modes for size in default_sizes(name, nodes).for_mode(mode, options, gpu=True)
-            }
+            defaults = default_sizes(name, nodes, network)
+            sizes = {size for mode in options.modes for size in defaults.for_mode(mode, options, gpu=True)}
             shape = {"operation": name, "dtype": options.dtype, "buffers": options.buffers}
             yield from ({**shape, "size": size} for size in sorted(sizes, reverse=True))
 

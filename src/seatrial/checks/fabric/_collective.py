@@ -6,24 +6,27 @@ Sizes, bandwidths and timing follow nccl-tests, so that its published figures ca
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BeforeValidator, Field, JsonValue, model_validator
+from pydantic import JsonValue
 
-from seatrial.checks.base import Check, Context, Needs, Options, facts, metric
+from seatrial.checks.base import Check, Context, Needs, facts, metric
 from seatrial.checks.fabric import _nccl_log, _results
-from seatrial.checks.fabric._busbw_rules import (
-    CHANNELS_PER_PEER,
-    MANY_NODES,
-    NET_PEER_CHANNELS,
-    POINT_TO_POINT_OPERATIONS,
+from seatrial.checks.fabric._busbw_rules import CHANNELS_PER_PEER, NET_PEER_CHANNELS, POINT_TO_POINT_OPERATIONS
+from seatrial.checks.fabric._sizes import (
+    ELEMENT_SIZES,
+    CollectiveOptions,
+    DefaultSizes,
+    default_sizes,
+    left_out_sizes,
+    timed_sizes,
 )
 from seatrial.model import (
+    JUDGED_INSTEAD,
     NOT_REQUESTED,
-    ByteSize,
     Fact,
     Metric,
     NotApplicable,
@@ -44,123 +47,11 @@ T = TypeVar("T")
 # Yields the metrics of one mode; returns its results by size
 ModeResults = Generator[Observation, None, dict[int, "CollectiveResult"]]
 
-# The largest size saturates the links. At 1 MiB the launch by the host dominates: two runs on one machine gave 13 and
-# 16 us. For small sizes, use mode cuda_graph.
-GPU_SIZES = tuple(map(parse_bytes, ("10MiB", "64MiB", "1GiB")))
-# For CPU-only runs: a few seconds on two cores; gloo moves the data through the CPU.
-CPU_SIZES = tuple(map(parse_bytes, ("64KiB", "1MiB", "10MiB")))
-# Sizes at which the launch by the host takes longer than the operation on the device. Six sizes: NCCL changes protocol
-# in this range, and the latency fit of each protocol needs three sizes.
-CUDA_GRAPH_SIZES = tuple(map(parse_bytes, ("8B", "1KiB", "16KiB", "64KiB", "256KiB", "1MiB")))
-# The 300 operations that a 99th percentile needs take one to two seconds at this size.
-GPU_PERCENTILE_SIZES = (parse_bytes("1GiB"),)
-CPU_PERCENTILE_SIZES = (parse_bytes("1MiB"),)
-
 # By default NCCL uses protocol LL at the first size and Simple at the second.
 GPU_DATA_CHECK_SIZES = tuple(map(parse_bytes, ("64KiB", "64MiB")))
 CPU_DATA_CHECK_SIZES = (parse_bytes("64KiB"),)
 
-MANY_NODES_SIZE = parse_bytes("8GiB")  # on MANY_NODES nodes and more
-
-ELEMENT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
-
 NO_CUDA_GRAPH = "not applicable: gloo runs on the CPU and has no CUDA graphs"
-
-
-def expand_size_sweep(sizes: Any) -> Any:
-    """The list of sizes of ``{from: 8B, to: 1KiB, factor: 2}``; any other value unchanged."""
-    if not isinstance(sizes, Mapping):
-        return sizes
-    if wrong := {"from", "to"} - set(sizes) or set(sizes) - {"from", "to", "factor"}:
-        names = ", ".join(map(str, wrong))
-        raise ValueError(f"missing or unknown in the size sweep: {names}; expected from, to and factor (default 2)")
-    first, last, factor = parse_bytes(sizes["from"]), parse_bytes(sizes["to"]), sizes.get("factor", 2)
-    if not isinstance(factor, int) or factor < 2 or not 0 < first <= last:
-        raise ValueError(
-            f"size sweep from {first} B to {last} B by {factor}: expected 0 < from <= to and an integer factor >= 2"
-        )
-    expanded = [first]
-    while expanded[-1] * factor <= last:
-        expanded.append(expanded[-1] * factor)
-    return expanded
-
-
-SizeList = Annotated[tuple[ByteSize, ...] | None, BeforeValidator(expand_size_sweep)]
-
-
-class CollectiveOptions(Options):
-    """Options of the collective checks.
-
-    ``sizes``: bytes of the buffer on each rank, a list or a sweep; the default depends on the device.
-    ``modes``: back_to_back times consecutive operations, as nccl-tests does; cuda_graph times them in a CUDA graph,
-    without the launch by the host; percentiles times each operation separately.
-    ``in_place``: ``both`` measures an operation in place and out of place, where the API supports both.
-    ``buffers``: the allocator of the buffers; ``registered``: NCCL's allocator with user buffer registration.
-    ``seconds_per_size``: maximum timed duration of one size; timing stops earlier when the median is known to 1 %.
-    ``min_seconds_per_size``: minimum duration of mode back_to_back at each size, for a burn-in.
-    """
-
-    # Metric → the option that lists its sizes; others use ``sizes``
-    size_option_by_metric: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("cuda_graph_latency", "cuda_graph_busbw"), "cuda_graph_sizes"),
-        **dict.fromkeys(("p50", "p95", "p99", "p99_ratio", "cv"), "percentile_sizes"),
-    }
-
-    modes: tuple[Literal["back_to_back", "cuda_graph", "percentiles"], ...] = Field(
-        default=("back_to_back",), min_length=1
-    )
-    sizes: SizeList = Field(default=None, min_length=1)
-    cuda_graph_sizes: SizeList = Field(default=None, min_length=1)
-    percentile_sizes: SizeList = Field(default=None, min_length=1)
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    in_place: Literal["default", "both"] = "default"
-    buffers: Literal["torch", "nccl", "registered"] = "torch"
-    seconds_per_size: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    min_seconds_per_size: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _require_whole_elements(self) -> CollectiveOptions:
-        element = ELEMENT_SIZES[self.dtype]
-        for size in (*(self.sizes or ()), *(self.cuda_graph_sizes or ()), *(self.percentile_sizes or ())):
-            if size == 0 or size % element:
-                raise ValueError(f"size {size} B is not a whole number of {self.dtype} elements of {element} B")
-        return self
-
-
-@dataclass(frozen=True)
-class DefaultSizes:
-    """Sizes in bytes that a check measures when the trial sets none."""
-
-    gpu: tuple[int, ...] = GPU_SIZES
-    cpu: tuple[int, ...] = CPU_SIZES
-
-    def for_mode(self, mode: str, options: CollectiveOptions, *, gpu: bool) -> Sequence[int]:
-        """The sizes of a mode in descending order, so that torch serves smaller buffers from the largest's memory.
-
-        nccl-tests has one buffer for all sizes. With separate allocations, all-gather of 64 MiB on H200 was up to 1.2 %
-        slower, depending on the allocation (docs/results).
-        """
-        sizes_by_mode = {
-            "back_to_back": options.sizes or (self.gpu if gpu else self.cpu),
-            "cuda_graph": options.cuda_graph_sizes or CUDA_GRAPH_SIZES,
-            "percentiles": options.percentile_sizes or (GPU_PERCENTILE_SIZES if gpu else CPU_PERCENTILE_SIZES),
-        }
-        return sorted(set(sizes_by_mode[mode]), reverse=True)
-
-
-# GPU: published acceptance figures use 8 GiB. CPU: about ten seconds on two cores.
-_SIZES_BY_OPERATION = {
-    "all_reduce": DefaultSizes(
-        gpu=tuple(map(parse_bytes, ("1MiB", "10MiB", "100MiB", "1GiB", "8GiB"))),
-        cpu=tuple(map(parse_bytes, ("64KiB", "1MiB", "10MiB", "100MiB"))),
-    ),
-}
-
-
-def default_sizes(name: str, nodes: int = 1) -> DefaultSizes:
-    """The default sizes of the operation ``name`` on this number of nodes."""
-    sizes = _SIZES_BY_OPERATION.get(name, DefaultSizes())
-    return sizes if nodes < MANY_NODES else replace(sizes, gpu=tuple({*sizes.gpu, MANY_NODES_SIZE}))
 
 
 def collective_check(
@@ -207,6 +98,8 @@ def collective_check(
         options=CollectiveOptions,
         skipped_if=("only CUDA graphs on a CPU",),
         operation=name,
+        timed_sizes=partial(timed_sizes, name),
+        left_out_sizes=partial(left_out_sizes, name),
         bounds=_results.BANDWIDTH_BOUNDS,
         may_exceed_100=("cv.*",),
         performance_metrics=("busbw*", "algbw*", "latency*", "rank_time.*", "cuda_graph_*", "p[59]*", "cv*"),
@@ -239,7 +132,7 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
     is_rank_0, operation, buffers = context.rank == 0, OPERATIONS[name], ALLOCATORS[options.buffers]
     subjects, group = rank.gather(context.subject), collectives.describe_group()
     nodes = len({subject.partition("/")[0] for subject in subjects})
-    modes = _Modes(operation, default_sizes(name, nodes), options, context, subjects)
+    modes = _Modes(operation, default_sizes(name, nodes, context.tcp_network), options, context, subjects)
     shape = {"nodes": nodes, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
     shape["api"] = collectives.describe_api(context.device)
     if is_rank_0:
@@ -406,14 +299,25 @@ class _Modes:
                 yield {"size": name, "rank": rank, "subject": self.subjects[rank]}, mismatch
 
     def not_requested(self) -> Iterator[Observation]:
-        """Yield the fact NOT_REQUESTED if the trial's options omit default sizes."""
-        default = self.defaults.for_mode("back_to_back", CollectiveOptions(), gpu=self.context.on_gpu)
-        requested = self.defaults.for_mode("back_to_back", self.options, gpu=self.context.on_gpu)
+        """Yield the fact NOT_REQUESTED if the trial's options or the network omit default sizes.
+
+        For sizes that the network is too slow for, the fact JUDGED_INSTEAD names the largest of the others.
+        """
+        name, network, gpu = self.operation.name, self.context.tcp_network, self.context.on_gpu
+        defaults = default_sizes(name, network.nodes) if network else self.defaults
+        default = defaults.for_mode("back_to_back", CollectiveOptions(), gpu=gpu)
+        requested = self.defaults.for_mode("back_to_back", self.options, gpu=gpu)
         requested = requested if "back_to_back" in self.options.modes else []
-        if omitted := [_results.size_label(size) for size in default if size not in requested]:
-            sizes = ", ".join(map(_results.size_label, sorted(requested)))
-            reason = f"the trial's options set {f'sizes {sizes}' if requested else 'no mode back_to_back'}"
-            yield Fact(name=NOT_REQUESTED, value={f"busbw.{size}": reason for size in omitted})
+        left_out = left_out_sizes(name, self.options, network)
+        sizes = ", ".join(map(_results.size_label, sorted(requested)))
+        reason = f"the trial's options set {f'sizes {sizes}' if requested else 'no mode back_to_back'}"
+        reasons = {_results.size_label(size): reason for size in default if size not in requested}
+        if network and left_out:
+            reasons |= {_results.size_label(size): network.reason(name, size) for size in left_out}
+            largest = _results.size_label(max(size for size in default if size not in left_out))
+            yield Fact(name=JUDGED_INSTEAD, value={_results.size_label(size): largest for size in left_out})
+        if reasons:
+            yield Fact(name=NOT_REQUESTED, value={f"busbw.{size}": text for size, text in reasons.items()})
 
 
 _WRONG_DATA_RULE = Rule(

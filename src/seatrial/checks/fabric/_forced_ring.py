@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from seatrial.checks.base import Context, metric
 from seatrial.checks.fabric._nccl_log import logging_environment
+from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes, left_out_sizes
 from seatrial.discover import nccl_log
+from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
 from seatrial.model import Fact, Observation, Rule, SeatrialError, format_bytes, parse_bytes
 
-if TYPE_CHECKING:
-    from seatrial.checks.fabric._collective import CollectiveOptions
-
 SIZE = parse_bytes("8GiB")  # the largest default size of the all-reduce
+OPERATIONS = OPERATIONS_PER_SIZE + 1  # one more for NCCL's log
 ENVIRONMENT = {"NCCL_ALGO": "Ring"}
-LIMIT_S = 300.0  # of the child processes; over 10 Gb/s one operation takes 14 s
+LIMIT_S = 300.0  # of the child processes, without the time on a slow network
 _ALL_RANKS = "all_ranks"
 
-BUSBW = f"busbw_ring.{format_bytes(SIZE)}"
+QUANTITY = "busbw_ring"
+BUSBW = f"{QUANTITY}.{format_bytes(SIZE)}"
 RULES = (
     Rule(
         metric=BUSBW,
@@ -60,11 +60,14 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Observatio
     if nodes < 2 or not context.on_gpu:
         return
     context.progress("NCCL_ALGO=Ring")
+    network = context.tcp_network
+    left_out = left_out_sizes("all_reduce", options, network)
+    size = max(size for size in default_sizes("all_reduce", nodes).gpu if size not in left_out)
     results = child_ranks.run_child_ranks(
         "seatrial.bench.nccl_settings",
         {
             "groups": {_ALL_RANKS: [list(range(context.world_size))]},
-            "size": SIZE,
+            "size": size,
             "seconds": options.seconds_per_size,
             "path_sizes": [],
         },
@@ -72,16 +75,16 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Observatio
         device=context.device,
         local_rank=context.local_rank,
         file_prefix=context.artifacts_dir / "ring",
-        limit_s=LIMIT_S,
+        limit_s=limit_with_network(LIMIT_S, network, "all_reduce", size, OPERATIONS),
     )
     if failed := {number: result for number, result in enumerate(results) if result.error}:
         first = child_ranks.first_failed_rank(failed)
         raise SeatrialError(f"all-reduce with NCCL_ALGO=Ring: {child_ranks.failure_text(first, failed[first])}")
     if context.rank == 0:
         value = results[0].value
-        yield metric(BUSBW, value["busbw"][_ALL_RANKS][0], "GB/s")
+        yield metric(f"{QUANTITY}.{format_bytes(size)}", value["busbw"][_ALL_RANKS][0], "GB/s")
         yield metric("wrong_elements_ring", value["wrong_elements"], "count")
-        choice = nccl_log.read(Path(value["log"]), value["log_bytes"]).choice_for("AllReduce", SIZE)
+        choice = nccl_log.read(Path(value["log"]), value["log_bytes"]).choice_for("AllReduce", size)
         algorithm = f"NCCL logs {choice.algorithm}" if choice else "NCCL logs no algorithm"
-        text = f"all-reduce of {format_bytes(SIZE)} in new processes with NCCL_ALGO=Ring; {algorithm}"
+        text = f"all-reduce of {format_bytes(size)} in new processes with NCCL_ALGO=Ring; {algorithm}"
         yield Fact(name="ring", value=text)

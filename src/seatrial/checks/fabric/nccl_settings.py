@@ -119,7 +119,7 @@ def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observat
         yield from facts(group)
         measured = {name: by_rank[0].value for name, by_rank in results.items() if name not in failed}
         yield from _metrics(measured, list(nodes), options.size)
-        yield from _path_facts(measured, logs, options)
+        yield from _path_facts(measured, logs, options, _left_out(context, options))
     if failed:
         raise SeatrialError(f"NCCL settings not measured: {failed}")
 
@@ -149,7 +149,7 @@ def started_setting(
         "groups": {key: [sorted(ranks) for ranks in members] for key, members in groups.items()},
         "size": options.size,
         "seconds": options.seconds,
-        "path_sizes": list(options.path_sizes),
+        "path_sizes": [size for size in options.path_sizes if size not in _left_out(context, options)],
     }
     return child_ranks.started_child_ranks(
         "seatrial.bench.nccl_settings",
@@ -160,6 +160,12 @@ def started_setting(
         file_prefix=context.artifacts_dir / name,
         limit_s=options.limit_s,
     )
+
+
+def _left_out(context: Context, options: NcclSettingsOptions) -> list[int]:
+    """The sizes among PATH_SIZES that the network is too slow for; none if the trial sets ``path_sizes``."""
+    is_default = options.path_sizes == PATH_SIZES
+    return context.tcp_network.left_out("all_reduce", PATH_SIZES) if context.tcp_network and is_default else []
 
 
 def _child_log(result: ChildResult) -> NcclLog:
@@ -205,7 +211,10 @@ def _metrics(results: Mapping[str, Any], nodes: Sequence[str], size: int) -> Ite
 
 
 def _path_facts(
-    results: Mapping[str, Any], logs: Mapping[str, Sequence[NcclLog]], options: NcclSettingsOptions
+    results: Mapping[str, Any],
+    logs: Mapping[str, Sequence[NcclLog]],
+    options: NcclSettingsOptions,
+    left_out: Sequence[int],
 ) -> Iterator[Fact]:
     """Yield algorithm, protocol, channels and transport by setting and size, and the method."""
     by_size = {
@@ -213,11 +222,14 @@ def _path_facts(
             format_bytes(size): "not measured: no memory"
             if size in result["not_allocated"]
             else path_at_size(logs[name], size)
-            for size in sorted({options.size, *options.path_sizes})
+            for size in sorted({options.size, *options.path_sizes} - set(left_out))
         }
         for name, result in results.items()
     }
     yield Fact(name="path_by_size", value=by_size)
+    if left_out:
+        sizes = ", ".join(map(format_bytes, left_out))
+        yield Fact(name="sizes_left_out", value=f"{sizes}: too long on the network of the trial's cluster.fabric.rate")
     if "default" in results:
         by_rank = logs["default"]
         algorithm, protocol, channels, transport = path_at_size(by_rank, options.size).values()

@@ -1,0 +1,142 @@
+"""Options of the collective checks, and the sizes that they time: defaults, sweeps, and those left out on TCP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from seatrial.checks.base import Options
+from seatrial.checks.fabric._busbw_rules import MANY_NODES
+from seatrial.hardware.network_time import TcpNetwork
+from seatrial.model import ByteSize, parse_bytes
+
+# The largest size saturates the links. At 1 MiB the launch by the host dominates: two runs on one machine gave 13 and
+# 16 us. For small sizes, use mode cuda_graph.
+GPU_SIZES = tuple(map(parse_bytes, ("10MiB", "64MiB", "1GiB")))
+# For CPU-only runs: a few seconds on two cores; gloo moves the data through the CPU.
+CPU_SIZES = tuple(map(parse_bytes, ("64KiB", "1MiB", "10MiB")))
+# Sizes at which the launch by the host takes longer than the operation on the device. Six sizes: NCCL changes protocol
+# in this range, and the latency fit of each protocol needs three sizes.
+CUDA_GRAPH_SIZES = tuple(map(parse_bytes, ("8B", "1KiB", "16KiB", "64KiB", "256KiB", "1MiB")))
+# The 300 operations that a 99th percentile needs take one to two seconds at this size.
+GPU_PERCENTILE_SIZES = (parse_bytes("1GiB"),)
+CPU_PERCENTILE_SIZES = (parse_bytes("1MiB"),)
+
+MANY_NODES_SIZE = parse_bytes("8GiB")  # on MANY_NODES nodes and more
+
+ELEMENT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def expand_size_sweep(sizes: Any) -> Any:
+    """The list of sizes of ``{from: 8B, to: 1KiB, factor: 2}``; any other value unchanged."""
+    if not isinstance(sizes, Mapping):
+        return sizes
+    if wrong := {"from", "to"} - set(sizes) or set(sizes) - {"from", "to", "factor"}:
+        names = ", ".join(map(str, wrong))
+        raise ValueError(f"missing or unknown in the size sweep: {names}; expected from, to and factor (default 2)")
+    first, last, factor = parse_bytes(sizes["from"]), parse_bytes(sizes["to"]), sizes.get("factor", 2)
+    if not isinstance(factor, int) or factor < 2 or not 0 < first <= last:
+        raise ValueError(
+            f"size sweep from {first} B to {last} B by {factor}: expected 0 < from <= to and an integer factor >= 2"
+        )
+    expanded = [first]
+    while expanded[-1] * factor <= last:
+        expanded.append(expanded[-1] * factor)
+    return expanded
+
+
+SizeList = Annotated[tuple[ByteSize, ...] | None, BeforeValidator(expand_size_sweep)]
+
+
+class CollectiveOptions(Options):
+    """Options of the collective checks.
+
+    ``sizes``: bytes of the buffer on each rank, a list or a sweep; the default depends on the device.
+    ``modes``: back_to_back times consecutive operations, as nccl-tests does; cuda_graph times them in a CUDA graph,
+    without the launch by the host; percentiles times each operation separately.
+    ``in_place``: ``both`` measures an operation in place and out of place, where the API supports both.
+    ``buffers``: the allocator of the buffers; ``registered``: NCCL's allocator with user buffer registration.
+    ``seconds_per_size``: maximum timed duration of one size; timing stops earlier when the median is known to 1 %.
+    ``min_seconds_per_size``: minimum duration of mode back_to_back at each size, for a burn-in.
+    """
+
+    # Metric → the option that lists its sizes; others use ``sizes``
+    size_option_by_metric: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("cuda_graph_latency", "cuda_graph_busbw"), "cuda_graph_sizes"),
+        **dict.fromkeys(("p50", "p95", "p99", "p99_ratio", "cv"), "percentile_sizes"),
+    }
+
+    modes: tuple[Literal["back_to_back", "cuda_graph", "percentiles"], ...] = Field(
+        default=("back_to_back",), min_length=1
+    )
+    sizes: SizeList = Field(default=None, min_length=1)
+    cuda_graph_sizes: SizeList = Field(default=None, min_length=1)
+    percentile_sizes: SizeList = Field(default=None, min_length=1)
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    in_place: Literal["default", "both"] = "default"
+    buffers: Literal["torch", "nccl", "registered"] = "torch"
+    seconds_per_size: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    min_seconds_per_size: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _require_whole_elements(self) -> CollectiveOptions:
+        element = ELEMENT_SIZES[self.dtype]
+        for size in (*(self.sizes or ()), *(self.cuda_graph_sizes or ()), *(self.percentile_sizes or ())):
+            if size == 0 or size % element:
+                raise ValueError(f"size {size} B is not a whole number of {self.dtype} elements of {element} B")
+        return self
+
+
+@dataclass(frozen=True)
+class DefaultSizes:
+    """Sizes in bytes that a check measures when the trial sets none."""
+
+    gpu: tuple[int, ...] = GPU_SIZES
+    cpu: tuple[int, ...] = CPU_SIZES
+
+    def for_mode(self, mode: str, options: CollectiveOptions, *, gpu: bool) -> Sequence[int]:
+        """The sizes of a mode in descending order, so that torch serves smaller buffers from the largest's memory.
+
+        nccl-tests has one buffer for all sizes. With separate allocations, all-gather of 64 MiB on H200 was up to 1.2 %
+        slower, depending on the allocation (docs/results).
+        """
+        sizes_by_mode = {
+            "back_to_back": options.sizes or (self.gpu if gpu else self.cpu),
+            "cuda_graph": options.cuda_graph_sizes or CUDA_GRAPH_SIZES,
+            "percentiles": options.percentile_sizes or (GPU_PERCENTILE_SIZES if gpu else CPU_PERCENTILE_SIZES),
+        }
+        return sorted(set(sizes_by_mode[mode]), reverse=True)
+
+
+# GPU: published acceptance figures use 8 GiB. CPU: about ten seconds on two cores.
+_SIZES_BY_OPERATION = {
+    "all_reduce": DefaultSizes(
+        gpu=tuple(map(parse_bytes, ("1MiB", "10MiB", "100MiB", "1GiB", "8GiB"))),
+        cpu=tuple(map(parse_bytes, ("64KiB", "1MiB", "10MiB", "100MiB"))),
+    ),
+}
+
+
+def default_sizes(name: str, nodes: int = 1, network: TcpNetwork | None = None) -> DefaultSizes:
+    """The default sizes of the operation ``name`` on this number of nodes, without those too slow for ``network``."""
+    sizes = _SIZES_BY_OPERATION.get(name, DefaultSizes())
+    gpu = sizes.gpu if nodes < MANY_NODES else tuple({*sizes.gpu, MANY_NODES_SIZE})
+    left_out = network.left_out(name, gpu) if network else []
+    return replace(sizes, gpu=tuple(size for size in gpu if size not in left_out))
+
+
+def left_out_sizes(name: str, options: CollectiveOptions, network: TcpNetwork | None) -> list[int]:
+    """The default sizes that the network is too slow for, and that the trial's ``sizes`` do not have."""
+    if network is None:
+        return []
+    too_slow = network.left_out(name, default_sizes(name, network.nodes).gpu)
+    return [size for size in too_slow if size not in (options.sizes or ())]
+
+
+def timed_sizes(name: str, options: CollectiveOptions, network: TcpNetwork) -> dict[str, Sequence[int]]:
+    """The sizes that GPUs time in each mode of the operation ``name`` on a TCP network."""
+    sizes = default_sizes(name, network.nodes, network)
+    return {mode: sizes.for_mode(mode, options, gpu=True) for mode in options.modes}

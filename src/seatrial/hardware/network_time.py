@@ -1,0 +1,72 @@
+"""Expected seconds of operations between nodes over TCP, from the rate of the nodes' interfaces. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from seatrial.hardware.network_bounds import NodeLinks, network_bound
+from seatrial.hardware.network_limits import NetworkLimit, limit_for
+from seatrial.model import format_bytes
+
+# A size is timed by at least five operations: three before the timing, one timed and one whose data is checked
+# (bench.collectives, time_operation)
+OPERATIONS_PER_SIZE = 5
+SLOW_FACTOR = 4.0  # time limits are this multiple of the expected time, as that requested from a scheduler
+MAX_SIZE_S = 60.0  # default sizes that take longer are left out, down to the smallest size with limits for TCP
+
+
+@dataclass(frozen=True)
+class TcpNetwork:
+    """The network of ``nodes`` with ``gpus`` each; the interfaces of a node carry ``gbps`` Gbit/s per direction."""
+
+    nodes: int
+    gpus: int
+    gbps: float
+
+    def operation_s(self, operation: str, size: int) -> float:
+        """Seconds of one operation on buffers of ``size`` bytes, if it reaches the WARN limit of TCP.
+
+        Ring, since other algorithms send less on a few nodes only. Operations without a limit of their own are taken
+        to reach the share of the all-reduce.
+        """
+        algorithm = "point to point" if operation in ("all_to_all", "send_receive") else "Ring"
+        bound = network_bound(operation, algorithm, self.nodes, NodeLinks(self.gpus, 1, self.gbps, "TCP"))
+        if bound is None:
+            raise ValueError(f"no formula for {operation} between nodes")
+        busbw = bound.value * _limit(operation, self.nodes).warn_below
+        return size * busbw_factor(operation, self.nodes * self.gpus) / (busbw * 1e9)
+
+    def size_s(self, operation: str, size: int) -> float:
+        """Seconds that one size takes."""
+        return OPERATIONS_PER_SIZE * self.operation_s(operation, size)
+
+    def reason(self, operation: str, size: int) -> str:
+        """Why a size is left out, as text."""
+        seconds = f"about {self.size_s(operation, size):.0f} s on a network of {self.gbps:g} Gb/s"
+        return f"{format_bytes(size)} takes {seconds} (limit {MAX_SIZE_S:g} s)"
+
+    def left_out(self, operation: str, sizes: Iterable[int]) -> list[int]:
+        """The sizes in bytes that take longer than MAX_SIZE_S; never the smallest one that has limits for TCP."""
+        smallest = _limit(operation, self.nodes).min_size
+        return [size for size in sizes if size > smallest and self.size_s(operation, size) > MAX_SIZE_S]
+
+
+def limit_with_network(limit_s: float, network: TcpNetwork | None, operation: str, size: int, count: int) -> float:
+    """``limit_s``, extended by SLOW_FACTOR times the seconds of ``count`` operations if the network is known."""
+    return limit_s + (SLOW_FACTOR * count * network.operation_s(operation, size) if network else 0.0)
+
+
+def busbw_factor(operation: str, ranks: int) -> float:
+    """The bus bandwidth divided by the algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md)."""
+    if operation == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if operation in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
+
+
+def _limit(operation: str, nodes: int) -> NetworkLimit:
+    """The limit of the operation over TCP; that of the all-reduce for operations without one."""
+    limit = limit_for(operation, "tcp", nodes) or limit_for("all_reduce", "tcp", nodes)
+    if limit is None:
+        raise ValueError(f"data/network_limits.yaml has no limit for TCP on {nodes} nodes")
+    return limit
