@@ -17,11 +17,9 @@ from seatrial.checks.fabric._collective import (
 )
 from seatrial.checks.fabric._sizes import (
     CPU_SIZES,
-    CUDA_GRAPH_SIZES,
     GPU_SIZES,
     CollectiveOptions,
     default_sizes,
-    expand_size_sweep,
 )
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import JUDGED_INSTEAD, NOT_REQUESTED, DecisionValue, Fact, Outcome, Trial
@@ -46,22 +44,6 @@ def modes(device: str, operation: str = "all_gather", network: TcpNetwork | None
     requested = CollectiveOptions.model_validate(options)
     sizes = default_sizes(operation, network.nodes if network else 1, network)
     return _Modes(OPERATIONS[operation], sizes, requested, context, ["node0/rank0", "node0/rank1"])
-
-
-def test_size_sweep_multiplies_by_factor_up_to_its_end() -> None:
-    assert expand_size_sweep({"from": "8B", "to": "1KiB", "factor": 4}) == [8, 32, 128, 512]
-    assert expand_size_sweep({"from": "8B", "to": "32B"}) == [8, 16, 32]
-    assert expand_size_sweep(["8B"]) == ["8B"]
-
-
-def test_sizes_are_from_the_trial_or_the_device_in_descending_order() -> None:
-    sizes, default = default_sizes("all_gather"), CollectiveOptions()
-    assert sizes.for_mode("back_to_back", default, gpu=True) == sorted(GPU_SIZES, reverse=True)
-    assert sizes.for_mode("back_to_back", default, gpu=False) == sorted(CPU_SIZES, reverse=True)
-    assert sizes.for_mode("cuda_graph", default, gpu=True) == sorted(CUDA_GRAPH_SIZES, reverse=True)
-    requested = CollectiveOptions.model_validate({"sizes": ["8B", "1KiB", "8B"]})
-    assert sizes.for_mode("back_to_back", requested, gpu=True) == [1024, 8]
-    assert max(default_sizes("all_reduce").gpu) == 2**33, "published acceptance values use 8 GiB"
 
 
 def test_cpus_have_no_mode_cuda_graph() -> None:
