@@ -9,6 +9,8 @@ from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes
 from seatrial.checks.training.ddp import DdpOptions
 from seatrial.config.layers import CheckSchema, resolve
 from seatrial.config.schema import CheckSettings
+from seatrial.model import Job
+from seatrial.pipeline.plan import NodeGpus, make_plan
 
 SCHEMAS = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
 
@@ -42,3 +44,22 @@ def test_burn_in_has_the_hardware_thresholds_of_acceptance(burn_in: dict[str, Ch
     acceptance = resolve("acceptance", environ={}, schemas=SCHEMAS).config.checks
     for name in ("collectives.all_reduce", "train.ddp"):
         assert burn_in[name].expect == acceptance[name].expect
+
+
+def jobs(trial: str, nodes: int, gpus: int, launcher: str) -> tuple[Job, ...]:
+    flags = {"launcher": launcher, "cluster.nodes": nodes, "cluster.gpus_per_node": gpus}
+    overrides = [(name, name, value) for name, value in flags.items()]
+    config = resolve(trial, overrides=overrides, environ={}, schemas=SCHEMAS).config
+    return make_plan(config, catalog(), NodeGpus(gpus)).jobs
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_quick_is_expected_to_take_less_than_a_minute(gpus: int) -> None:
+    assert sum(job.expected_s for job in jobs("quick", 1, gpus, "local")) < 60
+
+
+def test_acceptance_of_four_nodes_asks_slurm_for_half_an_hour_per_job() -> None:
+    """And not for the sum of the time limits, which are meant for hangs: many partitions refuse five hours."""
+    of_ranks = next(job for job in jobs("acceptance", 4, 8, "slurm") if job.name == "ranks")
+    assert of_ranks.limit_s > 4 * 3600
+    assert all(job.requested_s < 30 * 60 for job in jobs("acceptance", 4, 8, "slurm"))
