@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seatrial.telemetry import files
-from seatrial.telemetry.files import TELEMETRY_FILE, DeviceSamples, merge_samples, read_devices
+from seatrial.telemetry.files import TELEMETRY_FILE, DeviceSamples, latest_samples, merge_samples, read_devices
 
 HEADER = {
     "node": "n0",
@@ -150,3 +150,16 @@ def test_merged_file_is_compressed(tmp_path: Path) -> None:
     merge_samples(tmp_path)
     assert (tmp_path / TELEMETRY_FILE).stat().st_size < raw / 3
     assert files.TELEMETRY_FILE == "telemetry.jsonl.gz"
+
+
+def test_the_latest_sample_of_a_sampler_that_still_writes(tmp_path: Path) -> None:
+    """GPUs can be sampled in turn: a value that the last sample lacks is that of an earlier one."""
+    raw = write_samples(tmp_path, HEADER, [10.0, 50.0, 80.1, 4], UNREADABLE, [11.0, 60.0, None, None], b"[12.0, 5")
+    assert latest_samples(raw) == {
+        "n0": {"time": 11.0, "host.cpu_util": 60.0, "gpu0.power_w": 80.1, "gpu0.clocks_event_reasons": 4}
+    }
+    again = {**HEADER, "node": "n1"}
+    raw = write_samples(tmp_path, HEADER, *([[1.0, 2.0, 3.0, 4]] * 100), again, [13.0, 1.0, 2.0, 0])
+    assert latest_samples(raw)["n1"]["time"] == 13.0
+    for lines in ((), (b"\x00",), (HEADER,), (b"[1, 2]", b"[3, 4]")):
+        assert latest_samples(write_samples(tmp_path, *lines)) == {}

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from seatrial.util import input_files
-from seatrial.util.input_files import gunzip, gzip_lines, open_file, parse_json, read_bytes, read_json, read_text
+from seatrial.util.input_files import (
+    gunzip,
+    gzip_lines,
+    open_file,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_text,
+    tail_lines,
+)
 
 
 def test_regular_file(tmp_path: Path) -> None:
@@ -103,3 +112,38 @@ def test_long_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_bytes(gzip.compress(bytes(101)))
     with pytest.raises(ValueError, match="line of more than 100 bytes"):
         list(gzip_lines(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"", []),
+        (b"a\nb\nc\n", ["b", "c"]),
+        (b"a\nb\nc", ["b", "c"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"1%\r50%\r100%\n", ["100%"]),
+        (b"\xff\n", ["\ufffd"]),
+        (b"\n\n", ["", ""]),
+    ],
+)
+def test_last_lines(content: bytes, lines: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    assert tail_lines(path, 2, 1000) == lines
+
+
+def test_last_lines_of_a_huge_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.truncate(2**40)  # sparse
+        file.seek(2**40)
+        file.write(b"\nlast\n")
+    assert tail_lines(path, 10, 100) == ["last"]
+    path.write_bytes(b"x" * 1000)
+    assert tail_lines(path, 10, 100) == ["x" * 100]
+
+
+def test_last_lines_of_a_file_that_blocks(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(OSError, match="not a regular file"):
+        tail_lines(tmp_path / "log", 10, 100)

@@ -47,5 +47,6 @@ EXAMPLES = {
     "init": _examples(
         "init /shared/site", "init /shared/site --nodes 4 --gpus-per-node 8 --partition gpu --account ops"
     ),
+    "watch": _examples("watch 123", "watch /shared/site/runs/train_1gpu-123 --once", "watch seatrial-runs/RUN --json"),
     "migrate": _examples("migrate mytrial.yaml", "migrate --dry-run site.yaml"),
 }

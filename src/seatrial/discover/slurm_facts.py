@@ -224,6 +224,9 @@ class Job(Frozen):
     partition: str = ""  # several for a pending job that may run in any of them: gpu,short
     requested_nodes: str = ""  # Slurm's hostlist, as are excluded_nodes
     excluded_nodes: str = ""
+    name: str = ""
+    stdout: str = ""  # paths as Slurm prints them, on the first node of the job
+    command: str = ""
 
     @property
     def has_state(self) -> bool:

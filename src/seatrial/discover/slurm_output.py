@@ -227,6 +227,9 @@ def _job(record: Record) -> Job:
         partition=_value(record, "Partition") or "",
         requested_nodes=_value(record, "ReqNodeList") or "",
         excluded_nodes=_value(record, "ExcNodeList") or "",
+        name=_value(record, "JobName") or "",
+        stdout=_value(record, "StdOut") or "",
+        command=_value(record, "Command") or "",
     )
 
 

@@ -95,9 +95,9 @@ class Live:
     def show_waiting(self, state: str, seconds: float) -> None:
         """Show what the job waits for, and for how long. A log gets each state once, then at most once a minute."""
         if self._console.is_terminal:
-            self._update_status(f"waiting: {state}, {_duration(seconds)}")
+            self._update_status(f"waiting: {state}, {duration_text(seconds)}")
         elif seconds - self._printed_waits.get(state, -math.inf) >= WAITING_LINE_S:
-            self._line(f"waiting: {state}, {_duration(seconds)}")
+            self._line(f"waiting: {state}, {duration_text(seconds)}")
             self._printed_waits[state] = seconds
 
     def show_outcome(self, check: str, outcome: Outcome, reason: str, seconds: float) -> None:
@@ -180,7 +180,7 @@ def _errors_ignored() -> AbstractContextManager[None]:
     return contextlib.suppress(OSError)
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """``45 s``, ``2 min 10 s`` or ``1 h 5 min``."""
     minutes, hours = int(seconds) // 60, int(seconds) // 3600
     if hours:

@@ -22,10 +22,11 @@ from pydantic import ConfigDict, Field, FiniteFloat, ValidationError, model_vali
 from seatrial.model import Frozen
 from seatrial.model.telemetry import HARDWARE_SLOWDOWN, HOST, POWER_CAP, THROTTLE_REASONS
 from seatrial.util.files import atomic_write
-from seatrial.util.input_files import MAX_LINE_BYTES, gzip_lines, open_file
+from seatrial.util.input_files import MAX_LINE_BYTES, gzip_lines, open_file, tail_lines
 
 TELEMETRY_FILE = "telemetry.jsonl.gz"
 _SAMPLES_PATH = re.compile(r"/attempt(?P<attempt>\d+)/rank(?P<rank>\d+)\.samples$")
+_TAIL_LINES, _TAIL_BYTES = 16, 64 * 1024  # a sample of 8 GPUs has about 1 KB
 _Line = dict[str, Any]
 T = TypeVar("T")
 
@@ -136,6 +137,25 @@ def _new_lines(paths: Iterable[Path]) -> Iterator[bytes]:
             for device in sampler.devices():
                 line = {**device, "attempt": attempt, "rank": rank}
                 yield json.dumps(line, allow_nan=False, separators=(",", ":")).encode()
+
+
+def latest_samples(path: Path) -> dict[str, dict[str, float | None]]:
+    """Return the last sample of a sampler's file by column: ``time``, ``gpu0.power_w``; by node.
+
+    Reads the first lines and the last ones only. Empty before the first sample. Raises OSError.
+    """
+    with open_file(path) as file:
+        header = _parse_header(_parse_json(file.readline(MAX_LINE_BYTES)))
+    lines = [_parse_json(line.encode()) for line in tail_lines(path, _TAIL_LINES, _TAIL_BYTES)]
+    header = next((later for line in reversed(lines) if (later := _parse_header(line))), header)
+    if header is None:
+        return {}
+    values: dict[str, float | None] = {}
+    for line in lines:
+        if isinstance(line, list) and len(line) == len(header.columns) and all(map(_is_value, line)):
+            # GPUs can be sampled in turn: a value that this sample lacks is that of an earlier one
+            values |= {name: value for name, value in zip(header.columns, line, strict=True) if value is not None}
+    return {header.node: values} if values else {}
 
 
 class Header(Frozen):

@@ -188,3 +188,21 @@ def _next_line(file: gzip.GzipFile, max_bytes: int) -> bytes:
         return file.readline(max_bytes)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         return b""
+
+
+def tail_lines(path: Path, count: int, max_bytes: int) -> list[str]:
+    """The last ``count`` lines of a regular file, from its last ``max_bytes`` bytes; undecodable bytes are replaced.
+
+    A progress bar writes many texts to one line, each after a carriage return: the last one is the line. A line that is
+    longer than ``max_bytes`` loses its start.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - max_bytes))
+        text = file.read(max_bytes).decode("utf-8", errors="replace")
+    lines = text.split("\n")
+    if size > max_bytes and len(lines) > 1:
+        lines = lines[1:]  # the first one is incomplete
+    if lines[-1] == "":
+        lines.pop()
+    return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-count:]]

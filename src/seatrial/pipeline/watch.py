@@ -1,0 +1,283 @@
+"""The status of a running job for ``seatrial watch``: a Slurm job, a training folder or a run directory. Read-only."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from pydantic import ValidationError
+
+from seatrial.discover import slurm
+from seatrial.discover.gpu_use import FIRST_ANSWER_S, GpuUseStep, gpu_use_step
+from seatrial.discover.slurm_facts import UNKNOWN
+from seatrial.discover.slurm_facts import Job as SlurmJob
+from seatrial.launch.rank_status import ranks_in
+from seatrial.model import Job, SeatrialError, UsageError
+from seatrial.model.job_status import GpuUse, JobStatus
+from seatrial.telemetry.files import latest_samples
+from seatrial.train.step_speed import CONFIG_FILE, METRICS_FILE, STEPS_FILE, training_speed
+from seatrial.util import hostlist
+from seatrial.util.input_files import open_file, read_json, tail_lines
+from seatrial.util.text import error_text
+
+_JOB_ID = re.compile(r"\d+(_\d+)?(\+\d+)?")  # also of an array and of a heterogeneous job
+_ID_IN_NAME = re.compile(r"-(\d+)$")  # runs/NAME-JOB of the job scripts of `seatrial init`
+_RESULTS_IN = re.compile(r"^job \d+ on .*, results in (.+)$", re.MULTILINE)  # printed by these scripts
+_ATTEMPT = re.compile(r"(.+)/jobs/[^/]+/attempt\d+/[^/]+")  # the script of a job of `seatrial run`
+_LOG_TAIL_BYTES = 64 * 1024
+_LOG_HEAD_BYTES = 16 * 1024
+_MAX_LOGS = 2000  # of ranks, whose times are compared
+T = TypeVar("T")
+_SILENT_S = 30.0  # a rank writes a heartbeat every second
+
+
+@dataclass
+class Watcher:
+    """Reads the status of ``target``: a job ID of Slurm, a folder of `seatrial train`, or a run directory.
+
+    ``interval_s``: seconds between two reads of GPU use; 0 for one read. Use it as a context: it ends the srun step.
+    """
+
+    target: str
+    log_lines: int
+    interval_s: float
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _step: GpuUseStep | None = None
+    _step_job: str = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def status(self) -> JobStatus:
+        """Return the present status. Raises UsageError for an unknown target, SlurmUnavailable without an answer."""
+        path = Path(self.target)
+        if path.is_dir():
+            if (path / "run.json").exists():
+                return self._run_directory(path)
+            return self._training(path)
+        if _JOB_ID.fullmatch(self.target):
+            return self._slurm_job(self.target)
+        problem = "not a directory" if path.exists() else "no such directory"
+        raise UsageError(
+            f"{self.target}: {problem}, and not a job ID of Slurm: expected one of both. Run first: squeue --me"
+        )
+
+    def _slurm_job(self, job_id: str) -> JobStatus:
+        job = slurm.job(job_id)
+        if not job.has_state:
+            raise UsageError(f"job {job_id}: {job.reason}. Run first: squeue --me; sacct --jobs {job_id}")
+        log = Path(job.stdout) if job.stdout else None
+        attempt = _ATTEMPT.fullmatch(job.command)
+        if attempt and (Path(attempt[1]) / "run.json").exists():
+            status = self._run_directory(Path(attempt[1]))
+            gpus, note = (status.gpus, "") if status.gpus else self._gpus_of_job(job)
+            notes = tuple(filter(None, [*status.notes, note]))
+            return status.model_copy(update={**_of_job(job), "target": self.target, "gpus": gpus, "notes": notes})
+        return self._with_job(job, _results_folder(log, job), log)
+
+    def _training(self, folder: Path) -> JobStatus:
+        match = _ID_IN_NAME.search(folder.resolve().name)
+        job, note = _job_of_folder(match[1]) if match else (None, "no Slurm job: the name of the folder has no job ID")
+        site = folder.resolve().parent.parent
+        log = Path(job.stdout) if job and job.stdout else site / "logs" / f"{folder.resolve().name}.out"
+        has_files = any((folder / name).exists() for name in (STEPS_FILE, CONFIG_FILE))
+        if not has_files and any(folder.iterdir()):
+            raise UsageError(
+                f"{folder}: neither a run directory (run.json) nor a folder of seatrial train ({CONFIG_FILE})"
+            )
+        if job:
+            return self._with_job(job, folder, log)
+        return self._described(folder, log if log.exists() else None, (note,))
+
+    def _with_job(self, job: SlurmJob, folder: Path | None, log: Path | None) -> JobStatus:
+        """The status of a training or another job of Slurm."""
+        gpus, note = self._gpus_of_job(job)
+        status = self._described(folder, None if job.pending else log, (note,))
+        return status.model_copy(update={**_of_job(job), "gpus": gpus})
+
+    def _described(self, folder: Path | None, log: Path | None, notes: tuple[str, ...]) -> JobStatus:
+        """The status by the files of a training: speed and log."""
+        speed, speed_note = _attempt(lambda: training_speed(folder)) if folder else (None, "")
+        if folder and speed is None and not speed_note:
+            speed_note = f"no step in {folder / STEPS_FILE} yet"
+        lines, log_note = _attempt(lambda: _last_lines(log, self.log_lines)) if log else (None, "")
+        ended = bool(folder and speed and _modified(folder / METRICS_FILE) >= _modified(folder / STEPS_FILE))
+        return JobStatus(
+            target=self.target,
+            title=str(folder or self.target),
+            state="ended" if ended else "no data yet" if speed is None else "training",
+            ended=ended,
+            training=speed,
+            log=str(log or ""),
+            log_lines=tuple(lines or ()),
+            notes=tuple(filter(None, [*notes, speed_note, log_note])),
+        )
+
+    def _run_directory(self, run_dir: Path) -> JobStatus:
+        trial, attempt = run_dir / "trial.json", _latest_attempt(run_dir)
+        status = JobStatus(target=self.target, title=f"run {run_dir}", state="no data yet")
+        if trial.exists() and (attempt is None or _modified(trial) >= _modified(attempt)):
+            reason = f"its decision: seatrial judge {run_dir}"
+            return status.model_copy(update={"state": "ended", "ended": True, "reason": reason})
+        if attempt is None:
+            return status.model_copy(update={"notes": ("no job has started yet",)})
+        job, job_note = _attempt(lambda: Job.model_validate(read_json(attempt.parent / "job.json")))
+        ranks, nodes, silent = _ranks(attempt, job) if job else (Counter[str](), set[str](), 0)
+        gpus = [use for path in sorted(attempt.glob("rank*.samples")) for use in _sampled_use(path)]
+        notes = [
+            job_note,
+            "no rank has written a status yet" if job and not ranks else "",
+            f"no heartbeat of {silent} ranks for {_SILENT_S:g} s" if silent else "",
+            "" if gpus else "GPU use: the run directory has no telemetry of GPUs",
+        ]
+        steps = max(run_dir.glob(f"artifacts/*/**/{STEPS_FILE}"), key=_modified, default=None)
+        speed, _ = _attempt(lambda: training_speed(steps.parent)) if steps else (None, "")
+        log = max(_logs(attempt), key=_modified, default=None)
+        lines, log_note = _attempt(lambda: _last_lines(log, self.log_lines)) if log else (None, "")
+        changes = {
+            "state": f"job {attempt.parent.name}, {attempt.name}",
+            "nodes": tuple(sorted(nodes)),
+            "ranks": dict(ranks.most_common()),
+            "gpus": tuple(gpus),
+            "training": speed if speed and speed.age_s < _SILENT_S else None,
+            "log": str(log or ""),
+            "log_lines": tuple(lines or ()),
+            "notes": tuple(filter(None, [*notes, log_note])),
+        }
+        return status.model_copy(update=changes)
+
+    def _gpus_of_job(self, job: SlurmJob) -> tuple[tuple[GpuUse, ...], str]:
+        """The GPU use on the nodes of a running job, and why it is unknown."""
+        if job.state != "RUNNING":
+            return (), ""
+        if self._step is None or self._step_job != job.id or self.interval_s == 0:
+            try:
+                step = gpu_use_step(job.id, job.node_count or 1, self.interval_s)
+                self._step, self._step_job = self._stack.enter_context(step), job.id
+            except SeatrialError as error:
+                return (), f"GPU use: {error}"
+            wait_s = FIRST_ANSWER_S
+        else:
+            wait_s = 0.0
+        gpus, note = self._step.read(wait_s)
+        return gpus, f"GPU use: {note}" if note else ""
+
+
+def _of_job(job: SlurmJob) -> dict[str, Any]:
+    """The fields of a status that Slurm knows."""
+    nodes, _ = _attempt(lambda: hostlist.expand(job.nodes))
+    limit_s = job.time_limit_s if isinstance(job.time_limit_s, int) else None
+    return {
+        "title": f"job {job.id}" + (f" {job.name}" if job.name else ""),
+        "state": job.state,
+        "ended": job.ended,
+        "reason": _end_reason(job) if job.ended else job.reason if job.pending else "",
+        "start": job.start,
+        "time_limit_s": limit_s,
+        "nodes": tuple(nodes or filter(None, [job.nodes])),
+    }
+
+
+def _end_reason(job: SlurmJob) -> str:
+    """How a job ended: ``NonZeroExitCode, exit code 7``."""
+    code = "" if job.exit_code is None else f"exit code {job.exit_code}"
+    return ", ".join(filter(None, [job.reason, code, f"signal {job.signal}" if job.signal else ""]))
+
+
+def _job_of_folder(job_id: str) -> tuple[SlurmJob | None, str]:
+    """The Slurm job of a folder, and why it is unknown."""
+    if not slurm.installed():
+        return None, f"state and GPU use of job {job_id}: this machine has no Slurm client"
+    job, note = _attempt(lambda: slurm.job(job_id))
+    if job is None:
+        return None, f"state and GPU use of job {job_id}: {note.partition(' (')[0]}"
+    if job.state == UNKNOWN:
+        return None, f"job {job_id}: {job.reason}"
+    return job, note
+
+
+def _results_folder(log: Path | None, job: SlurmJob) -> Path | None:
+    """The folder of results that a job script of `seatrial init` names in its log; None for another job."""
+    if log is None or job.pending:
+        return None
+    head, _ = _attempt(lambda: _head(log))
+    match = _RESULTS_IN.search(head or "")
+    return Path(match[1]) if match else None
+
+
+def _head(log: Path) -> str:
+    with open_file(log) as file:
+        return file.read(_LOG_HEAD_BYTES).decode("utf-8", errors="replace")
+
+
+def _last_lines(log: Path, count: int) -> list[str]:
+    return tail_lines(log, count, _LOG_TAIL_BYTES)
+
+
+def _latest_attempt(run_dir: Path) -> Path | None:
+    attempts = [path for path in run_dir.glob("jobs/*/attempt*") if path.is_dir()]
+    return max(attempts, key=_modified, default=None)
+
+
+def _ranks(attempt: Path, job: Job) -> tuple[Counter[str], set[str], int]:
+    """The number of ranks by their status, the nodes, and the number of ranks without a recent heartbeat."""
+    statuses, nodes, silent, now = Counter[str](), set[str](), 0, time.time()
+    for rank in ranks_in(attempt, job):
+        rank.read()
+        if rank.heartbeat is None:
+            continue
+        statuses["done" if rank.done else rank.last_status] += 1
+        nodes.add(rank.heartbeat.node)
+        silent += rank.heartbeat_expected and now - rank.heartbeat.time > _SILENT_S
+    return statuses, nodes, silent
+
+
+def _sampled_use(path: Path) -> Iterator[GpuUse]:
+    """The GPU use in a sampler's file."""
+    by_node, _ = _attempt(lambda: latest_samples(path))
+    for node, values in (by_node or {}).items():
+        for device in sorted({name.partition(".")[0] for name in values if name.startswith("gpu")}):
+            memory, sampled = values.get(f"{device}.memory_used_bytes"), values.get("time")
+            yield GpuUse(
+                node=node,
+                gpu=device,
+                utilization=values.get(f"{device}.sm_util"),
+                memory_used_bytes=None if memory is None else round(memory),
+                power_w=values.get(f"{device}.power_w"),
+                temperature_c=values.get(f"{device}.temperature_c"),
+                sm_clock_mhz=values.get(f"{device}.sm_clock_mhz"),
+                age_s=None if sampled is None else max(0.0, time.time() - sampled),
+            )
+
+
+def _logs(attempt: Path) -> Iterator[Path]:
+    """The logs of an attempt that are not empty."""
+    logs = [attempt / "launcher.out", attempt / "launcher.err", *list(attempt.glob("logs/**/*.log"))[:_MAX_LOGS]]
+    return (path for path in logs if path.is_file() and path.stat().st_size)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # removed meanwhile
+        return 0.0
+
+
+def _attempt(read: Callable[[], T]) -> tuple[T | None, str]:
+    """The result of ``read``, or why it failed: a file that a job has not written yet, or a damaged one."""
+    try:
+        return read(), ""
+    except (OSError, ValidationError, ValueError, SeatrialError) as error:
+        return None, error_text(error)

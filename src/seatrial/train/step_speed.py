@@ -1,0 +1,75 @@
+"""Speed and loss of a running training, from the end of its steps.jsonl. Does not import torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from seatrial.model.job_status import TrainingSpeed
+from seatrial.util.input_files import read_json, tail_lines
+
+STEPS_FILE, CONFIG_FILE, METRICS_FILE = "steps.jsonl", "config.json", "metrics.json"
+_MAX_STEPS = 20  # that a rate is averaged over
+_TAIL_BYTES = 64 * 1024  # a line of steps.jsonl has about 300 bytes
+
+
+def training_speed(folder: Path) -> TrainingSpeed | None:
+    """Return the speed of the last steps; None before the first step.
+
+    The first step does not count if there are others: it compiles. Raises OSError if the file cannot be read.
+    """
+    path = folder / STEPS_FILE
+    try:
+        lines = tail_lines(path, _MAX_STEPS + 1, _TAIL_BYTES)
+        age_s = max(0.0, time.time() - path.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+    steps = [step for line in lines if (step := _parse_step(line))]
+    if not steps:
+        return None
+    timed = [step for step in steps if step["step"] > 1][-_MAX_STEPS:] or steps
+    seconds = sum(step["seconds"] for step in timed)
+    tokens = [_number(step.get("tokens")) for step in timed]
+    known = [count for count in tokens if count is not None]
+    return TrainingSpeed(
+        folder=str(folder),
+        step=steps[-1]["step"],
+        max_steps=_max_steps(folder / CONFIG_FILE),
+        loss=_number(steps[-1].get("loss")),
+        steps=len(timed),
+        steps_per_second=len(timed) / seconds,
+        tokens_per_second=sum(known) / seconds if len(known) == len(tokens) else None,
+        age_s=age_s,
+    )
+
+
+def _parse_step(line: str) -> dict[str, Any] | None:
+    """The step of a line; None if it is incomplete or damaged."""
+    try:
+        step = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(step, dict) or type(step.get("step")) is not int:
+        return None
+    seconds = _number(step.get("seconds"))
+    return step if seconds is not None and math.isfinite(seconds) and seconds > 0 else None
+
+
+def _number(value: object) -> float | None:
+    """The number; None for another type, and for an integer that no float can hold."""
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    except OverflowError:
+        return None
+
+
+def _max_steps(config: Path) -> int | None:
+    try:
+        value = read_json(config)
+    except (OSError, ValueError):
+        return None
+    steps = value.get("max_steps") if isinstance(value, dict) else None
+    return steps if type(steps) is int else None

@@ -1,0 +1,83 @@
+"""seatrial watch on the job of a site's job script on a real Slurm cluster; nvidia-smi is a script that prints values."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import Program, until
+from tests.rig.cluster import Cluster
+
+pytest_plugins = ["tests.rig.fixtures"]
+pytestmark = pytest.mark.cluster
+
+NVIDIA_SMI = """#!/bin/bash
+[[ "$*" == "--query-gpu=index,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu,clocks.sm \
+--format=csv,noheader,nounits" ]] || exit 2
+echo "0, 98, 62720, 143771, 645.31, 61, 1980"
+echo "1, [N/A], 1, 143771, [N/A], 30, 345"
+"""
+
+
+def test_a_training_of_two_nodes(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    cluster = make_cluster(2, gpus_per_node=2)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvidia-smi").write_text(NVIDIA_SMI)
+    (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+    env = {**cluster.env, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    site = tmp_path / "site"
+    assert Program("init", site, "--gpus-per-node", "0", env=env).finish()[0] == 0
+    steps = ["tiny/throughput", "--set", "max_steps=100000", "--set", "untimed_steps=1"]
+    done = cluster.run(["sbatch", "--parsable", str(site / "jobs" / "ddp_2nodes.sbatch"), *steps])
+    job_id = done.stdout.strip()
+    assert done.returncode == 0, done.stderr
+    waiting = cluster.run(["sbatch", "--parsable", "--nodes=2", "--exclusive", "--wrap", "true"]).stdout.strip()
+    out = site / "runs" / f"ddp_2nodes-{job_id}"
+
+    def status(*target: str | Path) -> dict[str, Any]:
+        code, text, err = Program("watch", *target, "--json", env=env).finish()
+        assert code == 0, err
+        read: dict[str, Any] = json.loads(text)
+        return read
+
+    until(lambda: (out / "steps.jsonl").is_file() and (out / "steps.jsonl").read_text().count("\n") > 2)
+    for read in (status(job_id), status(out)):
+        assert (read["state"], read["nodes"]) == ("RUNNING", ["node0", "node1"])
+        assert [(use["node"], use["gpu"], use["utilization"]) for use in read["gpus"]] == [
+            ("node0", "gpu0", 98),
+            ("node0", "gpu1", None),
+            ("node1", "gpu0", 98),
+            ("node1", "gpu1", None),
+        ]
+        assert read["training"]["steps_per_second"] > 0
+        assert read["training"]["max_steps"] == 100000
+        assert read["notes"] == []
+        assert read["log"] == str(site / "logs" / f"ddp_2nodes-{job_id}.out")
+        assert any("tok/s/GPU" in line or "rendezvous" in line for line in read["log_lines"])
+    pending = status(waiting)
+    assert (pending["state"], pending["gpus"], pending["log_lines"]) == ("PENDING", [], [])
+    assert pending["reason"] in ("Resources", "Priority", "None")
+
+    terminal = f"import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn({watch_command(job_id)!r})))"
+    view = Program("checks", env=env, first=terminal)
+    until(lambda: b"seatrial-watch" in cluster.run(["squeue", "--steps", "--format=%j"]).stdout.encode())
+    view.process.send_signal(signal.SIGTERM)
+    view.process.wait(60)
+    until(lambda: "seatrial-watch" not in cluster.run(["squeue", "--steps", "--format=%j"]).stdout)
+    assert status(job_id)["state"] == "RUNNING", "the job goes on"
+
+    assert cluster.run(["scancel", job_id]).returncode == 0
+    until(lambda: status(job_id)["ended"])
+    assert status(job_id)["state"] == "CANCELLED"
+    code, _, err = Program("watch", "99999", env=env).finish()
+    assert code == 2, err
+
+
+def watch_command(job_id: str) -> list[str]:
+    return [os.path.realpath("/proc/self/exe"), "-m", "seatrial", "watch", job_id]
