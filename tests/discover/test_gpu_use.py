@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.discover.gpu_use import gpu_use_step, parse_gpu_use
+from seatrial.discover.gpu_use import Readings, gpu_use_step
 from seatrial.discover.slurm import SlurmUnavailable
 
 # nvidia-smi prints [N/A] for values that the GPU, its MIG mode or its virtualization does not give, and
@@ -16,31 +16,44 @@ LINES = [
     "node0,gpu,0, 98, 62720, 143771, 645.31, 61, 1980",
     "node0,gpu,1, [N/A], 24576, 143771, [Not Supported], 55, [N/A]",
     "node1,error,nvidia-smi: command not found",
+    "node1,end",
 ]
 
 
+def read(lines: list[str]) -> Readings:
+    readings = Readings()
+    readings.add(lines)
+    return readings
+
+
 def test_values_of_each_gpu() -> None:
-    (first, second), errors = parse_gpu_use(LINES)
+    readings = read(LINES)
+    first, second = readings.uses
     assert (first.node, first.gpu, first.utilization, first.power_w) == ("node0", "gpu0", 98, 645.31)
     assert (first.memory_used_bytes, first.memory_total_bytes) == (62720 * 2**20, 143771 * 2**20)
     assert (first.temperature_c, first.sm_clock_mhz) == (61, 1980)
     assert (second.utilization, second.power_w, second.sm_clock_mhz) == (None, None, None)
-    assert errors == {"node1": "nvidia-smi: command not found"}
+    assert readings.errors == {"node1": "nvidia-smi: command not found"}
+    assert readings.answered == {"node1"}, "another GPU of node0 may follow"
 
 
 def test_the_last_line_of_a_gpu_counts() -> None:
-    uses, errors = parse_gpu_use([*LINES, "node1,gpu,0, 5, 1, 2, 3, 4, 5", "node0,gpu,0, 7, 1, 2, 3, 4, 5"])
-    assert [(use.node, use.gpu, use.utilization) for use in uses] == [
+    readings = read(LINES)
+    readings.add(["node1,gpu,0, 5, 1, 2, 3, 4, 5", "node0,gpu,0, 7, 1, 2, 3, 4, 5"])
+    assert [(use.node, use.gpu, use.utilization) for use in readings.uses] == [
         ("node0", "gpu0", 7),
         ("node0", "gpu1", None),
         ("node1", "gpu0", 5),
     ]
-    assert errors == {}
+    assert readings.errors == {}
 
 
 def test_other_lines_are_ignored() -> None:
     lines = ["", "srun: Job step creation temporarily disabled", "node0,gpu,0, 98", "node0,gpu,x, 1, 2, 3, 4, 5, 6"]
-    assert parse_gpu_use(lines) == ((), {})
+    lines += ["node0,gpu,0, nan, inf, 1, 2, 3, 4", "\x1b[2J,end", "a,b,c"]
+    readings = read(lines)
+    assert [(use.utilization, use.memory_used_bytes) for use in readings.uses] == [(None, None)]
+    assert (readings.errors, readings.answered) == ({}, {"\\x1b[2J"})
 
 
 def fake_srun(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.discover import gpu_use
 from seatrial.discover.slurm import ControllerDown, SlurmUnavailable
 from seatrial.model import SeatrialError, UsageError
 from seatrial.model.job_status import GpuUse, JobStatus
@@ -166,7 +165,11 @@ def test_without_slurm_a_job_id_is_an_error_and_a_folder_is_not(
 def test_a_step_that_cannot_start_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, _ = site(tmp_path)
     slurm(monkeypatch, "1", running(log))
-    monkeypatch.setattr(gpu_use.processes, "start", lambda *_, **__: (_ for _ in ()).throw(OSError(2, "No such file")))
+
+    def start(*_arguments: object, **_options: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("seatrial.util.processes.start", start)
     read = status("1")
     assert (read.state, read.gpus) == ("RUNNING", ())
     assert read.notes[0].startswith("GPU use: srun: No such file")

@@ -1,10 +1,13 @@
-"""seatrial watch on the job of a site's job script on a real Slurm cluster; nvidia-smi is a script that prints values."""
+"""seatrial watch on a job of a site on a real Slurm cluster; nvidia-smi is a script that prints values."""
 
 from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,17 +62,23 @@ def test_a_training_of_two_nodes(make_cluster: Callable[..., Cluster], tmp_path:
         assert read["training"]["max_steps"] == 100000
         assert read["notes"] == []
         assert read["log"] == str(site / "logs" / f"ddp_2nodes-{job_id}.out")
-        assert any("tok/s/GPU" in line or "rendezvous" in line for line in read["log_lines"])
+        assert read["log_lines"]
+    code, text, err = Program("watch", job_id, "--lines", "1", env=env).finish()
+    assert code == 0, err
+    assert text.startswith(f"job {job_id} ddp_2nodes: RUNNING on node0, node1, for ")
     pending = status(waiting)
     assert (pending["state"], pending["gpus"], pending["log_lines"]) == ("PENDING", [], [])
     assert pending["reason"] in ("Resources", "Priority", "None")
 
-    terminal = f"import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn({watch_command(job_id)!r})))"
-    view = Program("checks", env=env, first=terminal)
-    until(lambda: b"seatrial-watch" in cluster.run(["squeue", "--steps", "--format=%j"]).stdout.encode())
-    view.process.send_signal(signal.SIGTERM)
-    view.process.wait(60)
-    until(lambda: "seatrial-watch" not in cluster.run(["squeue", "--steps", "--format=%j"]).stdout)
+    controller, terminal = pty.openpty()
+    steps_of_jobs = ["squeue", "--steps", "--noheader", "--format=%j"]
+    with subprocess.Popen([sys.executable, "-m", "seatrial", "watch", job_id], stdout=terminal, env=env) as view:
+        until(lambda: "seatrial-watch" in cluster.run(steps_of_jobs).stdout)
+        view.send_signal(signal.SIGINT)
+        assert view.wait(30) == 130
+    os.close(controller)
+    os.close(terminal)
+    until(lambda: "seatrial-watch" not in cluster.run(steps_of_jobs).stdout)
     assert status(job_id)["state"] == "RUNNING", "the job goes on"
 
     assert cluster.run(["scancel", job_id]).returncode == 0
@@ -77,7 +86,3 @@ def test_a_training_of_two_nodes(make_cluster: Callable[..., Cluster], tmp_path:
     assert status(job_id)["state"] == "CANCELLED"
     code, _, err = Program("watch", "99999", env=env).finish()
     assert code == 2, err
-
-
-def watch_command(job_id: str) -> list[str]:
-    return [os.path.realpath("/proc/self/exe"), "-m", "seatrial", "watch", job_id]

@@ -5,12 +5,12 @@ The step shares the job's GPUs and changes nothing. It repeats by itself, since 
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.discover import slurm
@@ -23,9 +23,11 @@ FIRST_ANSWER_S = 20.0  # srun starts a step in less than a second; nvidia-smi wi
 _POLL_S = 0.1
 _MAX_BYTES = 4 * 2**20  # of the step's output; 1,000 nodes of 8 GPUs write 0.5 MB at a time
 _MIB = 2**20
+_MAX_REASONS = 4
 
 _QUERY = "index,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu,clocks.sm"
-# $1: seconds between two reads, 0: only one. Each line starts with the node, since the lines of nodes mix.
+# $1: seconds between two reads, 0: only one. Each line starts with the node, since the lines of nodes mix. The line
+# "end" follows the last GPU of a node.
 _SCRIPT = rf"""
 node=${{SLURMD_NODENAME:-$(hostname)}}
 while :; do
@@ -34,20 +36,20 @@ while :; do
   else
     printf '%s,error,%s\n' "$node" "$(printf '%s' "$output" | tr '\n,' '  ' | cut -c1-200)"
   fi
+  echo "$node,end"
   test "$1" != 0 || exit 0
   sleep "$1"
 done
 """
 
 
-@dataclass
 class GpuUseStep:
-    """A running srun step; ``read`` returns its newest output."""
+    """A running srun step on ``nodes`` nodes; ``read`` returns its newest output."""
 
-    child: processes.Child
-    out: Path
-    err: Path
-    nodes: int
+    def __init__(self, child: processes.Child, out: Path, err: Path, nodes: int) -> None:
+        self.child = child
+        self._out, self._err, self._nodes = out, err, nodes
+        self._readings = Readings()
 
     def read(self, wait_s: float = FIRST_ANSWER_S) -> tuple[tuple[GpuUse, ...], str]:
         """Return the last use of each GPU, and why that of some nodes is unknown; empty if all nodes answered.
@@ -57,20 +59,20 @@ class GpuUseStep:
         deadline = time.monotonic() + wait_s
         while True:
             ended = self.child.poll() is not None
-            uses, errors = parse_gpu_use(tail_lines(self.out, 10**6, _MAX_BYTES))
-            missing = self.nodes - len({use.node for use in uses} | errors.keys())
+            self._readings.add(tail_lines(self._out, 10**6, _MAX_BYTES))
+            missing = self._nodes - len(self._readings.answered)
             if missing <= 0 or ended or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
-        reasons = [f"{node}: {reason}" for node, reason in sorted(errors.items())]
+        reasons = [f"{node}: {reason}" for node, reason in sorted(self._readings.errors.items())]
         if missing > 0:
-            lines = tail_lines(self.err, 1, 4096)
+            lines = tail_lines(self._err, 1, 4096)
             reason = printable(lines[0]) if lines else "the step ended" if ended else f"no answer within {wait_s:g} s"
-            reasons.append(f"{missing} of {self.nodes} nodes: {reason}")
-        with self.out.open("r+b") as file:  # the step appends
-            if file.seek(0, os.SEEK_END) > _MAX_BYTES:
+            reasons.append(f"{missing} of {self._nodes} nodes: {reason}")
+        with self._out.open("r+b") as file:  # the step appends
+            if file.seek(0, os.SEEK_END) > _MAX_BYTES // 2:
                 file.truncate(0)
-        return uses, "; ".join(reasons[:4])
+        return self._readings.uses, "; ".join(reasons[:_MAX_REASONS])
 
 
 @contextmanager
@@ -95,33 +97,50 @@ def gpu_use_step(job_id: str, nodes: int, interval_s: float) -> Iterator[GpuUseS
                 processes.stop(child, grace_s=1)
 
 
-def parse_gpu_use(lines: Sequence[str]) -> tuple[tuple[GpuUse, ...], dict[str, str]]:
-    """Return the last use of each GPU, and the last error of each node that has no GPU line after it."""
-    uses: dict[tuple[str, int], GpuUse] = {}
-    errors: dict[str, str] = {}
-    for line in lines:
-        match [field.strip() for field in line.split(",")]:
-            case [node, "gpu", index, *values] if index.isdecimal() and len(values) == 6:
-                used, total = _number(values[1]), _number(values[2])
-                uses[node, int(index)] = GpuUse(
-                    node=printable(node),
-                    gpu=f"gpu{index}",
-                    utilization=_number(values[0]),
-                    memory_used_bytes=None if used is None else round(used * _MIB),
-                    memory_total_bytes=None if total is None else round(total * _MIB),
-                    power_w=_number(values[3]),
-                    temperature_c=_number(values[4]),
-                    sm_clock_mhz=_number(values[5]),
-                )
-                errors.pop(node, None)
-            case [node, "error", reason]:
-                errors[node] = printable(reason) or "nvidia-smi failed without output"
-    return tuple(uses[key] for key in sorted(uses)), errors
+class Readings:
+    """The last use of each GPU. ``answered``: nodes that were read once; ``errors``: the last error by node."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, str] = {}
+        self.answered: set[str] = set()
+        self._uses: dict[tuple[str, int], GpuUse] = {}
+
+    @property
+    def uses(self) -> tuple[GpuUse, ...]:
+        """The last use of each GPU, by node and index."""
+        return tuple(self._uses[key] for key in sorted(self._uses))
+
+    def add(self, lines: Sequence[str]) -> None:
+        """Add lines of the script's output; others are ignored."""
+        for line in lines:
+            match [printable(field.strip()) for field in line.split(",")]:
+                case [node, "gpu", index, *values] if index.isdecimal() and len(values) == 6:
+                    self._uses[node, int(index)] = _gpu_use(node, index, values)
+                    self.errors.pop(node, None)
+                case [node, "error", reason]:
+                    self.errors[node] = reason or "nvidia-smi failed without output"
+                case [node, "end"]:
+                    self.answered.add(node)
+
+
+def _gpu_use(node: str, index: str, values: Sequence[str]) -> GpuUse:
+    utilization, used, total, power_w, temperature_c, sm_clock_mhz = map(_number, values)
+    return GpuUse(
+        node=node,
+        gpu=f"gpu{index}",
+        utilization=utilization,
+        memory_used_bytes=None if used is None else round(used * _MIB),
+        memory_total_bytes=None if total is None else round(total * _MIB),
+        power_w=power_w,
+        temperature_c=temperature_c,
+        sm_clock_mhz=sm_clock_mhz,
+    )
 
 
 def _number(text: str) -> float | None:
     """The number; None for ``[N/A]`` and ``[Not Supported]``."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return None
+    return value if math.isfinite(value) else None

@@ -29,7 +29,11 @@ from tests.checks.fabric.verdicts import outcomes
 from tests.paths import RESULTS
 
 
-def modes(device: str, operation: str = "all_gather", network: TcpNetwork | None = None, **options: object) -> _Modes:
+def modes(device: str, /, **options: object) -> _Modes:
+    return modes_of("all_gather", device, options)
+
+
+def modes_of(operation: str, device: str, options: dict[str, object], network: TcpNetwork | None = None) -> _Modes:
     context = Context(
         node="node0",
         rank=0,
@@ -154,7 +158,7 @@ SLOW = TcpNetwork(nodes=4, gpus=8, gbps=10)
 def test_a_slow_network_leaves_out_default_sizes_and_records_them(
     options: dict[str, object], instead: dict[str, str] | None, omitted: set[str]
 ) -> None:
-    on_slow = modes("cuda:0", "all_reduce", SLOW, **options)
+    on_slow = modes_of("all_reduce", "cuda:0", options, SLOW)
     facts = {fact.name: fact.value for fact in on_slow.not_requested() if isinstance(fact, Fact)}
     assert facts.get(JUDGED_INSTEAD) == instead
     reasons = facts[NOT_REQUESTED]
@@ -166,4 +170,4 @@ def test_a_slow_network_leaves_out_default_sizes_and_records_them(
 
 
 def test_a_fast_network_leaves_nothing_out() -> None:
-    assert not list(modes("cuda:0", "all_reduce", TcpNetwork(4, 8, 100)).not_requested())
+    assert not list(modes_of("all_reduce", "cuda:0", {}, TcpNetwork(4, 8, 100)).not_requested())
