@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from seatrial.checks import catalog
+from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import Measurement
 from seatrial.util.journal import read
 from seatrial.worker import RankIdentity, _as_retry, _context, reversed_devices
@@ -90,3 +91,15 @@ def test_context_has_the_options_of_all_checks(tmp_path: Path) -> None:
         catalog()["collectives.transport"], spec, RankIdentity(0, 2, 0), tmp_path, "cuda:0", 0, lambda _text: None
     )
     assert context.options_by_check == options
+
+
+def test_context_has_the_tcp_network_of_the_nodes_that_are_there(tmp_path: Path) -> None:
+    def network(nodes: int, gbps: float | None) -> TcpNetwork | None:
+        changes = {"nodes": nodes, "ranks_per_node": 8, "network_gbps": gbps, "options": {"device.gemm": {}}}
+        spec = job("device.gemm").model_copy(update=changes)
+        rank = RankIdentity(0, 2, 0)
+        return _context(catalog()["device.gemm"], spec, rank, tmp_path, "cuda:0", 0, lambda _text: None).tcp_network
+
+    assert network(3, 10.0) == TcpNetwork(3, 8, 10)
+    assert network(1, 10.0) is None
+    assert network(3, None) is None

@@ -291,11 +291,18 @@ def _context(
         expected_nodes=job.expected_nodes,
         options_by_check=job.options,
         topology=job.topology,
-        tcp_network=TcpNetwork(job.nodes, job.ranks_per_node, job.network_gbps) if job.network_gbps else None,
+        tcp_network=_tcp_network(job),
         artifacts_dir=artifacts_dir,
         run_dir=run_dir,
         progress=progress,
     )
+
+
+def _tcp_network(job: Job) -> TcpNetwork | None:
+    """Return the TCP network of the trial between the nodes of the job, which may be fewer than planned."""
+    if job.network_gbps is None or job.nodes == 1:
+        return None
+    return TcpNetwork(job.nodes, job.ranks_per_node, job.network_gbps)
 
 
 def reversed_devices(visible: str | None, count: int) -> str:

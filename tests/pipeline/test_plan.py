@@ -338,6 +338,8 @@ def test_sizes_that_take_too_long_are_left_out_and_named_in_the_plan() -> None:
     assert "8GiB takes about 111 s" in line
     assert not tcp_plan("100 Gb/s").left_out
     assert not job.with_checks(("device.gemm",)).left_out
+    assert job.on_fewer_nodes(2).left_out == job.left_out
+    assert not job.on_fewer_nodes(1).left_out, "no size is left out on one node"
 
 
 def test_sizes_with_a_threshold_or_set_by_the_trial_are_not_left_out() -> None:

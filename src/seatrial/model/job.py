@@ -69,7 +69,7 @@ class Job(Frozen):
     def on_fewer_nodes(self, nodes: int) -> Job:
         """The job for this number of nodes, chosen by the scheduler; its name differs from that of the planned job."""
         changes = {"name": f"{self.name}-on{nodes}", "nodes": nodes, "expected_nodes": nodes, "nodelist": ""}
-        return self.model_copy(update=changes)
+        return self.model_copy(update={**changes, "left_out": self.left_out if nodes > 1 else {}})
 
     @property
     def expected_s(self) -> float:

@@ -182,8 +182,9 @@ def _overridden_rules(settings: Config) -> Iterator[str]:
 
 def _left_out_sizes(jobs: Sequence[Job]) -> Iterator[str]:
     """Yield a note for each reason why checks were judged at a smaller size than their default."""
+    reasons = {name: job.left_out[name] for job in jobs for name in job.checks if name in job.left_out}
     checks: dict[str, list[str]] = {}
-    for name, reason in {name: reason for job in jobs for name, reason in job.left_out.items()}.items():
+    for name, reason in reasons.items():
         checks.setdefault(reason, []).append(name)
     for reason, names in checks.items():
         yield f"judged at a smaller size: {and_more(names, _MAX_NAMED)}, since {reason}"
