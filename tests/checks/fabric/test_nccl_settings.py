@@ -17,6 +17,7 @@ from seatrial.checks.fabric import nccl_settings
 from seatrial.checks.fabric.nccl_settings import CHECK, SETTINGS, _nvlink, applicable_settings
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu, NvLink
+from seatrial.hardware.network_time import TcpNetwork
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Outcome
 from seatrial.worker import measure
@@ -25,7 +26,7 @@ from tests.paths import FIXTURES
 LOG = (FIXTURES / "nccl" / "h200-nvlink-2.28.9.log").read_text()
 ONE_NODE = {"n0": (0, 1)}
 TWO_NODES = {"n0": (0, 1), "n1": (2, 3)}
-OPTIONS = {"size": "1GiB", "path_sizes": ["1MiB", "8GiB"]}
+OPTIONS = {"size": "1GiB", "untimed_sizes": ["1MiB", "8GiB"]}
 
 
 def log_line(size: int, algorithm: str) -> str:
@@ -239,3 +240,25 @@ def test_nvlink_state_is_from_the_driver(
 
 def test_gloo_is_skipped(tmp_path: Path) -> None:
     assert "NCCL" in str(measure(CHECK, make_context(tmp_path, "cpu"), {}).skipped)
+
+
+def test_a_slow_network_leaves_out_sizes_that_are_only_logged(tmp_path: Path) -> None:
+    """Unless the trial sets them: 8 GiB over 10 Gb/s takes 22 s for each setting."""
+
+    def left_out(gbps: float, **options: Any) -> list[int]:
+        context = Context(
+            node="n0",
+            rank=0,
+            world_size=32,
+            local_rank=0,
+            device="cuda:0",
+            expected_gpus=None,
+            artifacts_dir=tmp_path,
+            run_dir=tmp_path,
+            tcp_network=TcpNetwork(4, 8, gbps),
+        )
+        return nccl_settings._left_out(context, nccl_settings.NcclSettingsOptions.model_validate(options))
+
+    assert left_out(10) == [2**33]
+    assert left_out(100) == []
+    assert left_out(10, untimed_sizes=["1GiB", "8GiB"]) == []
