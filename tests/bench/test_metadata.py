@@ -19,7 +19,7 @@ def test_all_files_are_created_listed_and_deleted(tmp_path: Path) -> None:
 
 def test_a_slow_filesystem_ends_at_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 1000, 5))
-    monkeypatch.setattr(metadata.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr("seatrial.bench.metadata.time.perf_counter", lambda: next(clock))
     created = metadata.create_files(tmp_path / "slow", 100_000, 12)
     assert created.files == 192  # three looks at the clock, one for 64 files
     assert created.rate == pytest.approx(192 / 20)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +24,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(out: Path) -> Iterator[Runs]:
+def runs(out: Path) -> Runs:
     for name in ("shared", "own0", "own1", "own2"):
         (out / name).mkdir()
     old = out / "shared" / f"{metadata.PREFIX}killed"
@@ -45,7 +44,7 @@ def runs(out: Path) -> Iterator[Runs]:
         "unknown_tier": at(archive="shared"),
         "missing": at(run_directory="shared", hf_cache="absent"),
     }
-    yield run(out, filesystem_driver.__name__, scenarios)
+    return run(out, filesystem_driver.__name__, scenarios)
 
 
 def outcomes(measurements: list[Measurement]) -> dict[str, set[Outcome]]:

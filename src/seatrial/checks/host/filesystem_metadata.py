@@ -30,7 +30,7 @@ class MetadataOptions(TierOptions):
 
     files: int = Field(default=100_000, ge=100, le=10_000_000)
     repeats: int = Field(default=3, ge=1, le=100)
-    step_s: float = Field(default=10.0, gt=0, le=600, description="time limit of one create, stat or list pass")
+    step_s: float = Field(default=10.0, gt=0, le=600, description="time limit of one create or stat pass")
     seconds: float = Field(default=120.0, gt=0, le=3600, description="per path: no repeat starts later")
 
 
@@ -67,10 +67,10 @@ def measure(context: Context, options: MetadataOptions) -> Iterator[Observation]
 
 def _method(options: MetadataOptions) -> str:
     return (
-        f"{options.files:,} empty files of all nodes together, one folder and one thread per node; create, stat and list "
-        f"end after {options.step_s:g} s each; {options.repeats} repeats, and none starts later than {options.seconds:g} "
-        "s; total rate: files of all nodes over the time of the slowest node; in a shared folder each node reads what the "
-        "next node created"
+        f"{options.files:,} empty files of all nodes together, one folder and one thread per node; create and stat end "
+        f"after {options.step_s:g} s each; {options.repeats} repeats, none starts later than {options.seconds:g} s; "
+        "total rate: files of all nodes over the time of the slowest node; in a shared folder each node reads what "
+        "the next node created"
     )
 
 
