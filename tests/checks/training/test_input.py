@@ -59,12 +59,8 @@ def test_a_rank_whose_filesystem_is_slow(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (tmp_path / "mine.yaml").write_text(TRIAL % data)
-    environment = {}
-    if slow:
-        (tmp_path / "sitecustomize.py").write_text(
-            "from seatrial.drill.faults import slow_input; slow_input.install()\n"
-        )
-        environment["PYTHONPATH"] = str(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text("from seatrial.drill.faults import slow_input; slow_input.install()\n")
+    environment = {"PYTHONPATH": str(tmp_path)}
     program = Program("run", "mine.yaml", "--gpus-per-node", "0", "--out", "run", cwd=tmp_path, env=environment)
     program.finish()
     trial = json.loads((tmp_path / "run" / "trial.json").read_text())

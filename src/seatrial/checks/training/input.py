@@ -18,8 +18,8 @@ CONFIG, PREFIX = "ddp", "seatrial-input-"
 OVERRIDES = ("max_steps=30", "untimed_steps=5", "data.cold=true")
 MAX_SEQUENCES = 2**18  # 0.5 GB; with more than 130 GPUs a node reads few of them twice
 MAX_CACHED = 10  # percent of the data in the page cache, above which the filesystem was not measured
-# Percent of the step time. MLPerf Storage requires 90 % accelerator utilization for image training (3D U-Net, ResNet-50).
-# A GPU computes while the host reads the next batch; a CPU reads first, then computes.
+# Percent of the step time. MLPerf Storage requires 90 % accelerator utilization for 3D U-Net and ResNet-50. A GPU
+# computes while the host reads the next batch; a CPU reads first, then computes.
 MAX_DATA_WAIT: Mapping[str, int] = {"cuda": 10, "cpu": 30}
 
 
