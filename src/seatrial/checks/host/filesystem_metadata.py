@@ -114,14 +114,15 @@ def _measure(
             progress(f"{name}: repeat {repeat + 1} of {options.repeats}, {mode}")
             for operation, passes in _repeat(mode_folder, options, f"{mode}_{repeat}", shared):
                 key = f"{operation}_{mode}"
-                files[key] = sum(by_node.files for by_node in passes)
-                rates.setdefault(key, []).append(files[key] / max(by_node.seconds for by_node in passes))
+                done = sum(by_node.files for by_node in passes)
+                files[key] = min(done, files.get(key, done))
+                rates.setdefault(key, []).append(done / max(by_node.seconds for by_node in passes))
         repeats = repeat + 1
         if folder.run_on_first(lambda: time.monotonic() - started) > options.seconds:
             break
     for key, samples in rates.items():
         yield metric(f"{key}.{name}", samples, "files/s")
-    yield Fact(name=f"files.{name}", value=dict(files))
+    yield Fact(name=f"files.{name}", value=dict(files))  # of the shortest repeat
     yield Fact(name=f"repeats.{name}", value=repeats)
     yield Fact(name=f"noise.{name}", value={key: noise(samples) for key, samples in rates.items()})
 
