@@ -50,21 +50,21 @@ def folder(parent: Path, name: str, age_s: float) -> Path:
 
 
 def test_leftovers_of_killed_runs_are_removed(tmp_path: Path) -> None:
-    own, old, young = folder(tmp_path, "own", 0), folder(tmp_path, "old", 4000), folder(tmp_path, "young", 60)
+    current, old, young = folder(tmp_path, "current", 0), folder(tmp_path, "old", 4000), folder(tmp_path, "young", 60)
     (tmp_path / f"{metadata.PREFIX}link").symlink_to("/etc")
     (tmp_path / "other").mkdir()
-    by_path = {found.path: found.problem for found in metadata.leftover_folders(tmp_path, own)}
+    by_path = {row.path: row.problem for row in metadata.leftover_folders(tmp_path, current)}
     assert set(by_path) == {old, young}
     assert by_path[old] == ""
     assert "another run may use it" in by_path[young]
     assert not old.exists()
     assert len(list(young.iterdir())) == 3
-    assert own.exists()
+    assert current.exists()
 
 
 def test_a_leftover_of_another_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, old = folder(tmp_path, "own", 0), folder(tmp_path, "old", 4000)
+    current, old = folder(tmp_path, "current", 0), folder(tmp_path, "old", 4000)
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    (found,) = metadata.leftover_folders(tmp_path, own)
-    assert found.problem.startswith("owned by uid")
+    (leftover,) = metadata.leftover_folders(tmp_path, current)
+    assert leftover.problem.startswith("owned by uid")
     assert old.exists()

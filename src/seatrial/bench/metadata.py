@@ -70,17 +70,17 @@ def unlink_files(folder: Path, count: int) -> Pass:
     return result
 
 
-def leftover_folders(parent: Path, own: Path) -> list[Leftover]:
-    """Remove the folders of this user in ``parent`` that killed runs left there; ``own``: the folder of this run.
+def leftover_folders(parent: Path, run_folder: Path) -> list[Leftover]:
+    """Remove the folders of this user in ``parent`` that killed runs left there; ``run_folder``: of this run.
 
     A folder that may belong to a live run, or to another user, is kept. Ages are by the clock of the file server.
     """
-    now, found = own.lstat().st_mtime, []
+    now, leftovers = run_folder.lstat().st_mtime, []
     for path in sorted(parent.glob(f"{PREFIX}*")):
-        if path == own or path.is_symlink() or not path.is_dir():
+        if path == run_folder or path.is_symlink() or not path.is_dir():
             continue
-        found.append(Leftover(path, _remove(path, now)))
-    return found
+        leftovers.append(Leftover(path, _remove(path, now)))
+    return leftovers
 
 
 def _remove(path: Path, now: float) -> str:

@@ -52,9 +52,9 @@ def identify(entry: MountEntry, root: Path = Path("/")) -> FilesystemKind:
             continue
         evidence = f"type {entry.type}"
         if pattern := row.get("options"):
-            if not (found := [option for option in options if re.fullmatch(pattern, option)]):
+            if not (matches := [option for option in options if re.fullmatch(pattern, option)]):
                 continue
-            evidence += f", options {' '.join(map(printable, found))}"
+            evidence += f", options {' '.join(map(printable, matches))}"
         elif entry.type.startswith("nfs") and (driver := _vast_driver(root)):
             evidence += f"; this host has VAST's NFS driver {driver}, but the mount has none of its options"
         unreadable: dict[str, str] = {}

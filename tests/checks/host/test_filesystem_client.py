@@ -61,10 +61,10 @@ class Node:
         return measurement
 
     def outcomes(self) -> Outcomes:
-        found: Outcomes = {}
+        by_metric: Outcomes = {}
         for verdict in judge_check(CHECK, [self.measure()], {}, "t"):
-            found.setdefault(verdict.metric, set()).add(verdict.outcome)
-        return found
+            by_metric.setdefault(verdict.metric, set()).add(verdict.outcome)
+        return by_metric
 
 
 @pytest.fixture

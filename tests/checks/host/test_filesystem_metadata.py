@@ -49,10 +49,10 @@ def runs(out: Path) -> Runs:
 
 def outcomes(measurements: list[Measurement]) -> dict[str, set[Outcome]]:
     assert [measurement.error for measurement in measurements] == [None] * len(measurements)
-    found: dict[str, set[Outcome]] = {}
+    by_metric: dict[str, set[Outcome]] = {}
     for verdict in judge_check(CHECK, measurements, {}, "t"):
-        found.setdefault(verdict.metric, set()).add(verdict.outcome)
-    return found
+        by_metric.setdefault(verdict.metric, set()).add(verdict.outcome)
+    return by_metric
 
 
 def rates(measurements: list[Measurement]) -> dict[str, float]:

@@ -93,8 +93,8 @@ def _leftovers_of_other_runs(context: Context) -> dict[str, str]:
     from seatrial.bench import metadata
 
     pattern, now = f"*/artifacts/*/{metadata.PREFIX}*", time.time()
-    found = [path for path in context.run_dir.parent.glob(pattern) if not path.is_relative_to(context.run_dir)]
-    old = [path for path in sorted(found) if now - path.lstat().st_mtime > metadata.MIN_LEFTOVER_AGE_S]
+    paths = [path for path in context.run_dir.parent.glob(pattern) if not path.is_relative_to(context.run_dir)]
+    old = [path for path in sorted(paths) if now - path.lstat().st_mtime > metadata.MIN_LEFTOVER_AGE_S]
     return {str(path): "in the run directory of another run: not removed" for path in old[:_MAX_NAMED]}
 
 
@@ -143,15 +143,15 @@ def _repeat(
 
     count, limit_s = max(1, options.files // len(folder.names)), options.step_s
     timeout_s = STEP_TIMEOUT_S + 2 * limit_s
-    own, other = folder.file(name), (folder.next_file if shared else folder.file)(name)
-    created = folder.run_on_all(lambda: metadata.create_files(own, count, limit_s), timeout_s)
+    written, read = folder.file(name), (folder.next_file if shared else folder.file)(name)
+    created = folder.run_on_all(lambda: metadata.create_files(written, count, limit_s), timeout_s)
     yield "create", created
-    index, own_count = folder.index, created[folder.index].files
-    other_count = created[(index + 1) % len(created)].files if shared else own_count
-    yield "stat", folder.run_on_all(lambda: metadata.stat_files(other, other_count, limit_s), timeout_s)
-    yield "list", folder.run_on_all(lambda: metadata.list_files(other, other_count), timeout_s)
+    index, written_count = folder.index, created[folder.index].files
+    read_count = created[(index + 1) % len(created)].files if shared else written_count
+    yield "stat", folder.run_on_all(lambda: metadata.stat_files(read, read_count, limit_s), timeout_s)
+    yield "list", folder.run_on_all(lambda: metadata.list_files(read, read_count), timeout_s)
     unlink_s = STEP_TIMEOUT_S + sum(by_node.files for by_node in created) / _UNLINK_RATE
-    yield "unlink", folder.run_on_all(lambda: metadata.unlink_files(own, own_count), unlink_s)
+    yield "unlink", folder.run_on_all(lambda: metadata.unlink_files(written, written_count), unlink_s)
 
 
 def _tier_rules(name: str) -> Iterator[Rule]:
