@@ -25,7 +25,7 @@ def advised(kind: FilesystemKind) -> set[str]:
     return {setting.name for setting in kind.settings if setting.advice}
 
 
-def test_filesystems_are_told_apart(tmp_path: Path) -> None:
+def test_filesystems_are_recognized(tmp_path: Path) -> None:
     by_target = kinds(tmp_path)
     assert {target: kind.name for target, kind in by_target.items()} == {
         "/mnt/shared": "NFS",

@@ -25,8 +25,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(out: Path) -> Runs:
-    for name in ("shared", "own0", "own1", "own2"):
+    for name in ("shared", "used", "own0", "own1", "own2"):
         (out / name).mkdir()
+    (out / "used" / f"{metadata.PREFIX}new").mkdir()
     old = out / "shared" / f"{metadata.PREFIX}killed"
     old.mkdir()
     os.utime(old, (1, 1))
@@ -39,6 +40,7 @@ def runs(out: Path) -> Runs:
         "default": Scenario(NAME, nodes=ONE, options={"files": 100, "repeats": 1}, faults=("fast_metadata",)),
         "shared": at(run_directory="shared"),
         "own_disks": at(local_scratch="own{rank}"),
+        "used": at(home="used"),
         "slow": at("slow_metadata", run_directory="shared"),
         "slow_home": at("slow_metadata", home="shared"),
         "unknown_tier": at(archive="shared"),
@@ -84,7 +86,14 @@ def test_all_rates_with_their_noise(runs: Runs) -> None:
 
 def test_the_next_run_removes_what_a_killed_run_left(runs: Runs, out: Path) -> None:
     assert runs["shared"][0].facts["leftovers"] == {str(out / "shared" / f"{metadata.PREFIX}killed"): "removed"}
-    assert list(out.glob(f"**/{metadata.PREFIX}*")) == []
+    assert outcomes(runs["shared"])["leftover_folders"] == {Outcome.PASS}
+    assert [path.parent.name for path in out.glob(f"**/{metadata.PREFIX}*")] == ["used"]
+
+
+def test_a_folder_that_may_be_in_use_is_named_and_kept(runs: Runs, out: Path) -> None:
+    assert outcomes(runs["used"])["leftover_folders"] == {Outcome.WARN}
+    leftovers: Any = runs["used"][0].facts["leftovers"]
+    assert list(leftovers) == [str(out / "used" / f"{metadata.PREFIX}new")]
 
 
 def test_local_disks_of_each_node(runs: Runs) -> None:

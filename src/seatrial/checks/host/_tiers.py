@@ -34,17 +34,17 @@ class TierOptions(Options):
     paths: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], AbsolutePath] = {}
 
 
-_TIERS_KNOWN = "tiers_known"  # fact
+_HAVE_THRESHOLDS = "tiers_have_thresholds"  # fact
 METRICS = {"unknown_tiers": "paths"}
 RULE = Rule(
     metric="unknown_tiers",
     expect="== 0 paths",
-    applies_if={_TIERS_KNOWN: "yes"},
+    applies_if={_HAVE_THRESHOLDS: "yes"},
     meaning="A path belongs to no known tier, so that its values are recorded and not judged.",
     fix="Name the path after its use: run_directory, home, hf_cache or local_scratch.",
 )
 # A path of an unknown tier leaves the check inconclusive
-RULE_FACTS = {_TIERS_KNOWN: RuleFact("yes", not_supported=Outcome.UNJUDGED)}
+RULE_FACTS = {_HAVE_THRESHOLDS: RuleFact("yes", not_supported=Outcome.UNJUDGED)}
 
 
 @cache
@@ -68,5 +68,5 @@ def observations(names: Iterable[str], subject: str = CLUSTER) -> Iterator[Obser
     """The number of paths that belong to no known tier, and the fact that the rules require."""
     unknown = [name for name in names if name not in tiers()]
     reason = f"no thresholds for tier {', '.join(unknown)}; known tiers: {', '.join(tiers())}"
-    yield Fact(name=_TIERS_KNOWN, value=f"not_supported: {reason}" if unknown else "yes")
+    yield Fact(name=_HAVE_THRESHOLDS, value=f"not_supported: {reason}" if unknown else "yes")
     yield metric("unknown_tiers", len(unknown), "paths", subject)

@@ -13,7 +13,7 @@ from pydantic import Field
 from seatrial.checks.base import Check, Context, RuleFact, facts, metric
 from seatrial.checks.host import _tiers
 from seatrial.checks.host._tiers import TierOptions, tiers
-from seatrial.model import Fact, Observation, Phase, Rule, Scope
+from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 
 if TYPE_CHECKING:
     from seatrial.bench.metadata import Pass
@@ -196,6 +196,7 @@ CHECK = Check(
         Rule(
             metric="leftover_folders",
             expect="== 0 paths",
+            outcome_if_violated=Outcome.WARN,
             evidence_facts=("leftovers",),
             meaning="Folders with many files of earlier runs, which were killed, are still there.",
             fix="If no run of seatrial uses the folders in the fact leftovers: rm -r PATH",
