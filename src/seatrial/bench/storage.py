@@ -64,12 +64,12 @@ class SharedFolder:
 
 
 @contextmanager
-def temporary_folder(path: str, participants: Participants) -> Iterator[SharedFolder]:
+def temporary_folder(path: str, participants: Participants, prefix: str = "seatrial-") -> Iterator[SharedFolder]:
     """Create a folder below ``path`` and remove it with its contents afterwards. Called by all ranks together.
 
     Raises ParticipantError on all ranks if a participant cannot create it or cannot write a file in it.
     """
-    name = participants.run_on_all(lambda: f"seatrial-{secrets.token_hex(6)}")[0]
+    name = participants.run_on_all(lambda: f"{prefix}{secrets.token_hex(6)}")[0]
     folder = SharedFolder(Path(path) / name, participants)
     try:
         folder.run_on_all(lambda: folder.path.mkdir(exist_ok=True))

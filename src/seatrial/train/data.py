@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import disk, markov
+from seatrial.train import disk, markov, page_cache
 from seatrial.train.disk import atomic_write_folder
 from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.train_config import TrainConfig
@@ -46,11 +47,13 @@ class DatasetInfo:
 class Blocks:
     """``tokens``: int32 [blocks, seq_len + 1], memory-mapped; inputs and targets overlap by seq_len - 1 tokens.
 
-    Shorter sequences are padded with IGNORE_INDEX.
+    Shorter sequences are padded with IGNORE_INDEX. ``cached_share``: with data.cold, the share of the file that was in
+    the page cache of some node before the training, 0 to 1.
     """
 
     tokens: np.ndarray[Any, np.dtype[np.int32]]
     info: DatasetInfo
+    cached_share: float | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -89,7 +92,11 @@ def prepare(settings: TrainConfig, folder: Path, is_rank0: bool, gather: Callabl
                 f"{socket.gethostname()} cannot read {blocks_folder}: set data.cache to a folder shared by all nodes"
             )
         _write_blocks(settings, blocks_folder)
-    return _load_blocks(blocks_folder)
+    blocks = _load_blocks(blocks_folder)
+    if not settings.data.cold:
+        return blocks
+    _disable_readahead(blocks.tokens)
+    return replace(blocks, cached_share=max(gather(page_cache.evict(blocks_folder / BLOCKS_FILE))))
 
 
 def _fingerprint(settings: TrainConfig) -> str:
@@ -118,6 +125,14 @@ def _load_blocks(blocks_folder: Path) -> Blocks:
         return Blocks(np.load(blocks_folder / BLOCKS_FILE, mmap_mode="r"), info)
     except (OSError, ValueError, TypeError) as error:
         raise SeatrialError(f"cannot read the prepared data in {blocks_folder}: {error}") from error
+
+
+def _disable_readahead(tokens: np.ndarray[Any, Any]) -> None:
+    """Let each block be read when it is used: without this, the kernel reads the blocks around it too."""
+    buffer: Any = tokens
+    while not isinstance(buffer, mmap.mmap):
+        buffer = buffer.base
+    buffer.madvise(mmap.MADV_RANDOM)
 
 
 def generate_blocks(settings: TrainConfig) -> Blocks:

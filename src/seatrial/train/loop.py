@@ -68,7 +68,7 @@ def train_without_error_propagation(
             completed_steps = trainer.resume(out) if settings.checkpoint.resume else 0
             records = trainer.run(completed_steps, out, phases)
         report = metrics.report(settings, world, trainer.run_record(records), phases)
-        report |= {"out": str(out), "final": None}
+        report |= {"out": str(out), "final": None, "data_cached_share": blocks.cached_share}
         if settings.use_lora and settings.export:
             adapters = lora.gather_adapters(built.model)
             if world.is_rank0:

@@ -67,6 +67,10 @@ class Data(Frozen):
     )
     samples: int | None = Field(default=None, gt=0, description="number of rows to read or sequences to generate")
     cache: str | None = Field(default=None, description="folder for prepared data, shared by all nodes; null: in --out")
+    cold: bool = Field(
+        default=False,
+        description="stack native: drop the prepared data from the page cache, and read it without readahead",
+    )
     layout: Literal["markov_chain", "no_robots", "alpaca", "function_calling"] = Field(
         default="markov_chain", description="stack hf: layout of the rows, read or generated"
     )

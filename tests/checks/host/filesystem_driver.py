@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from seatrial.bench import shared_files, storage
+from seatrial.bench import metadata, shared_files, storage
 from tests.bench import cluster
 
 CACHED_S = 1.2
@@ -77,6 +77,21 @@ def _slow_write(path: Path, size: int) -> storage.StreamResult:
     return storage.StreamResult(written.seconds + SLOW_S, written.direct)
 
 
+def _at_rate(rate: float) -> cluster.Fault:
+    """Let all metadata operations report this rate per node, whatever the disk of the test does."""
+    measured, listed = metadata._pass, metadata.list_files
+
+    def replaced(*arguments: Any) -> metadata.Pass:
+        files = measured(*arguments).files
+        return metadata.Pass(files, files / rate)
+
+    def replaced_list(folder: Path, count: int) -> metadata.Pass:
+        files = listed(folder, count).files
+        return metadata.Pass(files, files / rate)
+
+    return lambda rank: patch.multiple(metadata, _pass=replaced, list_files=replaced_list)
+
+
 def _short_timeouts(rank: int) -> AbstractContextManager[Any]:
     """Shorten the timeouts of the probes, for faults that are visible immediately."""
     del rank
@@ -103,5 +118,7 @@ FAULTS: dict[str, cluster.Fault] = {
     "other_user": cluster.on(2, os, "geteuid", lambda: 1234),
     "rmtree_fails": cluster.everywhere(shutil, "rmtree", _fail_to_remove),
     "no_direct_io": cluster.on(1, os, "open", _no_direct_io),
+    "fast_metadata": _at_rate(10_000),
+    "slow_metadata": _at_rate(50),
     "slow_disk": cluster.on(2, storage, "write_stream", _slow_write),
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator
 
 from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts, metric
-from seatrial.discover import filesystem
+from seatrial.discover import filesystem, filesystem_kind
 from seatrial.discover.file_readers import read_text
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 from seatrial.util.text import printable
@@ -25,27 +25,6 @@ if TYPE_CHECKING:
 PROBE_METRICS = {
     **{probe: f"{probe}_failures" for probe in ("rename", "append", "flock", "fcntl", "mmap")},
     "owner": "owner_mismatches",
-}
-
-# type in /proc/self/mountinfo → name of the filesystem
-FILESYSTEM_NAMES = {
-    "9p": "9p",
-    "beegfs": "BeeGFS",
-    "beegfs_nodev": "BeeGFS",
-    "ceph": "CephFS",
-    "cifs": "SMB",
-    "fuse.ceph": "CephFS",
-    "fuse.ceph-fuse": "CephFS",
-    "fuse.glusterfs": "GlusterFS",
-    "fuse.juicefs": "JuiceFS",
-    "gpfs": "IBM Storage Scale (GPFS)",
-    "lustre": "Lustre",
-    "nfs": "NFS",
-    "nfs4": "NFS",
-    "smb3": "SMB",
-    "virtiofs": "virtiofs",
-    "wekafs": "WekaFS",
-    **{name: f"local ({name})" for name in ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs")},
 }
 
 
@@ -160,8 +139,8 @@ def read_volume(root: Path, path: str) -> Volume:
     parents = [entry for entry in entries if Path(usage.path).is_relative_to(entry.target)]
     description = "not found in /proc/self/mountinfo"
     if mount := max(parents, key=lambda entry: len(entry.target), default=None):
-        kind = FILESYSTEM_NAMES.get(mount.type, f"unknown type {printable(mount.type)}")
-        description = f"{kind}, {printable(mount.source)} at {printable(mount.target)} with {mount.options}"
+        kind = filesystem_kind.identify(mount, root)
+        description = f"{kind.name}, {printable(mount.source)} at {printable(mount.target)} with {mount.options}"
     return Volume(
         mount=description,
         size=usage.size,

@@ -58,12 +58,13 @@ def observations_of_trainings(
 
     ``results``: stage → trainings, which ran concurrently and are peers. ``subjects``: of each rank of the check.
     """
-    stages = [_times_by_subject(trainings, subjects) for trainings in results.values()]
+    stages = [times_by_subject(trainings, subjects) for trainings in results.values()]
     compared = next((stage for stage in stages if slowdowns(list(stage.values()))), stages[0] if stages else {})
     yield from observations(compared, stages[-1] if stages else {})
 
 
-def _times_by_subject(trainings: Sequence[TrainingResult], subjects: Sequence[str]) -> dict[str, RankTimes]:
+def times_by_subject(trainings: Sequence[TrainingResult], subjects: Sequence[str]) -> dict[str, RankTimes]:
+    """The times of each rank of concurrent trainings by its subject; ``subjects``: of each rank of the check."""
     return {
         subjects[rank]: RankTimes.from_metrics(entry)
         for training in trainings

@@ -1,0 +1,125 @@
+"""Metadata operations on many empty files in one folder: create, stat, list, unlink, each for a limited time.
+
+Files of a killed run stay behind in a folder whose name begins with PREFIX; ``leftover_folders`` finds them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "seatrial-metadata-"
+# A check of metadata rates ends earlier (limit_s): an older folder belongs to a run that was killed
+MIN_LEFTOVER_AGE_S = 3600.0
+_CLOCK_INTERVAL = 64  # files between two looks at the clock
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One operation on ``files`` files in ``seconds``."""
+
+    files: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Files per second."""
+        return self.files / max(self.seconds, 1e-9)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A folder of an earlier run: ``problem`` says why it was kept; empty if it was removed."""
+
+    path: Path
+    problem: str
+
+
+def create_files(folder: Path, count: int, limit_s: float) -> Pass:
+    """Create a new folder with up to ``count`` empty files, within ``limit_s`` seconds. Raises OSError."""
+    folder.mkdir()
+    _require_free_inodes(folder, count)
+    return _pass(folder, count, limit_s, _create)
+
+
+def stat_files(folder: Path, count: int, limit_s: float) -> Pass:
+    """Stat up to ``count`` files by name, within ``limit_s`` seconds. Raises OSError."""
+    return _pass(folder, count, limit_s, os.stat)
+
+
+def list_files(folder: Path, count: int) -> Pass:
+    """Read all names of the folder. Raises OSError, also if there are fewer than ``count``."""
+    started = time.perf_counter()
+    with os.scandir(folder) as entries:
+        names = sum(1 for _ in entries)
+    seconds = time.perf_counter() - started
+    if names < count:
+        raise OSError(errno.EIO, f"{count - names} of {count} files are missing in the list", str(folder))
+    return Pass(names, seconds)
+
+
+def unlink_files(folder: Path, count: int) -> Pass:
+    """Delete ``count`` files and their folder, without a time limit: none may be left. Raises OSError."""
+    result = _pass(folder, count, float("inf"), os.unlink)
+    folder.rmdir()
+    return result
+
+
+def leftover_folders(parent: Path, run_folder: Path) -> list[Leftover]:
+    """Remove the folders of this user in ``parent`` that killed runs left there; ``run_folder``: of this run.
+
+    A folder that may belong to a live run, or to another user, is kept. Ages are by the clock of the file server.
+    """
+    now, leftovers = run_folder.lstat().st_mtime, []
+    for path in sorted(parent.glob(f"{PREFIX}*")):
+        if path == run_folder or path.is_symlink() or not path.is_dir():
+            continue
+        leftovers.append(Leftover(path, _remove(path, now)))
+    return leftovers
+
+
+def _remove(path: Path, now: float) -> str:
+    """Remove a folder; why it was kept, or an empty text."""
+    try:
+        status = path.lstat()
+        if status.st_uid != os.geteuid():
+            return f"owned by uid {status.st_uid}"
+        if now - status.st_mtime < MIN_LEFTOVER_AGE_S:
+            return f"changed less than {MIN_LEFTOVER_AGE_S / 3600:g} h ago: another run may use it"
+        shutil.rmtree(path)
+    except FileNotFoundError:  # another node removed it
+        return ""
+    except OSError as error:
+        return f"cannot be removed: {error.strerror}"
+    return ""
+
+
+def _pass(folder: Path, count: int, limit_s: float, action: Callable[[str], object]) -> Pass:
+    done, started = 0, time.perf_counter()
+    for path in _paths(folder, count):
+        action(path)
+        done += 1
+        if done % _CLOCK_INTERVAL == 0 and time.perf_counter() - started > limit_s:
+            break
+    return Pass(done, time.perf_counter() - started)
+
+
+def _paths(folder: Path, count: int) -> Iterator[str]:
+    return (f"{folder}/{number}" for number in range(count))
+
+
+def _create(path: str) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def _require_free_inodes(folder: Path, count: int) -> None:
+    """Raise OSError if fewer than twice ``count`` inodes are free, so that other users can create files."""
+    status = os.statvfs(folder)
+    if status.f_files and status.f_favail < 2 * count:
+        text = f"{count:,} files are to be created, and only {status.f_favail:,} inodes are free"
+        raise OSError(errno.ENOSPC, text, str(folder))

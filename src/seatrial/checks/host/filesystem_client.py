@@ -1,0 +1,245 @@
+"""Which filesystem each path is on, and its client settings, quota and storage targets, on every node. Reads only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from seatrial.checks.base import Check, Context, RuleFact, facts, metric
+from seatrial.checks.host import _tiers
+from seatrial.checks.host._tiers import TierOptions, tiers
+from seatrial.discover import filesystem, filesystem_kind, filesystem_quota
+from seatrial.discover.file_readers import read_text
+from seatrial.discover.filesystem import MountEntry
+from seatrial.discover.filesystem_kind import FilesystemKind
+from seatrial.model import Frozen, Observation, Outcome, Phase, Rule, Scope, format_bytes
+from seatrial.util.text import error_text, printable
+from seatrial.util.threads import start_in_thread
+
+_RESPONSE_TIMEOUT_S = 5.0  # as in discover.filesystem
+MAX_QUOTA_USED = 90  # percent; quota(1) of MIT Athena warns above it
+# Percent. ldiskfs reserves 5 % of an OST and is slow above 95 %; a full OST fails writes although others have space:
+# Lustre manual, Managing Free Space; wiki.lustre.org/Handling_Full_OSTs
+MAX_TARGET_USED = 95
+
+
+class ClientOptions(TierOptions):
+    """Options of filesystem.client. Default: run directory, home, HF_HOME and TMPDIR of the node."""
+
+
+class TierFilesystem(Frozen):
+    """The filesystem of one tier on this node; ``problem``: why it could not be found."""
+
+    path: str
+    mount: MountEntry | None = None
+    kind: FilesystemKind | None = None
+    problem: str = ""
+
+
+def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
+    """Yield what is mounted for each tier, with the metrics of its settings, quota and storage targets."""
+    paths = options.paths or _tiers.default_paths(str(context.artifacts_dir), os.environ)
+    entries = filesystem.mountinfo(read_text(context.root / "proc/self/mountinfo"))
+    by_tier = {name: _filesystem_at(path, entries, context.root) for name, path in paths.items()}
+    kinds = {name: row.kind for name, row in by_tier.items() if row.kind}
+    unwise = {name: values for name, kind in kinds.items() if (values := _unwise(kind))}
+    misplaced = {name: kind.name for name, kind in kinds.items() if kind.network and _needs_local_disk(name)}
+    yield from facts(
+        {
+            "filesystems": {name: _description(row) for name, row in by_tier.items()},
+            "settings": {name: _settings(kind) for name, kind in kinds.items()},
+            "unwise_settings": {name: dict(values) for name, values in unwise.items()},
+            "unreadable": {name: dict(kind.unreadable) for name, kind in kinds.items() if kind.unreadable},
+            "misplaced": misplaced,
+            "not_found": {name: row.problem for name, row in by_tier.items() if row.problem},
+        }
+    )
+    yield from _tiers.observations(paths, context.node)
+    yield metric("paths_not_found", len(by_tier) - len(kinds), "paths", context.node)
+    yield metric("unwise_settings", sum(map(len, unwise.values())), "components", context.node)
+    yield metric("paths_misplaced", len(misplaced), "paths", context.node)
+    for name in dict.fromkeys([*tiers(), *by_tier]):
+        yield from _quota(name, by_tier.get(name), entries, context)
+        yield from _targets(name, by_tier.get(name), context)
+
+
+def _filesystem_at(path: str, entries: list[MountEntry], root: Path) -> TierFilesystem:
+    """The filesystem of ``path``, or of its first parent that exists (HF_HOME is created when it is first used)."""
+    existing = Path(path)
+    pending = start_in_thread(lambda: os.path.realpath(next(p for p in (existing, *existing.parents) if p.exists())))
+    try:
+        resolved = pending.result(_RESPONSE_TIMEOUT_S)
+    except TimeoutError:
+        return TierFilesystem(path=path, problem=f"no response within {_RESPONSE_TIMEOUT_S:g} s")
+    except OSError as error:
+        return TierFilesystem(path=path, problem=error_text(error))
+    parents = [entry for entry in entries if Path(resolved).is_relative_to(entry.target)]
+    if not parents:
+        return TierFilesystem(path=path, problem="not found in /proc/self/mountinfo")
+    mount = max(parents, key=lambda entry: len(entry.target))
+    return TierFilesystem(path=resolved, mount=mount, kind=filesystem_kind.identify(mount, root))
+
+
+def _description(row: TierFilesystem) -> str:
+    if not row.kind or not row.mount:
+        return f"{printable(row.path)}: {row.problem}"
+    where = f"{printable(row.mount.source)} at {printable(row.mount.target)}"
+    return f"{row.kind.name}: {where} with {row.mount.options} ({row.kind.evidence})"
+
+
+def _needs_local_disk(tier: str) -> bool:
+    return tier in tiers() and tiers()[tier].local_disk
+
+
+def _settings(kind: FilesystemKind) -> dict[str, JsonValue]:
+    return {setting.name: f"{setting.value} ({setting.effect}; {setting.source})" for setting in kind.settings}
+
+
+def _unwise(kind: FilesystemKind) -> dict[str, str]:
+    return {row.name: f"{row.value}: {row.advice}" for row in kind.settings if row.advice}
+
+
+def _quota(name: str, row: TierFilesystem | None, entries: list[MountEntry], context: Context) -> Iterator[Observation]:
+    """Yield the share of the quota in use, with a fact that says whether it is known."""
+    fact = f"quota_{name}"
+    if not row or not row.kind or not row.mount:
+        yield from facts({fact: f"no: {row.problem if row else 'no path of this tier'}"})
+        return
+    options = row.mount.options.split(",")
+    if row.kind.network is False and not any("quota" in option and not option.startswith("no") for option in options):
+        yield from facts({fact: "no: the local disk is mounted without quotas"})
+        return
+    context.progress(f"quota of {name}")
+    mounted = len({entry.source for entry in entries if entry.type == row.mount.type})
+    reading = filesystem_quota.read_quota(row.kind.quota_tool, row.path, mounted)
+    share = reading.quota.used_percent if reading.quota else None
+    if reading.reason:
+        yield from facts({fact: f"not_supported: {reading.reason}"})
+    elif not reading.quota or share is None:
+        yield from facts({fact: f"no: no quota for this user ({reading.command})"})
+    else:
+        quota = reading.quota
+        size = f"{format_bytes(quota.bytes_used)} of {_limit(quota.bytes_limit, format_bytes(quota.bytes_limit or 0))}"
+        files = f"{quota.files_used:,} of {_limit(quota.files_limit, f'{quota.files_limit:,}')} files"
+        yield from facts({fact: "yes", f"quota_in_use_{name}": f"{size}, {files} ({reading.command})"})
+        yield metric(f"quota_used.{name}", share, "%", context.node)
+
+
+def _limit(limit: int | None, text: str) -> str:
+    return "unlimited" if limit is None else text
+
+
+def _targets(name: str, row: TierFilesystem | None, context: Context) -> Iterator[Observation]:
+    """Yield how full the storage targets of Lustre are, with a fact that says whether this is known."""
+    fact = f"targets_{name}"
+    if not row or not row.kind or row.kind.name != "Lustre":
+        yield from facts({fact: "no: not on Lustre"})
+        return
+    try:
+        targets = filesystem_quota.read_storage_targets(row.path)
+    except ValueError as error:
+        yield from facts({fact: f"not_supported: {error}"})
+        return
+    yield from facts({fact: "yes", f"fullest_target_{name}": targets.fullest, f"down_{name}": list(targets.inactive)})
+    yield metric(f"target_used.{name}", targets.used_percent, "%", context.node)
+    yield metric(f"targets_down.{name}", len(targets.inactive), "devices", context.node)
+
+
+def _tier_rules(name: str) -> Iterator[Rule]:
+    quota = {f"quota_{name}": "yes"}
+    yield Rule(
+        metric=f"quota_used.{name}",
+        expect="< 100 %",
+        applies_if=quota,
+        evidence_facts=(f"quota_in_use_{name}",),
+        meaning="The user's quota is used up: writes fail now, or after the grace period of the soft limit.",
+        fix="Delete files, or ask for a higher quota. To see it: lfs quota -u $USER PATH (Lustre), beegfs quota "
+        "list-usage (BeeGFS), quota -v (NFS and local disks), df -h PATH (WekaFS).",
+    )
+    yield Rule(
+        metric=f"quota_used.{name}",
+        expect=f"<= {MAX_QUOTA_USED} %",
+        outcome_if_violated=Outcome.WARN,
+        applies_if=quota,
+        evidence_facts=(f"quota_in_use_{name}",),
+        meaning="Little of the user's quota is left: a checkpoint may not fit.",
+        fix="Delete files, or ask for a higher quota.",
+    )
+    yield Rule(
+        metric=f"target_used.{name}",
+        expect=f"<= {MAX_TARGET_USED} %",
+        outcome_if_violated=Outcome.WARN,
+        applies_if={f"targets_{name}": "yes"},
+        evidence_facts=(f"fullest_target_{name}",),
+        meaning="A server disk (OST) of Lustre is almost full: files on it are slow to write, then fail with ENOSPC "
+        "although df shows free space.",
+        fix="lfs df PATH; then lfs find PATH --ost NAME -size +100G, and lfs_migrate of the largest files.",
+    )
+    yield Rule(
+        metric=f"targets_down.{name}",
+        expect="== 0 devices",
+        applies_if={f"targets_{name}": "yes"},
+        evidence_facts=(f"down_{name}",),
+        meaning="A server disk (OST) of Lustre is inactive: reads of files on it fail or hang.",
+        fix="lfs df PATH; lfs check osts; then the log of the server of this OST.",
+    )
+
+
+RULES = (
+    Rule(
+        metric="paths_not_found",
+        expect="== 0 paths",
+        evidence_facts=("not_found",),
+        meaning="The filesystem of a path does not answer, or is not mounted on this node.",
+        fix="The fact not_found lists path and reason. On the node: timeout 5 stat -f PATH; findmnt -T PATH",
+    ),
+    Rule(
+        metric="unwise_settings",
+        expect="== 0 components",
+        outcome_if_violated=Outcome.WARN,
+        evidence_facts=("unwise_settings",),
+        meaning="A client setting of the filesystem makes training I/O slow, or loses locks or data.",
+        fix="The fact unwise_settings lists them with the value to use instead; see docs/filesystems.md.",
+    ),
+    Rule(
+        metric="paths_misplaced",
+        expect="== 0 paths",
+        outcome_if_violated=Outcome.WARN,
+        evidence_facts=("misplaced",),
+        meaning="Temporary files and compile caches are on a network filesystem: processes of the node wait for it.",
+        fix="Set TMPDIR to a folder on a disk of the node.",
+    ),
+    _tiers.RULE,
+    *(rule for name in tiers() for rule in _tier_rules(name)),
+)
+
+
+def _rule_facts() -> Mapping[str, RuleFact]:
+    unknown = RuleFact(not_supported=Outcome.UNJUDGED)
+    by_tier = {f"{fact}_{name}": unknown for name in tiers() for fact in ("quota", "targets")}
+    return {**_tiers.RULE_FACTS, **by_tier}
+
+
+CHECK = Check(
+    name="filesystem.client",
+    title="Filesystems of each tier: client settings, quota, server disks",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.NODE,
+    options=ClientOptions,
+    metrics={
+        **_tiers.METRICS,
+        "paths_not_found": "paths",
+        "unwise_settings": "components",
+        "paths_misplaced": "paths",
+        "quota_used.*": "%",
+        "target_used.*": "%",
+        "targets_down.*": "devices",
+    },
+    rules=RULES,
+    rule_facts=_rule_facts(),
+    measure=measure,
+    limit_s=180,  # each tool may take 20 s on a filesystem that hangs
+)

@@ -1,0 +1,214 @@
+"""Metadata rates of each tier: create, stat, list and unlink of many files, from one node and from all concurrently."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from seatrial.checks.base import Check, Context, RuleFact, facts, metric
+from seatrial.checks.host import _tiers
+from seatrial.checks.host._tiers import TierOptions, tiers
+from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
+
+if TYPE_CHECKING:
+    from seatrial.bench.metadata import Pass
+    from seatrial.bench.storage import SharedFolder
+
+OPERATIONS, MODES = ("create", "stat", "list", "unlink"), ("single", "concurrent")
+_UNLINK_RATE = 10  # files/s of all nodes together: the slowest deletion that is waited for
+_MAX_NAMED = 5
+Rates = dict[str, list[float]]  # OPERATION_MODE → total files/s of each repeat
+
+
+class MetadataOptions(TierOptions):
+    """``paths`` by tier; default: the run directory. ``files``: of all nodes together, in one folder per node."""
+
+    files: int = Field(default=100_000, ge=100, le=10_000_000)
+    repeats: int = Field(default=3, ge=1, le=100)
+    step_s: float = Field(default=10.0, gt=0, le=600, description="time limit of one create or stat pass")
+    seconds: float = Field(default=120.0, gt=0, le=3600, description="per path: no repeat starts later")
+
+
+def measure(context: Context, options: MetadataOptions) -> Iterator[Observation]:
+    """Yield files/s per tier from rank 0: the median of the repeats, with the repeats as samples."""
+    from seatrial.bench import metadata, one_rank_per_node, storage
+
+    participants, failed = one_rank_per_node.select_participants(context.node), dict[str, str]()
+    is_rank_0 = context.rank == 0
+    paths = options.paths or {_tiers.RUN_DIRECTORY: str(context.artifacts_dir)}
+    leftovers: dict[str, str] = {}
+    for name, path in paths.items():
+        context.progress(f"{name}: {path}")
+        try:
+            with storage.temporary_folder(path, participants, metadata.PREFIX) as folder:
+                leftovers.update(_remove_leftovers(folder))
+                for observation in _measure(folder, options, name, context.progress):
+                    if is_rank_0:
+                        yield observation
+            if storage.still_exists(folder):
+                leftovers[str(folder.path)] = "cannot be removed"
+        except one_rank_per_node.ParticipantError as error:
+            failed[path] = str(error)
+    if is_rank_0:
+        several = "yes" if participants.several_nodes else "no"
+        yield from facts({"several_nodes": several, "failed": failed, "method": _method(options)})
+        leftovers.update(_leftovers_of_other_runs(context))
+        yield from facts({"leftovers": leftovers})
+        yield from facts({f"has_{name}": _measured(name, paths, failed) for name in tiers()})
+        yield from _tiers.observations(paths)
+        yield metric("paths_failed", len(failed), "paths")
+        yield metric("leftover_folders", len([text for text in leftovers.values() if text != "removed"]), "paths")
+
+
+def _method(options: MetadataOptions) -> str:
+    return (
+        f"{options.files:,} empty files of all nodes together, one folder and one thread per node; create and stat end "
+        f"after {options.step_s:g} s each; {options.repeats} repeats, none starts later than {options.seconds:g} s; "
+        "total rate: files of all nodes over the time of the slowest node; in a shared folder each node reads what "
+        "the next node created"
+    )
+
+
+def _measured(name: str, paths: dict[str, str], failed: dict[str, str]) -> str:
+    if name not in paths:
+        return "no: no path of this tier"
+    return "no: see paths_failed" if paths[name] in failed else "yes"
+
+
+def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:
+    """Path of each leftover folder → "removed", or why it was kept."""
+    from seatrial.bench import metadata
+
+    by_node = folder.run_on_all(lambda: metadata.leftover_folders(folder.path.parent, folder.path), 600.0)
+    return {str(leftover.path): leftover.problem or "removed" for node in by_node for leftover in node}
+
+
+def _leftovers_of_other_runs(context: Context) -> dict[str, str]:
+    """Old folders of killed runs in the artifacts of runs next to this one: they are named, not removed."""
+    from seatrial.bench import metadata
+
+    pattern, now = f"*/artifacts/*/{metadata.PREFIX}*", time.time()
+    paths = [path for path in context.run_dir.parent.glob(pattern) if not path.is_relative_to(context.run_dir)]
+    old = [path for path in sorted(paths) if now - path.lstat().st_mtime > metadata.MIN_LEFTOVER_AGE_S]
+    return {str(path): "in the run directory of another run: not removed" for path in old[:_MAX_NAMED]}
+
+
+def _measure(
+    folder: SharedFolder, options: MetadataOptions, name: str, progress: Callable[[str], None]
+) -> Iterator[Observation]:
+    """Yield the rates of one folder, and facts on files, repeats and noise."""
+    from seatrial.bench import storage
+
+    shared, rates, files = storage.is_shared(folder), Rates(), dict[str, int]()
+    modes = {"single": replace(folder, participants=folder.participants.first_only)}
+    if folder.participants.several_nodes:
+        modes["concurrent"] = folder
+    started, repeats = time.monotonic(), 0
+    for repeat in range(options.repeats):
+        for mode, mode_folder in modes.items():
+            progress(f"{name}: repeat {repeat + 1} of {options.repeats}, {mode}")
+            for operation, passes in _repeat(mode_folder, options, f"{mode}_{repeat}", shared):
+                key = f"{operation}_{mode}"
+                done = sum(by_node.files for by_node in passes)
+                files[key] = min(done, files.get(key, done))
+                rates.setdefault(key, []).append(done / max(by_node.seconds for by_node in passes))
+        repeats = repeat + 1
+        if folder.run_on_first(lambda: time.monotonic() - started) > options.seconds:
+            break
+    for key, samples in rates.items():
+        yield metric(f"{key}.{name}", samples, "files/s")
+    yield Fact(name=f"files.{name}", value=dict(files))  # of the shortest repeat
+    yield Fact(name=f"repeats.{name}", value=repeats)
+    yield Fact(name=f"noise.{name}", value={key: noise(samples) for key, samples in rates.items()})
+
+
+def noise(samples: list[float]) -> str:
+    """Median and spread of the repeats as text."""
+    middle = median(samples)
+    spread = 100 * (max(samples) - min(samples)) / middle
+    return f"{middle:,.0f} files/s, {min(samples):,.0f} to {max(samples):,.0f}: spread {spread:.0f} % of the median"
+
+
+def _repeat(
+    folder: SharedFolder, options: MetadataOptions, name: str, shared: bool
+) -> Iterator[tuple[str, list[Pass]]]:
+    """Yield each operation with its passes by node; the files are deleted at the end."""
+    from seatrial.bench import metadata
+    from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S
+
+    count, limit_s = max(1, options.files // len(folder.names)), options.step_s
+    timeout_s = STEP_TIMEOUT_S + 2 * limit_s
+    written, read = folder.file(name), (folder.next_file if shared else folder.file)(name)
+    created = folder.run_on_all(lambda: metadata.create_files(written, count, limit_s), timeout_s)
+    yield "create", created
+    index, written_count = folder.index, created[folder.index].files
+    read_count = created[(index + 1) % len(created)].files if shared else written_count
+    yield "stat", folder.run_on_all(lambda: metadata.stat_files(read, read_count, limit_s), timeout_s)
+    yield "list", folder.run_on_all(lambda: metadata.list_files(read, read_count), timeout_s)
+    unlink_s = STEP_TIMEOUT_S + sum(by_node.files for by_node in created) / _UNLINK_RATE
+    yield "unlink", folder.run_on_all(lambda: metadata.unlink_files(written, written_count), unlink_s)
+
+
+def _tier_rules(name: str) -> Iterator[Rule]:
+    tier = tiers()[name]
+    for operation, rate in tier.rates.items():
+        for mode in MODES:
+            several = {"several_nodes": "yes"} if mode == "concurrent" else {}
+            yield Rule(
+                metric=f"{operation}_{mode}.{name}",
+                expect=f">= {rate:g} files/s",
+                outcome_if_violated=tier.outcome,
+                applies_if={f"has_{name}": "yes", **several},
+                evidence_facts=(f"noise.{name}",),
+                meaning=tier.meaning,
+                fix="Compare with one node and with another path (docs/filesystems.md). Load of the metadata servers: "
+                "lctl get_param mdc.*.stats (Lustre), beegfs-ctl --clientstats --nodetype=meta (BeeGFS), nfsiostat "
+                "(NFS), weka status (WekaFS).",
+            )
+
+
+CHECK = Check(
+    name="filesystem.metadata",
+    title="Metadata rates: create, stat, list, unlink",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.CLUSTER,
+    options=MetadataOptions,
+    metrics={
+        **_tiers.METRICS,
+        "paths_failed": "paths",
+        "leftover_folders": "paths",
+        **{f"{operation}_{mode}.*": "files/s" for operation in OPERATIONS for mode in MODES},
+    },
+    rules=(
+        _tiers.RULE,
+        Rule(
+            metric="paths_failed",
+            expect="== 0 paths",
+            evidence_facts=("failed",),
+            meaning="A node cannot create, read or delete files in the folder, or they took too long.",
+            fix="The fact failed lists path, reason and node. On that node: df -i PATH; ls -ld PATH; findmnt -T PATH",
+        ),
+        Rule(
+            metric="leftover_folders",
+            expect="== 0 paths",
+            outcome_if_violated=Outcome.WARN,
+            evidence_facts=("leftovers",),
+            meaning="Folders with many files of earlier runs, which were killed, are still there.",
+            fix="If no run of seatrial uses the folders in the fact leftovers: rm -r PATH",
+        ),
+        *(rule for name in tiers() for rule in _tier_rules(name)),
+    ),
+    rule_facts={
+        **_tiers.RULE_FACTS,
+        "several_nodes": RuleFact(reason="single node"),
+        **{f"has_{name}": RuleFact() for name in tiers()},
+    },
+    performance_metrics=tuple(f"{operation}_{mode}.*" for operation in OPERATIONS for mode in MODES),
+    measure=measure,
+    limit_s=1800,
+)

@@ -1,0 +1,107 @@
+"""Share of a training step spent waiting for data that is read from the shared filesystem, not from the page cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pydantic import Field
+
+from seatrial.checks.base import Check, Context, RuleFact
+from seatrial.checks.host.filesystem_shared import AbsolutePath, read_volume
+from seatrial.checks.training import _ranks, _results, _workload
+from seatrial.checks.training._results import Stage
+from seatrial.checks.training._workload import WorkloadOptions
+from seatrial.model import Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.train import train_config
+
+CONFIG, PREFIX = "ddp", "seatrial-input-"
+OVERRIDES = ("max_steps=30", "untimed_steps=5", "data.cold=true")
+MAX_SEQUENCES = 2**18  # 0.5 GB; with more than 130 GPUs a node reads few of them twice
+MAX_CACHED = 10  # percent of the data in the page cache, above which the filesystem was not measured
+# Percent of the step time. MLPerf Storage requires 90 % accelerator utilization for 3D U-Net and ResNet-50. A GPU
+# computes while the host reads the next batch; a CPU reads first, then computes.
+MAX_DATA_WAIT: Mapping[str, int] = {"cuda": 10, "cpu": 30}
+
+
+class InputOptions(WorkloadOptions):
+    """Options of train.input."""
+
+    path: AbsolutePath | None = Field(default=None, description="folder for the data; default: the run directory")
+
+
+def measure(context: Context, options: InputOptions) -> Iterator[Observation]:
+    from seatrial.bench import one_rank_per_node, rank, storage
+
+    facts, subjects = _results.device_facts(context), rank.gather(context.subject)
+    config, _ = _workload.config_and_overrides(context, options, CONFIG)
+    settings = train_config.load(config, (*OVERRIDES, *options.overrides))
+    sequences = settings.bsz * settings.grad_accum * settings.max_steps * context.world_size
+    path = options.path or str(context.artifacts_dir)
+    participants = one_rank_per_node.select_participants(context.node)
+    try:
+        with storage.temporary_folder(path, participants, PREFIX) as folder:
+            data = (f"data.samples={min(sequences, MAX_SEQUENCES)}", f"data.cache={folder.path}")
+            stage = Stage(overrides=(*OVERRIDES, *data, *options.overrides))
+            results = yield from _results.run_stages(context, config, [stage], options.limit_s)
+            shared = storage.is_shared(folder)
+    except one_rank_per_node.ParticipantError as error:
+        raise SeatrialError(f"cannot use {path}: {error}") from error
+    (result,) = results[stage.name]
+    if context.rank:
+        return
+    yield from facts
+    yield Fact(
+        name="method",
+        value=f"{config}, {settings.max_steps} steps on all ranks; each sequence ({4 * (settings.seq_len + 1)} bytes) "
+        "is read once, with one request, after the data was dropped from the page cache of each node",
+    )
+    yield Fact(name="filesystem", value=read_volume(context.root, path).mount)
+    yield Fact(name="data_shared", value="yes" if shared else "no: each node reads a copy on its own disk")
+    cached = result.value("data_cached_share")
+    yield Fact(name="data_cold", value=data_cold(cached))
+    if cached is not None:
+        yield Metric(name="data_in_page_cache", value=100 * cached, unit="%", subject="cluster")
+    yield from _ranks.observations({}, _ranks.times_by_subject([result], subjects))
+
+
+def data_cold(cached: float | None) -> str:
+    """The fact on which the rule depends: whether the data came from the filesystem."""
+    if cached is None:
+        return "no: the training failed"
+    if 100 * cached <= MAX_CACHED:
+        return "yes"
+    return f"not_supported: {cached:.0%} of the data stayed in the page cache, as on tmpfs"
+
+
+CHECK = Check(
+    name="train.input",
+    title="Wait for training data from the shared filesystem",
+    phase=Phase.DISTRIBUTED,
+    scope=Scope.CLUSTER,
+    metrics={**_results.metric_units(), _ranks.DATA_WAIT: "%", "data_in_page_cache": "%"},
+    rules=(
+        *_results.RULES,
+        *(
+            Rule(
+                metric=_ranks.DATA_WAIT,
+                expect=f"<= {limit} %",
+                applies_if={"device": device, "data_wait_timed": "yes", "data_cold": "yes"},
+                evidence_facts=("longest_data_waits", "filesystem"),
+                meaning="The device of the rank is idle while its next batch is read from the filesystem; all wait.",
+                fix="Compare filesystem.speed and filesystem.metadata of this path, and its settings in "
+                "filesystem.client. Then start data loader workers, or copy the data to a local disk.",
+            )
+            for device, limit in MAX_DATA_WAIT.items()
+        ),
+    ),
+    rule_facts={
+        **_results.RULE_FACTS,
+        **_ranks.RULE_FACTS,
+        "data_cold": RuleFact(not_supported=Outcome.UNJUDGED),
+    },
+    measure=measure,
+    facts_from_options=lambda options: _results.facts_from_options(options, CONFIG),
+    options=InputOptions,
+    limit_s=700.0,
+    performance_metrics=(*_results.PERFORMANCE, _ranks.DATA_WAIT),
+)

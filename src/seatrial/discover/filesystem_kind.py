@@ -1,0 +1,125 @@
+"""Which filesystem a mount is, and its client settings, from mount options and configuration files; no tools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from seatrial.discover.file_readers import path_under, read_text
+from seatrial.discover.filesystem import MountEntry
+from seatrial.model import Frozen
+from seatrial.util import data_files
+from seatrial.util.text import error_text, printable
+
+# The client configuration of BeeGFS: the values in use, one folder per mounted filesystem (root only on some systems)
+_BEEGFS_CONFIGS = "proc/fs/beegfs/*/config"
+_BEEGFS_FILE = "cfgFile="
+_VAST_DRIVER = "sys/module/sunrpc/parameters/nfs_bundle_version"  # exists only with VAST's NFS driver
+
+
+class FilesystemSetting(Frozen):
+    """A client setting: its ``value``, what it does, and ``advice`` if the value slows training down or breaks it."""
+
+    name: str
+    value: str
+    effect: str
+    advice: str = ""
+    source: str
+
+
+class FilesystemKind(Frozen):
+    """``name``: such as ``Lustre``; ``evidence``: how it was recognized. ``network``: None for an unknown type.
+
+    ``unreadable``: settings that could not be read, with reasons.
+    """
+
+    name: str
+    network: bool | None
+    evidence: str
+    quota_tool: str = ""
+    settings: tuple[FilesystemSetting, ...] = ()
+    unreadable: dict[str, str] = {}
+
+
+def identify(entry: MountEntry, root: Path = Path("/")) -> FilesystemKind:
+    """The filesystem of a mount of this host (``root``: prefix of /proc and /sys)."""
+    options = entry.options.split(",")
+    for name, row in table()["filesystems"].items():
+        if entry.type not in row["types"]:
+            continue
+        evidence = f"type {entry.type}"
+        if pattern := row.get("options"):
+            if not (matches := [option for option in options if re.fullmatch(pattern, option)]):
+                continue
+            evidence += f", options {' '.join(map(printable, matches))}"
+        elif entry.type.startswith("nfs") and (driver := _vast_driver(root)):
+            evidence += f"; this host has VAST's NFS driver {driver}, but the mount has none of its options"
+        unreadable: dict[str, str] = {}
+        if name == "BeeGFS":
+            options += _beegfs_options(options, root, unreadable)
+        settings = tuple(_settings([*row.get("settings", ()), *table()["common"]], options))
+        return FilesystemKind(
+            name=name,
+            network=row["network"],
+            evidence=evidence,
+            quota_tool=row.get("quota", ""),
+            settings=settings,
+            unreadable=unreadable,
+        )
+    return FilesystemKind(
+        name=f"unknown type {printable(entry.type)}", network=None, evidence=f"type {printable(entry.type)}"
+    )
+
+
+@cache
+def table() -> Any:
+    """The content of data/filesystems.yaml."""
+    return data_files.read("filesystems.yaml")
+
+
+def _settings(rows: list[Mapping[str, str]], options: list[str]) -> Iterator[FilesystemSetting]:
+    for row in rows:
+        values = [match[1] for option in options if (match := re.fullmatch(row["match"], option))]
+        values = values or ([row["absent"]] if "absent" in row else [])
+        for value in dict.fromkeys(values):
+            unwise = "unwise" in row and re.fullmatch(row["unwise"], value)
+            yield FilesystemSetting(
+                name=row["name"],
+                value=printable(value),
+                effect=row["effect"],
+                advice=row["advice"] if unwise else "",
+                source=row["source"],
+            )
+
+
+def _vast_driver(root: Path) -> str:
+    """The version of VAST's NFS driver; empty without it."""
+    try:
+        return printable(read_text(root / _VAST_DRIVER).strip())
+    except OSError:
+        return ""
+
+
+def _beegfs_options(options: list[str], root: Path, unreadable: dict[str, str]) -> list[str]:
+    """The client's configuration as NAME=VALUE: the values in use, else the file that the mount names.
+
+    With several mounted BeeGFS filesystems only the file of this mount is read, as /proc does not name the mount.
+    """
+    in_use = sorted(root.glob(_BEEGFS_CONFIGS))
+    named = [path_under(root, option.removeprefix(_BEEGFS_FILE)) for option in options if _BEEGFS_FILE in option]
+    files = [*(in_use if len(in_use) == 1 else ()), *named]
+    for path in files:
+        try:
+            lines = read_text(path).splitlines()
+        except OSError as error:
+            unreadable[f"/{path.relative_to(root)}"] = error_text(error)
+            continue
+        unreadable.clear()
+        pairs = (line.partition("=") for line in lines if not line.lstrip().startswith("#"))
+        return [f"{name.strip()}={value.strip()}" for name, equals, value in pairs if equals]
+    if not files:
+        unreadable["client configuration"] = "no /proc/fs/beegfs/*/config, and the mount names no cfgFile"
+    return []

@@ -1,0 +1,237 @@
+"""The user's quota, and the fullest server disk of Lustre, from the output of the filesystem's tools.
+
+A tool that is missing, hangs, fails or prints another format than those parsed here gives a reason, never a number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from seatrial.model import Frozen
+from seatrial.util.processes import CommandResult, run_command
+from seatrial.util.text import error_text, printable
+
+TOOL_TIMEOUT_S = 20.0  # lfs asks every server; a healthy one answers in milliseconds
+Run = Callable[[Sequence[str], float], CommandResult]
+# The titles of lfs and quota; some versions of lfs call the columns bquota, blimit, iquota, ...
+_TITLE = re.compile(
+    r"\s*Filesystem\s+(kbytes|blocks|space|used)\s+b?quota\s+b?limit\s+b?grace\s+files\s+i?quota\s+i?limit\s+i?grace\s*"
+)
+_NO_QUOTA = re.compile(r"Disk quotas for user \S+ \(uid \d+\): (none|no limited resources used)\s*")
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgtpe]?)\*?", re.IGNORECASE)  # "*": above the limit
+_NOTES = re.compile(r"[ugp]id \d+ is using default .*")
+_PARTLY_DOWN = "lfs: some servers do not answer, so that its numbers are inaccurate (lfs check servers)"
+_BEEGFS_7_TITLE = "name,id,size,hard,files,hard"
+_BEEGFS_UNLIMITED = 2**63 - 1  # of `beegfs quota set-limits --space unlimited`
+_OST = re.compile(r"(\S+)_UUID\s+(?:\S+\s+){3}(\d+)%\s+\S.*\[OST:\d+\]")
+_INACTIVE = re.compile(r"(\S+?)(?:_UUID)?\s*: inactive device")
+
+
+class Quota(Frozen):
+    """Used and allowed bytes and files of one user; a limit of None is unlimited."""
+
+    bytes_used: int
+    bytes_limit: int | None
+    files_used: int
+    files_limit: int | None
+
+    @property
+    def used_percent(self) -> float | None:
+        """The larger share of bytes and files, at most 100 percent; None without a limit."""
+        pairs = ((self.bytes_used, self.bytes_limit), (self.files_used, self.files_limit))
+        return max((min(100.0, 100 * used / limit) for used, limit in pairs if limit), default=None)
+
+
+class QuotaReading(Frozen):
+    """``quota``: None if the user has none, or if it is unknown for this ``reason``."""
+
+    command: str
+    quota: Quota | None = None
+    reason: str = ""
+
+
+class StorageTargets(Frozen):
+    """The server disks (OSTs) of Lustre: the fullest one, how full it is in percent, and those that are down."""
+
+    fullest: str
+    used_percent: int
+    inactive: tuple[str, ...]
+
+
+def read_quota(tool: str, path: str, mounted: int = 1, run: Run = run_command) -> QuotaReading:
+    """The quota of this process's user at ``path``. ``mounted``: number of mounted filesystems with this tool.
+
+    ``tool``: lfs, beegfs, quota, or statvfs for filesystems whose quota is the size of the folder; else unknown.
+    """
+    uid = str(os.geteuid())
+    if tool == "statvfs":
+        return _statvfs_quota(path)
+    if tool == "beegfs" and mounted > 1:
+        reason = "several BeeGFS filesystems are mounted, and the output does not name one"
+        return QuotaReading(command="beegfs quota list-usage", reason=reason)
+    attempts: dict[str, list[tuple[list[str], Callable[[str], Quota | None]]]] = {
+        "lfs": [(["lfs", "quota", "-u", uid, path], parse_quota_table)],
+        "quota": [(["quota", "-u", "-v", "-w", "-f", path], parse_quota_table)],
+        "beegfs": [  # BeeGFS 8, then 7
+            (["beegfs", "quota", "list-usage", "--uids", "current", "--raw", "--output", "ndjson"], parse_beegfs_8),
+            (["beegfs-ctl", "--getquota", "--csv", f"--mount={path}", "--uid", uid], parse_beegfs_7),
+        ],
+    }
+    reasons: list[str] = []
+    for argv, parse in attempts.get(tool, ()):
+        try:
+            return QuotaReading(command=" ".join(argv), quota=parse(tool_output(argv, run)))
+        except ValueError as error:
+            reasons.append(str(error))
+    commands = " or ".join(" ".join(argv[:2]) for argv, _ in attempts.get(tool, ()))
+    return QuotaReading(command=commands, reason="; ".join(reasons) or "seatrial knows no quota tool for this type")
+
+
+def read_storage_targets(path: str, run: Run = run_command) -> StorageTargets:
+    """How full the server disks of the Lustre filesystem at ``path`` are. Raises ValueError with the reason."""
+    return parse_lfs_df(tool_output(["lfs", "df", path], run))
+
+
+def tool_output(argv: Sequence[str], run: Run = run_command) -> str:
+    """The standard output of a tool. Raises ValueError with a sentence that names the tool."""
+    try:
+        result = run(argv, TOOL_TIMEOUT_S)
+    except FileNotFoundError:
+        raise ValueError(f"{argv[0]} is not installed") from None
+    except OSError as error:
+        raise ValueError(f"{argv[0]} did not start: {error_text(error)}") from error
+    if result.code is None:
+        raise ValueError(f"{argv[0]} did not end within {TOOL_TIMEOUT_S:g} s: a server does not answer")
+    over_quota = argv[0] == "quota" and result.code == 1 and result.out.strip()  # quota(1): exit code 1
+    if result.code != 0 and not over_quota:
+        lines = [*result.err.strip().splitlines(), *result.out.strip().splitlines(), "no message"]
+        raise ValueError(f"{argv[0]} ended with exit code {result.code}: {printable(lines[0])[:200]}")
+    return result.out
+
+
+def parse_quota_table(text: str) -> Quota | None:
+    """The quota in the output of ``lfs quota -u`` or ``quota -u``; None if it says that there is none.
+
+    Raises ValueError on another format, several filesystems, or numbers that the tool calls inaccurate.
+    """
+    lines = text.splitlines()
+    if any(_NO_QUOTA.fullmatch(line) for line in lines):
+        return None
+    titles = [(number, match[1]) for number, line in enumerate(lines) if (match := _TITLE.fullmatch(line))]
+    if len(titles) != 1:
+        raise ValueError(_unexpected("one table of quotas", text))
+    number, unit = titles[0]
+    body = [line for line in lines[number + 1 :] if not _NOTES.match(line.strip())]
+    if any("[" in line for line in body):
+        raise ValueError(_PARTLY_DOWN)
+    tokens = " ".join(body).split()[1:]  # the row of a long name continues on the next line
+    numbers = [match for token in tokens if (match := _NUMBER.fullmatch(token))]
+    if len(numbers) != 6:  # used, soft and hard limit of bytes and of files; grace periods are no numbers
+        raise ValueError(_unexpected("a row of six numbers", " ".join(body)))
+    kib = 1 if unit in ("kbytes", "blocks") else 0
+    values = [
+        *(_scaled(match, 1024, kib) for match in numbers[:3]),
+        *(_scaled(match, 1000, 0) for match in numbers[3:]),
+    ]
+    # The soft limit is enforced after the grace period, and so the lower one counts
+    limits = [min(filter(None, pair), default=None) for pair in (values[1:3], values[4:6])]
+    return Quota(bytes_used=values[0], bytes_limit=limits[0], files_used=values[3], files_limit=limits[1])
+
+
+def parse_beegfs_8(text: str) -> Quota | None:
+    """The user's quota in ``beegfs quota list-usage --output ndjson``: of its fullest pool. Raises ValueError."""
+    quotas = []
+    for line in text.splitlines():
+        if line.startswith("WARNING: No information found"):
+            raise ValueError("beegfs: the management service does not count quotas (quota-enable)")
+        if not line.strip() or line.startswith("INFO:"):
+            continue
+        try:
+            row = json.loads(line)
+            if row["type"] == "user":
+                used = [part for name in ("space", "inode") for part in row[name].split("/")]
+                quotas.append(_beegfs_quota([_beegfs_8_number(part) for part in used]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(_unexpected("beegfs: JSON with type, space and inode", line)) from error
+    return _fullest(quotas, text)
+
+
+def parse_beegfs_7(text: str) -> Quota | None:
+    """The user's quota in ``beegfs-ctl --getquota --csv``: of its fullest storage pool. Raises ValueError."""
+    quotas, in_table = [], False
+    for line in map(str.strip, text.splitlines()):
+        if line == _BEEGFS_7_TITLE:
+            in_table = True
+        elif in_table and line.count(",") == 5:
+            numbers = [0 if value == "unlimited" else value for value in line.split(",")[2:]]
+            try:
+                quotas.append(_beegfs_quota([int(value) or None for value in numbers]))
+            except ValueError:
+                raise ValueError(_unexpected("beegfs-ctl: numbers of bytes and files", line)) from None
+        else:
+            in_table = False
+    return _fullest(quotas, text)
+
+
+def parse_lfs_df(text: str) -> StorageTargets:
+    """The server disks in the output of ``lfs df``. Raises ValueError if it lists none."""
+    targets = {match[1]: int(match[2]) for line in text.splitlines() if (match := _OST.fullmatch(line.strip()))}
+    if not targets or len(targets) < text.count("[OST:"):
+        raise ValueError(_unexpected("lfs df: a list of OSTs with their use in percent", text))
+    fullest = max(targets, key=lambda name: targets[name])
+    inactive = tuple(match[1] for line in text.splitlines() if (match := _INACTIVE.fullmatch(line.strip())))
+    return StorageTargets(fullest=fullest, used_percent=targets[fullest], inactive=inactive)
+
+
+def _statvfs_quota(path: str) -> QuotaReading:
+    """The quota of a folder on WekaFS, which statvfs shows as the size of the filesystem."""
+    try:
+        status = os.statvfs(path)
+    except OSError as error:
+        return QuotaReading(command="df", reason=error_text(error))
+    size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+    files, free_files = status.f_files, status.f_favail
+    used_files = files - free_files if files else 0
+    quota = Quota(bytes_used=size - free, bytes_limit=size, files_used=used_files, files_limit=files or None)
+    return QuotaReading(command="df", quota=quota)
+
+
+def _scaled(match: re.Match[str], base: int, power: int) -> int:
+    """The number with its suffix; without a suffix it is in units of 1024 to the ``power``."""
+    suffix = match[2].upper()
+    factor: float = base ** ("KMGTPE".index(suffix) + 1) if suffix else 1024**power
+    return round(float(match[1]) * factor)
+
+
+def _beegfs_8_number(text: str) -> int | None:
+    """A raw number; None if unlimited. Raises ValueError, also for "?": not known to the management service."""
+    if text == "∞":
+        return None
+    value = int(text)
+    return None if value >= _BEEGFS_UNLIMITED else value
+
+
+def _beegfs_quota(values: Sequence[int | None]) -> Quota:
+    bytes_used, bytes_limit, files_used, files_limit = values
+    return Quota(
+        bytes_used=bytes_used or 0, bytes_limit=bytes_limit, files_used=files_used or 0, files_limit=files_limit
+    )
+
+
+def _fullest(quotas: Sequence[Quota], text: str) -> Quota:
+    """The quota with the largest share in use. Raises ValueError if there is none."""
+    if not quotas:
+        raise ValueError(_unexpected("beegfs: the quota of this user", text))
+    return max(quotas, key=lambda quota: quota.used_percent or 0.0)
+
+
+def _unexpected(expected: str, text: str) -> str:
+    first = next(_nonempty(text), "no output")
+    return f"expected {expected}, read {printable(first)[:120]!r}: unknown version of the tool"
+
+
+def _nonempty(text: str) -> Iterator[str]:
+    return (line.strip() for line in text.splitlines() if line.strip())

@@ -1,0 +1,43 @@
+"""Files in this node's page cache: drop them from it, so that the next read comes from the filesystem."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+
+
+def evict(path: Path) -> float:
+    """Drop a file from the page cache; the share of its pages that remain there, 0 to 1.
+
+    Some filesystems keep all pages, such as tmpfs. 1 also if the share cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # the kernel does not drop pages that are not written yet
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return cached_share(path)
+    except OSError:
+        return 1.0
+
+
+def cached_share(path: Path) -> float:
+    """The share of a file's pages in the page cache, 0 to 1, by mincore(2). Raises OSError.
+
+    The kernel reports all pages of a file of another user as cached.
+    """
+    size = path.stat().st_size
+    if not size:
+        return 0.0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        pages = -(-size // mmap.PAGESIZE)
+        states = (ctypes.c_ubyte * pages)()
+        address = np.frombuffer(mapped, dtype=np.uint8).ctypes.data
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), states) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
+        return sum(state & 1 for state in states) / pages

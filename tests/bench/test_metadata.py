@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from seatrial.bench import metadata
+
+
+def test_all_files_are_created_listed_and_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    assert metadata.create_files(folder, 300, 10).files == 300
+    assert len(list(folder.iterdir())) == 300
+    assert metadata.stat_files(folder, 300, 10).files == metadata.list_files(folder, 300).files == 300
+    assert metadata.unlink_files(folder, 300).files == 300
+    assert not folder.exists()
+
+
+def test_a_slow_filesystem_ends_at_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 5))
+    monkeypatch.setattr("seatrial.bench.metadata.time.perf_counter", lambda: next(clock))
+    created = metadata.create_files(tmp_path / "slow", 100_000, 12)
+    assert created.files == 192  # three looks at the clock, one for 64 files
+    assert created.rate == pytest.approx(192 / 20)
+    assert metadata.unlink_files(tmp_path / "slow", created.files).files == 192
+
+
+def test_a_missing_file_in_the_list_is_an_error(tmp_path: Path) -> None:
+    metadata.create_files(tmp_path / "files", 10, 10)
+    with pytest.raises(OSError, match="1 of 11 files are missing"):
+        metadata.list_files(tmp_path / "files", 11)
+    with pytest.raises(FileNotFoundError):
+        metadata.stat_files(tmp_path / "files", 11, 10)
+
+
+def test_inodes_are_left_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = os.statvfs_result((4096, 4096, 1000, 500, 450, 1000, 900, 900, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _path: status)
+    with pytest.raises(OSError, match="only 900 inodes are free"):
+        metadata.create_files(tmp_path / "files", 500, 10)
+
+
+def folder(parent: Path, name: str, age_s: float) -> Path:
+    path = parent / f"{metadata.PREFIX}{name}"
+    metadata.create_files(path, 3, 10)
+    then = path.stat().st_mtime - age_s
+    os.utime(path, (then, then))
+    return path
+
+
+def test_leftovers_of_killed_runs_are_removed(tmp_path: Path) -> None:
+    current, old, young = folder(tmp_path, "current", 0), folder(tmp_path, "old", 4000), folder(tmp_path, "young", 60)
+    (tmp_path / f"{metadata.PREFIX}link").symlink_to("/etc")
+    (tmp_path / "other").mkdir()
+    by_path = {row.path: row.problem for row in metadata.leftover_folders(tmp_path, current)}
+    assert set(by_path) == {old, young}
+    assert by_path[old] == ""
+    assert "another run may use it" in by_path[young]
+    assert not old.exists()
+    assert len(list(young.iterdir())) == 3
+    assert current.exists()
+
+
+def test_a_leftover_of_another_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    current, old = folder(tmp_path, "current", 0), folder(tmp_path, "old", 4000)
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    (leftover,) = metadata.leftover_folders(tmp_path, current)
+    assert leftover.problem.startswith("owned by uid")
+    assert old.exists()

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from seatrial.discover import filesystem
+from seatrial.train import page_cache
+
+SIZE = 64 * 4096
+
+
+def test_a_written_file_leaves_the_page_cache(tmp_path: Path) -> None:
+    if filesystem.type_of(tmp_path) in ("tmpfs", "ramfs"):
+        pytest.skip("tmpfs keeps all pages")
+    path = tmp_path / "data"
+    path.write_bytes(os.urandom(SIZE))
+    assert page_cache.cached_share(path) == 1.0
+    assert page_cache.evict(path) < 0.5
+    path.read_bytes()
+    assert page_cache.cached_share(path) == 1.0
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs a tmpfs")
+def test_tmpfs_keeps_all_pages() -> None:
+    path = Path(f"/dev/shm/seatrial-test-{os.getpid()}")
+    try:
+        path.write_bytes(bytes(SIZE))
+        assert page_cache.evict(path) == 1.0
+    finally:
+        path.unlink()
+
+
+def test_unreadable_and_empty_files(tmp_path: Path) -> None:
+    assert page_cache.evict(tmp_path / "absent") == 1.0
+    (tmp_path / "empty").touch()
+    assert page_cache.evict(tmp_path / "empty") == 0.0
