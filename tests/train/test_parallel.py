@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from seatrial.model import UsageError
-from seatrial.train import parallel
+from seatrial.train import parallel, state_memory
 from seatrial.train.parallel import World
 from tests.train.ranks import config
 
@@ -59,6 +60,48 @@ def test_sharded_model_has_all_parameters_in_shards(world: World) -> None:
     assert built.train_module is built.model
     assert parallel.sharding_errors(built.model, ranks=1) == []
     assert not any(isinstance(parallel.unshard(tensor), DTensor) for tensor in built.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("wrap", "groups"),
+    [
+        ({}, ["layers.0", "layers.1", "output"]),
+        ({"wrap": "none"}, []),
+        # attention has 12,288 parameters, the MLP 30,720, the head with its norm 16,448, other weights of a block 128
+        ({"wrap": "size", "wrap_min_parameters": 30_000}, ["layers.0.mlp", "layers.1.mlp"]),
+        (
+            {"wrap": "size", "wrap_min_parameters": 12_288},
+            ["layers.0.self_attn", "layers.0.mlp", "layers.1.self_attn", "layers.1.mlp", "output"],
+        ),
+        (
+            {"wrap": "size", "wrap_min_parameters": 12_289},
+            ["layers.0", "layers.0.mlp", "layers.1", "layers.1.mlp", "output"],
+        ),
+        ({"wrap": "size", "wrap_min_parameters": 50_000}, []),
+    ],
+)
+def test_groups_of_fsdp2(world: World, wrap: dict[str, Any], groups: list[str]) -> None:
+    settings = config(parallel={"strategy": "fsdp2", **wrap})
+    model = parallel.build(config(), world).model
+    names = {module: name for name, module in model.named_modules()}
+    assert [names[module] for module in parallel.fsdp_groups(model, settings.parallel)] == groups
+
+
+def test_state_and_groups_are_counted_from_the_tensors(world: World) -> None:
+    settings = config(parallel={"strategy": "fsdp2"})
+    built = parallel.build(settings, world)
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    built.train_module(tokens, tokens).backward()
+    optimizer = parallel.optimizer(settings, built.trained_parameters)
+    optimizer.step()
+    gradients = state_memory.gradient_bytes(built.model)
+    state = state_memory.state_metrics(built.model, optimizer, gradients)
+    gib = 4 * 119_104 / 2**30  # one rank has all parameters, in fp32
+    assert (state["parameters_gib"], state["gradients_gib"], state["state_device"]) == (gib, gib, "cpu")
+    assert state["optimizer_gib"] == pytest.approx(2 * gib, rel=1e-3)  # and the number of steps of each tensor
+    # the root with the embedding, two blocks, the head
+    assert sorted(state_memory.group_bytes(built.model, 2)) == [2 * 16_384, 2 * 16_448, 2 * 43_136, 2 * 43_136]
+    assert set(state_memory.state_metrics(built.model, optimizer, None).values()) == {None}  # ZeRO-3
 
 
 def test_unsharded_model_is_an_error_for_each_parameter(world: World) -> None:

@@ -240,6 +240,9 @@ class Check:
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     # Name in reports → metrics of a quantity that should be the same on several nodes as on one
     scaling: Mapping[str, ScalingMetrics] = field(default_factory=dict)
+    # Implementation → metric of its speed, where several run the same work: one slow implementation is a fault of its
+    # software, and all slow a fault of the machine
+    implementations: Mapping[str, str] = field(default_factory=dict)
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
     # The search for slow nodes: a run adds this check by itself when a metric of several nodes is below a threshold.

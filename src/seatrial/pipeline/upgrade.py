@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from seatrial.checks.fabric import transport
-from seatrial.checks.training import ddp, throughput
+from seatrial.checks.training import ddp, parity, throughput
 from seatrial.config import renames
 
 Record = dict[str, Any]
@@ -157,6 +157,7 @@ def _add_facts_of_new_metrics(trial: Record) -> None:
     added = {
         **dict.fromkeys((ddp.CHECK.name, throughput.CHECK.name), ("ranks_compared", "data_wait_timed")),
         transport.CHECK.name: ("nvls_expected",),
+        parity.CHECK.name: ("fsdp2_variants",),
     }
     for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
         is_rank_0 = not measurement.get("facts", {}).keys().isdisjoint(("device", "backend"))

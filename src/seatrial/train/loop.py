@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from seatrial.model import SeatrialError
-from seatrial.train import checkpoint, data, exposed_communication, failure, lora, metrics, parallel
+from seatrial.train import checkpoint, data, exposed_communication, failure, lora, metrics, parallel, state_memory
 from seatrial.train.decoder import parameter_count
 from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.parallel import BuiltModel, World
@@ -131,6 +131,7 @@ class Trainer:
         # with FSDP2 the weights of each layer come from other ranks: compute time would contain waiting for them
         self._times_compute = settings.parallel.strategy != "fsdp2" or world.size == 1
         self._extra_batches = self._batches(0)  # for run_steps
+        self._gradient_bytes = 0
         self._communicate = True  # whether a step communicates gradients between ranks
         self._nonfinite = torch.zeros((), device=world.device)  # 1 after the first step that is not finite
         self._gradient_finite = torch.ones((), dtype=torch.bool, device=world.device)
@@ -192,6 +193,7 @@ class Trainer:
             data=self.blocks.info,
             trained_tokens=sum(record.trained_tokens or 0 for record in records),
             checkpoints=self.checkpointer.results,
+            gradient_bytes=self._gradient_bytes,
             compiled_graphs=torch._dynamo.utils.counters["stats"]["unique_graphs"],
         )
 
@@ -258,6 +260,7 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
+        self._gradient_bytes = self._gradient_bytes or state_memory.gradient_bytes(self.built.model)
         optimizer.zero_grad()
         values = _copy_to_host(torch.stack([mean_loss.double(), norm.double(), tokens.double()]))
         self.timer.end()

@@ -14,6 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from seatrial.model import SeatrialError
 from seatrial.train.checkpoint import CheckpointTiming
+from seatrial.train import state_memory
 from seatrial.train.hf import checkpoints
 from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.parallel import World
@@ -55,6 +56,7 @@ class StepRecorder(TrainerCallback):
         self.trainer: CountingTrainer | None = None
         self.steps: list[Step] = []
         self.saves: list[CheckpointTiming] = []
+        self.gradient_bytes: int | None = None
         self._config, self._strategy, self._world, self._out, self._phases = config, strategy, world, out, phases
         self._progress: StepLog | None = None
         self._step_start = 0.0
@@ -69,6 +71,14 @@ class StepRecorder(TrainerCallback):
         self._progress = StepLog(self._config, self._world, self._out, state.global_step)
         self._phases.end_phase("build")
         self._step_start = time.perf_counter()
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        del args, state, control
+        assert self.trainer is not None
+        if self.gradient_bytes is None and self._strategy != "zero3":  # DeepSpeed keeps gradients outside parameters
+            self.gradient_bytes = state_memory.gradient_bytes(self.trainer.model_wrapped)
 
     def on_log(
         self,
