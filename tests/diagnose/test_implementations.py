@@ -7,8 +7,8 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.checks.training import lora
 from seatrial.diagnose.implementations import SLOW_IMPLEMENTATION, SLOW_MACHINE, implementation_findings
-from seatrial.hardware.references import references_for
 from seatrial.hardware.links import Links
+from seatrial.hardware.references import references_for
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Explained, Finding, Measurement, Metric, Outcome, Verdict
 

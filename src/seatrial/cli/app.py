@@ -58,7 +58,6 @@ for command in (
     machine.checks,
     machine.skus,
     trial.render,
-    training.train,
     training.evaluate,
     trial.judge,
     trial.report,
@@ -69,6 +68,10 @@ for command in (
     site.init,
 ):
     app.command(epilog=EXAMPLES[command.__name__])(command)
+# the flags of training scripts, such as --max_steps 10
+app.command(epilog=EXAMPLES["train"], context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    training.train
+)
 baseline.command(epilog=EXAMPLES["learn"])(trial.learn)
 app.add_typer(baseline, name="baseline")
 

@@ -53,7 +53,7 @@ def _slow_machine(check: str, slow: Sequence[Verdict]) -> Finding:
         subject=CLUSTER,
         confidence="medium",
         evidence="; ".join(verdict.summary for verdict in slow),
-        first_command="nvidia-smi -q -d CLOCK,POWER,PERFORMANCE,TEMPERATURE; seatrial run acceptance --only device.gemm "
+        first_command="nvidia-smi -q -d CLOCK,POWER,PERFORMANCE; seatrial run acceptance --only device.gemm "
         "--only device.burn --only host.load",
         fix="Compare the GPUs with each other: the slowest one slows down all ranks. If the matrix multiplication rate "
         "of all is good, check CPUs, environment variables and the container.",

@@ -26,7 +26,7 @@ from seatrial.train.decoder import parameter_count
 from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.parallel import BuiltModel, World
 from seatrial.train.progress import StartupPhases, Step, StepLog, create_run_folder, require_tensorboard
-from seatrial.train.step_timer import StepTimer
+from seatrial.train.step_timer import ForwardTimer, StepTimer
 from seatrial.train.train_config import Schedule, TrainConfig
 
 # Steps between Python garbage collections. All ranks collect at the same step, since a collection on one delays all
@@ -127,9 +127,9 @@ class Trainer:
         self.settings, self.built, self.world, self.blocks = settings, built, world, blocks
         self.optimizer: Any = parallel.optimizer(settings, built.trained_parameters)
         self.checkpointer = checkpoint.Checkpointer(settings.checkpoint, world)
-        self.timer = StepTimer(world.device)
-        # with FSDP2 the weights of each layer come from other ranks: compute time would contain waiting for them
-        self._times_compute = settings.parallel.strategy != "fsdp2" or world.size == 1
+        # with FSDP2 the weights of each layer come from other ranks: only forward passes contain no wait for them
+        gathers = settings.parallel.strategy == "fsdp2" and world.size > 1
+        self.timer = StepTimer(world.device, ForwardTimer(built.model, world.device) if gathers else None)
         self._extra_batches = self._batches(0)  # for run_steps
         self._gradient_bytes = 0
         self._communicate = True  # whether a step communicates gradients between ranks
@@ -140,8 +140,7 @@ class Trainer:
 
     def _check_gradient(self, gradient: Tensor) -> None:
         self._gradient_finite &= gradient.isfinite().all()
-        if self._times_compute:
-            self.timer.end_compute()
+        self.timer.end_compute()
 
     def resume(self, out: Path) -> int:
         """Loads the newest complete checkpoint; returns its step, or 0 if there is none."""

@@ -230,7 +230,7 @@ def slowest_rank(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The rank with the longest compute time, its host, and its ratio to the median of the other ranks with interval.
 
     Step times cannot show it, since steps are synchronized. None if compute time was not separated from waiting, as
-    with FSDP2 and stack hf, or with fewer than 6 steps or 2 ranks.
+    with ZeRO-3, or with fewer than 6 steps or 2 ranks.
     """
     by_index = slowdowns([RankTimes.from_metrics(rank) for rank in ranks])
     if not by_index:

@@ -1,7 +1,7 @@
 """A model of 0.2 million random weights learns to call one of two functions: the evaluation finds the improvement.
 
-The requests for the two functions have no word in common. So the model needs no more than 100 steps of four rows, which
-take half a minute of CPU time; the held-out requests have other numbers than those of the training.
+The requests for the two functions have no word in common. So the model needs no more than 130 steps of two rows, which
+take about ten seconds of CPU time; the held-out requests have other numbers than those of the training.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import pytest
 import typer
 
 from seatrial.cli import training
-from seatrial.train.function_calling import template
 from seatrial.train.function_calling.glaive import CALL_MARKER, END_OF_TURN, convert
 from seatrial.train.hf import tokenization
 from tests.paths import CONFIGS
@@ -34,7 +33,7 @@ def rows(count: int) -> list[dict[str, str]]:
     names = list(REQUESTS)
     return [
         {
-            "system": f"SYSTEM: You are a helpful assistant with access to the following functions. Use them -\n{listed}\n",
+            "system": f"SYSTEM: You are a helpful assistant with access to the following functions.\n{listed}\n",
             "chat": f"USER: {number // 2}: {REQUESTS[name]}\n\n\n"
             f"ASSISTANT: {CALL_MARKER} {json.dumps({'name': name})[:-1]}, \"arguments\": '{{}}'}} {END_OF_TURN}\n\n\n",
         }
@@ -62,7 +61,7 @@ def test_training_improves_the_score_significantly(tmp_path: Path, capsys: pytes
     overrides = [
         *(f"data.path={data}", f"data.tokenizer={tokenizer}", "data.samples=400", "data.packing=false"),
         *("parallel.strategy=ddp", "parallel.deepspeed=null", "use_lora=false", "gradient_checkpointing=false"),
-        *("seq_len=240", "bsz=4", "grad_accum=1", "max_steps=100", "learning_rate.peak=6e-3"),
+        *("seq_len=240", "bsz=2", "grad_accum=1", "max_steps=130", "learning_rate.peak=5e-3"),
         *("checkpoint.every=0", "tensorboard=false", "evaluation.cases=40", "evaluation.bsz=40"),
     ]
     runs.train(runs.config(CONFIG, *overrides), tmp_path / "out")

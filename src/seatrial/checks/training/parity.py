@@ -133,8 +133,8 @@ def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Iterator[Observati
 def memory_observations(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Observation]:
     """Weights, gradients and Adam state on the fullest rank of each run, and its excess over a rank's share.
 
-    ``reports``: run → its metrics.json. The share of a rank with FSDP2 is the state of a rank with DDP ÷ ranks. The fact
-    ``memory_by_run`` is a table; ``memory_peak_gib`` is the peak of CUDA's allocator, null on CPUs.
+    ``reports``: run → its metrics.json. With FSDP2 the share of a rank is the state of a rank with DDP ÷ ranks.
+    The fact ``memory_by_run`` is a table; ``memory_peak_gib`` is the peak of CUDA's allocator, null on CPUs.
     """
     states = {
         name: max(
