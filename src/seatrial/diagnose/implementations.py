@@ -27,15 +27,17 @@ def implementation_findings(
         if verdict.subject == CLUSTER and verdict.check in checks and checks[verdict.check].implementations:
             by_metric.setdefault((verdict.check, verdict.metric), []).append(verdict)
     for name, check in checks.items():
-        speeds = {each: by_metric.get((name, metric), []) for each, metric in check.implementations.items()}
+        if not check.implementations:
+            continue
+        speeds = {each: by_metric.get((name, metric), []) for each, metric in check.implementations.speeds.items()}
         failed = {each: [verdict for verdict in found if _is_slow(verdict)] for each, found in speeds.items()}
         slow = [each for each, bad in failed.items() if bad]
         bad = [verdict for each in slow for verdict in failed[each]]
         good = [v for each, found in speeds.items() if each not in slow for v in found if _as_fast_as_reference(v)]
         if slow and len(slow) == len(speeds) and not explained.issuperset(map(Explained.of, bad)):
-            yield _slow_machine(name, bad)
+            yield _slow_machine(check.implementations.machine_command, bad)
         elif slow and good:
-            yield _slow_implementation(name, ", ".join(slow), bad, good)
+            yield _slow_implementation(check.implementations.software_command, ", ".join(slow), bad, good)
 
 
 def _is_slow(verdict: Verdict) -> bool:
@@ -46,38 +48,37 @@ def _as_fast_as_reference(verdict: Verdict) -> bool:
     return verdict.outcome is Outcome.PASS and verdict.basis is not None and verdict.basis.kind in _REFERENCES
 
 
-def _slow_machine(check: str, slow: Sequence[Verdict]) -> Finding:
+def _slow_machine(command: str, slow: Sequence[Verdict]) -> Finding:
     return Finding(
         cause=SLOW_MACHINE,
         title="all implementations of the same training are slow: the machine, not one framework",
         subject=CLUSTER,
         confidence="medium",
         evidence="; ".join(verdict.summary for verdict in slow),
-        first_command="nvidia-smi -q -d CLOCK,POWER,PERFORMANCE; seatrial run acceptance --only device.gemm "
-        "--only device.burn --only host.load",
+        first_command=command,
         fix="Compare the GPUs with each other: the slowest one slows down all ranks. If the matrix multiplication rate "
         "of all is good, check CPUs, environment variables and the container.",
         action="none",
-        source=_source(check, slow),
+        source=_source(slow),
         explains=tuple(map(Explained.of, slow)),
     )
 
 
-def _slow_implementation(check: str, name: str, slow: Sequence[Verdict], fast: Sequence[Verdict]) -> Finding:
+def _slow_implementation(command: str, name: str, slow: Sequence[Verdict], fast: Sequence[Verdict]) -> Finding:
     return Finding(
         cause=SLOW_IMPLEMENTATION,
         title=f"{name} is slow, another implementation of the same training is not: its software, not the machine",
         subject=CLUSTER,
         confidence="high",
         evidence="; ".join(verdict.summary for verdict in (*slow, *fast)),
-        first_command="pip list | grep -iE '^(torch|transformers|accelerate|peft|triton|nvidia)'",
-        fix=f"Compare the versions with those of the reference value, and with a node where {name} is fast; run the "
-        "training with NCCL_DEBUG and the profiler off. Do not replace hardware because of this.",
+        first_command=command,
+        fix=f"Compare the versions with those of the reference value, and with a node where {name} is fast. Do not "
+        "replace hardware because of this.",
         action="fix-environment",
-        source=_source(check, slow),
+        source=_source(slow),
         explains=tuple(map(Explained.of, slow)),
     )
 
 
-def _source(check: str, verdicts: Sequence[Verdict]) -> str:
-    return ", ".join(f"{metric} of {check}" for metric in dict.fromkeys(verdict.metric for verdict in verdicts))
+def _source(verdicts: Sequence[Verdict]) -> str:
+    return ", ".join(dict.fromkeys(f"{verdict.metric} of {verdict.check}" for verdict in verdicts))

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 MATRIX_SIZE = 8192  # rows and columns: enough to occupy all SMs of any GPU
 PRODUCTS = 600  # 0.9 s at 750 TFLOP/s: long enough to reach the power limit
+_not_compiled: Any = torch.compiler.disable  # untyped
 
 
 def gemm_tflops(device: torch.device) -> float | None:
@@ -112,17 +113,18 @@ class ForwardTimer:
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._clock, self._started = Clock(device), None
+        self._clock = Clock(device)
+        self._started: tuple[Any, float] | None = None
         self._forwards: list[tuple[Any, Any]] = []
         for module in innermost_groups(model) or [model]:
             module.register_forward_pre_hook(self._start)
             module.register_forward_hook(self._end, prepend=True)
 
-    @torch.compiler.disable  # a group may be inside of a compiled block
+    @_not_compiled  # a group may be inside of a compiled block
     def _start(self, *_: Any) -> None:
         self._started = self._clock.now()
 
-    @torch.compiler.disable
+    @_not_compiled
     def _end(self, *_: Any) -> None:
         self._forwards.append((self._started, self._clock.now()))
 

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 from seatrial.cli import training
@@ -64,9 +65,14 @@ def test_training_improves_the_score_significantly(tmp_path: Path, capsys: pytes
         *("seq_len=240", "bsz=2", "grad_accum=1", "max_steps=130", "learning_rate.peak=5e-3"),
         *("checkpoint.every=0", "tensorboard=false", "evaluation.cases=40", "evaluation.bsz=40"),
     ]
-    runs.train(runs.config(CONFIG, *overrides), tmp_path / "out")
-    with pytest.raises(typer.Exit) as exit_:
-        training.evaluate(CONFIGS / "tiny" / f"{CONFIG}.yaml", tmp_path / "out", overrides)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # with such small matrices a second thread only spins, above all on a loaded machine
+    try:
+        runs.train(runs.config(CONFIG, *overrides), tmp_path / "out")
+        with pytest.raises(typer.Exit) as exit_:
+            training.evaluate(CONFIGS / "tiny" / f"{CONFIG}.yaml", tmp_path / "out", overrides)
+    finally:
+        torch.set_num_threads(threads)
     assert exit_.value.exit_code == 0, capsys.readouterr().out
     assert "significant improvement: 0% correct before training" in capsys.readouterr().out
     test = json.loads((tmp_path / "out" / "evaluation.json").read_text())["sign_test"]

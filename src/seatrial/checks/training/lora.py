@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from seatrial.checks.base import Check, Context
+from seatrial.checks.base import Check, Context, Implementations
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
@@ -136,6 +136,11 @@ CHECK = Check(
     limit_s=1200.0,
     options=WorkloadOptions,
     may_exceed_100=("efficiency.*",),
-    implementations={stack: f"{TOKENS_PER_GPU}.{stack}" for stack in STACKS},
+    implementations=Implementations(
+        speeds={stack: f"{TOKENS_PER_GPU}.{stack}" for stack in STACKS},
+        machine_command="nvidia-smi -q -d CLOCK,POWER,PERFORMANCE; seatrial run acceptance --only device.gemm "
+        "--only device.burn --only host.load",
+        software_command="pip list | grep -iE '^(torch|transformers|accelerate|peft|triton|nvidia)'",
+    ),
     performance_metrics=(*_results.PERFORMANCE, "efficiency.*", "native_vs_hf"),
 )
