@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,9 +89,8 @@ def test_one_process_ddp_and_fsdp2_agree(training: Run) -> None:
     )  # only the first rank reports metrics
     runs = ("single_process", *parity.STRATEGIES, *parity.VARIANTS)
     assert {series.name for series in first.series} == {f"loss.{run}" for run in runs}
-    assert {run: row["state_device"] for run, row in first.facts["memory_by_run"].items()} == dict.fromkeys(
-        runs[1:], "cpu"
-    )  # type: ignore[union-attr,index,call-overload]
+    memory: Any = first.facts["memory_by_run"]
+    assert {run: row["state_device"] for run, row in memory.items()} == dict.fromkeys(runs[1:], "cpu")
 
 
 def test_checkpoint_is_resumed_and_damage_is_refused(training: Run) -> None:

@@ -185,10 +185,10 @@ def shard(model: Decoder, settings: TrainConfig, world: World, compute_dtype: to
         fully_shard(group, reshard_after_forward=reshard, **options)
     fully_shard(model, reshard_after_forward=False, **options)
     if depth := parallel.prefetch:  # all-gather the next groups while one computes, forward and backward
-        modules = cast("list[FSDPModule]", groups)
-        for index, group in enumerate(modules):
-            group.set_modules_to_forward_prefetch(modules[index + 1 : index + 1 + depth])
-            group.set_modules_to_backward_prefetch(modules[max(0, index - depth) : index][::-1])
+        fsdp_modules = cast("list[FSDPModule]", groups)
+        for index, module in enumerate(fsdp_modules):
+            module.set_modules_to_forward_prefetch(fsdp_modules[index + 1 : index + 1 + depth])
+            module.set_modules_to_backward_prefetch(fsdp_modules[max(0, index - depth) : index][::-1])
 
 
 def fsdp_groups(model: Decoder, parallel: Parallel) -> list[nn.Module]:
@@ -201,7 +201,8 @@ def fsdp_groups(model: Decoder, parallel: Parallel) -> list[nn.Module]:
     head: list[nn.Module] = [model.output] if model.output.lm_head is not None else []
     if parallel.wrap == "block":
         return [*blocks(model), *head]
-    minimum, groups = parallel.wrap_min_parameters or 0, []
+    minimum = parallel.wrap_min_parameters or 0
+    groups: list[nn.Module] = []
     for block in blocks(model):
         inner = [module for module in (block.self_attn, block.mlp) if _size(module) >= minimum]
         rest = _size(block) - sum(map(_size, inner))

@@ -117,14 +117,13 @@ class ForwardTimer:
         self._started: tuple[Any, float] | None = None
         self._forwards: list[tuple[Any, Any]] = []
         for module in innermost_groups(model) or [model]:
-            module.register_forward_pre_hook(self._start)
-            module.register_forward_hook(self._end, prepend=True)
+            # not compiled: a group may be inside of a compiled block
+            module.register_forward_pre_hook(_not_compiled(self._start))
+            module.register_forward_hook(_not_compiled(self._end), prepend=True)
 
-    @_not_compiled  # a group may be inside of a compiled block
     def _start(self, *_: Any) -> None:
         self._started = self._clock.now()
 
-    @_not_compiled
     def _end(self, *_: Any) -> None:
         self._forwards.append((self._started, self._clock.now()))
 

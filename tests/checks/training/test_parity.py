@@ -22,6 +22,7 @@ from seatrial.checks.training.parity import (
     memory_observations,
     training_configs,
 )
+from seatrial.model import Metric
 from seatrial.train import compare, train_config
 from seatrial.train.compare import StepRecord
 from seatrial.train.train_config import TrainConfig
@@ -108,7 +109,7 @@ def test_each_injected_fault_fails_its_metrics(tmp_path: Path) -> None:
 
     assert failed("ddp") == set()
     reports = {name: json.loads((tmp_path / name / "metrics.json").read_text()) for name in COMPARED}
-    memory = {observation.name: observation.value for observation in memory_observations(reports)}
+    memory = {item.name: item.value for item in memory_observations(reports) if isinstance(item, Metric)}
     assert all(0 <= memory[f"state_excess.{name}"] < 1 for name in COMPARED[1:])  # 257 rows on two ranks
     groups = {name: reports[name]["fsdp_groups"] for name in COMPARED}
     assert groups == {"ddp": 0, "fsdp2": 4, "fsdp2_by_size": 6, "fsdp2_unwrapped": 1, "fsdp2_cpu_offload": 4}

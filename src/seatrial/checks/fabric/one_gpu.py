@@ -31,8 +31,8 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
     yield from facts({**group, **rank.describe_device(context.device)})
     yield Fact(
         name="method",
-        value=f"{transport_text(group)}: in-place all-reduce of 1 KiB in a communicator of one rank, {context.world_size} "
-        f"ranks concurrently; median of {len(windows)} windows",
+        value=f"{transport_text(group)}: in-place all-reduce of 1 KiB in a communicator of one rank, "
+        f"{context.world_size} ranks concurrently; median of {len(windows)} windows",
     )
     yield metric("latency.1KiB", windows, "us", context.subject)
     yield from group_wrong_data_results({context.subject: result}, context.subject)

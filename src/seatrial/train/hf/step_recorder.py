@@ -74,8 +74,9 @@ class StepRecorder(TrainerCallback):
         self._progress = StepLog(self._config, self._world, self._out, state.global_step)
         if strategy != "zero3":  # DeepSpeed gathers weights in hooks of every layer
             wrapped = self.trainer.model_wrapped
-            replicated = isinstance(wrapped, DistributedDataParallel)  # it may broadcast buffers before the model runs
-            self._forward_timer = ForwardTimer(wrapped.module if replicated else wrapped, self._world.device)
+            # DDP may broadcast buffers before the model runs
+            replica: Any = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
+            self._forward_timer = ForwardTimer(replica, self._world.device)
         self._phases.end_phase("build")
         self._step_start = time.perf_counter()
 
