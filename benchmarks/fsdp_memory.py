@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -80,8 +81,6 @@ def train(config_name: str | None, folder: Path) -> None:
     dist.barrier()
     dist.destroy_process_group()
     if is_rank0:
-        import os
-
         for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             os.environ.pop(variable, None)
         loop.train(configs["single_process"], folder / "single_process")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from seatrial.checks import catalog
@@ -10,7 +12,7 @@ from seatrial.diagnose.implementations import SLOW_IMPLEMENTATION, SLOW_MACHINE,
 from seatrial.hardware.links import Links
 from seatrial.hardware.references import references_for
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Explained, Finding, Measurement, Metric, Outcome, Verdict
+from seatrial.model import CLUSTER, Basis, BasisKind, Explained, Finding, Measurement, Metric, Outcome, Verdict
 
 FACTS = {"device": "cuda", "trained": "yes", "settings": "shipped", "gpu": "NVIDIA H200", "nodes": 1}
 NATIVE, HF = 17183.0, 10118.0  # the reference values of two H200
@@ -61,16 +63,11 @@ def test_without_a_reference_of_the_other_stack_there_is_no_conclusion() -> None
 
 
 def test_lax_threshold_of_a_trial_does_not_show_that_the_machine_is_fast() -> None:
-    slow_native, _ = verdicts(0.6 * NATIVE, HF)
-    lax = judge_check(
-        lora.CHECK,
-        [Measurement(check="train.lora", subject="n0/gpu0", facts=FACTS)],
-        {},
-        "t",
-    )
-    assert all(verdict.outcome is not Outcome.PASS for verdict in lax)
-    passed_500 = Verdict("train.lora", CLUSTER, Outcome.PASS, "tokens_per_second_per_gpu.hf", value=900)
-    assert findings([slow_native, passed_500]) == []
+    slow_native, fast_hf = verdicts(0.6 * NATIVE, HF)
+    assert fast_hf.basis
+    assert fast_hf.basis.kind is BasisKind.SKU
+    threshold = replace(fast_hf, basis=Basis(kind=BasisKind.TRIAL, expected=500, op=">"))
+    assert [len(findings([slow_native, hf])) for hf in (fast_hf, threshold)] == [1, 0]
 
 
 def test_machine_is_not_named_again_where_a_cause_explains_it() -> None:

@@ -95,5 +95,7 @@ def test_command_line_has_priority_over_run_args(tmp_path: Path) -> None:
     assert (code, "--set max_steps=" in err) == (2, True)
     code, _, err = call("train", "tiny/ddp", "--run_args", str(path), "--max_steps", "two")
     assert (code, "--set max_steps=two" in err) == (2, True)
+    code, _, err = call("train", "--max_steps", "3", "tiny/ddp")
+    assert (code, "--max_steps: the config comes before its arguments" in err) == (2, True)
     code, _, err = call("train", "tiny/ddp", "--max_steps", "two", "--set", "max_steps=three")
     assert (code, "--set max_steps=three" in err) == (2, True)

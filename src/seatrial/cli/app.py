@@ -58,6 +58,7 @@ for command in (
     machine.checks,
     machine.skus,
     trial.render,
+    training.train,
     training.evaluate,
     trial.judge,
     trial.report,
@@ -67,11 +68,9 @@ for command in (
     files.migrate,
     site.init,
 ):
-    app.command(epilog=EXAMPLES[command.__name__])(command)
-# the flags of training scripts, such as --max_steps 10
-app.command(epilog=EXAMPLES["train"], context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    training.train
-)
+    # the flags of training scripts, such as --max_steps 10, are keys of the training config
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True} if command is training.train else None
+    app.command(epilog=EXAMPLES[command.__name__], context_settings=settings)(command)
 baseline.command(epilog=EXAMPLES["learn"])(trial.learn)
 app.add_typer(baseline, name="baseline")
 

@@ -9,7 +9,7 @@ import typer
 
 from seatrial.cli.options import EXIT_CODES, AsJson
 from seatrial.cli.output import print_json
-from seatrial.model import DecisionValue
+from seatrial.model import DecisionValue, UsageError
 
 
 def train(
@@ -31,6 +31,8 @@ def train(
     """
     from seatrial.train import command, script_flags
 
+    if str(config).startswith("--"):
+        raise UsageError(f"{config}: the config comes before its arguments: seatrial train CONFIG {config} VALUE")
     overrides = script_flags.overrides_from_run_args(run_args) if run_args else []
     overrides += [*script_flags.overrides_from_flags(context.args), *(set_ or ())]
     command.train(config, overrides, out, as_json)

@@ -1,7 +1,7 @@
 """The memory that one rank holds of weights, gradients and optimizer state, counted from its tensors.
 
 Counted values are the same on CPUs and GPUs. They contain neither activations nor weights gathered from other ranks: of
-those, the peak of the CUDA allocator (memory_peak_gib in metrics.json) has all, and ``largest_group_bytes`` the part
+those, the peak of the CUDA allocator (memory_peak_gib in metrics.json) has all, and ``group_bytes`` the part
 that FSDP2's wrapping determines.
 """
 
