@@ -32,8 +32,8 @@ def verdicts(native: float, hf: float, ranks: int = 2) -> list[Verdict]:
     return [verdict for verdict in judged if verdict.metric.startswith("tokens_per_second")]
 
 
-def findings(found: list[Verdict], causes: tuple[Finding, ...] = ()) -> list[Finding]:
-    return list(implementation_findings(found, catalog(), causes))
+def findings(judged: list[Verdict], causes: tuple[Finding, ...] = ()) -> list[Finding]:
+    return list(implementation_findings(judged, catalog(), causes))
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def findings(found: list[Verdict], causes: tuple[Finding, ...] = ()) -> list[Fin
     ],
 )
 def test_conclusion_from_both_stacks(native: float, hf: float, cause: str | None, stack: str | None) -> None:
-    found = findings(verdicts(native, hf))
-    assert [finding.cause for finding in found] == ([cause] if cause else [])
-    explained = {key.metric for finding in found for key in finding.explains}
+    conclusions = findings(verdicts(native, hf))
+    assert [finding.cause for finding in conclusions] == ([cause] if cause else [])
+    explained = {key.metric for finding in conclusions for key in finding.explains}
     slow = {"native", "hf"} if cause == SLOW_MACHINE else {stack} - {None}
     assert explained == {f"tokens_per_second_per_gpu.{name}" for name in slow}
 

@@ -15,7 +15,7 @@ _REFERENCES = (BasisKind.SKU, BasisKind.SITE)
 def implementation_findings(
     verdicts: Sequence[Verdict], checks: Mapping[str, Check], causes: Sequence[Finding]
 ) -> Iterator[Finding]:
-    """A finding per check of which all implementations are slow, or one is while another is as fast as its reference.
+    """A finding per check whose implementations are all slow, or where one is and another is as fast as its reference.
 
     Slow is a FAIL of the implementation's speed, fast a PASS against a reference value of the SKU or the site. Without
     both there is no conclusion: an inconclusive speed or a missing reference value shows neither. No finding for a slow
@@ -30,10 +30,9 @@ def implementation_findings(
         if not check.implementations:
             continue
         speeds = {each: by_metric.get((name, metric), []) for each, metric in check.implementations.speeds.items()}
-        failed = {each: [verdict for verdict in found if _is_slow(verdict)] for each, found in speeds.items()}
-        slow = [each for each, bad in failed.items() if bad]
-        bad = [verdict for each in slow for verdict in failed[each]]
-        good = [v for each, found in speeds.items() if each not in slow for v in found if _as_fast_as_reference(v)]
+        slow = [each for each, judged in speeds.items() if any(map(_is_slow, judged))]
+        bad = [verdict for each in slow for verdict in speeds[each] if _is_slow(verdict)]
+        good = [v for each in speeds if each not in slow for v in speeds[each] if _as_fast_as_reference(v)]
         if slow and len(slow) == len(speeds) and not explained.issuperset(map(Explained.of, bad)):
             yield _slow_machine(check.implementations.machine_command, bad)
         elif slow and good:

@@ -130,7 +130,7 @@ class Parallel(Frozen):
     )
     wrap: Literal["block", "size", "none"] = Field(
         default="block",
-        description="fsdp2: what is gathered at once: each block; each attention, MLP, block and head with at least "
+        description="fsdp2: the modules that are gathered at once: each block; each attention, MLP, block and head with at least "
         "wrap_min_parameters; none: the whole model",
     )
     wrap_min_parameters: int | None = Field(default=None, gt=0, description="wrap: size")
