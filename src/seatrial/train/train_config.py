@@ -130,8 +130,8 @@ class Parallel(Frozen):
     )
     wrap: Literal["block", "size", "none"] = Field(
         default="block",
-        description="fsdp2: the modules that are gathered at once: each block; each attention, MLP, block and head with at least "
-        "wrap_min_parameters; none: the whole model",
+        description="fsdp2: the modules that are gathered at once: each block; each attention, MLP, "
+        "block and head with at least wrap_min_parameters; none: the whole model",
     )
     wrap_min_parameters: int | None = Field(default=None, gt=0, description="wrap: size")
     cpu_offload: bool = False
