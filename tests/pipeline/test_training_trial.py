@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from seatrial.checks.training import parity
 from seatrial.model import Measurement, Outcome, Trial
 from tests.processes import Program, load
 
@@ -85,7 +87,10 @@ def test_one_process_ddp_and_fsdp2_agree(training: Run) -> None:
     assert second == Measurement(
         **{**second.model_dump(), "metrics": (), "facts": {}}
     )  # only the first rank reports metrics
-    assert {series.name for series in first.series} == {"loss.single_process", "loss.ddp", "loss.fsdp2"}
+    runs = ("single_process", *parity.STRATEGIES, *parity.VARIANTS)
+    assert {series.name for series in first.series} == {f"loss.{run}" for run in runs}
+    memory: Any = first.facts["memory_by_run"]
+    assert {run: row["state_device"] for run, row in memory.items()} == dict.fromkeys(runs[1:], "cpu")
 
 
 def test_checkpoint_is_resumed_and_damage_is_refused(training: Run) -> None:

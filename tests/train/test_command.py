@@ -20,7 +20,7 @@ def test_training_on_two_ranks_with_torchrun(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     config = TINY / "lora-mistral-7b-ddp.yaml"
     done = subprocess.run(
-        [*torchrun, "-m", "seatrial", "train", config, "--set", "max_steps=3", "--json"],
+        [*torchrun, "-m", "seatrial", "train", config, "--max_steps", "3", "--use_lora", "--json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -32,7 +32,7 @@ def test_training_on_two_ranks_with_torchrun(tmp_path: Path) -> None:
     out = Path(metrics["out"])
     assert (metrics["world_size"], metrics["steps_measured"], metrics["use_lora"]) == (2, 1, True)
     assert out.parent == tmp_path / "seatrial-runs"
-    files = {"config.json", "data", "final", "metrics.json", "steps.jsonl", "summary.txt"}
+    files = {"config.json", "data", "final", "metrics.json", "run_args.json", "steps.jsonl", "summary.txt"}
     assert {path.name for path in out.iterdir()} == files
     assert len((out / "steps.jsonl").read_text().splitlines()) == 3
     assert "training 17,920 of 137,024 parameters" in done.stderr

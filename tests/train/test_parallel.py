@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +60,31 @@ def test_sharded_model_has_all_parameters_in_shards(world: World) -> None:
     assert built.train_module is built.model
     assert parallel.sharding_errors(built.model, ranks=1) == []
     assert not any(isinstance(parallel.unshard(tensor), DTensor) for tensor in built.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("wrap", "groups"),
+    [
+        ({}, ["layers.0", "layers.1", "output"]),
+        ({"wrap": "none"}, []),
+        # attention has 12,288 parameters, the MLP 30,720, the head with its norm 16,448, other weights of a block 128
+        ({"wrap": "size", "wrap_min_parameters": 30_000}, ["layers.0.mlp", "layers.1.mlp"]),
+        (
+            {"wrap": "size", "wrap_min_parameters": 12_288},
+            ["layers.0.self_attn", "layers.0.mlp", "layers.1.self_attn", "layers.1.mlp", "output"],
+        ),
+        (
+            {"wrap": "size", "wrap_min_parameters": 12_289},
+            ["layers.0", "layers.0.mlp", "layers.1", "layers.1.mlp", "output"],
+        ),
+        ({"wrap": "size", "wrap_min_parameters": 50_000}, []),
+    ],
+)
+def test_groups_of_fsdp2(world: World, wrap: dict[str, Any], groups: list[str]) -> None:
+    settings = config(parallel={"strategy": "fsdp2", **wrap})
+    model = parallel.build(config(), world).model
+    names = {module: name for name, module in model.named_modules()}
+    assert [names[module] for module in parallel.fsdp_groups(model, settings.parallel)] == groups
 
 
 def test_unsharded_model_is_an_error_for_each_parameter(world: World) -> None:

@@ -52,7 +52,8 @@ def test_times_of_two_steps(seconds: list[float], monkeypatch: pytest.MonkeyPatc
 def test_waiting_for_a_core_is_neither_compute_nor_wait_for_data(
     seconds: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waited = iter([0.0, 0.0, 1.5, 1.5, 3.0])  # open, before and after the batch, begin, last gradient
+    # open, first mark, before and after the batch, at its end, begin, forward, last gradient, end
+    waited = iter([0.0, 0.0, 0.0, 1.5, 1.5, 1.5, 1.5, 3.0, 3.0])
     monkeypatch.setattr(step_timer._SchedulerWait, "seconds", lambda _self: next(waited))
     seconds += [10, 10, 12, 12, 13, 16, 17, 20]
     timer = step_timer.StepTimer(CPU)

@@ -161,3 +161,20 @@ def test_fp8_requirements() -> None:
     assert "fp8 requires bf16=true" in str(raised.value)
     with pytest.raises(UsageError, match=r"multiple of 16 \(got 15\)$"):
         train_config.load("tiny/throughput", ["fp8=true", "bf16=true", "bsz=3", "seq_len=5"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["parallel.wrap=none"], "wrap none requires strategy fsdp2"),
+        (["parallel.strategy=fsdp2", "parallel.wrap=size"], "wrap size and wrap_min_parameters require each other"),
+        (["parallel.strategy=fsdp2", "parallel.wrap_min_parameters=9"], "wrap size and wrap_min_parameters require"),
+        (
+            ["stack=hf", "parallel.strategy=fsdp2", "parallel.wrap=size", "parallel.wrap_min_parameters=9"],
+            "parallel.wrap size requires stack native",
+        ),
+    ],
+)
+def test_wrapping_is_for_fsdp2(overrides: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        train_config.load("tiny/ddp", overrides)

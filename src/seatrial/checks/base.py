@@ -146,6 +146,15 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Implementations:
+    """Implementation → metric of its speed, and the first command if the machine or the software of one is slow."""
+
+    speeds: Mapping[str, str]
+    machine_command: str
+    software_command: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScalingMetrics:
     """The metrics of one quantity on a GPU, on a node, on two nodes and on all nodes, for reports; "": not measured.
 
@@ -246,6 +255,8 @@ class Check:
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     # Name in reports → metrics of a quantity that should be the same on several nodes as on one
     scaling: Mapping[str, ScalingMetrics] = field(default_factory=dict)
+    # Several implementations of the same work: one slow is a fault of its software, all slow a fault of the machine
+    implementations: Implementations | None = None
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
     # The search for slow nodes: a run adds this check by itself when a metric of several nodes is below a threshold.

@@ -70,7 +70,9 @@ for command in (
     site.init,
     watch,
 ):
-    app.command(epilog=EXAMPLES[command.__name__])(command)
+    # the flags of training scripts, such as --max_steps 10, are keys of the training config
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True} if command is training.train else None
+    app.command(epilog=EXAMPLES[command.__name__], context_settings=settings)(command)
 baseline.command(epilog=EXAMPLES["learn"])(trial.learn)
 app.add_typer(baseline, name="baseline")
 

@@ -9,21 +9,33 @@ import typer
 
 from seatrial.cli.options import EXIT_CODES, AsJson
 from seatrial.cli.output import print_json
-from seatrial.model import DecisionValue
+from seatrial.model import DecisionValue, UsageError
 
 
 def train(
+    context: typer.Context,
     config: Annotated[Path, typer.Argument(help="A shipped training config, such as throughput, or a .yaml file.")],
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated.")
     ] = None,
+    run_args: Annotated[
+        Path | None, typer.Option("--run-args", "--run_args", help="Set the keys in a run_args.json.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder; by default a new one.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model in one process, or as one rank under torchrun."""
-    from seatrial.train import command
+    """Train a model in one process, or as one rank under torchrun.
 
-    command.train(config, set_ or [], out, as_json)
+    Keys of the config with one value are flags, too, under the names of common scripts: --max_steps 10 --use_lora. The
+    config comes first. --set has priority over flags, flags over --run-args.
+    """
+    from seatrial.train import command, script_flags
+
+    if str(config).startswith("--"):
+        raise UsageError(f"{config}: the config comes before its arguments: seatrial train CONFIG {config} VALUE")
+    overrides = script_flags.overrides_from_run_args(run_args) if run_args else []
+    overrides += [*script_flags.overrides_from_flags(context.args), *(set_ or ())]
+    command.train(config, overrides, out, as_json)
     # imported after command.train, whose error without torch is clearer
     from seatrial.bench.group import exit_without_teardown
 

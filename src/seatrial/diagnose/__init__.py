@@ -13,6 +13,7 @@ from seatrial.diagnose.confirm import merge, unmerged, with_confirmations
 from seatrial.diagnose.failed_rank import RANK_FAILED, SIGTERM_SIGNATURES, failed_rank_finding
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
+from seatrial.diagnose.implementations import implementation_findings
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_origin import line_rank
 from seatrial.diagnose.log_search import search
@@ -78,7 +79,8 @@ def _causes(
     every_search = [*measurements, *searches]
     located = localization_findings(every_search, verdicts, measurements, checks, causes, node_prefix)
     certain = [cause for cause in causes if cause.confidence == "high"]
-    return (*certain, *located, *(cause for cause in causes if cause.confidence != "high"))
+    implementations = implementation_findings(verdicts, checks, causes)
+    return (*certain, *located, *implementations, *(cause for cause in causes if cause.confidence != "high"))
 
 
 def refreshed_findings(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from seatrial.checks.fabric import transport
-from seatrial.checks.training import ddp, throughput
+from seatrial.checks.training import ddp, fsdp, parity, throughput
 from seatrial.config import renames
 
 Record = dict[str, Any]
@@ -155,8 +155,11 @@ def _add_p99_ratio_measured(trial: Record) -> None:
 def _add_facts_of_new_metrics(trial: Record) -> None:
     """Adds facts that the rules of later metrics require, with the value "no": the record lacks these metrics."""
     added = {
-        **dict.fromkeys((ddp.CHECK.name, throughput.CHECK.name), ("ranks_compared", "data_wait_timed")),
+        **dict.fromkeys(
+            (ddp.CHECK.name, fsdp.CHECK.name, throughput.CHECK.name), ("ranks_compared", "data_wait_timed")
+        ),
         transport.CHECK.name: ("nvls_expected",),
+        parity.CHECK.name: ("fsdp2_variants",),
     }
     for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
         is_rank_0 = not measurement.get("facts", {}).keys().isdisjoint(("device", "backend"))

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from seatrial.model import SeatrialError
-from seatrial.train import checkpoint, data, exposed_communication, failure, lora, metrics, parallel
+from seatrial.train import checkpoint, data, exposed_communication, failure, lora, metrics, parallel, state_memory
 from seatrial.train.decoder import parameter_count
 from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.parallel import BuiltModel, World
 from seatrial.train.progress import StartupPhases, Step, StepLog, create_run_folder, require_tensorboard
-from seatrial.train.step_timer import StepTimer
+from seatrial.train.step_timer import ForwardTimer, StepTimer
 from seatrial.train.train_config import Schedule, TrainConfig
 
 # Steps between Python garbage collections. All ranks collect at the same step, since a collection on one delays all
@@ -127,10 +127,11 @@ class Trainer:
         self.settings, self.built, self.world, self.blocks = settings, built, world, blocks
         self.optimizer: Any = parallel.optimizer(settings, built.trained_parameters)
         self.checkpointer = checkpoint.Checkpointer(settings.checkpoint, world)
-        self.timer = StepTimer(world.device)
-        # with FSDP2 the weights of each layer come from other ranks: compute time would contain waiting for them
-        self._times_compute = settings.parallel.strategy != "fsdp2" or world.size == 1
+        # with FSDP2 the weights of each layer come from other ranks: only forward passes contain no wait for them
+        gathers = settings.parallel.strategy == "fsdp2" and world.size > 1
+        self.timer = StepTimer(world.device, ForwardTimer(built.model, world.device) if gathers else None)
         self._extra_batches = self._batches(0)  # for run_steps
+        self._gradient_bytes = 0
         self._communicate = True  # whether a step communicates gradients between ranks
         self._nonfinite = torch.zeros((), device=world.device)  # 1 after the first step that is not finite
         self._gradient_finite = torch.ones((), dtype=torch.bool, device=world.device)
@@ -139,8 +140,7 @@ class Trainer:
 
     def _check_gradient(self, gradient: Tensor) -> None:
         self._gradient_finite &= gradient.isfinite().all()
-        if self._times_compute:
-            self.timer.end_compute()
+        self.timer.end_compute()
 
     def resume(self, out: Path) -> int:
         """Loads the newest complete checkpoint; returns its step, or 0 if there is none."""
@@ -192,6 +192,7 @@ class Trainer:
             data=self.blocks.info,
             trained_tokens=sum(record.trained_tokens or 0 for record in records),
             checkpoints=self.checkpointer.results,
+            gradient_bytes=self._gradient_bytes,
             compiled_graphs=torch._dynamo.utils.counters["stats"]["unique_graphs"],
         )
 
@@ -258,6 +259,7 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
+        self._gradient_bytes = self._gradient_bytes or state_memory.gradient_bytes(self.built.model)
         optimizer.zero_grad()
         values = _copy_to_host(torch.stack([mean_loss.double(), norm.double(), tokens.double()]))
         self.timer.end()

@@ -24,12 +24,12 @@ from seatrial.train.data import DatasetInfo
 from seatrial.train.parallel import World, tensor_counts
 from seatrial.train.progress import StartupPhases, Step
 from seatrial.train.rank_times import RankTimes, slowdowns
+from seatrial.train.state_memory import GIB, group_bytes, state_metrics
 from seatrial.train.step_timer import gemm_tflops
 from seatrial.train.train_config import TrainConfig
 from seatrial.util import data_files
 from seatrial.util.files import atomic_write, write_json
 
-GIB = 2**30
 _DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 _DTYPE_NAMES = {torch.float: "fp32", torch.bfloat16: "bf16", torch.half: "fp16", torch.double: "fp64"}
 
@@ -47,6 +47,7 @@ class TrainingRun:
     trained_tokens: int  # tokens with a loss, of all ranks
     checkpoints: Sequence[checkpoint.CheckpointTiming]
     compiled_graphs: int = 0
+    gradient_bytes: int | None = None  # of this rank, before a step of the optimizer
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -57,7 +58,8 @@ def report(settings: TrainConfig, world: World, run: TrainingRun, phases: Startu
     """
     common = _script_metrics(settings, world, run.steps, phases)
     measured = run.steps[settings.untimed_steps :] or run.steps[-1:]
-    ranks = world.gather(_rank_metrics(world, measured))
+    state = state_metrics(run.model, run.optimizer, run.gradient_bytes)
+    ranks = world.gather(_rank_metrics(world, measured) | state)
     trained, total = parameter_counts(run.model)
     return common | {
         "run_name": settings.run_name,
@@ -86,6 +88,7 @@ def report(settings: TrainConfig, world: World, run: TrainingRun, phases: Startu
         "allocator": _allocator(),
         "params_and_optimizer_gib": _max_over_ranks(ranks, "memory_allocated_gib"),
         "params_and_optimizer_expected_gib": _expected_state_gib(settings, world, run),
+        **_fsdp_groups(settings, run),
         "checkpoints": [asdict(timing) for timing in run.checkpoints],
         "data": asdict(run.data),
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__), **run.versions},
@@ -227,7 +230,7 @@ def slowest_rank(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The rank with the longest compute time, its host, and its ratio to the median of the other ranks with interval.
 
     Step times cannot show it, since steps are synchronized. None if compute time was not separated from waiting, as
-    with FSDP2 and stack hf, or with fewer than 6 steps or 2 ranks.
+    with ZeRO-3, or with fewer than 6 steps or 2 ranks.
     """
     by_index = slowdowns([RankTimes.from_metrics(rank) for rank in ranks])
     if not by_index:
@@ -254,6 +257,12 @@ def _expected_state_gib(settings: TrainConfig, world: World, run: TrainingRun) -
     tensors = {True: 3, False: 1}  # by requires_grad: weight and two moments, or weight only
     total_bytes = sum(_unsharded_size(p) * p.element_size() * tensors[p.requires_grad] for p in run.model.parameters())
     return total_bytes / (world.size / _replicas(settings, world, run)) / GIB
+
+
+def _fsdp_groups(settings: TrainConfig, run: TrainingRun) -> dict[str, Any]:
+    """The number of FSDP2 groups, and the size of the largest when its weights are gathered; null without groups."""
+    sizes = group_bytes(run.model, _DTYPE_BYTES["bf16" if settings.bf16 else "fp32"])
+    return {"fsdp_groups": len(sizes), "fsdp_largest_group_gib": max(sizes) / GIB if sizes else None}
 
 
 def _replicas(settings: TrainConfig, world: World, run: TrainingRun) -> int:

@@ -23,7 +23,7 @@ from seatrial.bench import rank
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import fp8, lora, weights
 from seatrial.train.decoder import Block, Decoder, Linear
-from seatrial.train.train_config import TrainConfig
+from seatrial.train.train_config import Parallel, TrainConfig
 from seatrial.util.node_name import node_name
 
 T = TypeVar("T")
@@ -168,10 +168,9 @@ def blocks(model: Decoder) -> list[Block]:
 
 
 def shard(model: Decoder, settings: TrainConfig, world: World, compute_dtype: torch.dtype) -> None:
-    """Applies FSDP2 to ``model``: one group per block, one for the last norm and head, and the root with the embedding.
+    """Applies FSDP2 to ``model``: one group per module of ``fsdp_groups``, and the root group with all other weights.
 
-    With tied weights the head belongs to the root group. Raises UsageError if parallel.replicas does not divide the
-    number of ranks.
+    Raises UsageError if parallel.replicas does not divide the number of ranks.
     """
     parallel = settings.parallel
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
@@ -180,18 +179,39 @@ def shard(model: Decoder, settings: TrainConfig, world: World, compute_dtype: to
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=_DTYPES[parallel.reduce_dtype]),
         "offload_policy": offload if parallel.cpu_offload else OffloadPolicy(),
     }
-    groups: list[nn.Module] = [*blocks(model)]
-    for block in groups:
-        fully_shard(block, reshard_after_forward=parallel.reshard_after_forward, **options)
-    if model.output.lm_head is not None:
-        fully_shard(model.output, reshard_after_forward=False, **options)
-        groups.append(model.output)
+    groups = fsdp_groups(model, parallel)
+    for group in reversed(groups):  # inner modules first: the outer one takes the weights that are left
+        reshard = parallel.reshard_after_forward and group is not model.output
+        fully_shard(group, reshard_after_forward=reshard, **options)
     fully_shard(model, reshard_after_forward=False, **options)
     if depth := parallel.prefetch:  # all-gather the next groups while one computes, forward and backward
-        fsdp_groups = cast("list[FSDPModule]", groups)
-        for index, group in enumerate(fsdp_groups):
-            group.set_modules_to_forward_prefetch(fsdp_groups[index + 1 : index + 1 + depth])
-            group.set_modules_to_backward_prefetch(fsdp_groups[max(0, index - depth) : index][::-1])
+        fsdp_modules = cast("list[FSDPModule]", groups)
+        for index, module in enumerate(fsdp_modules):
+            module.set_modules_to_forward_prefetch(fsdp_modules[index + 1 : index + 1 + depth])
+            module.set_modules_to_backward_prefetch(fsdp_modules[max(0, index - depth) : index][::-1])
+
+
+def fsdp_groups(model: Decoder, parallel: Parallel) -> list[nn.Module]:
+    """The modules whose weights are gathered together, in the order of execution, by ``parallel.wrap``.
+
+    The embedding is in the root group, and so is a tied head, which has the same weights.
+    """
+    if parallel.wrap == "none":
+        return []
+    head: list[nn.Module] = [model.output] if model.output.lm_head is not None else []
+    if parallel.wrap == "block":
+        return [*blocks(model), *head]
+    minimum = parallel.wrap_min_parameters or 0
+    groups: list[nn.Module] = []
+    for block in blocks(model):
+        inner = [module for module in (block.self_attn, block.mlp) if _size(module) >= minimum]
+        rest = _size(block) - sum(map(_size, inner))
+        groups += [block, *inner] if rest >= minimum else inner
+    return [*groups, *(module for module in head if _size(module) >= minimum)]
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _mesh(world: World, replicas: int) -> DeviceMesh:

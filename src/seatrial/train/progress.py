@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from seatrial.model import UsageError
 from seatrial.train.parallel import World
+from seatrial.train.script_flags import write_run_args
 from seatrial.train.train_config import TrainConfig
 from seatrial.util import journal
 from seatrial.util.files import write_json
@@ -26,7 +27,8 @@ class Step:
     """One step of all ranks; times are those of this rank. None: unknown to the stack.
 
     ``loss``: nats per trained token. ``tokens``: all positions, including padding; ``trained_tokens``: those with a
-    loss. ``compute_s``: up to this rank's last gradient, without waiting for other ranks. ``data_wait_s``: the wait of
+    loss. ``compute_s``: this rank's compute without waiting for other ranks: up to its last gradient,
+    or with FSDP2 and stack hf its forward passes. ``data_wait_s``: the wait of
     the device for the data loader.
     """
 
@@ -140,7 +142,7 @@ class StepLog:
 
 
 def create_run_folder(settings: TrainConfig, out: Path) -> None:
-    """Creates the run folder ``out`` with the resolved config in config.json; called on rank 0.
+    """Creates the run folder ``out`` with the resolved config in config.json and run_args.json; called on rank 0.
 
     Raises UsageError if it contains another run, if a run is writing to it, or if it is not writable.
     """
@@ -152,6 +154,7 @@ def create_run_folder(settings: TrainConfig, out: Path) -> None:
                 _lock(steps, out)
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "config.json", settings.model_dump(mode="json"))
+        write_run_args(settings, out)
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror}; set --out to another folder") from error
 

@@ -1,7 +1,8 @@
 """The compute time of each rank compared with that of the other ranks, and its wait for data. Pure; no torch.
 
 Step times are equal on all ranks, since each step waits for the slowest. The time of a rank up to its last gradient
-contains no wait for other ranks with DDP, so it shows which rank the others wait for.
+contains no wait for other ranks with DDP, so it shows which rank the others wait for. With FSDP2 the forward passes of
+the innermost groups do, each timed after its weights were gathered; with stack hf and DDP the forward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _NAMES = ("compute_s", "data_wait_s", "seconds")  # of RankTimes, Step and metri
 class RankTimes:
     """Seconds of one rank in each measured step.
 
-    compute_s: compute without waiting for other ranks; empty if it cannot be separated, as with FSDP2.
+    compute_s: compute without waiting for other ranks; empty if it cannot be separated, as with ZeRO-3.
     data_wait_s: wait of the device for the data loader. seconds: whole steps.
     """
 

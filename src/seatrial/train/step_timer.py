@@ -1,4 +1,4 @@
-"""Durations of training steps, measured on the device, and the device's GEMM rate."""
+"""Durations of training steps and of the forward passes in them, measured on the device, and the device's GEMM rate."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 MATRIX_SIZE = 8192  # rows and columns: enough to occupy all SMs of any GPU
 PRODUCTS = 600  # 0.9 s at 750 TFLOP/s: long enough to reach the power limit
+_not_compiled: Any = torch.compiler.disable  # untyped
 
 
 def gemm_tflops(device: torch.device) -> float | None:
@@ -44,8 +47,9 @@ def gemm_tflops(device: torch.device) -> float | None:
 class StepTimes:
     """Seconds of one step on this rank.
 
-    ``compute``: from ``begin`` to the last gradient; None if ``end_compute`` was not called, or if the time in which
-    the process waited for a CPU core is unknown. ``data_wait``: the time in which the device waited for the batch.
+    ``compute``: from ``begin`` to the last gradient, or with a ForwardTimer its time; None if ``end_compute`` was not
+    called, or if the time in which the process waited for a CPU core is unknown. ``data_wait``: the time in which the
+    device waited for the batch.
     """
 
     seconds: float
@@ -65,79 +69,139 @@ class _Marks:
     forward: Any = None
     compute: Any = None
     end: Any = None
+    forwards: Any = ()
 
 
-class StepTimer:
-    """Times steps with CUDA events, without blocking the CPU, or with the CPU clock if there is no GPU.
+class Clock:
+    """Times on the device, by CUDA events that do not block the CPU, or by the CPU clock if there is no GPU.
 
-    A step lasts from the end of the previous step to its own end, waiting included. Forward time is that of the first
-    micro-batch, from ``begin`` to the first ``end_forward``: with DDP it does not depend on other ranks. Compute time
-    ends at the last ``end_compute``. On a CPU, compute and data wait exclude the time in which the thread was ready but
-    had no core: otherwise equal ranks would differ on a machine with more processes than cores.
+    On a CPU a duration excludes the time in which the thread was ready but had no core: otherwise equal ranks would
+    differ on a machine with more processes than cores. ``separates_core_wait``: whether that time is known.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._scheduler = None if device.type == "cuda" else _SchedulerWait.open()
+        self.separates_core_wait = device.type == "cuda" or self._scheduler is not None
+
+    def now(self) -> tuple[Any, float]:
+        """A mark in the work that is queued on the device now."""
+        if self._device.type != "cuda":
+            return perf_counter(), self.core_wait_s()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event, 0.0
+
+    def core_wait_s(self) -> float:
+        """The time that this thread has waited for a CPU core; 0 with a GPU, or if the kernel does not count it."""
+        return self._scheduler.seconds() if self._scheduler is not None else 0.0
+
+    def seconds(self, start: tuple[Any, float], end: tuple[Any, float], with_core_wait: bool = False) -> float:
+        """Seconds between two marks; on a GPU both must be completed."""
+        if self._device.type == "cuda":
+            return float(start[0].elapsed_time(end[0])) / 1e3  # it is in ms
+        return float(end[0] - start[0]) - (0.0 if with_core_wait else end[1] - start[1])
+
+
+class ForwardTimer:
+    """Times the forward passes of the modules of ``model`` that compute without waiting for other ranks in between.
+
+    With FSDP2 these are the innermost groups: the hook before the forward pass runs after that of FSDP2, which waits
+    until the weights are gathered, and the hook after it before the weights are freed. A slow rank has long forward
+    passes, a rank that waits for it has not. Without FSDP2 it is the whole model, as with DDP, which communicates in
+    the backward pass only.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._clock = Clock(device)
+        self._started: tuple[Any, float] | None = None
+        self._forwards: list[tuple[Any, Any]] = []
+        for module in innermost_groups(model) or [model]:
+            # not compiled: a group may be inside of a compiled block
+            module.register_forward_pre_hook(_not_compiled(self._start))
+            module.register_forward_hook(_not_compiled(self._end), prepend=True)
+
+    def _start(self, *_: Any) -> None:
+        self._started = self._clock.now()
+
+    def _end(self, *_: Any) -> None:
+        self._forwards.append((self._started, self._clock.now()))
+
+    def take(self) -> list[tuple[Any, Any]]:
+        """The marks of all forward passes since the last call."""
+        forwards, self._forwards = self._forwards, []
+        return forwards
+
+    def seconds(self, forwards: list[tuple[Any, Any]]) -> float | None:
+        """The time of ``forwards``, all completed; None if the time without a CPU core is unknown."""
+        if not self._clock.separates_core_wait:
+            return None
+        return sum(self._clock.seconds(start, end) for start, end in forwards)
+
+
+def innermost_groups(model: nn.Module) -> list[nn.Module]:
+    """The modules of ``model`` that are FSDP2 groups and contain no other one."""
+    groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    return [group for group in groups if sum(isinstance(module, FSDPModule) for module in group.modules()) == 1]
+
+
+class StepTimer:
+    """Times steps without blocking the CPU of a rank with a GPU; see Clock.
+
+    A step lasts from the end of the previous step to its own end, waiting included. Forward time is that of the first
+    micro-batch, from ``begin`` to the first ``end_forward``: with DDP it does not depend on other ranks. Compute time
+    ends at the last ``end_compute``, or is that of ``forward_timer``. On a CPU, compute and data wait exclude the time
+    in which the thread was ready but had no core.
+    """
+
+    def __init__(self, device: torch.device, forward_timer: ForwardTimer | None = None) -> None:
+        self._device, self._clock, self._forward_timer = device, Clock(device), forward_timer
         self._steps: deque[_Marks] = deque()
         self.reset()
 
     def reset(self) -> None:
         """Starts the next step now: the time since the previous step is not counted."""
-        self._previous_end = self._now()
+        self._previous_end = self._clock.now()
 
     @contextmanager
     def data_wait(self) -> Iterator[None]:
         """Context manager around the wait for the batch; starts a step."""
-        started, waited = perf_counter(), self._core_wait_s()
+        started, waited = perf_counter(), self._clock.core_wait_s()
         yield
-        batch_wait_s = perf_counter() - started - (self._core_wait_s() - waited)
-        self._marks = _Marks(self._previous_end, self._now(), batch_wait_s)
+        batch_wait_s = perf_counter() - started - (self._clock.core_wait_s() - waited)
+        self._marks = _Marks(self._previous_end, self._clock.now(), batch_wait_s)
 
     def begin(self) -> None:
-        self._marks.start = self._now(), self._core_wait_s()
+        self._marks.start = self._clock.now()
 
     def end_forward(self) -> None:
-        self._marks.forward = self._marks.forward or self._now()
+        self._marks.forward = self._marks.forward or self._clock.now()
 
     def end_compute(self) -> None:
         """Marks the last gradient of this rank, before the step waits for other ranks."""
-        self._marks.compute = self._now(), self._core_wait_s()
+        self._marks.compute = self._clock.now()
 
     def end(self) -> None:
-        self._marks.end = self._previous_end = self._now()
+        self._marks.end = self._previous_end = self._clock.now()
+        if self._forward_timer is not None:
+            self._marks.forwards = self._forward_timer.take()
         self._steps.append(self._marks)
 
     def read(self) -> StepTimes:
         """The times of the oldest unread step; waits for the step to finish."""
-        marks = self._steps.popleft()
+        marks, clock = self._steps.popleft(), self._clock
         if self._device.type == "cuda":
-            marks.end.synchronize()
-        start, waited = marks.start
+            marks.end[0].synchronize()
         compute: float | None = None
-        if marks.compute and (self._device.type == "cuda" or self._scheduler is not None):
-            end, waited_at_end = marks.compute
-            compute = self._seconds(start, end) - (waited_at_end - waited)
+        if self._forward_timer is not None:
+            compute = self._forward_timer.seconds(marks.forwards)
+        elif marks.compute and clock.separates_core_wait:
+            compute = clock.seconds(marks.start, marks.compute)
         data_wait = marks.batch_wait_s
         if self._device.type == "cuda":  # the CPU queues steps ahead: the GPU waits only if it has no work left
-            data_wait = min(data_wait, self._seconds(marks.previous_end, marks.batch))
-        return StepTimes(
-            self._seconds(marks.previous_end, marks.end), self._seconds(start, marks.forward), compute, data_wait
-        )
-
-    def _now(self) -> Any:
-        if self._device.type != "cuda":
-            return perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def _seconds(self, start: Any, end: Any) -> float:
-        seconds: float = start.elapsed_time(end) / 1e3 if self._device.type == "cuda" else end - start  # it is in ms
-        return seconds
-
-    def _core_wait_s(self) -> float:
-        return self._scheduler.seconds() if self._scheduler is not None else 0.0
+            data_wait = min(data_wait, clock.seconds(marks.previous_end, marks.batch))
+        step_s = clock.seconds(marks.previous_end, marks.end, with_core_wait=True)
+        return StepTimes(step_s, clock.seconds(marks.start, marks.forward, with_core_wait=True), compute, data_wait)
 
 
 class _SchedulerWait:

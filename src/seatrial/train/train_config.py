@@ -132,6 +132,12 @@ class Parallel(Frozen):
     replicas: int = Field(
         default=1, gt=0, description="fsdp2, native: number of model copies, each sharded over its ranks"
     )
+    wrap: Literal["block", "size", "none"] = Field(
+        default="block",
+        description="fsdp2: the modules that are gathered at once: each block; each attention, MLP, "
+        "block and head with at least wrap_min_parameters; none: the whole model",
+    )
+    wrap_min_parameters: int | None = Field(default=None, gt=0, description="wrap: size")
     cpu_offload: bool = False
     # bf16 sums lose small gradients with many ranks; bf16 halves the traffic
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
@@ -146,6 +152,10 @@ class Parallel(Frozen):
             raise ValueError("cpu_offload and reshard_after_forward=false require strategy fsdp2")
         if self.strategy != "fsdp2" and self.replicas > 1:
             raise ValueError("replicas requires strategy fsdp2")
+        if self.strategy != "fsdp2" and self.wrap != "block":
+            raise ValueError(f"wrap {self.wrap} requires strategy fsdp2")
+        if (self.wrap == "size") != (self.wrap_min_parameters is not None):
+            raise ValueError("wrap size and wrap_min_parameters require each other")
         return self
 
     @model_validator(mode="after")
@@ -240,6 +250,8 @@ class TrainConfig(_Finite):
             raise ValueError("strategy zero3 requires stack hf")
         if self.stack == "hf" and self.parallel.replicas > 1:
             raise ValueError("parallel.replicas requires stack native")
+        if self.stack == "hf" and self.parallel.wrap == "size":  # accelerate 1.15 wraps the list of blocks, and fails
+            raise ValueError("parallel.wrap size requires stack native")
         if self.stack == "hf" and (self.deterministic or self.data.variable_length):
             raise ValueError("deterministic and data.variable_length require stack native")
         return self

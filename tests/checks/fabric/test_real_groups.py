@@ -11,7 +11,7 @@ from seatrial.bench.collectives import AllocationError, Timings
 from seatrial.bench.data_check import Mismatch
 from seatrial.bench.subgroups import GroupResult
 from seatrial.checks import catalog
-from seatrial.checks.fabric import _results, each_node, localization, rails, scaling
+from seatrial.checks.fabric import _results, each_node, localization, one_gpu, rails, scaling
 from seatrial.checks.fabric import pairs as collectives_pairs
 from seatrial.diagnose.localize import localize
 from seatrial.diagnose.slow_nodes import localization_findings
@@ -26,7 +26,7 @@ TWO = ("node0", "node0", "node1", "node1")
 UNEVEN = ("node0", "node0", "node0", "node1")
 ONE = ("node0",) * 4
 PAIRS, RAILS, SCALING = (check.CHECK.name for check in (collectives_pairs, rails, scaling))
-EACH_NODE, SEARCH = each_node.CHECK.name, localization.CHECK.name
+EACH_NODE, SEARCH, ONE_GPU = each_node.CHECK.name, localization.CHECK.name, one_gpu.CHECK.name
 SHORT_OPTIONS = {"size": "64KiB", "seconds": 0.1}
 SEARCH_OPTIONS = {"size": "1MiB", "seconds": 0.1}
 BOTH = {"sizes": ["4B", "8B", "64KiB"], "in_place": "both", "dtype": "bfloat16", "seconds_per_size": 0.05}
@@ -49,6 +49,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "wrong_data_on_one_node": Scenario(EACH_NODE, TWO, SHORT_OPTIONS, faults=("wrong_sums",)),
         "no_memory": Scenario(EACH_NODE, TWO, SHORT_OPTIONS, faults=("no_memory",)),
         "little_memory": Scenario(EACH_NODE, TWO, SHORT_OPTIONS, faults=("little_memory",)),
+        "one_gpu": Scenario(ONE_GPU, TWO),
+        "one_gpu_wrong_data": Scenario(ONE_GPU, TWO, faults=("wrong_sums",)),
         "one_rank_per_node": Scenario(EACH_NODE, FOUR, SHORT_OPTIONS),
         "in_place_variant": Scenario("collectives.all_gather", ONE, BOTH),
         "search_late_node": Scenario(SEARCH, FOUR, SEARCH_OPTIONS, faults=("late",)),
@@ -263,6 +265,16 @@ def test_wrong_data_is_reported_for_its_node(runs: Runs) -> None:
         ("node1", "wrong_elements", Outcome.FAIL)
     ]
     assert f'"offset": {fault_driver.WRONG_OFFSET}' in wrong[0].evidence
+
+
+def test_each_gpu_reduces_with_itself(runs: Runs) -> None:
+    for scenario, wrong_rank in (("one_gpu", None), ("one_gpu_wrong_data", 2)):
+        measurements = runs[scenario]
+        values = [{metric.name: metric.value for metric in measurement.metrics} for measurement in measurements]
+        assert all(value["latency.1KiB"] > 0 for value in values)
+        assert [value["wrong_elements"] for value in values] == [int(rank == wrong_rank) for rank in range(4)]
+    judged = judge_check(catalog()[ONE_GPU], runs["one_gpu_wrong_data"], {}, "t")
+    assert {(verdict.subject, verdict.outcome) for verdict in judged if verdict.fix} == {("node1/rank2", Outcome.FAIL)}
 
 
 def test_node_with_a_single_rank_is_an_error(runs: Runs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -13,7 +14,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from seatrial.checks.training.parity import CHECK, STRATEGIES, compare_runs, training_configs
+from seatrial.checks.training.parity import (
+    CHECK,
+    STRATEGIES,
+    VARIANTS,
+    compare_runs,
+    memory_observations,
+    training_configs,
+)
+from seatrial.model import Metric
 from seatrial.train import compare, train_config
 from seatrial.train.compare import StepRecord
 from seatrial.train.train_config import TrainConfig
@@ -23,6 +32,7 @@ from tests.train.ranks import Failed
 from tests.train.test_compare import record
 
 FAULTY_RANK = 1
+COMPARED = (*STRATEGIES, *VARIANTS)
 CONFIG = train_config.load("tiny/parity", ["max_steps=4"])
 
 
@@ -86,7 +96,7 @@ def _train(configs: dict[str, TrainConfig], folder: Path) -> None:
 @pytest.mark.training
 def test_each_injected_fault_fails_its_metrics(tmp_path: Path) -> None:
     configs = training_configs(CONFIG, 2, tmp_path / "data")
-    on_two_ranks = {name: configs[name] for name in STRATEGIES} | dict.fromkeys(FAULTS, configs["ddp"])
+    on_two_ranks = {name: configs[name] for name in (*STRATEGIES, *VARIANTS)} | dict.fromkeys(FAULTS, configs["ddp"])
     for count, selected in ((1, {"single_process": configs["single_process"]}), (2, on_two_ranks)):
         results = ranks.run(count, _train, selected, tmp_path)
         assert not any(isinstance(result, Failed) for result in results), results
@@ -98,10 +108,36 @@ def test_each_injected_fault_fails_its_metrics(tmp_path: Path) -> None:
         return failed_metrics(CHECK, compare_runs(steps | repeated | {"ddp": steps[ddp]}), tmp_path)
 
     assert failed("ddp") == set()
+    reports = {name: json.loads((tmp_path / name / "metrics.json").read_text()) for name in COMPARED}
+    memory = {item.name: item.value for item in memory_observations(reports) if isinstance(item, Metric)}
+    assert all(0 <= memory[f"state_excess.{name}"] < 1 for name in COMPARED[1:])  # 257 rows on two ranks
+    groups = {name: reports[name]["fsdp_groups"] for name in COMPARED}
+    assert groups == {"ddp": 0, "fsdp2": 4, "fsdp2_by_size": 6, "fsdp2_unwrapped": 1, "fsdp2_cpu_offload": 4}
+    largest = {name: reports[name]["fsdp_largest_group_gib"] for name in COMPARED[1:]}
+    assert largest["fsdp2_by_size"] < largest["fsdp2"] < largest["fsdp2_unwrapped"]
+    # every weight is gathered at once: as many bytes as DDP holds
+    assert largest["fsdp2_unwrapped"] == reports["ddp"]["ranks"][0]["parameters_gib"]
     loss_and_norm = {"loss_difference.ddp", "grad_norm_difference.ddp"}
     assert failed("without_all_reduce") == loss_and_norm
     assert failed("mean_of_means") == {*loss_and_norm, "steps_with_different_tokens.ddp"}
     assert failed("duplicate_sample") == {*loss_and_norm, "steps_with_different_tokens.ddp"}
+
+
+def test_unsharded_tensor_exceeds_the_share_of_a_rank(tmp_path: Path) -> None:
+    def report(gib: float) -> dict[str, Any]:
+        rank = {"parameters_gib": gib, "gradients_gib": gib, "optimizer_gib": 2 * gib, "state_device": "cpu"}
+        return {
+            "ranks": [rank] * 4,
+            "world_size": 4,
+            "fsdp_groups": 1,
+            "fsdp_largest_group_gib": 1,
+            "memory_peak_gib": None,
+        }
+
+    runs = {name: falling_loss() for name in training_configs(CONFIG, 4, tmp_path)}
+    reports = {name: report(1.0 if name == "ddp" else 0.25) for name in COMPARED} | {"fsdp2_by_size": report(0.3)}
+    observations = [*compare_runs(runs), *memory_observations(reports)]
+    assert failed_metrics(CHECK, observations, tmp_path) == {"state_excess.fsdp2_by_size"}
 
 
 def falling_loss(**changes: Any) -> list[StepRecord]:
@@ -114,8 +150,9 @@ def falling_loss(**changes: Any) -> list[StepRecord]:
         ({}, set()),
         ({"ddp-repeated": falling_loss(loss=5.000000000000001)}, {"repeated_steps_differing.ddp"}),
         ({"fsdp2-repeated": falling_loss(grad_norm=2.0000000000000004)}, {"repeated_steps_differing.fsdp2"}),
-        ({"single_process": [record(1), record(2)]}, {"loss_drop", "loss_difference.ddp", "loss_difference.fsdp2"}),
-        ({"single_process": falling_loss(grad_norm=2.001)}, {f"grad_norm_difference.{name}" for name in STRATEGIES}),
+        ({"single_process": [record(1), record(2)]}, {"loss_drop", *(f"loss_difference.{name}" for name in COMPARED)}),
+        ({"single_process": falling_loss(grad_norm=2.001)}, {f"grad_norm_difference.{name}" for name in COMPARED}),
+        ({"fsdp2_cpu_offload": falling_loss(loss=5.001)}, {"loss_difference.fsdp2_cpu_offload"}),
     ],
 )
 def test_each_rule_can_fail(tmp_path: Path, changed: dict[str, list[StepRecord]], metrics: set[str]) -> None:
@@ -129,6 +166,6 @@ def test_all_runs_have_the_same_global_batch(tmp_path: Path) -> None:
         name: config.bsz * config.grad_accum * (1 if name == "single_process" else 6)
         for name, config in configs.items()
     }
-    names = ("single_process", "ddp", "ddp-repeated", "fsdp2", "fsdp2-repeated")
+    names = ("single_process", "ddp", "ddp-repeated", "fsdp2", "fsdp2-repeated", *VARIANTS)
     assert global_batches == dict.fromkeys(names, 12)
     assert {config.data.samples for config in configs.values()} == {4 * 12}

@@ -106,7 +106,7 @@ def _not_compared(ranks: Mapping[str, RankTimes]) -> str:
     if len(ranks) < 2:
         return "fewer than 2 ranks"
     if not timed:
-        return "compute time contains waiting for other ranks (FSDP2, stack hf), or the training failed"
+        return "compute time contains waiting for other ranks (ZeRO-3), or the training failed"
     steps = min(len(rank.compute_s) for rank in timed)
     if steps < MIN_STEPS:
         return f"{steps} steps; {MIN_STEPS} are needed"

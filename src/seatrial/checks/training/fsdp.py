@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Check, Context, RuleFact
-from seatrial.checks.training import _results, _workload
+from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
@@ -37,9 +37,10 @@ class FsdpOptions(WorkloadOptions):
 
 
 def measure(context: Context, options: FsdpOptions) -> Iterator[Observation]:
+    from seatrial.bench import rank
     from seatrial.train import memory, train_config
 
-    facts = _results.device_facts(context)
+    facts, subjects = _results.device_facts(context), rank.gather(context.subject)
     stacks = ("native", "hf") if options.hf else ("native",)
     configs_and_overrides = {
         stack: _workload.config_and_overrides(context, options, NAME, *GPU_OVERRIDES[stack])
@@ -62,6 +63,7 @@ def measure(context: Context, options: FsdpOptions) -> Iterator[Observation]:
     results = yield from _results.run_stages(context, config, stages, options.limit_s)
     if context.rank == 0:
         yield from _sharding({stack: result for stack, (result,) in results.items()})
+        yield from _ranks.observations_of_trainings({"native": results["native"]}, subjects)
 
 
 def _sharding(results: Mapping[str, TrainingResult]) -> Iterator[Observation]:
@@ -104,10 +106,12 @@ CHECK = Check(
         **_results.metric_units("native", "hf"),
         "unsharded_tensors": "count",
         "params_and_optimizer": "GiB",
+        **_ranks.METRICS,
         "memory_excess": "%",
     },
     rules=(
         *_results.RULES,
+        *_ranks.RULES,
         Rule(
             metric="unsharded_tensors",
             expect="== 0",
@@ -145,6 +149,7 @@ CHECK = Check(
     ),
     rule_facts={
         **_results.RULE_FACTS,
+        **_ranks.RULE_FACTS,
         "data": RuleFact("generated|rows", "the training has no generated data, whose entropy is known"),
         "layers": RuleFact(r"all|\d+"),
     },
@@ -152,6 +157,6 @@ CHECK = Check(
     facts_from_options=_facts_from_options,
     limit_s=900.0,
     options=FsdpOptions,
-    may_exceed_100=("memory_excess",),
-    performance_metrics=_results.PERFORMANCE,
+    may_exceed_100=("memory_excess", _ranks.SLOWDOWN),
+    performance_metrics=(*_results.PERFORMANCE, *_ranks.METRICS),
 )

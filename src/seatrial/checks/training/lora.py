@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from seatrial.checks.base import Check, Context
+from seatrial.checks.base import Check, Context, Implementations
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
@@ -92,6 +92,18 @@ def _method(config: str, overrides: Sequence[str]) -> str:
     )
 
 
+def _speed_rule(stack: str) -> Rule:
+    return Rule(
+        metric=f"{TOKENS_PER_GPU}.{stack}",
+        reference=f"train.lora.{stack}",
+        applies_if={"device": "cuda", "trained": "yes", "settings": "shipped"},
+        meaning="LoRA communicates very little: low speed is caused by GPUs, power, cooling, or the stack's software.",
+        fix=f"Both stacks slow: compare the metrics *.{stack}_single_gpu of the GPUs: the slowest one slows down all "
+        "ranks (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE). All slow: gemm_share shows whether GPUs or software are the "
+        "cause. Only this stack slow: compare the versions in metrics.json (artifact) with those of the reference",
+    )
+
+
 CHECK = Check(
     name="train.lora",
     title="LoRA on Mistral-7B, native trainer and Hugging Face Trainer: each GPU separately, then all GPUs (DDP)",
@@ -116,14 +128,7 @@ CHECK = Check(
             meaning="The exported adapters do not load; the result of the training is lost.",
             fix="Check final/ of the training and filesystem.shared; the usual cause is a full disk or a quota",
         ),
-        Rule(
-            metric=f"{TOKENS_PER_GPU}.native",
-            reference="train.lora.native",
-            applies_if={"device": "cuda", "trained": "yes", "settings": "shipped"},
-            meaning="LoRA communicates very little: low speed is caused by GPUs, power or cooling.",
-            fix="Compare the metrics *.native_single_gpu of the GPUs: the slowest one slows down all ranks (nvidia-smi "
-            "-q -d CLOCK,POWER,PERFORMANCE). All slow: gemm_share shows whether GPUs or software are the cause",
-        ),
+        *(_speed_rule(stack) for stack in STACKS),
     ),
     rule_facts=_results.RULE_FACTS,
     measure=measure,
@@ -131,5 +136,11 @@ CHECK = Check(
     limit_s=1200.0,
     options=WorkloadOptions,
     may_exceed_100=("efficiency.*",),
+    implementations=Implementations(
+        speeds={stack: f"{TOKENS_PER_GPU}.{stack}" for stack in STACKS},
+        machine_command="nvidia-smi -q -d CLOCK,POWER,PERFORMANCE; seatrial run acceptance --only device.gemm "
+        "--only device.burn --only host.load",
+        software_command="pip list | grep -iE '^(torch|transformers|accelerate|peft|triton|nvidia)'",
+    ),
     performance_metrics=(*_results.PERFORMANCE, "efficiency.*", "native_vs_hf"),
 )

@@ -1,14 +1,19 @@
-"""Compares a training on one process with the same training under DDP and FSDP2; DDP and FSDP2 run twice."""
+"""Compares a training on one process with the same training under DDP and FSDP2.
+
+DDP and FSDP2 run twice; FSDP2 with other wrapping and with CPU offload once. For each run the check counts the memory
+that a rank holds.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from seatrial.checks.base import Check, Context, Needs, Options
+from seatrial.checks.base import Check, Context, Needs, Options, RuleFact
 from seatrial.checks.training import _results, _workload
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope, Series
 from seatrial.train import compare, train_config
@@ -16,8 +21,14 @@ from seatrial.train.compare import StepRecord
 from seatrial.train.train_config import TrainConfig
 
 STRATEGIES = ("ddp", "fsdp2")
+VARIANTS = ("fsdp2_by_size", "fsdp2_unwrapped", "fsdp2_cpu_offload")  # of FSDP2
+# Percent above the share of a rank. The last rank has fewer rows of a tensor whose rows the ranks do not divide: at
+# most 2.7 % in total with 8 ranks and the tiny config. A tensor that is not sharded adds at least its own size.
+MAX_STATE_EXCESS = 10
 METRICS = {
     "loss_drop": "nats",
+    "state_per_rank.*": "GiB",
+    "state_excess.*": "%",
     "steps_with_different_tokens.*": "count",
     "loss_difference.*": "ratio",
     "grad_norm_difference.*": "ratio",
@@ -58,13 +69,15 @@ def measure(context: Context, options: ParityOptions) -> Iterator[Observation]:
     ):
         context.progress("one process")
         first.run()
-        context.progress(f"{context.world_size} processes: DDP and FSDP2, each twice")
+        context.progress(f"{context.world_size} processes: DDP and FSDP2, each twice, and variants of FSDP2")
         second.run()
     if context.rank == 0:
         yield from facts
         yield Fact(name="method", value=METHOD)
         yield Fact(name="training", value=_training_fact(config, context.world_size))
         yield from compare_runs({name: compare.read_steps(folder / name, 0, config.max_steps) for name in configs})
+        reports = {name: json.loads((folder / name / "metrics.json").read_text()) for name in (*STRATEGIES, *VARIANTS)}
+        yield from memory_observations(reports)
 
 
 def training_configs(config: TrainConfig, ranks: int, cache: Path) -> dict[str, TrainConfig]:
@@ -80,7 +93,17 @@ def training_configs(config: TrainConfig, ranks: int, cache: Path) -> dict[str, 
         parallel = config.parallel.model_copy(update={"strategy": strategy})
         strategy_config = config.model_copy(update={"data": data, "parallel": parallel})
         configs[strategy] = configs[f"{strategy}-repeated"] = strategy_config
+    for variant, changes in _variant_settings(config).items():
+        parallel = config.parallel.model_copy(update={"strategy": "fsdp2", **changes})
+        configs[variant] = config.model_copy(update={"data": data, "parallel": parallel})
     return configs
+
+
+def _variant_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
+    """Variant → its settings in ``parallel``. By size: attention, MLP and head of the model are groups."""
+    attention_parameters = 2 * config.architecture().hidden_size ** 2  # at least: q_proj and o_proj
+    by_size = {"wrap": "size", "wrap_min_parameters": attention_parameters}
+    return dict(zip(VARIANTS, (by_size, {"wrap": "none"}, {"cpu_offload": True}), strict=True))
 
 
 def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Iterator[Observation]:
@@ -88,7 +111,8 @@ def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Iterator[Observati
     single = runs["single_process"]
     yield _metric("loss_drop", single[0]["loss"] - single[-1]["loss"])
     yield _curve("loss.single_process", single)
-    for strategy in STRATEGIES:
+    yield Fact(name="fsdp2_variants", value="yes")
+    for strategy in (*STRATEGIES, *VARIANTS):
         run = runs[strategy]
         yield _curve(f"loss.{strategy}", run)
         different_tokens = compare.differing_steps(run, single, "trained_tokens")
@@ -98,10 +122,39 @@ def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Iterator[Observati
             yield _metric(f"{quantity}_difference.{strategy}", difference.value)
             value = f"step {difference.step}: {difference.value:.2e}"
             yield Fact(name=f"max_difference.{quantity}.{strategy}", value=value)
+        if strategy in VARIANTS:
+            continue
         differing = compare.differing_steps(runs[f"{strategy}-repeated"], run)
         yield _metric(f"repeated_steps_differing.{strategy}", len(differing))
         value = f"different in steps {differing}" if differing else "bitwise identical"
         yield Fact(name=f"repeated.{strategy}", value=value)
+
+
+def memory_observations(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Observation]:
+    """Weights, gradients and Adam state on the fullest rank of each run, and its excess over a rank's share.
+
+    ``reports``: run → its metrics.json. With FSDP2 the share of a rank is the state of a rank with DDP ÷ ranks.
+    The fact ``memory_by_run`` is a table; ``memory_peak_gib`` is the peak of CUDA's allocator, null on CPUs.
+    """
+    states = {
+        name: max(
+            sum(rank[f"{kind}_gib"] for kind in ("parameters", "gradients", "optimizer")) for rank in report["ranks"]
+        )
+        for name, report in reports.items()
+    }
+    for name, gib in states.items():
+        yield _metric(f"state_per_rank.{name}", gib)
+        if name != "ddp":
+            share = states["ddp"] / reports[name]["world_size"]
+            yield _metric(f"state_excess.{name}", 100 * (gib / share - 1))
+    rank_columns = ("parameters_gib", "gradients_gib", "optimizer_gib", "state_device")
+    columns = ("fsdp_groups", "fsdp_largest_group_gib", "memory_peak_gib")
+    table = {
+        name: {column: report["ranks"][0][column] for column in rank_columns}
+        | {column: report[column] for column in columns}
+        for name, report in reports.items()
+    }
+    yield Fact(name="memory_by_run", value=table)
 
 
 def _training_fact(config: TrainConfig, ranks: int) -> dict[str, Any]:
@@ -124,42 +177,56 @@ def _curve(name: str, run: Sequence[StepRecord]) -> Series:
     return Series(name=name, subject=CLUSTER, x=x, y=y, x_unit="step", y_unit="nats")
 
 
-def _rules(strategy: str) -> tuple[Rule, ...]:
-    return (
-        Rule(
-            metric=f"steps_with_different_tokens.{strategy}",
-            expect="== 0",
-            meaning="The ranks trained on more or fewer tokens than the single process: data is read twice or lost.",
-            fix="Check train.ddp (sampler_*) and filesystem.shared: all nodes must read the same prepared data",
-        ),
-        Rule(
-            metric=f"loss_difference.{strategy}",
-            evidence_facts=(f"max_difference.loss.{strategy}",),
-            # Rounding: at most 1.1e-7 (2 and 4 CPU processes, 8 steps of the tiny config; 0 on 2 H200). Missing
-            # all-reduce of gradients: 3.2e-3 one step later. The limit is near their geometric mean.
-            expect="< 1e-5",
-            meaning="The loss differs from that of one process: gradients are lost or weighted wrongly.",
-            fix="Check collectives.all_reduce, all_gather and reduce_scatter: wrong_elements names the rank with "
-            "damaged data. Only fsdp2 fails: check all_gather and reduce_scatter, which DDP does not use",
-        ),
-        Rule(
-            metric=f"grad_norm_difference.{strategy}",
-            evidence_facts=(f"max_difference.grad_norm.{strategy}",),
-            # Rounding: 1.8e-7. Missing all-reduce of gradients: 0.2 in the first step.
-            expect="< 1e-4",
-            meaning="The norm differs from that of one process: a sum is used as a mean, or shards are missing.",
-            fix="See loss_difference. Unset all NCCL_* variables and compare NCCL versions (host.inventory)",
-        ),
-        Rule(
-            metric=f"repeated_steps_differing.{strategy}",
-            evidence_facts=(f"repeated.{strategy}",),
+def _rules(run: str) -> Iterator[Rule]:
+    """The rules of one run; of a variant only if it was run: older records have none."""
+    applies_if = {"fsdp2_variants": "yes"} if run in VARIANTS else {}
+    yield Rule(
+        metric=f"steps_with_different_tokens.{run}",
+        expect="== 0",
+        applies_if=applies_if,
+        meaning="The ranks trained on more or fewer tokens than the single process: data is read twice or lost.",
+        fix="Check train.ddp (sampler_*) and filesystem.shared: all nodes must read the same prepared data",
+    )
+    yield Rule(
+        metric=f"loss_difference.{run}",
+        evidence_facts=(f"max_difference.loss.{run}",),
+        # Rounding: at most 1.1e-7 (2 and 4 CPU processes, 8 steps of the tiny config; 0 on 2 H200). Missing
+        # all-reduce of gradients: 3.2e-3 one step later. The limit is near their geometric mean.
+        expect="< 1e-5",
+        applies_if=applies_if,
+        meaning="The loss differs from that of one process: gradients are lost or weighted wrongly.",
+        fix="Check collectives.all_reduce, all_gather and reduce_scatter: wrong_elements names the rank with "
+        "damaged data. Only fsdp2 fails: check all_gather and reduce_scatter, which DDP does not use",
+    )
+    yield Rule(
+        metric=f"grad_norm_difference.{run}",
+        evidence_facts=(f"max_difference.grad_norm.{run}",),
+        # Rounding: 1.8e-7. Missing all-reduce of gradients: 0.2 in the first step.
+        expect="< 1e-4",
+        applies_if=applies_if,
+        meaning="The norm differs from that of one process: a sum is used as a mean, or shards are missing.",
+        fix="See loss_difference. Unset all NCCL_* variables and compare NCCL versions (host.inventory)",
+    )
+    if run != "ddp":
+        yield Rule(
+            metric=f"state_excess.{run}",
+            evidence_facts=("memory_by_run",),
+            expect=f"<= {MAX_STATE_EXCESS} %",
+            may_be_negative=True,
+            applies_if={"fsdp2_variants": "yes"},
+            meaning="A rank holds more weights, gradients and Adam state than its share: a tensor is not sharded.",
+            fix="Report this defect of seatrial with torch's version and the fact memory_by_run",
+        )
+    if run in STRATEGIES:
+        yield Rule(
+            metric=f"repeated_steps_differing.{run}",
+            evidence_facts=(f"repeated.{run}",),
             expect="== 0",
             meaning="The same training on the same ranks with deterministic kernels gave different bits: intermittent "
             "errors of a GPU, its memory or a link.",
             fix="Run the check again. Then run device.digests and device.burn on these nodes, which name the GPU, and "
             "nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg | grep -i xid",
-        ),
-    )
+        )
 
 
 CHECK = Check(
@@ -176,8 +243,10 @@ CHECK = Check(
             meaning="The loss does not fall: equal losses then prove nothing.",
             fix="Check train.cnn, which trains on each GPU independently, and the overrides of this check",
         ),
-        *(rule for strategy in STRATEGIES for rule in _rules(strategy)),
+        *(rule for run in (*STRATEGIES, *VARIANTS) for rule in _rules(run)),
     ),
+    rule_facts={"fsdp2_variants": RuleFact(reason="FSDP2 was run with one wrapping only")},
+    may_exceed_100=("state_excess.*",),
     measure=measure,
     limit_s=1500.0,  # many processes on few CPU cores are slow
     options=ParityOptions,

@@ -140,7 +140,7 @@ def _sharding_arguments(config: TrainConfig) -> dict[str, Any]:
         return {"deepspeed": _deepspeed_config(str(config.parallel.deepspeed))}
     fsdp = {
         "version": 2,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "auto_wrap_policy": "NO_WRAP" if config.parallel.wrap == "none" else "TRANSFORMER_BASED_WRAP",
         "reshard_after_forward": config.parallel.reshard_after_forward,
         "cpu_offload": config.parallel.cpu_offload,
         "activation_checkpointing": _fsdp_recomputes(config),

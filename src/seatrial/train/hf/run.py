@@ -107,6 +107,7 @@ def _training_run(
         data=data,
         trained_tokens=sum(world.gather(int(trainer.trained_tokens))),
         checkpoints=recorder.saves,
+        gradient_bytes=recorder.gradient_bytes,
         versions={library.__name__: library.__version__ for library in (transformers, accelerate, peft)},
     )
 

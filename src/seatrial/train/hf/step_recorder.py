@@ -10,14 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from seatrial.model import SeatrialError
+from seatrial.train import state_memory
 from seatrial.train.checkpoint import CheckpointTiming
 from seatrial.train.hf import checkpoints
 from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.parallel import World
 from seatrial.train.progress import StartupPhases, Step, StepLog
+from seatrial.train.step_timer import ForwardTimer
 from seatrial.train.train_config import TrainConfig
 
 
@@ -55,10 +58,12 @@ class StepRecorder(TrainerCallback):
         self.trainer: CountingTrainer | None = None
         self.steps: list[Step] = []
         self.saves: list[CheckpointTiming] = []
+        self.gradient_bytes: int | None = None
         self._config, self._strategy, self._world, self._out, self._phases = config, strategy, world, out, phases
         self._progress: StepLog | None = None
         self._step_start = 0.0
         self._tokens = 0
+        self._forward_timer: ForwardTimer | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         del args, control
@@ -67,8 +72,21 @@ class StepRecorder(TrainerCallback):
         if self._world.size > 1 and not self._strategy.startswith(strategy):
             raise SeatrialError(f"the model runs with strategy {strategy}, expected {self._strategy}")
         self._progress = StepLog(self._config, self._world, self._out, state.global_step)
+        if strategy != "zero3":  # DeepSpeed gathers weights in hooks of every layer
+            wrapped = self.trainer.model_wrapped
+            # DDP may broadcast buffers before the model runs
+            replica: Any = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
+            self._forward_timer = ForwardTimer(replica, self._world.device)
         self._phases.end_phase("build")
         self._step_start = time.perf_counter()
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        del args, state, control
+        assert self.trainer is not None
+        if self.gradient_bytes is None and self._strategy != "zero3":  # DeepSpeed keeps gradients outside parameters
+            self.gradient_bytes = state_memory.gradient_bytes(self.trainer.model_wrapped)
 
     def on_log(
         self,
@@ -94,10 +112,15 @@ class StepRecorder(TrainerCallback):
             tokens=(self.trainer.tokens - self._tokens) * self._world.size,
             trained_tokens=None,  # known only per rank; gathering would slow each step
             seconds=now - self._step_start,
+            compute_s=self._compute_s(),
         )
         self.steps.append(self._progress.write(step))
         self._phases.end_first_step()
         self._step_start, self._tokens = now, self.trainer.tokens
+
+    def _compute_s(self) -> float | None:
+        """The time of the forward passes since the last call, whose loss the Trainer has read from the device."""
+        return None if self._forward_timer is None else self._forward_timer.seconds(self._forward_timer.take())
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         del control

@@ -1,0 +1,62 @@
+"""All-reduce of every GPU with itself: a communicator of one rank, as in a training on one GPU.
+
+It shows that NCCL loads, creates a communicator and launches its operations on each GPU, without any link: what fails
+here has its cause in the GPU, the driver or the library. It has no bandwidth: nothing is sent, and busbw = algbw ·
+2(n−1)/n is 0 for one rank. nccl-tests with one GPU measures a copy in the GPU's memory, as device.memory does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from seatrial.checks.base import Check, Context, Options, facts, metric
+from seatrial.checks.fabric import _results
+from seatrial.checks.fabric._results import group_wrong_data_results, transport_text
+from seatrial.model import Fact, Observation, Phase, Rule, Scope
+
+SIZE = 1024  # bytes: a latency; the data check compares all elements
+SECONDS = 0.2  # of timing: ten thousands of operations on a GPU
+
+
+def measure(context: Context, options: Options) -> Iterator[Observation]:
+    """Yield latency and wrong elements of each rank, all ranks concurrently."""
+    del options
+    from seatrial.bench import collectives, rank, subgroups
+
+    group = collectives.describe_group()
+    rank.release_memory(context.device)
+    groups = [[number] for number in range(context.world_size)]
+    result = subgroups.measure_all_reduce(groups, SIZE, context.device, SECONDS)[context.rank]
+    windows = [1e6 * seconds for seconds in result.timings.window_means]
+    yield from facts({**group, **rank.describe_device(context.device)})
+    yield Fact(
+        name="method",
+        value=f"{transport_text(group)}: in-place all-reduce of 1 KiB in a communicator of one rank, "
+        f"{context.world_size} ranks concurrently; median of {len(windows)} windows",
+    )
+    yield metric("latency.1KiB", windows, "us", context.subject)
+    yield from group_wrong_data_results({context.subject: result}, context.subject)
+
+
+CHECK = Check(
+    name="collectives.one_gpu",
+    title="All-reduce of each GPU with itself (one rank)",
+    phase=Phase.INTERCONNECT,
+    scope=Scope.CLUSTER,
+    metrics={"latency.1KiB": "us", "wrong_elements": "count"},
+    rules=(
+        Rule(
+            metric="wrong_elements",
+            expect="== 0",
+            evidence_facts=("wrong_data",),
+            meaning="The sum over one rank differs from its input, although no data left the GPU.",
+            fix="Run device.digests and device.burn on this GPU; compare the versions of driver and NCCL with another "
+            "node (host.inventory)",
+        ),
+    ),
+    rule_facts=_results.BACKEND,
+    measure=measure,
+    required_per={"latency.1KiB": "rank", "wrong_elements": "rank"},
+    performance_metrics=("latency.*",),
+    limit_s=120.0,
+)

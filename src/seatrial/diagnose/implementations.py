@@ -1,0 +1,83 @@
+"""The conclusion from the speeds of several implementations of the same work: the machine or one software. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from seatrial.checks.base import Check
+from seatrial.model import CLUSTER, BasisKind, Explained, Finding, Outcome, Verdict
+
+SLOW_MACHINE, SLOW_IMPLEMENTATION = "slow_machine", "slow_implementation"
+# A threshold of a trial may be far below the speed of good hardware: passing it does not show that the machine is fast
+_REFERENCES = (BasisKind.SKU, BasisKind.SITE)
+
+
+def implementation_findings(
+    verdicts: Sequence[Verdict], checks: Mapping[str, Check], causes: Sequence[Finding]
+) -> Iterator[Finding]:
+    """A finding per check whose implementations are all slow, or where one is and another is as fast as its reference.
+
+    Slow is a FAIL of the implementation's speed, fast a PASS against a reference value of the SKU or the site. Without
+    both there is no conclusion: an inconclusive speed or a missing reference value shows neither. No finding for a slow
+    machine where one of ``causes`` explains all of its verdicts.
+    """
+    explained = {key for cause in causes if cause.confidence == "high" for key in cause.explains}
+    by_metric: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.subject == CLUSTER and verdict.check in checks and checks[verdict.check].implementations:
+            by_metric.setdefault((verdict.check, verdict.metric), []).append(verdict)
+    for name, check in checks.items():
+        if not check.implementations:
+            continue
+        speeds = {each: by_metric.get((name, metric), []) for each, metric in check.implementations.speeds.items()}
+        slow = [each for each, judged in speeds.items() if any(map(_is_slow, judged))]
+        bad = [verdict for each in slow for verdict in speeds[each] if _is_slow(verdict)]
+        good = [v for each in speeds if each not in slow for v in speeds[each] if _as_fast_as_reference(v)]
+        if slow and len(slow) == len(speeds) and not explained.issuperset(map(Explained.of, bad)):
+            yield _slow_machine(check.implementations.machine_command, bad)
+        elif slow and good:
+            yield _slow_implementation(check.implementations.software_command, ", ".join(slow), bad, good)
+
+
+def _is_slow(verdict: Verdict) -> bool:
+    return verdict.outcome is Outcome.FAIL
+
+
+def _as_fast_as_reference(verdict: Verdict) -> bool:
+    return verdict.outcome is Outcome.PASS and verdict.basis is not None and verdict.basis.kind in _REFERENCES
+
+
+def _slow_machine(command: str, slow: Sequence[Verdict]) -> Finding:
+    return Finding(
+        cause=SLOW_MACHINE,
+        title="all implementations of the same training are slow: the machine, not one framework",
+        subject=CLUSTER,
+        confidence="medium",
+        evidence="; ".join(verdict.summary for verdict in slow),
+        first_command=command,
+        fix="Compare the GPUs with each other: the slowest one slows down all ranks. If the matrix multiplication rate "
+        "of all is good, check CPUs, environment variables and the container.",
+        action="none",
+        source=_source(slow),
+        explains=tuple(map(Explained.of, slow)),
+    )
+
+
+def _slow_implementation(command: str, name: str, slow: Sequence[Verdict], fast: Sequence[Verdict]) -> Finding:
+    return Finding(
+        cause=SLOW_IMPLEMENTATION,
+        title=f"{name} is slow, another implementation of the same training is not: its software, not the machine",
+        subject=CLUSTER,
+        confidence="high",
+        evidence="; ".join(verdict.summary for verdict in (*slow, *fast)),
+        first_command=command,
+        fix=f"Compare the versions with those of the reference value, and with a node where {name} is fast. Do not "
+        "replace hardware because of this.",
+        action="fix-environment",
+        source=_source(slow),
+        explains=tuple(map(Explained.of, slow)),
+    )
+
+
+def _source(verdicts: Sequence[Verdict]) -> str:
+    return ", ".join(dict.fromkeys(f"{verdict.metric} of {verdict.check}" for verdict in verdicts))

@@ -1,0 +1,95 @@
+"""Arguments of training scripts that seatrial train replaces: ``--seq_len 512``, and their run_args.json."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_origin
+
+from seatrial.model import UsageError
+from seatrial.train.train_config import TrainConfig
+from seatrial.util import data_files
+from seatrial.util.files import write_json
+from seatrial.util.input_files import read_json
+
+RUN_ARGS_FILE = "run_args.json"
+_SCALARS = (bool, int, float, str)
+_OPTIONS = ("set", "out", "run_args", "json")  # of seatrial train itself
+_HELP = "other keys are set with --set KEY=VALUE; docs/training.md has a table of names"
+
+
+def accepted_flags() -> dict[str, Any]:
+    """Flag → type: the keys of TrainConfig whose value is one number, text or truth value."""
+    types = {name: field.annotation for name, field in TrainConfig.model_fields.items()}
+    return {name: type_ for name, type_ in types.items() if type_ in _SCALARS or get_origin(type_) is Literal}
+
+
+def overrides_from_flags(arguments: Sequence[str]) -> list[str]:
+    """``--name value``, ``--name=value`` or, for a truth value, ``--name`` → overrides ``name=value``.
+
+    Raises UsageError for an unknown name, with the name to use instead where it is known, and for a missing value.
+    """
+    overrides, remaining, types = [], list(arguments), accepted_flags()
+    while remaining:
+        argument = remaining.pop(0)
+        if not argument.startswith("--"):
+            raise UsageError(f"unexpected argument {argument!r}: expected seatrial train CONFIG [--KEY VALUE]...")
+        name, separator, value = argument.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if name not in types:
+            raise UsageError(_unknown_message(f"--{name}", name))
+        if not separator and remaining and not remaining[0].startswith("--"):
+            value = remaining.pop(0)
+        elif not separator and types[name] is bool:
+            value = "true"
+        if not value:
+            raise UsageError(f"--{name}: expected a value, such as --{name} VALUE")
+        overrides.append(f"{name}={value}")
+    return overrides
+
+
+def overrides_from_run_args(path: Path) -> list[str]:
+    """The overrides in a run_args.json, of seatrial or of a script: an object with keys of the config, dotted or not.
+
+    Raises UsageError if the file cannot be read or a key is unknown under this name.
+    """
+    try:
+        arguments = read_json(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read --run_args {path}: {error}") from error
+    if not isinstance(arguments, dict):
+        raise UsageError(f"--run_args {path}: expected a JSON object with keys such as max_steps and seq_len")
+    for name in arguments:
+        if name in _other_names() or name.partition(".")[0] not in TrainConfig.model_fields:
+            raise UsageError(_unknown_message(f"{path}: {name}", name))
+    return [f"{name}={json.dumps(value)}" for name, value in arguments.items()]
+
+
+def write_run_args(config: TrainConfig, out: Path) -> None:
+    """Writes ``out``/run_args.json: every key of ``config`` with the value in effect, nested keys with dots."""
+    write_json(out / RUN_ARGS_FILE, dict(_flat(config.model_dump(mode="json"))))
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    return [
+        item
+        for name, value in tree.items()
+        for item in (_flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)])
+    ]
+
+
+def _other_names() -> dict[str, str]:
+    """The names of other scripts → what to use instead."""
+    names: dict[str, str] = data_files.read("training_flags.yaml")
+    return names
+
+
+def _unknown_message(where: str, name: str) -> str:
+    """What to use instead of an argument ``name``."""
+    if instead := _other_names().get(name):
+        return f"{where}: unknown argument; use {instead}"
+    similar = difflib.get_close_matches(name, [*accepted_flags(), *_OPTIONS], 1)
+    suggestion = f"did you mean --{similar[0]}? " if similar else ""
+    return f"{where}: unknown argument; {suggestion}Accepted: --{', --'.join(accepted_flags())}; {_HELP}"

@@ -1,0 +1,63 @@
+"""The memory that one rank holds of weights, gradients and optimizer state, counted from its tensors.
+
+Counted values are the same on CPUs and GPUs. They contain neither activations nor weights gathered from other ranks: of
+those, the peak of the CUDA allocator (memory_peak_gib in metrics.json) has all, and ``group_bytes`` the part
+that FSDP2's wrapping determines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+GIB = 2**30
+
+
+def local_bytes(tensors: Iterable[Any]) -> int:
+    """Bytes of this rank's parts of ``tensors``; other values count 0."""
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in local if isinstance(tensor, Tensor))
+
+
+def gradient_bytes(model: nn.Module) -> int:
+    """Bytes of this rank's gradients now: before the optimizer's step, since they are freed after it."""
+    return local_bytes(parameter.grad for parameter in model.parameters())
+
+
+def state_metrics(model: nn.Module, optimizer: Any, gradients: int | None) -> dict[str, Any]:
+    """An entry of ``ranks`` in metrics.json: GiB of this rank by kind, and the device of the weights.
+
+    All are None if ``gradients`` is, as with ZeRO-3, whose weights are not in the parameters.
+    """
+    names = ("parameters_gib", "gradients_gib", "optimizer_gib")
+    if gradients is None:
+        return dict.fromkeys((*names, "state_device"))
+    states: Iterable[Mapping[str, Any]] = optimizer.state.values()
+    sizes = (
+        local_bytes(model.parameters()),
+        gradients,
+        local_bytes(value for state in states for value in state.values()),
+    )
+    device = next(model.parameters()).device.type
+    return {**{name: size / GIB for name, size in zip(names, sizes, strict=True)}, "state_device": device}
+
+
+def group_bytes(model: nn.Module, element_bytes: int) -> list[int]:
+    """Bytes of each FSDP2 group when it is gathered in a dtype of ``element_bytes``; empty without FSDP2.
+
+    FSDP2 gathers the weights of a group together: those of its module that no inner module's group has.
+    """
+    owners = {
+        parameter: module
+        for module in model.modules()  # outer modules first: the innermost group remains
+        if isinstance(module, FSDPModule)
+        for parameter in module.parameters()
+    }
+    sizes: dict[nn.Module, int] = {}
+    for parameter, module in owners.items():
+        sizes[module] = sizes.get(module, 0) + parameter.numel() * element_bytes
+    return list(sizes.values())
