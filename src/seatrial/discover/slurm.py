@@ -147,6 +147,20 @@ def partition_of_jobs(name: str | None) -> Partition | None:
     return next(selected, None)
 
 
+def accounts(user: str, cluster: str | None, partition: str | None) -> tuple[str, ...]:
+    """The accounts in which ``user`` may submit to ``partition`` (None: to any), sorted.
+
+    Raises SlurmRefused if Slurm has no database of accounts, SlurmUnavailable if sacctmgr is missing or fails.
+    """
+    filters = [f"user={user}", *([f"cluster={cluster}"] if cluster else [])]
+    argv = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", *filters, "format=Account,Partition"]
+    rows = [line.strip().split("|") for line in command_output(argv).splitlines() if line.strip()]
+    if any(len(row) != 2 for row in rows):
+        raise SlurmRefused(f"unexpected output of sacctmgr: {rows[0]}. Run first: {shlex.join(argv)}")
+    # an association without a partition is valid in all of them
+    return tuple(sorted({account for account, of in rows if account and (not of or partition in (None, of))}))
+
+
 def job(job_id: str | int) -> Job:
     """The state of a job; UNKNOWN if Slurm has no record of it.
 

@@ -31,6 +31,7 @@ class Site(NamedTuple):
     account: Setting
     nodes: Setting
     gpus_per_node: Setting
+    max_minutes: Setting
     slurm_error: str = ""
 
     def settings(self) -> dict[str, Setting]:
@@ -98,7 +99,7 @@ def _acceptance_checks() -> str:
 
 def _script(site: Site, workload: Workload, values: dict[str, object]) -> str:
     cpu_only, gpus = site.gpus_per_node.value == 0, workload.gpus or site.gpus_per_node.value
-    nodes = workload.nodes or site.nodes.value
+    nodes, limit = workload.nodes or site.nodes.value, site.max_minutes.value
     options: list[tuple[str, object]] = [
         ("job-name", workload.name),
         ("partition", site.partition.value),
@@ -107,7 +108,7 @@ def _script(site: Site, workload: Workload, values: dict[str, object]) -> str:
         ("ntasks-per-node", 1),
         ("gres", f"gpu:{gpus}" if gpus and not cpu_only else None),
         ("mem", 0),  # all memory of a node
-        ("time", workload.minutes),
+        ("time", min(workload.minutes, limit) if isinstance(limit, int) else workload.minutes),
         ("chdir", site.folder),
         ("output", f"{site.folder}/logs/%x-%j.out"),
     ]
