@@ -84,7 +84,11 @@ def slurm_without_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
     ("names", "value", "note"),
     [
         (("physics",), "physics", "the only account of"),
-        (("chemistry", "physics"), None, r"several in Slurm \(chemistry, physics\); jobs use Slurm's default, --account"),
+        (
+            ("chemistry", "physics"),
+            None,
+            r"several in Slurm \(chemistry, physics\); jobs use Slurm's default, --account",
+        ),
         ((), None, "Slurm lists none of"),
     ],
 )

@@ -15,7 +15,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train import metrics, safe_loading
-from seatrial.train.data import DatasetInfo
+from seatrial.train.blocks import DatasetInfo
 from seatrial.train.hf import checkpoints, data, export, models, ranks
 from seatrial.train.hf.arguments import effective_strategy, training_arguments
 from seatrial.train.hf.step_recorder import CountingTrainer, StepRecorder
