@@ -25,6 +25,7 @@ from seatrial.util.processes import CommandResult
 # Slurm's clients time out earlier: without a controller after a few times MessageTimeout (10 s by default), without
 # slurm.conf after a minute
 COMMAND_TIMEOUT_S = 90.0
+SLURMD_RUNS = "slurmd runs"  # the end of such an answer of slurmd_answer
 _SLURMD_TIMEOUT_S = 3.0  # Linux repeats a lost SYN after 1 s
 
 
@@ -99,7 +100,7 @@ def slurmd_answer(name: str) -> str:
         return f"{place} does not answer within {_SLURMD_TIMEOUT_S:g} s"
     except OSError as error:
         return f"no connection to {place}: {error.strerror or error}"
-    return f"{place} accepts connections: slurmd runs"
+    return f"{place} accepts connections: {SLURMD_RUNS}"
 
 
 def hostnames(nodes: str) -> list[str]:
