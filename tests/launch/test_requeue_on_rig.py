@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.discover.slurm_facts import Job
+from seatrial.discover.slurm_output import parse_jobs
 from tests.launch.test_site_on_rig import end, submit
 from tests.processes import Program, until
 from tests.rig.cluster import Cluster
@@ -15,8 +17,7 @@ from tests.rig.cluster import Cluster
 pytest_plugins = ["tests.rig.fixtures"]
 pytestmark = pytest.mark.cluster
 
-# longer than the end of a job whose ranks fail: the script itself has to find the lost node and requeue the job
-SLURM = "SlurmdTimeout=20"
+SLURM = "SlurmdTimeout=10"  # Slurm requeues the job when it sets the lost node DOWN
 OPTIONS = ("max_steps=60", "untimed_steps=1", "profile_steps=0", "deterministic=true", "checkpoint.every=10")
 
 
@@ -34,16 +35,22 @@ def test_a_job_that_loses_a_node_resumes_with_the_same_losses(
     steps = folder / "runs" / f"fsdp_2nodes-{job}" / "steps.jsonl"
     until(lambda: steps.exists() and len(losses(steps)) >= 25)
     cluster.kill_node("node1")
-    until(lambda: f"Slurm starts job {job} again" in log(folder, job))
+    until(lambda: state(cluster, job).pending)
     # Slurm starts a requeued job two minutes later, so that credentials of its first start have expired
-    until(lambda: cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"]).returncode == 0)
+    assert cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"]).returncode == 0
     assert end(cluster, job) == "COMPLETED", log(folder, job)
-    print(log(folder, job))
+    assert "restart 1 of at most 3, on node[0,2]: continuing after step " in log(folder, job)
+    assert log(folder, job).startswith(f"job {job} on node[0-1]: ")  # the output of the first start is kept
     starts = [json.loads(line) for line in (steps.parent / "starts.jsonl").read_text().splitlines()]
     assert [(start["restart"], start["nodes"]) for start in starts] == [(0, "node[0-1]"), (1, "node[0,2]")]
     assert (starts[0]["completed_steps"], starts[1]["completed_steps"] in range(10, 60, 10)) == (0, True)
     assert losses(steps) == losses(folder / "runs" / f"fsdp_2nodes-{undisturbed}" / "steps.jsonl")
     assert len(losses(steps)) == 60
+
+
+def state(cluster: Cluster, job_id: str) -> Job:
+    (job,) = parse_jobs(cluster.run(["scontrol", "show", "job", job_id]).stdout)
+    return job
 
 
 def losses(path: Path) -> list[tuple[int, float]]:

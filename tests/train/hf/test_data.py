@@ -30,13 +30,6 @@ def test_blocks_have_the_rows_and_padding_is_not_trained(tmp_path: Path) -> None
     assert not padding.any()
 
 
-def test_packing_keeps_samples_whole_and_does_not_train_first_tokens() -> None:
-    samples = [([number] * length, [True] * length) for number, length in enumerate([3, 3, 5, 2], start=1)]
-    packed = list(blocks._packed(samples, 7))
-    assert [ids for ids, _ in packed] == [[1, 1, 1, 2, 2, 2], [3, 3, 3, 3, 3, 4, 4]]
-    assert packed[0][1] == [False, True, True, False, True, True]
-
-
 def test_blocks_are_written_once_per_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(tmp_path, "data.samples=8").folder
     monkeypatch.setattr(blocks, "_write_files", lambda *_: pytest.fail("written again"))
