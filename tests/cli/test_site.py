@@ -12,6 +12,7 @@ from tests.processes import Program, call
 ARGUMENTS = ("--nodes", "2", "--gpus-per-node", "8", "--partition", "gpu")
 SCRIPTS = {
     "discovery",
+    "preprocess",
     "train_1gpu",
     "ddp_1node",
     "ddp_2nodes",

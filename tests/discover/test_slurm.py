@@ -219,3 +219,20 @@ def test_allocations_by_node(install: Install) -> None:
     assert set(by_node) == {"node0", "node1"}
     gpus = (Gres(name="gpu", type="fake", count=2),)
     assert {(each.cpus, each.memory_bytes, each.gres) for each in by_node.values()} == {(2, 2000 * 2**20, gpus)}
+
+
+class TestAccounts:
+    ARGV = "sacctmgr --noheader --parsable2 show associations user=ada cluster=c1 format=Account,Partition"
+
+    def test_associations_of_another_partition_are_omitted(self, install: Install) -> None:
+        install({self.ARGV: success("physics|\nphysics|gpu\nchemistry|cpu\n")})
+        assert slurm.accounts("ada", "c1", "gpu") == ("physics",)
+        assert slurm.accounts("ada", "c1", None) == ("chemistry", "physics")
+
+    def test_without_a_database_of_accounts_or_with_other_output(self, install: Install) -> None:
+        install({self.ARGV: recorded("sacctmgr-no-accounting.txt")})
+        with pytest.raises(slurm.SlurmRefused, match="accounting_storage"):
+            slurm.accounts("ada", "c1", "gpu")
+        install({self.ARGV: success("physics\n")})
+        with pytest.raises(slurm.SlurmRefused, match="unexpected output of sacctmgr"):
+            slurm.accounts("ada", "c1", "gpu")

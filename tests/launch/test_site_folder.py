@@ -24,6 +24,7 @@ COMPLETE = Site(
     account=Setting("ops", "--account"),
     nodes=Setting(4, "nodes of partition gpu in Slurm"),
     gpus_per_node=Setting(8, "Gres of the nodes of partition gpu"),
+    max_minutes=Setting(45, "MaxTime of partition gpu"),
 )
 SITES = {
     "complete": COMPLETE,
@@ -34,6 +35,7 @@ SITES = {
         account=NOT_READ,
         nodes=NOT_READ,
         gpus_per_node=NOT_READ,
+        max_minutes=NOT_READ,
         slurm_error="no slurm.conf. Run first: ls -l /etc/slurm",
     ),
     "cpu-only": COMPLETE._replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ def test_scripts_are_valid_and_a_training_completes(make_cluster: Callable[..., 
     assert "nodes: 2 (nodes of partition " in out
     assert "gpus_per_node: 2 (Gres of " in out
     scripts = sorted((folder / "jobs").iterdir())
-    assert len(scripts) == 8
+    assert len(scripts) == 9
     for script in scripts:
         tested = cluster.run(["sbatch", "--test-only", str(script)])
         assert tested.returncode == 0, f"{script}: {tested.stderr}"
@@ -50,8 +50,8 @@ def test_scripts_are_valid_and_a_training_completes(make_cluster: Callable[..., 
     assert all(path.read_text().startswith("host\n") for path in found.iterdir())
 
 
-def submit(cluster: Cluster, script: Path, *arguments: str) -> str:
-    done = cluster.run(["sbatch", "--parsable", str(script), *arguments])
+def submit(cluster: Cluster, script: Path, *arguments: str, flags: Sequence[str] = ()) -> str:
+    done = cluster.run(["sbatch", "--parsable", *flags, str(script), *arguments])
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 
 from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import Gres, Node, Partition
-from seatrial.launch.site_folder import Site
+from seatrial.discover.slurm_output import parse_settings
+from seatrial.launch.site_folder import Setting, Site, render
 from seatrial.model import UsageError
 from seatrial.pipeline import site
+from tests.fakes.slurm import recorded
 
 
 def node(name: str, gpus: int, *partitions: str) -> Node:
@@ -68,6 +71,53 @@ def test_values_from_slurm(
     assert all(setting.note for setting in described.settings().values())
 
 
+@pytest.fixture(autouse=True)
+def slurm_without_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise slurm.SlurmRefused("no database of accounts")
+
+    monkeypatch.setattr(slurm, "settings", lambda: parse_settings(recorded("scontrol-show-config.txt").out))
+    monkeypatch.setattr(slurm, "accounts", refuse)
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "note"),
+    [
+        (("physics",), "physics", "the only account of"),
+        (
+            ("chemistry", "physics"),
+            None,
+            r"several in Slurm \(chemistry, physics\); jobs use Slurm's default, --account",
+        ),
+        ((), None, "Slurm lists none of"),
+    ],
+)
+def test_the_account_is_read_if_it_is_the_only_one(
+    names: tuple[str, ...], value: str | None, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "partitions", lambda: (partition("gpu", default=True),))
+    monkeypatch.setattr(slurm, "nodes", lambda: TWO_GPU_NODES)
+    assert site.describe(Path("/s"), no_options()).account == Setting(
+        None, "not read from Slurm (no database of accounts); jobs use Slurm's default"
+    )
+    monkeypatch.setattr(slurm, "accounts", lambda *_: names)
+    account = site.describe(Path("/s"), no_options()).account
+    assert account.value == value
+    assert re.search(note, account.note)
+    assert site.describe(Path("/s"), no_options(account="ops")).account.value == "ops"
+
+
+def test_a_script_requests_at_most_the_time_that_its_partition_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = partition("gpu", default=True).model_copy(update={"max_time_s": 20 * 60})
+    monkeypatch.setattr(slurm, "partitions", lambda: (limited,))
+    monkeypatch.setattr(slurm, "nodes", lambda: TWO_GPU_NODES)
+    files = render(site.describe(Path("/s"), no_options()))
+    assert "\n#SBATCH --time=20\n" in files["jobs/fsdp_2nodes.sbatch"]
+    assert "MaxTime of partition gpu); this workload may need 60 minutes" in files["jobs/fsdp_2nodes.sbatch"]
+    assert "\n#SBATCH --time=10\n" in files["jobs/discovery.sbatch"]
+    assert "MaxTime" not in files["jobs/discovery.sbatch"]
+
+
 def no_options(**options: str | int) -> dict[str, str | int | None]:
     names = ("nodes", "gpus_per_node", "partition", "account", "venv")
     return dict.fromkeys(names) | options
@@ -83,6 +133,7 @@ def test_options_replace_the_values_of_slurm(monkeypatch: pytest.MonkeyPatch) ->
         "gpus_per_node": 0,
         "account": "ops",
         "venv": None,
+        "max_minutes": None,
     }
     with pytest.raises(UsageError, match="--partition nosuch: Slurm has cpu, gpu"):
         site.describe(Path("/s"), no_options(partition="nosuch"))

@@ -125,6 +125,22 @@ def test_damaged_checkpoints_are_rejected(tmp_path: Path) -> None:
         assert "belongs to another model" in error, name
 
 
+def test_a_requeued_job_falls_back_to_the_checkpoint_before_a_damaged_one(tmp_path: Path, capfd: Any) -> None:
+    base = config(**SAVING | {"checkpoint": {"every": 2, "keep": 3, "requeue": True}})
+    succeeded(ranks.run(1, ranks.train, base, tmp_path / "out"))
+    expected = losses(tmp_path / "out")
+    shutil.rmtree(checkpoint.step_folder(tmp_path / "out", 6))
+    shutil.copytree(tmp_path / "out", tmp_path / "all damaged")
+    _flip_bit(checkpoint.step_folder(tmp_path / "out", 4))
+    (metrics,) = succeeded(ranks.run(1, ranks.train, resumed(base), tmp_path / "out"))
+    assert [timing["step"] for timing in metrics["checkpoints"]] == [2, 4, 6]
+    assert losses(tmp_path / "out") == expected
+    for step in (2, 4):
+        _damage_manifest(checkpoint.step_folder(tmp_path / "all damaged", step))
+    (error,) = failures(ranks.run(1, ranks.train, resumed(base), tmp_path / "all damaged"))
+    assert re.search(r"checkpoint \S+ damaged/checkpoints/step-00000002 is damaged: cannot read", error)
+
+
 def _limit_file_size(settings: TrainConfig, out: Path) -> Any:
     """From the second save on, rank 1 can write no more than 64 KiB into a file."""
     original = checkpoint.Checkpointer.save

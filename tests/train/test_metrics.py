@@ -10,7 +10,7 @@ from torch import nn
 
 from seatrial.model import SeatrialError
 from seatrial.train import metrics, state_memory
-from seatrial.train.data import DatasetInfo
+from seatrial.train.blocks import DatasetInfo
 from seatrial.train.parallel import World
 from tests.train.ranks import config
 

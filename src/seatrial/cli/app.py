@@ -60,6 +60,7 @@ for command in (
     machine.skus,
     trial.render,
     training.train,
+    training.preprocess,
     training.evaluate,
     trial.judge,
     trial.report,

@@ -30,6 +30,10 @@ EXAMPLES = {
         "train throughput --set max_steps=20 --out /tmp/throughput",
         "train configs/sft-smollm-135m.yaml --set data.path=rows.jsonl",
     ),
+    "preprocess": _examples(
+        "preprocess function-calling-qwen2-7b --set data.cache=/shared/tokens",
+        "preprocess mine.yaml --set data.path=rows.jsonl --set data.cache=/shared/tokens",
+    ),
     "evaluate": _examples("evaluate function-calling-qwen2-7b --out RUN"),
     "judge": _examples(
         "judge seatrial-runs/RUN",

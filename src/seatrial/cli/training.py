@@ -1,4 +1,4 @@
-"""Commands that train: train, evaluate."""
+"""Commands that train: train, preprocess, evaluate."""
 
 from __future__ import annotations
 
@@ -40,6 +40,25 @@ def train(
     from seatrial.bench.group import exit_without_teardown
 
     exit_without_teardown()
+
+
+def preprocess(
+    config: Annotated[Path, typer.Argument(help="A shipped training config with rows, or a .yaml file.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Convert rows to tokens before a training, without a GPU; trainings with the same config and data use them."""
+    from seatrial.train import preprocess, train_config
+
+    result = preprocess.preprocess(train_config.load(config, set_ or ()))
+    if as_json:
+        print_json(result or {"folder": None})
+    elif result is None:
+        print("nothing to prepare: data.path is not set, and the training generates its sequences from the seed")
+    else:
+        print(f"{'found' if result['existed'] else 'written'} in {result['seconds']:g} s: {result['folder']}")
 
 
 def evaluate(

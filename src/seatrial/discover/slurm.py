@@ -25,6 +25,7 @@ from seatrial.util.processes import CommandResult
 # Slurm's clients time out earlier: without a controller after a few times MessageTimeout (10 s by default), without
 # slurm.conf after a minute
 COMMAND_TIMEOUT_S = 90.0
+SLURMD_RUNS = "slurmd runs"  # the end of such an answer of slurmd_answer
 _SLURMD_TIMEOUT_S = 3.0  # Linux repeats a lost SYN after 1 s
 
 
@@ -99,7 +100,7 @@ def slurmd_answer(name: str) -> str:
         return f"{place} does not answer within {_SLURMD_TIMEOUT_S:g} s"
     except OSError as error:
         return f"no connection to {place}: {error.strerror or error}"
-    return f"{place} accepts connections: slurmd runs"
+    return f"{place} accepts connections: {SLURMD_RUNS}"
 
 
 def hostnames(nodes: str) -> list[str]:
@@ -145,6 +146,20 @@ def partition_of_jobs(name: str | None) -> Partition | None:
     """The partition ``name``, or the default one; None if there is none. Raises SlurmUnavailable or ValueError."""
     selected = (partition for partition in partitions() if (partition.name == name if name else partition.default))
     return next(selected, None)
+
+
+def accounts(user: str, cluster: str | None, partition: str | None) -> tuple[str, ...]:
+    """The accounts in which ``user`` may submit to ``partition`` (None: to any), sorted.
+
+    Raises SlurmRefused if Slurm has no database of accounts, SlurmUnavailable if sacctmgr is missing or fails.
+    """
+    filters = [f"user={user}", *([f"cluster={cluster}"] if cluster else [])]
+    argv = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", *filters, "format=Account,Partition"]
+    rows = [line.strip().split("|") for line in command_output(argv).splitlines() if line.strip()]
+    if any(len(row) != 2 for row in rows):
+        raise SlurmRefused(f"unexpected output of sacctmgr: {rows[0]}. Run first: {shlex.join(argv)}")
+    # an association without a partition is valid in all of them
+    return tuple(sorted({account for account, of in rows if account and (not of or partition in (None, of))}))
 
 
 def job(job_id: str | int) -> Job:

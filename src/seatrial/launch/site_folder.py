@@ -9,7 +9,7 @@ from seatrial import __version__
 from seatrial.launch.script import template
 from seatrial.launch.slurm import option_lines
 
-FOLDERS = ("huggingface", "jobs", "logs", "runs")
+FOLDERS = ("huggingface", "jobs", "logs", "runs", "tokens")
 
 
 class Setting(NamedTuple):
@@ -31,6 +31,7 @@ class Site(NamedTuple):
     account: Setting
     nodes: Setting
     gpus_per_node: Setting
+    max_minutes: Setting
     slurm_error: str = ""
 
     def settings(self) -> dict[str, Setting]:
@@ -49,6 +50,7 @@ class Workload(NamedTuple):
     config: str = ""
     template: str = "train"
     evaluated: bool = False
+    whole_nodes: bool = True
 
 
 _LORA = "LoRA on Mistral-7B, with the whole model on every GPU (DDP)"
@@ -60,6 +62,16 @@ _WORKLOADS = (
     Workload("ddp_2nodes", _LORA, 2, 0, 60, "lora-mistral-7b-ddp"),
     Workload("fsdp_1node", _FSDP, 1, 0, 60, "fsdp-mistral-7b"),
     Workload("fsdp_2nodes", _FSDP, 2, 0, 60, "fsdp-mistral-7b"),
+    Workload(
+        "preprocess",
+        "Rows to tokens, without a GPU; function_calling then starts at once",
+        nodes=1,
+        gpus=0,
+        minutes=60,
+        config="function-calling-qwen2-7b",
+        template="preprocess",
+        whole_nodes=False,
+    ),
     Workload(
         "function_calling",
         "Qwen2-7B learns to call functions (LoRA, ZeRO-3; FSDP2 without DeepSpeed), scored before and after",
@@ -98,18 +110,20 @@ def _acceptance_checks() -> str:
 
 def _script(site: Site, workload: Workload, values: dict[str, object]) -> str:
     cpu_only, gpus = site.gpus_per_node.value == 0, workload.gpus or site.gpus_per_node.value
-    nodes = workload.nodes or site.nodes.value
+    nodes, limit = workload.nodes or site.nodes.value, site.max_minutes.value
     options: list[tuple[str, object]] = [
         ("job-name", workload.name),
         ("partition", site.partition.value),
         ("account", site.account.value),
         ("nodes", nodes),
         ("ntasks-per-node", 1),
-        ("gres", f"gpu:{gpus}" if gpus and not cpu_only else None),
-        ("mem", 0),  # all memory of a node
-        ("time", workload.minutes),
+        ("cpus-per-task", None if workload.whole_nodes else 4),
+        ("gres", f"gpu:{gpus}" if gpus and not cpu_only and workload.whole_nodes else None),
+        ("mem", 0 if workload.whole_nodes else None),  # 0: all memory of a node
+        ("time", min(workload.minutes, limit) if isinstance(limit, int) else workload.minutes),
         ("chdir", site.folder),
         ("output", f"{site.folder}/logs/%x-%j.out"),
+        ("open-mode", "append"),  # a job that Slurm starts again keeps the output of its first start
     ]
     return template(f"site/{workload.template}.sbatch.j2").render(
         values,
@@ -119,5 +133,5 @@ def _script(site: Site, workload: Workload, values: dict[str, object]) -> str:
         gpus=gpus,
         nodes=nodes,
         # as jobs of a trial: other jobs on the node would change the speed, a second start would find the first's files
-        sbatch_options=[*option_lines(options), "--exclusive", "--no-requeue"],
+        sbatch_options=[*option_lines(options), *(["--exclusive"] if workload.whole_nodes else []), "--no-requeue"],
     )

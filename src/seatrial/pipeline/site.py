@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from seatrial.discover import slurm
@@ -29,13 +31,14 @@ def describe(folder: Path, options: dict[str, str | int | None]) -> Site:
         if isinstance(value, str) and not value.isprintable():
             raise UsageError(f"--{key} {value!r}: expected one line of printable characters")
     given = {key: Setting(value, f"--{key.replace('_', '-')}") for key, value in options.items() if value is not None}
-    settings = {"venv": _venv(), "account": Setting(None, "by default the account that Slurm has for the user")}
+    settings = {"venv": _venv()}
     error = ""
     try:
-        settings |= _from_slurm(given.get("partition"))
+        settings |= _from_slurm(given)
     except (SlurmUnavailable, SlurmRefused, ValueError) as problem:
         error = " ".join(str(problem).split())
-        settings |= dict.fromkeys(("partition", "nodes", "gpus_per_node"), Setting(None, "Slurm could not be read"))
+        names = ("partition", "account", "nodes", "gpus_per_node", "max_minutes")
+        settings |= dict.fromkeys(names, Setting(None, "Slurm could not be read"))
     return Site(folder=str(folder), slurm_error=error, **(settings | given))
 
 
@@ -81,20 +84,28 @@ def _venv() -> Setting:
     return Setting(sys.prefix, "the environment that ran `seatrial init`; all nodes need it under this path")
 
 
-def _from_slurm(partition: Setting | None) -> dict[str, Setting]:
-    """Return partition, nodes and gpus_per_node. Raises SlurmUnavailable, SlurmRefused, ValueError or UsageError."""
+def _from_slurm(given: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Return the values that Slurm has. Raises SlurmUnavailable, SlurmRefused, ValueError or UsageError."""
     partitions, nodes = slurm.partitions(), slurm.nodes()
+    partition = given.get("partition")
     names = [listed.name for listed in partitions]
     if partition and partition.value not in names:
         raise UsageError(f"--partition {partition.value}: Slurm has {', '.join(names) or 'no partitions'}")
     partition = partition or _partition(partitions, nodes)
+    account = given.get("account") or _account(partition.value)
     if partition.value is None:
         unknown = Setting(None, "depends on the partition, which is not known")
-        return {"partition": partition, "nodes": unknown, "gpus_per_node": unknown}
+        return {
+            **dict.fromkeys(("nodes", "gpus_per_node", "max_minutes"), unknown),
+            "partition": partition,
+            "account": account,
+        }
     members = [node for node in nodes if partition.value in node.partitions]
     place = f"partition {partition.value}"
     return {
         "partition": partition,
+        "account": account,
+        "max_minutes": _max_minutes(next(listed for listed in partitions if listed.name == partition.value)),
         "nodes": Setting(len(members) or None, f"nodes of {place} in Slurm"),
         "gpus_per_node": _gpus(members, place),
     }
@@ -111,6 +122,25 @@ def _partition(partitions: Sequence[Partition], nodes: Sequence[Node]) -> Settin
         return Setting(candidates[0].name, f"Slurm's only {kind}")
     names = ", ".join(partition.name for partition in candidates)
     return Setting(None, f"several are possible ({names})" if names else "Slurm lists no partition")
+
+
+def _account(partition: object) -> Setting:
+    """Return the user's account if there is exactly one; with several, Slurm's default stays in force."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+        names = slurm.accounts(user, slurm.settings().cluster_name, None if partition is None else str(partition))
+    except (SlurmUnavailable, SlurmRefused, KeyError) as error:  # many sites have no database of accounts
+        return Setting(None, f"not read from Slurm ({' '.join(str(error).split())}); jobs use Slurm's default")
+    if len(names) == 1:
+        return Setting(names[0], f"the only account of {user} in Slurm")
+    found = f"{user} has several in Slurm ({', '.join(names)})" if names else f"Slurm lists none of {user}"
+    return Setting(None, f"{found}; jobs use Slurm's default, --account selects one")
+
+
+def _max_minutes(partition: Partition) -> Setting:
+    if isinstance(partition.max_time_s, int):
+        return Setting(max(1, partition.max_time_s // 60), f"MaxTime of partition {partition.name}")
+    return Setting(None, f"partition {partition.name} has no MaxTime")
 
 
 def _gpus(nodes: Sequence[Node], place: str) -> Setting:

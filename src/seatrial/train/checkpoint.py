@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -213,13 +214,13 @@ class Checkpointer:
         if not checkpoints:
             return 0
         start = time.monotonic()
-        manifest = _read_manifest(checkpoints[-1])
+        folder = self._intact(checkpoints)
+        manifest = _read_manifest(folder)
         if difference := _shape_difference(manifest["shapes"], _shapes(built)):
-            raise SeatrialError(f"checkpoint {checkpoints[-1]} belongs to another model: {difference}")
-        self._verify(checkpoints, manifest["files"])
+            raise SeatrialError(f"checkpoint {folder} belongs to another model: {difference}")
         state = _state(built.model, optimizer)
-        with _convert_dcp_errors(checkpoints[-1], "read"):
-            reader, planner = safe_loading.Reader(checkpoints[-1]), safe_loading.Planner()
+        with _convert_dcp_errors(folder, "read"):
+            reader, planner = safe_loading.Reader(folder), safe_loading.Planner()
             state_dict_loader.load(state, storage_reader=reader, planner=planner, process_group=self._group)
         set_state_dict(
             built.model,
@@ -233,15 +234,33 @@ class Checkpointer:
         self.results.append(CheckpointTiming("load", step, size, seconds, seconds, size / 1e6 / seconds))
         return step
 
-    def _verify(self, checkpoints: list[Path], files: Mapping[str, Mapping[str, Any]]) -> None:
-        """Raises SeatrialError on all ranks if a file of the newest checkpoint is damaged; each rank hashes a part."""
-        newest = checkpoints[-1]
-        names = sorted(files)[self._world.rank :: self._world.size]
-        with ThreadPoolExecutor(THREADS) as threads:
-            errors = list(filter(None, threads.map(lambda name: _file_error(newest / name, files[name]), names)))
-        if all_errors := [error for rank_errors in self._world.gather(errors) for error in rank_errors]:
-            older = f"; remove it to resume from {checkpoints[-2].name}" if len(checkpoints) > 1 else ""
-            raise SeatrialError(f"checkpoint {newest} is damaged: {'; '.join(all_errors)}{older}")
+    def _intact(self, checkpoints: list[Path]) -> Path:
+        """The newest checkpoint; with checkpoint.requeue, where nobody can remove a damaged one, the newest intact one.
+
+        Raises SeatrialError on all ranks if it is damaged, or with checkpoint.requeue if all are.
+        """
+        for index in reversed(range(len(checkpoints))):
+            newest, older = checkpoints[index], checkpoints[index - 1].name if index else ""
+            errors = self._errors(newest)
+            if not errors:
+                break
+            message = f"checkpoint {newest} is damaged: {'; '.join(errors)}"
+            if not (older and self._settings.requeue):
+                raise SeatrialError(f"{message}{f'; remove it to resume from {older}' if older else ''}")
+            if self._world.is_rank0:
+                print(f"{message}; using {older}", file=sys.stderr)
+        return newest
+
+    def _errors(self, folder: Path) -> list[str]:
+        """How the files of a checkpoint differ from its manifest, on all ranks; each rank hashes a part."""
+        try:
+            files: Mapping[str, Mapping[str, Any]] = _read_manifest(folder)["files"]
+            names = sorted(files)[self._world.rank :: self._world.size]
+            with ThreadPoolExecutor(THREADS) as threads:
+                errors = list(filter(None, threads.map(lambda name: _file_error(folder / name, files[name]), names)))
+        except SeatrialError as error:
+            errors = [str(error)]
+        return list(dict.fromkeys(error for rank_errors in self._world.gather(errors) for error in rank_errors))
 
 
 def _state(model: nn.Module, optimizer: Any) -> dict[str, Any]:

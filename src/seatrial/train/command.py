@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import disk, hf, train_config
+from seatrial.train import disk, hf, restarts, train_config
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.gc_pause import gc_paused
 
@@ -28,6 +28,9 @@ def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: boo
 def run(config: TrainConfig, out: Path | None) -> dict[str, Any]:
     """Trains with the configured stack; returns the content of metrics.json. Raises SeatrialError."""
     started = psutil.Process().create_time()
+    config = restarts.resumed(config, out)
+    if metrics := restarts.finished(config, out):
+        return metrics
     try:
         with gc_paused():
             from seatrial.train import loop

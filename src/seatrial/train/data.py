@@ -6,6 +6,7 @@ import hashlib
 import json
 import mmap
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,31 +17,14 @@ import torch
 from torch import Tensor
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import disk, markov, page_cache
+from seatrial.train import blocks, data_cache, disk, markov, page_cache
+from seatrial.train.blocks import BLOCKS_FILE, IGNORE_INDEX, INFO_FILE, DatasetInfo
 from seatrial.train.disk import atomic_write_folder
-from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 from seatrial.util.input_files import read_json
 
-BLOCKS_FILE, INFO_FILE = "blocks.npy", "dataset.json"
 DEFAULT_SEQUENCES = 4096  # without data.samples; an acceptance run reads each sequence at most twice
-
-
-@dataclass(frozen=True)
-class DatasetInfo:
-    """Description of the blocks. ``rows``: rows read, or sequences generated.
-
-    ``entropy_bound``: lowest possible loss in nats per token, None if unknown. ``details``: with stack hf, the number
-    of rejected rows by reason and the fraction of padding.
-    """
-
-    source: str
-    rows: int
-    tokens: int
-    vocabulary: int
-    entropy_bound: float | None = None
-    details: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,59 +48,56 @@ class Blocks:
 
 
 def prepare(settings: TrainConfig, folder: Path, is_rank0: bool, gather: Callable[[Any], list[Any]]) -> Blocks:
-    """The blocks for ``settings``, from the cache ``folder``; rank 0 writes them there if they are missing.
+    """The blocks for ``settings``, from ``folder`` or the cache; rank 0 writes them to ``folder`` if they are missing.
 
     All ranks call this; ``gather`` is a barrier that returns the values of all ranks. All ranks raise UsageError if the
     data cannot be read, SeatrialError if the blocks cannot be written, with rank 0's message. A node that does not
     share ``folder`` generates Markov data itself, and raises UsageError for rows of a file.
     """
-    blocks_folder = folder / f"blocks-{_fingerprint(settings)}"
-    problem: SeatrialError | None = None
+    rank_0: Path | SeatrialError | None = None
     if is_rank0:
         try:
-            if not (blocks_folder / INFO_FILE).is_file():
-                _write_blocks(settings, blocks_folder)
+            prepared = _prepare(settings, folder)
+            if prepared.message:
+                print(prepared.message, file=sys.stderr)
+            rank_0 = prepared.folder
         except SeatrialError as error:  # raised below: the other ranks wait in gather
-            problem = error
+            rank_0 = error
         except (OSError, MemoryError) as error:
             action = f"cannot write the prepared data to {folder}"
-            problem = disk.disk_full_error(error, folder, action)
-            problem = problem or SeatrialError(f"{action}: {error or 'out of memory'}")
-            problem.__cause__ = error
-    for rank_problem in gather(problem):
-        if rank_problem is not None:
-            raise rank_problem
-    if not (blocks_folder / INFO_FILE).is_file():
+            failure = disk.disk_full_error(error, folder, action)
+            rank_0 = failure or SeatrialError(f"{action}: {error or 'out of memory'}")
+            rank_0.__cause__ = error
+    blocks_folder = gather(rank_0)[0]
+    if isinstance(blocks_folder, SeatrialError):
+        raise blocks_folder
+    if blocks_folder is None or not (blocks_folder / INFO_FILE).is_file():
         if settings.data.path is not None:
             raise UsageError(
                 f"{socket.gethostname()} cannot read {blocks_folder}: set data.cache to a folder shared by all nodes"
             )
-        _write_blocks(settings, blocks_folder)
-    blocks = _load_blocks(blocks_folder)
+        blocks_folder = _prepare(settings, folder).folder
+    loaded = _load_blocks(blocks_folder)
     if not settings.data.cold:
-        return blocks
-    _disable_readahead(blocks.tokens)
-    return replace(blocks, cached_share=max(gather(page_cache.evict(blocks_folder / BLOCKS_FILE))))
+        return loaded
+    _disable_readahead(loaded.tokens)
+    return replace(loaded, cached_share=max(gather(page_cache.evict(blocks_folder / BLOCKS_FILE))))
 
 
-def _fingerprint(settings: TrainConfig) -> str:
-    """16 hex digits of a SHA-256 over all settings that determine the blocks, and size and mtime of the input files."""
-    data = settings.data
+def _prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
+    """The prepared data of rank 0, or of a node that generates its own: written if missing."""
+    if settings.data.path is not None:
+        return blocks.prepare(settings, folder)
+    values = [settings.data.samples, settings.data.variable_length, settings.seq_len, settings.seed]
     vocabulary = settings.model.architecture().vocab_size
-    inputs: list[Any] = [data.samples, data.variable_length, settings.seq_len, vocabulary, settings.seed]
-    for path in (data.path, data.tokenizer):
-        if path is not None and Path(path).is_file():
-            inputs.append((str(Path(path).resolve()), Path(path).stat().st_size, Path(path).stat().st_mtime_ns))
-        else:
-            inputs.append(path)
-    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
-
-
-def _write_blocks(settings: TrainConfig, blocks_folder: Path) -> None:
-    blocks = generate_blocks(settings) if settings.data.path is None else _tokenize_rows(settings)
-    with atomic_write_folder(blocks_folder) as temporary:
-        np.save(temporary / BLOCKS_FILE, blocks.tokens)
-        write_json(temporary / INFO_FILE, asdict(blocks.info))
+    digest = hashlib.sha256(json.dumps([*values, vocabulary]).encode()).hexdigest()[:16]
+    markov_folder = folder / f"{blocks.PREFIX}-{digest}"
+    if not markov_folder.is_dir():
+        generated = generate_blocks(settings)
+        with atomic_write_folder(markov_folder) as temporary:
+            np.save(temporary / BLOCKS_FILE, generated.tokens)
+            write_json(temporary / INFO_FILE, asdict(generated.info))
+    return data_cache.Prepared(markov_folder, False, "")
 
 
 def _load_blocks(blocks_folder: Path) -> Blocks:
@@ -156,25 +137,6 @@ def generate_blocks(settings: TrainConfig) -> Blocks:
         entropy_bound=markov.ENTROPY,
     )
     return Blocks(sequences, info)
-
-
-def _tokenize_rows(settings: TrainConfig) -> Blocks:
-    """The tokens of all rows, concatenated with end tokens and cut into blocks of seq_len + 1."""
-    from seatrial.train import text
-
-    path = Path(settings.data.path or "")
-    rows = text.read_rows(path, settings.data.samples)
-    vocabulary = settings.model.architecture().vocab_size
-    encoder = text.load_tokenizer(settings.data.tokenizer, rows, vocabulary)
-    tokens = np.concatenate([np.asarray(ids, dtype=np.int32) for ids in text.encode(encoder, rows)])
-    length = settings.seq_len + 1
-    if len(tokens) < length:
-        raise UsageError(f"{path}: {len(tokens)} tokens, fewer than one sequence of {length}")
-    if tokens.max() >= vocabulary:
-        raise UsageError(f"{settings.data.tokenizer}: token id {tokens.max()} exceeds the vocab_size {vocabulary}")
-    blocks = tokens[: len(tokens) // length * length].reshape(-1, length)
-    info = DatasetInfo(source=str(path), rows=len(rows), tokens=blocks[:, 1:].size, vocabulary=vocabulary)
-    return Blocks(blocks, info)
 
 
 def block_order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) -> Iterator[int]:

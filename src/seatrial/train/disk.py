@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from seatrial.model import DiskFullError as DiskFullError
-from seatrial.model import format_bytes
+from seatrial.model import UsageError, format_bytes
 from seatrial.util.files import DISK_FULL, atomic_folder
 
 # Messages of errors without errno: safetensors, tokenizers and other programs print the system's text
@@ -28,7 +28,7 @@ _SHORT_WRITE = re.compile(
 _DISK_FULL = re.compile(rf"{_DISK_FULL_TEXT}|{_SHORT_WRITE.pattern}")
 _PROBE_BYTES = 2**20  # size of the test file in ``_is_full``
 
-REMEDY = "Free space there, or set --out to a run directory on a larger filesystem"
+REMEDY = "Free space there, or set --out (prepared data: data.cache) to a folder on a larger filesystem"
 
 
 def disk_full_error(error: BaseException, path: Path, action: str = "") -> DiskFullError | None:
@@ -63,6 +63,16 @@ def convert_disk_full(path: Path) -> Iterator[None]:
         if disk_full := disk_full_error(error, path):
             raise disk_full from error
         raise
+
+
+def require_writable(folder: Path, description: str) -> None:
+    """Create ``folder``, and a file in it that is removed again. Raises UsageError if either fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"seatrial")
+    except OSError as error:
+        raise UsageError(f"{description}: {folder} is not writable: {error.strerror or error}") from error
 
 
 def disk_full_reason(error: BaseException, path: Path) -> str | None:

@@ -21,7 +21,17 @@ import torch
 from torch import Tensor, nn
 
 from seatrial.model import SeatrialError
-from seatrial.train import checkpoint, data, exposed_communication, failure, lora, metrics, parallel, state_memory
+from seatrial.train import (
+    checkpoint,
+    data,
+    exposed_communication,
+    failure,
+    lora,
+    metrics,
+    parallel,
+    restarts,
+    state_memory,
+)
 from seatrial.train.decoder import parameter_count
 from seatrial.train.loss import IGNORE_INDEX
 from seatrial.train.parallel import BuiltModel, World
@@ -66,6 +76,8 @@ def train_without_error_propagation(
             trainer = Trainer(settings, built, world, blocks)
             phases.end_phase("build")
             completed_steps = trainer.resume(out) if settings.checkpoint.resume else 0
+            if world.is_rank0:
+                restarts.record(settings, out, completed_steps)
             records = trainer.run(completed_steps, out, phases)
         report = metrics.report(settings, world, trainer.run_record(records), phases)
         report |= {"out": str(out), "final": None, "data_cached_share": blocks.cached_share}

@@ -20,7 +20,7 @@ from torch import nn
 
 from seatrial.model import SeatrialError
 from seatrial.train import checkpoint, exposed_communication
-from seatrial.train.data import DatasetInfo
+from seatrial.train.blocks import DatasetInfo
 from seatrial.train.parallel import World, tensor_counts
 from seatrial.train.progress import StartupPhases, Step
 from seatrial.train.rank_times import RankTimes, slowdowns

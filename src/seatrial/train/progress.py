@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from seatrial.model import UsageError
+from seatrial.train import restarts
 from seatrial.train.parallel import World
 from seatrial.train.script_flags import write_run_args
 from seatrial.train.train_config import TrainConfig
@@ -19,6 +20,7 @@ from seatrial.util import journal
 from seatrial.util.files import write_json
 
 STEPS_FILE = "steps.jsonl"
+LOST_LOCK_S = 120.0  # how long a restarted job waits for the lock of its earlier start
 TERMINAL_INTERVAL_S = 1.0  # of the progress line on a terminal
 
 
@@ -174,11 +176,20 @@ def _open_tensorboard(out: Path, completed_steps: int) -> Any:
 
 
 def _existing_run_error(out: Path) -> UsageError:
+    if restarts.count():
+        return UsageError(
+            f"Slurm restarted this job, and {out} contains the run of its first start: to resume it, submit the job "
+            "with --set checkpoint.requeue=true --set checkpoint.every=STEPS"
+        )
     return UsageError(f"{out} contains a run: set another --out, or resume it with --set checkpoint.resume=true")
 
 
 def _lock(file: TextIO, out: Path) -> None:
-    if not journal.lock(file.fileno(), out):
+    # a filesystem keeps the lock of a lost node for a while, 90 s by default with NFSv4
+    deadline = time.monotonic() + (LOST_LOCK_S if restarts.count() else 0)
+    while not (locked := journal.lock(file.fileno(), out)) and time.monotonic() < deadline:
+        time.sleep(1)
+    if not locked:
         file.close()
         raise UsageError(f"another training is running in {out}: stop it or wait for its end")
 

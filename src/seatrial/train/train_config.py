@@ -174,6 +174,14 @@ class Checkpoint(Frozen):
     asynchronous: bool = False
     keep: int = Field(default=2, gt=0, description="number of newest checkpoints to keep")
     resume: bool = Field(default=False, description="resume from the newest complete checkpoint in --out, if any")
+    requeue: bool = Field(default=False, description="resume if Slurm restarts the job (sbatch --requeue)")
+    max_restarts: int = Field(default=3, gt=0, description="requeue: number of restarts, after which the job fails")
+
+    @model_validator(mode="after")
+    def _check_requeue(self) -> Checkpoint:
+        if self.requeue and not self.every:
+            raise ValueError("requeue requires checkpoint.every: without checkpoints a restarted job begins at step 1")
+        return self
 
 
 class Evaluation(_Finite):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from seatrial.model import UsageError
-from seatrial.train.hf import data, rows
+from seatrial.train.hf import blocks, data, rows
 from seatrial.train.loss import IGNORE_INDEX
 from tests.train.hf import runs
 
@@ -30,16 +30,9 @@ def test_blocks_have_the_rows_and_padding_is_not_trained(tmp_path: Path) -> None
     assert not padding.any()
 
 
-def test_packing_keeps_samples_whole_and_does_not_train_first_tokens() -> None:
-    samples = [([number] * length, [True] * length) for number, length in enumerate([3, 3, 5, 2], start=1)]
-    packed = list(data._packed(samples, 7))
-    assert [ids for ids, _ in packed] == [[1, 1, 1, 2, 2, 2], [3, 3, 3, 3, 3, 4, 4]]
-    assert packed[0][1] == [False, True, True, False, True, True]
-
-
 def test_blocks_are_written_once_per_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(tmp_path, "data.samples=8").folder
-    monkeypatch.setattr(data, "_write_files", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr(blocks, "_write_files", lambda *_: pytest.fail("written again"))
     assert prepare(tmp_path, "data.samples=8", "max_steps=20").folder == first
     with pytest.raises(pytest.fail.Exception, match="written again"):
         prepare(tmp_path, "data.samples=9")

@@ -14,6 +14,7 @@ from seatrial.train.hf import hub
 from seatrial.util.gc_pause import gc_paused
 
 if TYPE_CHECKING:
+    from seatrial.train.data_cache import Prepared
     from seatrial.train.train_config import TrainConfig
 
 
@@ -42,6 +43,18 @@ def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
     with _checked_imports():
         from seatrial.train.function_calling import evaluate as evaluation
     return evaluation.evaluate(config, out)
+
+
+def preprocess(config: TrainConfig, cache: Path) -> Prepared:
+    """The prepared data of ``config`` in ``cache``, written if missing: see blocks.prepare. Raises SeatrialError."""
+    hub.set_offline_mode(config)
+    if hub.needs_hub(config):
+        hub.require_writable_cache()
+    with _checked_imports():
+        from seatrial.train.hf import blocks
+    prepared = blocks.prepare(config, cache)
+    blocks.print_rejected(blocks.report(prepared.folder))
+    return prepared
 
 
 def prepare_external_trainer(config: TrainConfig, folder: Path) -> dict[str, int]:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from seatrial.model import SeatrialError, UsageError
 from seatrial.train.function_calling.template import END_OF_TURN, SPECIAL_TOKENS
 from seatrial.train.hf import models, tokenization
-from seatrial.train.hf.data import training_rows
+from seatrial.train.hf.blocks import training_rows
 from seatrial.train.oumi import MODEL_FOLDER, ROWS_FILE, convert_row
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import atomic_write, write_json

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from seatrial.model import UsageError
+from seatrial.train import disk
 from seatrial.train.train_config import HUB_PREFIX, TrainConfig
 
 PROBE_S = 5.0
@@ -25,7 +26,7 @@ LOCAL_HINT = (
 def set_offline_mode(config: TrainConfig) -> None:
     """Set offline mode unless ``config`` needs the Hub and the Hub is reachable. Call before importing transformers."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # otherwise warns after each fork
-    if not _needs_hub(config) or not _is_reachable():
+    if not needs_hub(config) or not _is_reachable():
         os.environ[OFFLINE_VARIABLE] = "1"
 
 
@@ -59,7 +60,15 @@ def explain_load_errors(name: str) -> Iterator[None]:
         raise UsageError(f"cannot get {name} from the Hub{state}: {first_line}. {login}{LOCAL_HINT}") from error
 
 
-def _needs_hub(config: TrainConfig) -> bool:
+def require_writable_cache() -> None:
+    """Raise UsageError if downloads from the Hub cannot be written to the cache of Hugging Face."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    folder = Path(os.environ.get("HF_HOME") or default).expanduser()
+    disk.require_writable(folder, "HF_HOME" if os.environ.get("HF_HOME") else "the cache of Hugging Face (HF_HOME)")
+
+
+def needs_hub(config: TrainConfig) -> bool:
+    """Whether weights, data or tokenizer are a repository of the Hub."""
     names = (config.model.weights, config.data.path, config.data.tokenizer)
     return any(name and hub_repository(name) for name in names)
 

@@ -14,8 +14,8 @@ from transformers import TrainingArguments, default_data_collator
 from transformers.trainer_callback import PrinterCallback
 
 from seatrial.model import SeatrialError, UsageError
-from seatrial.train import metrics, safe_loading
-from seatrial.train.data import DatasetInfo
+from seatrial.train import metrics, restarts, safe_loading
+from seatrial.train.blocks import DatasetInfo
 from seatrial.train.hf import checkpoints, data, export, models, ranks
 from seatrial.train.hf.arguments import effective_strategy, training_arguments
 from seatrial.train.hf.step_recorder import CountingTrainer, StepRecorder
@@ -49,6 +49,8 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
             # Without this check, the Trainer takes one more step in the middle of an epoch
             if checkpoints.saved_step(checkpoint) >= config.max_steps:
                 raise SeatrialError(f"cannot resume {out}: all of its {config.max_steps} steps are done")
+        if world.is_rank0:
+            restarts.record(config, out, checkpoints.saved_step(checkpoint) if checkpoint else 0)
         try:
             with safe_loading.weights_only(*_deepspeed_classes(config)):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -1,0 +1,74 @@
+"""Rows of a file as blocks of tokens, for stack native. Needs numpy and tokenizers, but no torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seatrial.model import UsageError
+from seatrial.train import data_cache
+from seatrial.train.train_config import TrainConfig
+from seatrial.util.files import write_json
+
+BLOCKS_FILE, INFO_FILE = "blocks.npy", "dataset.json"
+PREFIX = "blocks"  # of the folder's name
+IGNORE_INDEX = -100  # targets without loss, as in torch and transformers
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """Description of the blocks. ``rows``: rows read, or sequences generated.
+
+    ``entropy_bound``: lowest possible loss in nats per token, None if unknown. ``details``: with stack hf, the number
+    of rejected rows by reason and the fraction of padding.
+    """
+
+    source: str
+    rows: int
+    tokens: int
+    vocabulary: int
+    entropy_bound: float | None = None
+    details: dict[str, Any] | None = None
+
+
+def prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
+    """The blocks of the rows in data.path, from ``folder`` or the cache; written to ``folder`` if missing.
+
+    Raises UsageError if data or tokenizer cannot be read, SeatrialError or OSError if the blocks cannot be written.
+    """
+    data, path = settings.data, Path(settings.data.path or "")
+    inputs = {file: data_cache.version(file) for file in (path, *([Path(data.tokenizer)] if data.tokenizer else []))}
+    key = {
+        **data_cache.options(settings, "tokenizers"),
+        "data": data_cache.content(path, "the data"),
+        "tokenizer": data_cache.content(Path(data.tokenizer), "the tokenizer") if data.tokenizer else "trained",
+        "samples": data.samples,
+    }
+    prepared = data_cache.locate(settings, folder, PREFIX, key)
+    if not prepared.hit:
+        with data_cache.write(prepared.folder, key, inputs) as temporary:
+            tokens, info = _tokenize_rows(settings)
+            np.save(temporary / BLOCKS_FILE, tokens)
+            write_json(temporary / INFO_FILE, asdict(info))
+    return prepared
+
+
+def _tokenize_rows(settings: TrainConfig) -> tuple[np.ndarray[Any, np.dtype[np.int32]], DatasetInfo]:
+    """The tokens of all rows, concatenated with end tokens and cut into blocks: int32 [blocks, seq_len + 1]."""
+    from seatrial.train import text
+
+    path = Path(settings.data.path or "")
+    rows = text.read_rows(path, settings.data.samples)
+    vocabulary = settings.model.architecture().vocab_size
+    encoder = text.load_tokenizer(settings.data.tokenizer, rows, vocabulary)
+    tokens = np.concatenate([np.asarray(ids, dtype=np.int32) for ids in text.encode(encoder, rows)])
+    length = settings.seq_len + 1
+    if len(tokens) < length:
+        raise UsageError(f"{path}: {len(tokens)} tokens, fewer than one sequence of {length}")
+    if tokens.max() >= vocabulary:
+        raise UsageError(f"{settings.data.tokenizer}: token id {tokens.max()} exceeds the vocab_size {vocabulary}")
+    blocks = tokens[: len(tokens) // length * length].reshape(-1, length)
+    return blocks, DatasetInfo(source=str(path), rows=len(rows), tokens=blocks[:, 1:].size, vocabulary=vocabulary)

@@ -1,0 +1,133 @@
+"""Prepared data on disk: one folder per key, named after a hash of everything that determines its tokens.
+
+``key.json`` in the folder holds the key: SHA-256 of data and tokenizer, and the options. A folder is renamed when it is
+complete, so that no process reads a partial one. No torch: a login node may not have it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seatrial.model import UsageError
+from seatrial.train.disk import atomic_write_folder
+from seatrial.train.train_config import TrainConfig
+from seatrial.util.files import write_json
+from seatrial.util.input_files import open_file, read_json
+
+VARIABLE = "SEATRIAL_DATA_CACHE"  # a folder that trainings read, and `seatrial preprocess` writes, without data.cache
+KEY_FILE = "key.json"
+FORMAT = 1  # in every key: increase it if seatrial makes other tokens of the same rows
+# of a tokenizer's folder, which may also hold the weights of its model
+_TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
+
+Key = Mapping[str, Any]  # values of JSON
+Version = tuple[int, int, int] | None
+
+
+class Prepared(NamedTuple):
+    """A folder of prepared data. ``message``: hit or miss and its reason; empty if no cache is configured."""
+
+    folder: Path
+    hit: bool
+    message: str
+
+
+def options(config: TrainConfig, *packages: str) -> dict[str, Any]:
+    """The part of a key that both stacks share; ``packages``: those whose version may change the tokens."""
+    return {
+        "format": FORMAT,
+        "seq_len": config.seq_len,
+        "vocabulary": config.model.architecture().vocab_size,
+        **{package: metadata.version(package) for package in packages},
+    }
+
+
+def content(path: Path, description: str) -> dict[str, str]:
+    """Name → SHA-256 of a file (its name: the suffix), or of the tokenizer's files in a folder. Raises UsageError."""
+    try:
+        if not path.is_dir():
+            return {path.suffix: _sha256(path)}
+        files = {file for pattern in _TOKENIZER_FILES for file in path.glob(pattern)}
+        return {file.name: _sha256(file) for file in sorted(files)}
+    except OSError as error:
+        raise UsageError(f"cannot read {description} {path}: {error.strerror or error}") from error
+
+
+def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared:
+    """The folder of ``key`` in ``folder``, or in the cache of the environment if it has it; else one to write.
+
+    ``folder``: data.cache, or a folder of the run. A training never writes to the cache of the environment.
+    """
+    shared = os.environ.get(VARIABLE)
+    name = f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
+    folders = [folder, *([Path(shared)] if shared and not config.data.cache else [])]
+    found = next((parent / name for parent in folders if (parent / name).is_dir()), None)
+    if not (config.data.cache or shared):
+        return Prepared(found or folder / name, found is not None, "")
+    if found:
+        return Prepared(found, True, f"prepared data: hit, {found}")
+    reason = _miss_reason(folders[-1], prefix, key)
+    return Prepared(folder / name, False, f"prepared data: miss in {folders[-1]}: {reason}; writing {folder / name}")
+
+
+def _miss_reason(cache: Path, prefix: str, key: Key) -> str:
+    """The differences to the most similar key in ``cache``."""
+    differences = [difference for path in cache.glob(f"{prefix}-*") if (difference := _difference(path, key))]
+    if not differences:
+        return "it has no data of this kind (`seatrial preprocess CONFIG` writes it)"
+    name, fields = min(differences, key=lambda difference: len(difference[1]))
+    return f"{name} differs in {', '.join(fields)}"
+
+
+def _difference(folder: Path, key: Key) -> tuple[str, list[str]] | None:
+    """Name of ``folder``, and the fields in which its key differs; None if it is not complete or not readable."""
+    try:
+        other = read_json(folder / KEY_FILE)
+        fields = [name for name in {**other, **key} if other.get(name) != key.get(name)]
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    return folder.name, [_shown(name, other.get(name), key.get(name)) for name in fields]
+
+
+def _shown(name: str, there: Any, here: Any) -> str:
+    is_content = isinstance(there, dict) or isinstance(here, dict)
+    return f"{name} (content)" if is_content else f"{name} ({there} there, {here} here)"
+
+
+@contextmanager
+def write(folder: Path, key: Key, inputs: Mapping[Path, Version]) -> Iterator[Path]:
+    """Yield a temporary folder that becomes ``folder``; a folder that another process finished meanwhile is kept.
+
+    ``inputs``: versions of the files, read before ``key`` was computed. Raises DiskFullError, OSError, and UsageError
+    if one of them has changed.
+    """
+    with atomic_write_folder(folder) as temporary:
+        yield temporary
+        for path, before in inputs.items():
+            if version(path) != before:
+                raise UsageError(f"{path} changed while it was read; nothing was written. Repeat when it is complete")
+        write_json(temporary / KEY_FILE, dict(key))
+
+
+def version(path: Path) -> Version:
+    """Inode, size and modification time of a file or folder; None if it does not exist."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _sha256(path: Path) -> str:
+    with open_file(path) as file:
+        digest = hashlib.sha256()
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+        return digest.hexdigest()

@@ -1,0 +1,205 @@
+"""Conversion of rows to blocks of tokens, for stack hf. Needs numpy and transformers, but no torch.
+
+A block has ``seq_len`` tokens with padding at its end. It needs no attention mask: with causal attention no token sees
+later padding, and without a mask SDPA uses its flash kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seatrial.model import UsageError
+from seatrial.train import data_cache
+from seatrial.train.blocks import IGNORE_INDEX
+from seatrial.train.function_calling import generate, preprocess, template
+from seatrial.train.function_calling.glaive import Conversation
+from seatrial.train.hf import hub, rows, tokenization
+from seatrial.train.train_config import TrainConfig
+from seatrial.util.files import write_json
+
+REPORT_FILE = "report.json"
+GENERATED_ROWS = 1000  # without data.samples: the number of rows of the SmolLM workload
+
+Sample = tuple[list[int], list[bool]]  # tokens, and for each whether it is trained on
+
+
+def prepare(config: TrainConfig, folder: Path) -> data_cache.Prepared:
+    """The blocks of the rows in data.path or generated, from ``folder`` or the cache; written if missing.
+
+    Not for the layout markov_chain, which has no rows. Raises UsageError if rows or tokenizer cannot be read, OSError
+    or DiskFullError if the blocks cannot be written.
+    """
+    name = tokenization.tokenizer_name(config)
+    local = [Path(name) for name in (config.data.path, name) if name and hub.hub_repository(name) is None]
+    inputs = {path: data_cache.version(path) for path in local}
+    key = _key(config, name)
+    prepared = data_cache.locate(config, folder, config.data.layout, key)
+    if not prepared.hit:
+        with data_cache.write(prepared.folder, key, inputs) as temporary:
+            _write_files(config, temporary)
+    return prepared
+
+
+def report(folder: Path) -> dict[str, Any]:
+    """Numbers of rows, of rejected rows by reason and of blocks, and the fractions of padding and of trained tokens."""
+    content: dict[str, Any] = json.loads((folder / REPORT_FILE).read_text())
+    return content
+
+
+def print_rejected(numbers: Mapping[str, Any]) -> None:
+    """Print the number of rejected rows by reason: nothing else in the output shows them."""
+    for counts in (numbers, numbers.get("preprocess", {})):
+        if rejected := counts.get("rejected"):
+            reasons = ", ".join(f"{reason} ({count:,})" for reason, count in sorted(rejected.items()))
+            print(f"{sum(rejected.values()):,} of {counts['rows']:,} rows are not used: {reasons}", file=sys.stderr)
+
+
+def _key(config: TrainConfig, tokenizer: str | None) -> data_cache.Key:
+    """Everything that determines the blocks. The content of a Hub repository is not known: its name stands for it."""
+    data = config.data
+
+    def content(name: str, description: str) -> Any:
+        return name if hub.hub_repository(name) else data_cache.content(Path(name), description)
+
+    return {
+        **data_cache.options(config, "tokenizers", "transformers"),
+        "layout": data.layout,
+        "packing": data.packing,
+        "samples": data.samples or (GENERATED_ROWS if data.path is None else None),
+        "template": hashlib.sha256(template.chat_template().encode()).hexdigest(),
+        "data": content(data.path, "the data") if data.path else {"generated with seed": str(config.seed)},
+        # a missing tokenizer is an error of tokenization.load
+        "tokenizer": content(tokenizer, "the tokenizer")
+        if tokenizer and _exists(tokenizer)
+        else tokenizer or "trained",
+    }
+
+
+def _exists(name: str) -> bool:
+    return bool(hub.hub_repository(name)) or Path(name).exists()
+
+
+def _write_files(config: TrainConfig, folder: Path) -> None:
+    rejected: Counter[str] = Counter()
+    record = {
+        "data": hub.source_label(config.data.path, "generated"),
+        **write_blocks(_text_samples(config, folder, rejected), config, folder, rejected),
+    }
+    if config.data.layout == "function_calling":
+        record["preprocess"] = json.loads((folder / "function_calling" / "report.json").read_text())
+    write_json(folder / REPORT_FILE, record)
+
+
+def training_rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
+    """The training rows, read or generated. Raises UsageError if they cannot be read."""
+    path, layout = config.data.path, config.data.layout
+    if path is None:
+        count = config.data.samples or GENERATED_ROWS
+        return (
+            generate.rows(count, config.seed)
+            if layout == "function_calling"
+            else rows.generate(layout, count, config.seed)
+        )
+    repository = hub.hub_repository(path)
+    if repository is None:
+        return itertools.islice(preprocess.read_rows(Path(path)), config.data.samples)
+    with hub.explain_load_errors(path):
+        from datasets import load_dataset  # only needed for the Hub
+
+        return itertools.islice(load_dataset(repository, split="train"), config.data.samples)
+
+
+def _text_samples(config: TrainConfig, folder: Path, rejected: Counter[str]) -> Iterator[Sample]:
+    """Yield the encoded rows that fit into ``seq_len``; count the others in ``rejected`` by reason."""
+    train_rows: Iterable[Mapping[str, Any]] = list(training_rows(config))
+    if config.data.layout == "function_calling":
+        preprocess.preprocess(train_rows, folder / "function_calling", config.data.path or "generated")
+        train_rows = [
+            conversation.record() for conversation in preprocess.read_split(folder / "function_calling", "train")
+        ]
+    tokenizer = _tokenizer(config, train_rows)
+    tokenization.save(tokenizer, folder / "tokenizer")
+    for row in train_rows:
+        try:
+            sample = _encode(tokenizer, config.data.layout, row)
+        except ValueError as error:
+            rejected[str(error)] += 1
+            continue
+        if len(sample[0]) > config.seq_len:
+            rejected["longer than seq_len"] += 1
+        else:
+            yield sample
+
+
+def _tokenizer(config: TrainConfig, train_rows: Iterable[Mapping[str, Any]]) -> Any:
+    vocabulary = config.architecture().vocab_size
+    name = tokenization.tokenizer_name(config)
+    texts = (json.dumps(row, ensure_ascii=False) for row in train_rows)
+    tokenizer = tokenization.load(name) if name else tokenization.train(texts, vocabulary)
+    return tokenization.prepare(tokenizer, vocabulary, chat=config.data.layout != "alpaca")
+
+
+def _encode(tokenizer: Any, layout: str, row: Mapping[str, Any]) -> Sample:
+    if layout == "function_calling":
+        return template.encode(tokenizer, Conversation(**row))
+    if layout == "no_robots":
+        return template.encode(tokenizer, rows.conversation(row))
+    prompt, output = rows.prompt_and_output(row)
+    ids = [*tokenizer(prompt + output)["input_ids"], tokenizer.eos_token_id]
+    return ids, [True] * len(ids)  # alpaca: the loss includes the prompt
+
+
+def _packed(samples: Iterable[Sample], length: int) -> Iterator[Sample]:
+    """Yield blocks of whole samples, as many as fit into ``length`` tokens."""
+    ids: list[int] = []
+    trained: list[bool] = []
+    for sample_ids, mask in samples:
+        if ids and len(ids) + len(sample_ids) > length:
+            yield ids, trained
+            ids, trained = [], []
+        # the first token is not trained on: the previous sample does not predict it
+        ids, trained = [*ids, *sample_ids], [*trained, False, *mask[1:]]
+    if ids:
+        yield ids, trained
+
+
+def write_blocks(
+    samples: Iterable[Sample], config: TrainConfig, folder: Path, rejected: Counter[str]
+) -> dict[str, Any]:
+    """Write the blocks of ``samples`` to ``folder``; return the numbers of the report, with those of ``rejected``."""
+    used = 0
+
+    def counted() -> Iterator[Sample]:
+        nonlocal used
+        for sample in samples:
+            used += 1
+            yield sample
+
+    blocks = list(_packed(counted(), config.seq_len) if config.data.packing else counted())
+    if not blocks:
+        reason = f"rejected: {dict(rejected)}" if rejected else "it has no rows"
+        raise UsageError(f"{config.data.path or 'data'}: no usable row at seq_len {config.seq_len}; {reason}")
+    inputs = np.zeros((len(blocks), config.seq_len), np.int32)
+    labels = np.full_like(inputs, IGNORE_INDEX)
+    for number, (ids, trained) in enumerate(blocks):
+        inputs[number, : len(ids)] = ids
+        labels[number, : len(ids)] = np.where(trained, ids, IGNORE_INDEX)
+    np.save(folder / "inputs.npy", inputs)
+    np.save(folder / "labels.npy", labels)
+    return {
+        "rows": used + rejected.total(),
+        "samples": used,
+        "rejected": dict(rejected),
+        "blocks": len(blocks),
+        "padding_share": 1 - sum(len(ids) for ids, _ in blocks) / inputs.size,
+        "trained_share": float((labels != IGNORE_INDEX).mean()),
+    }

@@ -1,0 +1,44 @@
+"""The command ``seatrial preprocess``: rows to tokens before a training, on a machine without GPU and without torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from seatrial.model import SeatrialError, UsageError
+from seatrial.train import data_cache, disk, hf
+from seatrial.train.data_cache import Prepared
+from seatrial.train.train_config import TrainConfig
+
+
+def preprocess(config: TrainConfig) -> dict[str, Any] | None:
+    """Write the tokens of ``config`` to data.cache, or to the folder in SEATRIAL_DATA_CACHE, unless it has them.
+
+    Returns the folder, whether it existed, and the seconds; None if the training generates its sequences from the seed.
+    Raises UsageError if no cache is set or it is not writable, and for invalid rows; SeatrialError on a full disk.
+    """
+    if config.data.path is None and (config.stack == "native" or config.data.layout == "markov_chain"):
+        return None
+    name = config.data.cache or os.environ.get(data_cache.VARIABLE)
+    if not name:
+        raise UsageError(f"no folder for the tokens: --set data.cache=DIR, or export {data_cache.VARIABLE}=DIR")
+    cache, started = Path(name).absolute(), time.monotonic()
+    disk.require_writable(cache, "data.cache" if config.data.cache else data_cache.VARIABLE)
+    try:
+        prepared = _prepare(config, cache)
+    except (OSError, MemoryError) as error:
+        action = f"cannot write the prepared data to {cache}"
+        raise disk.disk_full_error(error, cache, action) or SeatrialError(f"{action}: {error}") from error
+    return {"folder": str(prepared.folder), "existed": prepared.hit, "seconds": round(time.monotonic() - started, 1)}
+
+
+def _prepare(config: TrainConfig, cache: Path) -> Prepared:
+    try:
+        if config.stack == "hf":
+            return hf.preprocess(config, cache)
+        from seatrial.train import blocks
+    except ModuleNotFoundError as error:
+        raise UsageError(f"preprocess needs {error.name}, which is not installed: pip install {error.name}") from error
+    return blocks.prepare(config, cache)

@@ -1,0 +1,72 @@
+"""Restarts of a training by Slurm: a job submitted with ``sbatch --requeue`` starts again after a lost node.
+
+Slurm counts the starts of a job in SLURM_RESTART_COUNT (sbatch(1)): not set at the first one, then 1, 2, …
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from seatrial.model import UsageError
+from seatrial.train.train_config import TrainConfig
+from seatrial.util.input_files import read_json
+from seatrial.util.journal import Journal
+
+VARIABLE = "SLURM_RESTART_COUNT"
+STARTS_FILE = "starts.jsonl"
+
+
+def count() -> int:
+    """How often Slurm has restarted this job; 0 at its first start and outside of jobs."""
+    value = os.environ.get(VARIABLE, "")
+    return int(value) if value.isdigit() else 0
+
+
+def resumed(config: TrainConfig, out: Path | None) -> TrainConfig:
+    """``config``, with checkpoint.resume if it has checkpoint.requeue and Slurm has restarted the job.
+
+    Raises UsageError after checkpoint.max_restarts, and if ``out`` is None: each start would get a new folder.
+    """
+    settings, restarts = config.checkpoint, count()
+    if not settings.requeue:
+        return config
+    if out is None:
+        raise UsageError("checkpoint.requeue requires --out: each start of the job must find the same folder")
+    if restarts > settings.max_restarts:
+        job = os.environ.get("SLURM_JOB_ID", "JOB")
+        raise UsageError(
+            f"restart {restarts} of job {job}: checkpoint.max_restarts is {settings.max_restarts}. {out} is unchanged. "
+            f"Run first: scontrol show job {job}; sinfo -R"
+        )
+    resume = settings.resume or restarts > 0
+    return config.model_copy(update={"checkpoint": settings.model_copy(update={"resume": resume})})
+
+
+def finished(config: TrainConfig, out: Path | None) -> dict[str, Any] | None:
+    """The content of metrics.json if an earlier start of this job has completed the training; else None."""
+    path = Path(out or "") / "metrics.json"
+    if not (config.checkpoint.requeue and count() and path.is_file()):
+        return None
+    try:
+        metrics: dict[str, Any] = read_json(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path} of an earlier start of this job: {error}") from error
+    print(f"an earlier start of this job completed the training in {out}", file=sys.stderr)
+    return metrics
+
+
+def record(config: TrainConfig, out: Path, completed_steps: int) -> None:
+    """Append this start to ``out``/starts.jsonl and print it, if the config has checkpoint.requeue; on rank 0."""
+    settings = config.checkpoint
+    if not settings.requeue:
+        return
+    job, nodes = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"))
+    start = {"restart": count(), "time": time.time(), "job": job, "nodes": nodes, "completed_steps": completed_steps}
+    Journal(out / STARTS_FILE).append(start)
+    if count():
+        limit = f"restart {count()} of at most {settings.max_restarts}"
+        print(f"{limit}, on {nodes or 'this machine'}: continuing after step {completed_steps}", file=sys.stderr)
