@@ -1,0 +1,117 @@
+"""Commands for those who call hooks: hook prolog, epilog, health, install, uninstall."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from seatrial.cli.output import print_json
+
+if TYPE_CHECKING:
+    from seatrial.hook.run import Request
+
+hook = typer.Typer(
+    no_args_is_help=True,
+    help="Fast checks of this node for Slurm, soperator, node-problem-detector and systemd.\n\n"
+    "Exit codes are those that the caller expects: seatrial hook health --help.",
+)
+_DETAIL_DESCRIPTOR = 3  # soperator appends what a check writes there to the reason of a drained node
+_RECORDS = Path("/var/log/seatrial/hook.jsonl")
+
+CallerOption = Annotated[
+    Literal["slurm", "soperator", "npd", "systemd"], typer.Option(help="Who calls: decides the exit code.")
+]
+SiteOption = Annotated[
+    str | None, typer.Option("--site", metavar="FILE", help="The site's trial: expected nodes and GPUs per node.")
+]
+GpusOption = Annotated[int | None, typer.Option(min=0, help="Expected GPUs of this node; 0: none.")]
+NodesOption = Annotated[int | None, typer.Option(min=1, help="Nodes of the cluster, for the drain limit.")]
+StateOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the drain limit, on a filesystem that all nodes share. Without it: only record."),
+]
+ShareOption = Annotated[
+    float, typer.Option("--drain-share", min=0, max=1, help="At most this share of the nodes is taken out, but one.")
+]
+WindowOption = Annotated[float, typer.Option("--drain-window", metavar="MINUTES", min=1, help="… within this many minutes.")]
+TimeLimitOption = Annotated[
+    float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=60, help="Seconds after which the hook ends by itself.")
+]
+FailClosedOption = Annotated[
+    bool, typer.Option("--fail-closed", help="What was not looked at counts as failed; by default it passes.")
+]
+RecordsOption = Annotated[Path, typer.Option(help="File of records, one line each; on a disk of this node.")]
+StatusOption = Annotated[
+    Path | None, typer.Option(help="File that gets the result for node-problem-detector: its exit code and the reason.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Write no record and no entry of the drain limit.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the record as JSON.")]
+
+
+def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: str, text: str) -> None:
+    @hook.command(kind, help=text)
+    def command(
+        caller: CallerOption = default_caller,  # type: ignore[assignment]
+        site: SiteOption = None,
+        gpus_per_node: GpusOption = None,
+        nodes: NodesOption = None,
+        state_dir: StateOption = None,
+        share: ShareOption = 0.1,
+        window_min: WindowOption = 60,
+        time_limit_s: TimeLimitOption = 10,
+        fail_closed: FailClosedOption = False,
+        records: RecordsOption = _RECORDS,
+        status: StatusOption = None,
+        dry_run: StatusOption = Annotated[
+    Path | None, typer.Option(help="File that gets the result for node-problem-detector: its exit code and the reason.")
+]
+DryRunOption = False,
+        as_json: JsonOption = False,
+    ) -> None:
+        from seatrial.hook.run import Request
+
+        request = Request(
+            kind=kind,
+            caller=caller,
+            records=records,
+            status=status,
+            site=site,
+            gpus_per_node=gpus_per_node,
+            nodes=nodes,
+            state_dir=state_dir,
+            share=share,
+            window_s=60 * window_min,
+            time_limit_s=time_limit_s,
+            fail_closed=fail_closed,
+            dry_run=dry_run,
+            job=os.environ.get("SLURM_JOB_ID", ""),
+        )
+        _run(request, as_json)
+
+
+_CODES = "Exit codes: 0 passed, 1 failed; refused by the drain limit, or not looked at: docs/hooks.md."
+_add_command("prolog", "slurm", f"Check this node before a job. Slurm drains it and requeues the job on 1. {_CODES}")
+_add_command("epilog", "slurm", f"Check this node after a job, also for processes that the job left. {_CODES}")
+_add_command("health", "systemd", f"Check this node at any time, also while jobs run on it. {_CODES}")
+
+
+def _run(request: Request, as_json: bool) -> None:
+    from seatrial.hook.run import run
+
+    record, not_written = run(request)
+    if as_json:
+        print_json(record.model_dump(mode="json"))
+    else:
+        print(record.reason if request.caller == "npd" else record.text())
+    if not_written:
+        print(f"seatrial: the record could not be written: {not_written}", file=sys.stderr)
+    if request.caller == "soperator" and record.exit_code:
+        with contextlib.suppress(OSError):  # started by a person, without descriptor 3
+            os.write(_DETAIL_DESCRIPTOR, record.reason.encode())
+    sys.stdout.flush()
+    raise typer.Exit(record.exit_code)
