@@ -38,9 +38,11 @@ StateOption = Annotated[
 ShareOption = Annotated[
     float, typer.Option("--drain-share", min=0, max=1, help="At most this share of the nodes is taken out, but one.")
 ]
-WindowOption = Annotated[float, typer.Option("--drain-window", metavar="MINUTES", min=1, help="… within this many minutes.")]
+WindowOption = Annotated[
+    float, typer.Option("--drain-window", metavar="MINUTES", min=1, help="The time of --drain-share.")
+]
 TimeLimitOption = Annotated[
-    float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=60, help="Seconds after which the hook ends by itself.")
+    float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="The hook ends by itself before this.")
 ]
 FailClosedOption = Annotated[
     bool, typer.Option("--fail-closed", help="What was not looked at counts as failed; by default it passes.")
@@ -67,10 +69,7 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
         fail_closed: FailClosedOption = False,
         records: RecordsOption = _RECORDS,
         status: StatusOption = None,
-        dry_run: StatusOption = Annotated[
-    Path | None, typer.Option(help="File that gets the result for node-problem-detector: its exit code and the reason.")
-]
-DryRunOption = False,
+        dry_run: DryRunOption = False,
         as_json: JsonOption = False,
     ) -> None:
         from seatrial.hook.run import Request
