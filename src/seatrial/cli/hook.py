@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from seatrial.cli.output import print_json
+from seatrial.model import UsageError
 
 if TYPE_CHECKING:
     from seatrial.hook.run import Request
+    from seatrial.launch.hook_files import HookSite
 
 hook = typer.Typer(
     no_args_is_help=True,
@@ -65,7 +69,7 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
         state_dir: StateOption = None,
         share: ShareOption = 0.1,
         window_min: WindowOption = 60,
-        time_limit_s: TimeLimitOption = 10,
+        time_limit_s: TimeLimitOption = 8,
         fail_closed: FailClosedOption = False,
         records: RecordsOption = _RECORDS,
         status: StatusOption = None,
@@ -73,10 +77,12 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
         as_json: JsonOption = False,
     ) -> None:
         from seatrial.hook.run import Request
+        from seatrial.util import processes
 
         request = Request(
             kind=kind,
             caller=caller,
+            started=time.monotonic() - processes.age_s(),  # the time limit includes the start of Python
             records=records,
             status=status,
             site=site,
@@ -114,3 +120,108 @@ def _run(request: Request, as_json: bool) -> None:
             os.write(_DETAIL_DESCRIPTOR, record.reason.encode())
     sys.stdout.flush()
     raise typer.Exit(record.exit_code)
+
+
+@hook.command()
+def install(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, at the same path on every node.")],
+    site: SiteOption = None,
+    gpus_per_node: GpusOption = None,
+    nodes: NodesOption = None,
+    state_dir: StateOption = None,
+    share: ShareOption = 0.1,
+    window_min: WindowOption = 60,
+    time_limit_s: Annotated[int, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50)] = 8,
+    fail_closed: FailClosedOption = False,
+    records: RecordsOption = _RECORDS,
+    soperator_cluster: Annotated[
+        str, typer.Option(help="Name of the SlurmCluster, for the ActiveCheck.")
+    ] = "soperator",
+    soperator_tag: Annotated[str, typer.Option(help="Tag of soperator's images; writes an ActiveCheck.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files; write nothing.")] = False,
+) -> None:
+    """Write scripts and configuration of hooks to DIR, and print the next steps. Changes nothing outside DIR.
+
+    With --state-dir, also creates the record of the drain limit in that folder.
+    """
+    from seatrial import __version__
+    from seatrial.hook import install as installation
+    from seatrial.launch.hook_files import render
+    from seatrial.node_state import drain_limit
+
+    described = _hook_site(folder, site, gpus_per_node, nodes, state_dir, records)._replace(
+        share=share,
+        window_min=window_min,
+        time_limit_s=time_limit_s,
+        fail_closed=fail_closed,
+        soperator_cluster=soperator_cluster,
+        soperator_tag=soperator_tag,
+    )
+    files = render(described)
+    if dry_run:
+        print("\n".join(f"===== {described.folder}/{name}\n{text}" for name, text in files.items()), end="")
+        return
+    if state_dir is not None:
+        try:
+            drain_limit.prepare(state_dir)
+        except OSError as error:
+            raise UsageError(
+                f"--state-dir {state_dir}: {error.strerror}; expected an existing shared folder"
+            ) from error
+    installation.install(Path(described.folder), files, __version__)
+    for name in sorted(files):
+        print(f"{described.folder}/{name}")
+    print("\n".join(_next_steps(described)))
+
+
+def _hook_site(
+    folder: Path, site: str | None, gpus: int | None, nodes: int | None, state_dir: Path | None, records: Path
+) -> HookSite:
+    from seatrial.launch.hook_files import HookSite
+
+    if site is not None:
+        from seatrial.pipeline.planned_jobs import resolve
+
+        cluster = resolve(site, ()).config.cluster
+        gpus, nodes = cluster.gpus_per_node if gpus is None else gpus, nodes or cluster.nodes
+    if state_dir is not None and nodes is None:
+        raise UsageError("--state-dir needs the number of nodes, for the share of the drain limit: --nodes or --site")
+    paths = [os.path.abspath(path) for path in (folder, records, *([state_dir] if state_dir else []))]
+    if unusable := [path for path in paths if not re.fullmatch(r"[\w./+@=-]+", path)]:
+        raise UsageError(f"{unusable[0]!r}: slurm.conf and systemd need a path of letters, digits and ./_+@=-")
+    return HookSite(
+        folder=paths[0],
+        seatrial=os.path.abspath(Path(sys.prefix) / "bin" / "seatrial"),
+        records=paths[1],
+        status=str(Path(paths[1]).with_name("health.status")),
+        state_dir=paths[2] if state_dir else None,
+        gpus_per_node=gpus,
+        nodes=nodes,
+    )
+
+
+def _next_steps(site: HookSite) -> list[str]:
+    limit = f"{site.state_dir}/drains" if site.state_dir else "no --state-dir was given: failures are only recorded"
+    return [
+        f"Drain limit: {limit}",
+        f"Slurm: copy lines of {site.folder}/slurm.conf.lines to slurm.conf, then: scontrol reconfigure",
+        f"systemd: systemctl link {site.folder}/systemd/seatrial-health.*; "
+        "systemctl enable --now seatrial-health.timer",
+        "node-problem-detector: needs the timer; put npd/ into its ConfigMap, see docs/hooks.md",
+        "soperator: helm upgrade with soperator/values.yaml, see docs/hooks.md",
+    ]
+
+
+@hook.command()
+def uninstall(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of `seatrial hook install`.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files; remove nothing.")] = False,
+) -> None:
+    """Remove the files that `seatrial hook install` wrote; refuses if one of them was changed.
+
+    Remove the lines of slurm.conf first: Slurm drains a node if its Prolog is missing.
+    """
+    from seatrial.hook import install as installation
+
+    for path in installation.uninstall(folder, dry_run):
+        print(path)

@@ -18,7 +18,6 @@ from seatrial.model import SeatrialError
 from seatrial.node_state import drain_limit
 from seatrial.node_state.drain_limit import DrainLimit
 from seatrial.pipeline.planned_jobs import resolve
-from seatrial.util import processes
 from seatrial.util.files import atomic_write
 from seatrial.util.node_name import node_name
 from seatrial.util.text import printable
@@ -28,14 +27,16 @@ RESERVED_S = 1.5  # of the time limit: for the verdicts, the drain limit and the
 
 @dataclass(frozen=True)
 class Request:
-    """What a hook is to do. ``site``: the site's trial, for nodes and GPUs per node, which the options replace.
+    """What a hook is to do. ``started``: of this process, by time.monotonic, from which the time limit counts.
 
+    ``site``: the site's trial, for the numbers of nodes and GPUs that are not given.
     ``state_dir``: the folder of the drain limit, on a filesystem that all nodes share; without it a failure is only
     recorded. ``job``: Slurm's job id, or empty. ``status``: file for node-problem-detector. ``dry_run``: write nothing.
     """
 
     kind: Kind
     caller: Caller
+    started: float
     records: Path
     status: Path | None = None
     site: str | None = None
@@ -44,7 +45,7 @@ class Request:
     state_dir: Path | None = None
     share: float = 0.1
     window_s: float = 3600.0
-    time_limit_s: float = 10.0
+    time_limit_s: float = 8.0
     fail_closed: bool = False
     dry_run: bool = False
     job: str = ""
@@ -52,8 +53,7 @@ class Request:
 
 def run(request: Request) -> tuple[Record, str]:
     """Return the record, and why it could not be written; empty if it was written."""
-    started = time.monotonic() - processes.age_s()  # the time limit counts from the start of the process
-    deadline = started + request.time_limit_s
+    deadline = request.started + request.time_limit_s
     expected, site_error = _expected(request, deadline - RESERVED_S)
     node = check_node(expected.gpus, request.job if request.kind == "epilog" else "", deadline - RESERVED_S)
     not_looked_at = {**({"site": site_error} if site_error else {}), **node.not_looked_at}
@@ -75,7 +75,7 @@ def run(request: Request) -> tuple[Record, str]:
         result=result,
         exit_code=exit_code(request.caller, result, request.fail_closed),
         reason=reason,
-        seconds=round(time.monotonic() - started, 3),
+        seconds=round(time.monotonic() - request.started, 3),
         looked_at=dict(node.seconds),
         not_looked_at=not_looked_at,
         not_judged=dict(node.not_judged),
