@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 from seatrial.hook import children
@@ -13,7 +14,12 @@ from tests.processes import alive, until
 
 def test_results_of_calls_that_run_at_once() -> None:
     started = time.monotonic()
-    calls = {name: lambda name=name: (time.sleep(0.5), name.encode())[1] for name in "abcd"}
+
+    def slow(name: str) -> bytes:
+        time.sleep(0.2)
+        return name.encode()
+
+    calls = {name: partial(slow, name) for name in "abcd"}
     assert children.run_all(calls, started + 30) == {name: name.encode() for name in "abcd"}
 
 

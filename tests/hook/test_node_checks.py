@@ -17,7 +17,7 @@ from seatrial.hook import node_checks, owners
 from seatrial.hook.node_checks import NodeResult, check_node
 from seatrial.model import Observation
 from seatrial.util import data_files
-from tests.fakes.nvml import FakeGpu, FakeNvml, h200, memory, nvml_error, processes
+from tests.fakes.nvml import FakeGpu, FakeNvml, geforce, h200, memory, nvml_error, processes
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def looked(
     monkeypatch: pytest.MonkeyPatch, *gpus: FakeGpu | Exception, expected: int | None = None, seconds: float = 60
 ) -> NodeResult:
     FakeNvml(*gpus).install(monkeypatch)
-    return check_node(expected, "", time.monotonic() + seconds)
+    return check_node(expected, None, "", time.monotonic() + seconds)
 
 
 def failures(result: NodeResult) -> set[tuple[str, str]]:
@@ -41,7 +41,13 @@ def test_a_good_node_passes_and_lists_what_was_looked_at(monkeypatch: pytest.Mon
     result = looked(monkeypatch, h200(0), h200(1), expected=2)
     assert failures(result) == set()
     assert result.not_looked_at == {}
-    assert set(result.seconds) == {"host.inventory", "gpu.inventory", "gpu.kernel_log", "fabric.node_ports"}
+    assert set(result.seconds) == {
+        "host.inventory",
+        "gpu.inventory",
+        "gpu.model",
+        "gpu.kernel_log",
+        "fabric.node_ports",
+    }
 
 
 def test_faults_are_those_of_the_checks_rules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +55,12 @@ def test_faults_are_those_of_the_checks_rules(monkeypatch: pytest.MonkeyPatch) -
     result = looked(monkeypatch, h200(0), bad, expected=4)
     assert failures(result) == {("gpus_missing", "node3"), ("repair_pending", "node3/gpu1")}
     assert all(verdict.fix for verdict in result.failures)
+
+
+def test_another_model_than_expected_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(h200(0), geforce(1)).install(monkeypatch)
+    result = check_node(2, "H200", "", time.monotonic() + 60)
+    assert ("gpus_of_other_model", "node3") in failures(result)
 
 
 def test_slurm_hides_the_gpus_of_other_jobs_from_a_prolog(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +111,7 @@ def test_a_driver_that_hangs_is_not_looked_at_in_time_and_the_others_are(monkeyp
     checks = {**catalog(), "gpu.inventory": replace(catalog()["gpu.inventory"], measure=hang)}
     monkeypatch.setattr(node_checks, "catalog", lambda: checks)
     started = time.monotonic()
-    result = check_node(8, "", started + 8)
+    result = check_node(8, None, "", started + 8)
     assert time.monotonic() - started < 20
     assert list(result.not_looked_at) == ["gpu.inventory"]
     assert "no result within" in result.not_looked_at["gpu.inventory"]
@@ -113,7 +125,7 @@ def test_a_check_that_kills_its_process_is_not_looked_at(monkeypatch: pytest.Mon
 
     checks = {**catalog(), "host.inventory": replace(catalog()["host.inventory"], measure=die)}
     monkeypatch.setattr(node_checks, "catalog", lambda: checks)
-    assert check_node(0, "", time.monotonic() + 60).not_looked_at == {"host.inventory": "its process ended"}
+    assert check_node(0, None, "", time.monotonic() + 60).not_looked_at == {"host.inventory": "its process ended"}
 
 
 def test_a_reading_that_fails_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,4 +143,4 @@ def test_metrics_that_are_not_judged_exist() -> None:
 
 def test_files_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
-    assert check_node(0, "", time.monotonic() + 60).not_looked_at == {}
+    assert check_node(0, None, "", time.monotonic() + 60).not_looked_at == {}

@@ -25,17 +25,19 @@ TIMED_OUT = replace(GOOD, not_looked_at={"host.inventory": "no result within 6.0
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """Numbers of GPUs that the node was asked for; the node is good."""
-    numbers: list[int | None] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, str | None]]:
+    """Numbers and models of GPUs that the node was asked for; the node is good."""
+    numbers: list[tuple[int | None, str | None]] = []
     found(monkeypatch, GOOD, numbers)
     return numbers
 
 
-def found(monkeypatch: pytest.MonkeyPatch, result: NodeResult, numbers: list[int | None] | None = None) -> None:
-    def check_node(gpus: int | None, _own_job: str, _deadline: float) -> NodeResult:
+def found(
+    monkeypatch: pytest.MonkeyPatch, result: NodeResult, numbers: list[tuple[int | None, str | None]] | None = None
+) -> None:
+    def check_node(gpus: int | None, model: str | None, _own_job: str, _deadline: float) -> NodeResult:
         if numbers is not None:
-            numbers.append(gpus)
+            numbers.append((gpus, model))
         return result
 
     monkeypatch.setattr(hook, "check_node", check_node)
@@ -53,10 +55,10 @@ def with_state(tmp_path: Path) -> Path:
     return state
 
 
-def test_a_good_node_passes_and_is_recorded(tmp_path: Path, asked: list[int | None]) -> None:
+def test_a_good_node_passes_and_is_recorded(tmp_path: Path, asked: list[tuple[int | None, str | None]]) -> None:
     record, error = run(request(tmp_path, gpus_per_node=8, job="7"))
     assert (record.result, record.exit_code, error) == (Result.PASSED, 0, "")
-    assert asked == [8]
+    assert asked == [(8, None)]
     assert Record.model_validate_json((tmp_path / "hook.jsonl").read_text()) == record
 
 
@@ -116,26 +118,26 @@ def test_dry_run_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [path.name for path in tmp_path.rglob("*")] == ["state", "drains"]
 
 
-def test_the_site_file_gives_what_options_do_not(tmp_path: Path, asked: list[int | None]) -> None:
+def test_the_site_file_gives_what_options_do_not(tmp_path: Path, asked: list[tuple[int | None, str | None]]) -> None:
     site = tmp_path / "site.yaml"
-    site.write_text("cluster: {nodes: 64, gpus_per_node: 8}\nchecks: {host.inventory: }\n")
+    site.write_text("cluster: {nodes: 64, gpus_per_node: 8}\nchecks: {gpu.model: {options: {expected: H200}}}\n")
     assert run(request(tmp_path, site=str(site)))[0].not_looked_at == {}
     run(request(tmp_path, site=str(site), gpus_per_node=4))
-    assert asked == [8, 4]
+    assert asked == [(8, "H200"), (4, "H200")]
 
 
 def test_a_site_file_that_cannot_be_read_is_said_and_the_node_is_still_looked_at(
-    tmp_path: Path, asked: list[int | None]
+    tmp_path: Path, asked: list[tuple[int | None, str | None]]
 ) -> None:
     record, _ = run(request(tmp_path, site=str(tmp_path / "no.yaml")))
     assert record.result is Result.INCOMPLETE
     assert "no.yaml" in record.not_looked_at["site"]
-    assert asked == [None]
+    assert asked == [(None, None)]
 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/proc/x/hook.jsonl"])
 def test_a_record_that_cannot_be_written_changes_no_exit_code(
-    path: str, tmp_path: Path, asked: list[int | None]
+    path: str, tmp_path: Path, asked: list[tuple[int | None, str | None]]
 ) -> None:
     record, error = run(request(tmp_path, records=Path(path)))
     assert record.exit_code == 0

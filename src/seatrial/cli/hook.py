@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from seatrial.cli.output import print_json
 from seatrial.model import UsageError
 
 if TYPE_CHECKING:
-    from seatrial.hook.run import Request
+    from seatrial.hook.run import Expected, Request
     from seatrial.launch.hook_files import HookSite
 
 hook = typer.Typer(
@@ -34,6 +35,7 @@ SiteOption = Annotated[
     str | None, typer.Option("--site", metavar="FILE", help="The site's trial: expected nodes and GPUs per node.")
 ]
 GpusOption = Annotated[int | None, typer.Option(min=0, help="Expected GPUs of this node; 0: none.")]
+ModelOption = Annotated[str | None, typer.Option(help="Expected in the name of each GPU, such as H200.")]
 NodesOption = Annotated[int | None, typer.Option(min=1, help="Nodes of the cluster, for the drain limit.")]
 StateOption = Annotated[
     Path | None,
@@ -65,6 +67,7 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
         caller: CallerOption = default_caller,  # type: ignore[assignment]
         site: SiteOption = None,
         gpus_per_node: GpusOption = None,
+        gpu_model: ModelOption = None,
         nodes: NodesOption = None,
         state_dir: StateOption = None,
         share: ShareOption = 0.1,
@@ -87,6 +90,7 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
             status=status,
             site=site,
             gpus_per_node=gpus_per_node,
+            gpu_model=gpu_model,
             nodes=nodes,
             state_dir=state_dir,
             share=share,
@@ -127,6 +131,7 @@ def install(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, at the same path on every node.")],
     site: SiteOption = None,
     gpus_per_node: GpusOption = None,
+    gpu_model: ModelOption = None,
     nodes: NodesOption = None,
     state_dir: StateOption = None,
     share: ShareOption = 0.1,
@@ -146,10 +151,12 @@ def install(
     """
     from seatrial import __version__
     from seatrial.hook import install as installation
+    from seatrial.hook.run import Expected
     from seatrial.launch.hook_files import render
     from seatrial.node_state import drain_limit
 
-    described = _hook_site(folder, site, gpus_per_node, nodes, state_dir, records)._replace(
+    given = Expected(gpus_per_node, gpu_model, nodes)
+    described = _hook_site(folder, site, given, state_dir, records)._replace(
         share=share,
         window_min=window_min,
         time_limit_s=time_limit_s,
@@ -174,17 +181,13 @@ def install(
     print("\n".join(_next_steps(described)))
 
 
-def _hook_site(
-    folder: Path, site: str | None, gpus: int | None, nodes: int | None, state_dir: Path | None, records: Path
-) -> HookSite:
+def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: Path | None, records: Path) -> HookSite:
+    """Return the site of an installation: what is not given is from the site's trial. Raises UsageError."""
+    from seatrial.hook.run import read_site
     from seatrial.launch.hook_files import HookSite
 
-    if site is not None:
-        from seatrial.pipeline.planned_jobs import resolve
-
-        cluster = resolve(site, ()).config.cluster
-        gpus, nodes = cluster.gpus_per_node if gpus is None else gpus, nodes or cluster.nodes
-    if state_dir is not None and nodes is None:
+    expected = given.or_else(read_site(site)) if site else given
+    if state_dir is not None and expected.nodes is None:
         raise UsageError("--state-dir needs the number of nodes, for the share of the drain limit: --nodes or --site")
     paths = [os.path.abspath(path) for path in (folder, records, *([state_dir] if state_dir else []))]
     if unusable := [path for path in paths if not re.fullmatch(r"[\w./+@=-]+", path)]:
@@ -195,8 +198,9 @@ def _hook_site(
         records=paths[1],
         status=str(Path(paths[1]).with_name("health.status")),
         state_dir=paths[2] if state_dir else None,
-        gpus_per_node=gpus,
-        nodes=nodes,
+        gpus_per_node=expected.gpus,
+        gpu_model=expected.model,
+        nodes=expected.nodes,
     )
 
 
@@ -225,3 +229,15 @@ def uninstall(
 
     for path in installation.uninstall(folder, dry_run):
         print(path)
+
+
+@hook.command("list")
+def list_drains(
+    state_dir: Annotated[Path, typer.Option(help="Folder of the drain limit.")],
+) -> None:
+    """Print the nodes that hooks took out of service, with the command that gives Slurm the reason. Changes nothing."""
+    from seatrial.node_state import drain_limit
+
+    for drain in drain_limit.read(state_dir):
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(drain.time))} {drain.node}: {drain.reason}")
+        print(f"  {shlex.join(['scontrol', 'update', f'NodeName={drain.node}', f'Reason={drain.reason}'])}")

@@ -26,6 +26,7 @@ from seatrial.util.node_name import node_name
 from seatrial.util.text import printable
 
 TRIAL = "hook"
+MODEL_CHECK = "gpu.model"  # its option ``expected`` is the site's model
 _USERS = "foreign_processes"  # fact of the check of GPUs: processes that compute on them
 
 
@@ -43,13 +44,19 @@ class NodeResult:
     warnings: tuple[Verdict, ...]
 
 
-def check_node(expected_gpus: int | None, own_job: str, deadline: float, root: Path = Path("/")) -> NodeResult:
+def check_node(
+    expected_gpus: int | None, gpu_model: str | None, own_job: str, deadline: float, root: Path = Path("/")
+) -> NodeResult:
     """Measure and judge this node; a check without a result at ``deadline`` (time.monotonic) is not looked at.
 
     ``own_job``: the Slurm job that has just ended, for an epilog.
     """
-    gpus = [] if expected_gpus is None else [("--gpus-per-node", "cluster.gpus_per_node", expected_gpus)]
-    config = resolve(TRIAL, [*gpus, ("hook", "cluster.nodes", 1), ("hook", "launcher", "local")]).config
+    given = [
+        ("--gpus-per-node", "cluster.gpus_per_node", expected_gpus),
+        ("--gpu-model", f"checks.{MODEL_CHECK}.options.expected", gpu_model),
+    ]
+    fixed = [("hook", "cluster.nodes", 1), ("hook", "launcher", "local")]
+    config = resolve(TRIAL, [*fixed, *(override for override in given if override[2] is not None)]).config
     checks = {name: catalog()[name] for name in config.checks}
     measurements = list(_measure(checks, config, expected_gpus, deadline, root))
     plan = make_plan(config, checks, NodeGpus(expected_gpus or 0, expected_gpus=expected_gpus))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from seatrial.hook import children
 from seatrial.hook.exit_codes import EXIT_CODES, Caller, Kind, Result, changes_node_state, exit_code
-from seatrial.hook.node_checks import check_node
+from seatrial.hook.node_checks import MODEL_CHECK, check_node
 from seatrial.hook.record import Problem, Record, append, reason_text
 from seatrial.model import SeatrialError
 from seatrial.node_state import drain_limit
@@ -41,6 +41,7 @@ class Request:
     status: Path | None = None
     site: str | None = None
     gpus_per_node: int | None = None
+    gpu_model: str | None = None
     nodes: int | None = None
     state_dir: Path | None = None
     share: float = 0.1
@@ -55,7 +56,9 @@ def run(request: Request) -> tuple[Record, str]:
     """Return the record, and why it could not be written; empty if it was written."""
     deadline = request.started + request.time_limit_s
     expected, site_error = _expected(request, deadline - RESERVED_S)
-    node = check_node(expected.gpus, request.job if request.kind == "epilog" else "", deadline - RESERVED_S)
+    node = check_node(
+        expected.gpus, expected.model, request.job if request.kind == "epilog" else "", deadline - RESERVED_S
+    )
     not_looked_at = {**({"site": site_error} if site_error else {}), **node.not_looked_at}
     failures = tuple(map(Problem.of_verdict, node.failures))
     run_id = uuid.uuid4().hex[:8]
@@ -86,28 +89,36 @@ def run(request: Request) -> tuple[Record, str]:
     return record, "" if request.dry_run else _write(request, record, deadline)
 
 
-class _Expected(NamedTuple):
-    """The site's number of GPUs of a node, and of nodes; None if it is not known."""
+class Expected(NamedTuple):
+    """The site's number of GPUs of a node, their model, and the number of nodes; None if it is not known."""
 
     gpus: int | None
+    model: str | None
     nodes: int | None
 
+    def or_else(self, other: Expected) -> Expected:
+        """Return these values, and those of ``other`` for unknown ones."""
+        return Expected(
+            other.gpus if self.gpus is None else self.gpus, self.model or other.model, self.nodes or other.nodes
+        )
 
-def _expected(request: Request, deadline: float) -> tuple[_Expected, str]:
+
+def _expected(request: Request, deadline: float) -> tuple[Expected, str]:
     """Return the expected hardware, and why the site's trial could not be read; empty if it was or is not needed."""
-    expected = _Expected(request.gpus_per_node, request.nodes)
+    expected = Expected(request.gpus_per_node, request.gpu_model, request.nodes)
     if request.site is None or None not in expected:
         return expected, ""
-    answer, error = _call(lambda: _read_site(str(request.site)), deadline, f"{request.site}: no answer")
+    answer, error = _call(lambda: read_site(str(request.site)), deadline, f"{request.site}: no answer")
     if error:
         return expected, error
-    gpus, nodes = answer
-    return _Expected(gpus if expected.gpus is None else expected.gpus, expected.nodes or nodes), ""
+    return expected.or_else(Expected(*answer)), ""
 
 
-def _read_site(site: str) -> list[int | None]:
-    cluster = resolve(site, ()).config.cluster
-    return [cluster.gpus_per_node, cluster.nodes]
+def read_site(site: str) -> Expected:
+    """Return the hardware that the trial of a site expects. Raises UsageError."""
+    config = resolve(site, ()).config
+    model = config.checks[MODEL_CHECK].options.get("expected") if MODEL_CHECK in config.checks else None
+    return Expected(config.cluster.gpus_per_node, None if model is None else str(model), config.cluster.nodes)
 
 
 def _reserve(request: Request, run_id: str, reason: str, nodes: int | None, deadline: float) -> tuple[bool, str]:

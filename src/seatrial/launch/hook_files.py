@@ -9,6 +9,7 @@ from seatrial.launch.script import template
 
 EXTRA_WAIT_S = 2  # of a script, after the time limit of seatrial
 HEALTH_INTERVAL_S = 300
+_LINES = " \\\n        "  # one option per line of a script
 
 
 class HookSite(NamedTuple):
@@ -25,6 +26,7 @@ class HookSite(NamedTuple):
     state_dir: str | None
     gpus_per_node: int | None
     nodes: int | None
+    gpu_model: str | None = None
     share: float = 0.1
     window_min: float = 60
     time_limit_s: int = 8
@@ -59,7 +61,7 @@ def render(site: HookSite) -> dict[str, str]:
     }
     files = {
         f"{script.kind}.sh": template("hook/hook.sh.j2").render(
-            values, contexts=False, command=_command(site, '"$kind"', "slurm"), **script._asdict()
+            values, contexts=False, command=_command(site, '"$kind"', "slurm", _LINES), **script._asdict()
         )
         for script in _SLURM_SCRIPTS
     }
@@ -80,7 +82,7 @@ def _soperator(site: HookSite, values: dict[str, object]) -> dict[str, str]:
         kind="check",
         title="Check of soperator, with seatrial.sh.json: checks this worker before and after jobs, and between.",
         on_failure="soperator drains the worker",
-        command=_command(site, '"$kind"', "soperator"),
+        command=_command(site, '"$kind"', "soperator", _LINES),
     )
     config = template("hook/soperator.json.j2").render(values)
     helm = template("hook/soperator-values.yaml.j2").render(values, script=script, config=config)
@@ -91,11 +93,12 @@ def _soperator(site: HookSite, values: dict[str, object]) -> dict[str, str]:
     return files
 
 
-def _command(site: HookSite, kind: str, caller: str) -> str:
-    """Return the command line of a hook for a shell; ``kind`` is a word of it."""
+def _command(site: HookSite, kind: str, caller: str, separator: str = " ") -> str:
+    """Return the command line of a hook for a shell; ``kind`` is a word of it, ``separator`` is before each option."""
     options: list[tuple[str, object]] = [
         ("--caller", caller),
         ("--gpus-per-node", site.gpus_per_node),
+        ("--gpu-model", site.gpu_model),
         ("--nodes", site.nodes),
         ("--state-dir", site.state_dir),
         ("--drain-share", f"{site.share:g}" if site.state_dir else None),
@@ -103,7 +106,6 @@ def _command(site: HookSite, kind: str, caller: str) -> str:
         ("--time-limit", site.time_limit_s),
         ("--records", site.records),
     ]
-    words = [word for name, value in options if value is not None for word in (name, shlex.quote(str(value)))]
-    return " ".join(
-        [shlex.quote(site.seatrial), "hook", kind, *words, *(["--fail-closed"] if site.fail_closed else [])]
-    )
+    words = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
+    words += ["--fail-closed"] if site.fail_closed else []
+    return separator.join([f"{shlex.quote(site.seatrial)} hook {kind}", *words])

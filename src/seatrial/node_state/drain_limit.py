@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from seatrial.model import Frozen
+from seatrial.model import Frozen, SeatrialError
 from seatrial.util.input_files import read_bytes
 
 FOLDER = "drains"  # in the state folder
@@ -96,6 +96,14 @@ def reserve(
     except (OSError, ValueError) as error:
         return Reservation(False, f"the drain record {folder} cannot be read or written: {error}")
     return Reservation(False, f"no free entry in {folder} after {_MAX_TRIES} tries")
+
+
+def read(state_dir: Path) -> list[Drain]:
+    """Return all entries of the record, by their numbers. Raises SeatrialError."""
+    try:
+        return list(_read_entries(state_dir / FOLDER).values())
+    except (OSError, ValueError) as error:
+        raise SeatrialError(f"the drain record cannot be read: {error}") from error
 
 
 def _decision(recent: list[Drain], node: str, limit: DrainLimit) -> Reservation | None:
