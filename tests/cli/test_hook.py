@@ -78,7 +78,7 @@ def test_install_of_a_site_prints_the_steps_and_uninstall_removes_it(tmp_path: P
     assert code == 0
     assert str(tmp_path / "hooks/prolog.sh") in out.splitlines()
     assert not (tmp_path / "hooks").exists()
-    assert (tmp_path / "drains").is_dir(), "who was drained is still known"
+    assert (tmp_path / "drains").is_dir(), "the record of drained nodes stays"
 
 
 def test_dry_run_writes_nothing(tmp_path: Path) -> None:

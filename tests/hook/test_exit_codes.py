@@ -1,4 +1,4 @@
-"""Exit codes: what each caller expects, and the same table in docs/hooks.md."""
+"""Exit codes: each caller's, and the same table in docs/hooks.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_only_a_failure_is_exit_code_1_where_that_takes_the_node_out(caller: str
         assert 1 not in (codes[Result.LIMITED], codes[Result.INCOMPLETE])
 
 
-def test_fail_closed_changes_only_what_was_not_looked_at() -> None:
+def test_fail_closed_changes_only_what_was_not_measured() -> None:
     assert exit_code("slurm", Result.INCOMPLETE, True) == 1
     assert exit_code("slurm", Result.LIMITED, True) == 0
     assert exit_code("npd", Result.PASSED, True) == 0

@@ -1,4 +1,4 @@
-"""What a hook finds on a node: by the checks' own rules, on fake GPUs, with jobs beside it."""
+"""Results of a hook on a node: rules of the checks, fake GPUs, GPUs in use by jobs, time limits."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def failures(result: NodeResult) -> set[tuple[str, str]]:
     return {(verdict.metric, verdict.subject) for verdict in result.failures}
 
 
-def test_a_good_node_passes_and_lists_what_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_good_node_passes_and_lists_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     result = looked(monkeypatch, h200(0), h200(1), expected=2)
     assert failures(result) == set()
-    assert result.not_looked_at == {}
+    assert result.not_measured == {}
     assert set(result.seconds) == {
         "host.inventory",
         "gpu.inventory",
@@ -103,7 +103,7 @@ def test_a_process_that_no_job_owns_fails(monkeypatch: pytest.MonkeyPatch) -> No
     assert result.not_judged == {}
 
 
-def test_a_driver_that_hangs_is_not_looked_at_in_time_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_is_not_measured_in_time_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(_context: Context, _options: Options) -> Iterator[Observation]:
         time.sleep(600)
         yield from ()
@@ -113,34 +113,34 @@ def test_a_driver_that_hangs_is_not_looked_at_in_time_and_the_others_are(monkeyp
     started = time.monotonic()
     result = check_node(8, None, "", started + 8)
     assert time.monotonic() - started < 20
-    assert list(result.not_looked_at) == ["gpu.inventory"]
-    assert "no result within" in result.not_looked_at["gpu.inventory"]
+    assert list(result.not_measured) == ["gpu.inventory"]
+    assert "no result within" in result.not_measured["gpu.inventory"]
     assert "host.inventory" in result.seconds
 
 
-def test_a_check_that_kills_its_process_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_kills_its_process_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def die(_context: Context, _options: Options) -> Iterator[Observation]:
         os.kill(os.getpid(), 9)
         yield from ()
 
     checks = {**catalog(), "host.inventory": replace(catalog()["host.inventory"], measure=die)}
     monkeypatch.setattr(node_checks, "catalog", lambda: checks)
-    assert check_node(0, None, "", time.monotonic() + 60).not_looked_at == {"host.inventory": "its process ended"}
+    assert check_node(0, None, "", time.monotonic() + 60).not_measured == {"host.inventory": "its process ended"}
 
 
-def test_a_reading_that_fails_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_that_fails_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [h200(index, nvmlDeviceGetRemappedRows=nvml_error("Unknown")) for index in range(2)]
     result = looked(monkeypatch, *gpus, expected=2)
-    assert "gpu.inventory" in result.not_looked_at
+    assert "gpu.inventory" in result.not_measured
     assert "gpu.inventory" not in result.seconds
 
 
 def test_metrics_that_are_not_judged_exist() -> None:
     policy: dict[str, Any] = data_files.read("hooks.yaml")
-    known = {metric for name in ("host.inventory", "gpu.inventory") for metric in catalog()[name].metrics}
-    assert {*policy["not_of_a_job"], *policy["idle_gpu_only"]} <= known
+    metrics = {metric for name in ("host.inventory", "gpu.inventory") for metric in catalog()[name].metrics}
+    assert {*policy["not_of_a_job"], *policy["idle_gpu_only"]} <= metrics
 
 
 def test_files_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
-    assert check_node(0, None, "", time.monotonic() + 60).not_looked_at == {}
+    assert check_node(0, None, "", time.monotonic() + 60).not_measured == {}

@@ -28,8 +28,8 @@ def record(run_id: str = "12ab", failures: tuple[Problem, ...] = (PROBLEM,)) -> 
         exit_code=1,
         reason=reason_text(run_id, failures, {}),
         seconds=1.0,
-        looked_at={"gpu.inventory": 0.2},
-        not_looked_at={"host.inventory": "no result within 6.0 s"},
+        measured={"gpu.inventory": 0.2},
+        not_measured={"host.inventory": "no result within 6.0 s"},
         not_judged={"n1/gpu0": "used by job 3"},
         failures=failures,
         warnings=(),
@@ -62,12 +62,12 @@ def test_the_reason_names_run_place_and_value_in_one_short_line() -> None:
     assert reason_text("12ab", many, {}).endswith("n1/gpu2 repair_pending is yes and 5 more")
     long = (PROBLEM.model_copy(update={"text": "x" * 1000}),)
     assert len(reason_text("12ab", long, {})) == 300
-    assert reason_text("12ab", (), {"gpu.inventory": "…"}) == "seatrial 12ab: not looked at: gpu.inventory"
+    assert reason_text("12ab", (), {"gpu.inventory": "…"}) == "seatrial 12ab: not measured: gpu.inventory"
     assert reason_text("12ab", (), {}) == "seatrial 12ab: passed"
 
 
-def test_the_text_names_what_was_not_looked_at_and_not_judged() -> None:
+def test_the_text_names_what_was_not_measured_and_not_judged() -> None:
     text = record().text()
-    assert "not looked at: host.inventory: no result within 6.0 s" in text
+    assert "not measured: host.inventory: no result within 6.0 s" in text
     assert "not judged: n1/gpu0: used by job 3" in text
     assert text.startswith("FAILED seatrial 12ab: n1/gpu3")

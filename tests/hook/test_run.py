@@ -21,18 +21,18 @@ from seatrial.node_state import drain_limit
 GOOD = NodeResult({"gpu.inventory": 0.1}, {}, {}, (), ())
 FAULT = Verdict("gpu.inventory", "n1", Outcome.FAIL, metric="gpus_missing", value=1, unit="GPUs", fix="nvidia-smi -L")
 BAD = replace(GOOD, failures=(FAULT,))
-TIMED_OUT = replace(GOOD, not_looked_at={"host.inventory": "no result within 6.0 s"})
+TIMED_OUT = replace(GOOD, not_measured={"host.inventory": "no result within 6.0 s"})
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, str | None]]:
     """Numbers and models of GPUs that the node was asked for; the node is good."""
     numbers: list[tuple[int | None, str | None]] = []
-    found(monkeypatch, GOOD, numbers)
+    set_result(monkeypatch, GOOD, numbers)
     return numbers
 
 
-def found(
+def set_result(
     monkeypatch: pytest.MonkeyPatch, result: NodeResult, numbers: list[tuple[int | None, str | None]] | None = None
 ) -> None:
     def check_node(gpus: int | None, model: str | None, _own_job: str, _deadline: float) -> NodeResult:
@@ -65,7 +65,7 @@ def test_a_good_node_passes_and_is_recorded(tmp_path: Path, asked: list[tuple[in
 def test_a_failure_takes_the_node_out_only_with_a_place_in_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found(monkeypatch, BAD)
+    set_result(monkeypatch, BAD)
     state = with_state(tmp_path)
     results = []
     for node in ("n1", "n2", "n1"):
@@ -82,16 +82,16 @@ def test_a_failure_takes_the_node_out_only_with_a_place_in_the_limit(
 
 
 def test_without_a_state_folder_failures_are_only_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found(monkeypatch, BAD)
+    set_result(monkeypatch, BAD)
     record, _ = run(request(tmp_path))
     assert (record.result, record.exit_code) == (Result.LIMITED, 0)
     assert "--state-dir" in record.limit
 
 
-def test_what_was_not_looked_at_passes_unless_fail_closed_which_has_the_same_limit(
+def test_what_was_not_measured_passes_unless_fail_closed_which_has_the_same_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found(monkeypatch, TIMED_OUT)
+    set_result(monkeypatch, TIMED_OUT)
     record, _ = run(request(tmp_path))
     assert (record.result, record.exit_code, record.limit) == (Result.INCOMPLETE, 0, "")
     state, codes = with_state(tmp_path), []
@@ -102,7 +102,7 @@ def test_what_was_not_looked_at_passes_unless_fail_closed_which_has_the_same_lim
 
 
 def test_callers_that_take_no_node_out_use_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found(monkeypatch, BAD)
+    set_result(monkeypatch, BAD)
     state = with_state(tmp_path)
     for caller in ("slurm", "systemd"):
         record, _ = run(request(tmp_path, kind="health", caller=caller, state_dir=state, nodes=4))
@@ -111,7 +111,7 @@ def test_callers_that_take_no_node_out_use_no_place(tmp_path: Path, monkeypatch:
 
 
 def test_dry_run_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found(monkeypatch, BAD)
+    set_result(monkeypatch, BAD)
     state = with_state(tmp_path)
     record, error = run(request(tmp_path, state_dir=state, nodes=4, dry_run=True, status=tmp_path / "status"))
     assert (record.exit_code, error) == (1, "")
@@ -121,17 +121,17 @@ def test_dry_run_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_site_file_gives_what_options_do_not(tmp_path: Path, asked: list[tuple[int | None, str | None]]) -> None:
     site = tmp_path / "site.yaml"
     site.write_text("cluster: {nodes: 64, gpus_per_node: 8}\nchecks: {gpu.model: {options: {expected: H200}}}\n")
-    assert run(request(tmp_path, site=str(site)))[0].not_looked_at == {}
+    assert run(request(tmp_path, site=str(site)))[0].not_measured == {}
     run(request(tmp_path, site=str(site), gpus_per_node=4))
     assert asked == [(8, "H200"), (4, "H200")]
 
 
-def test_a_site_file_that_cannot_be_read_is_said_and_the_node_is_still_looked_at(
+def test_a_site_file_that_cannot_be_read_is_said_and_the_node_is_still_measured(
     tmp_path: Path, asked: list[tuple[int | None, str | None]]
 ) -> None:
     record, _ = run(request(tmp_path, site=str(tmp_path / "no.yaml")))
     assert record.result is Result.INCOMPLETE
-    assert "no.yaml" in record.not_looked_at["site"]
+    assert "no.yaml" in record.not_measured["site"]
     assert asked == [(None, None)]
 
 
@@ -147,7 +147,7 @@ def test_a_record_that_cannot_be_written_changes_no_exit_code(
 def test_filesystems_that_do_not_answer_cost_no_more_than_the_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found(monkeypatch, BAD)
+    set_result(monkeypatch, BAD)
 
     def hang(*_arguments: Any, **_options: Any) -> None:
         time.sleep(600)
@@ -163,8 +163,8 @@ def test_filesystems_that_do_not_answer_cost_no_more_than_the_time_limit(
 
 
 def test_the_status_for_node_problem_detector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found(monkeypatch, TIMED_OUT)
+    set_result(monkeypatch, TIMED_OUT)
     run(request(tmp_path, kind="health", caller="npd", status=tmp_path / "status"))
     code, reason = (tmp_path / "status").read_text().splitlines()
     assert code == "2"
-    assert "not looked at: host.inventory" in reason
+    assert "not measured: host.inventory" in reason

@@ -83,10 +83,10 @@ def test_values_of_helm_hold_the_same_script_and_configuration() -> None:
 
 def test_no_slurm_command_is_inside(tmp_path: Path) -> None:
     scripts = [text for name, text in render(COMPLETE).items() if name.endswith(".sh")]
-    words = {
+    code_words = {
         word for text in scripts for line in text.splitlines() if not line.startswith("#") for word in line.split()
     }
-    assert not words & {"scontrol", "squeue", "sinfo", "sacctmgr", "srun", "sacct"}
+    assert not code_words & {"scontrol", "squeue", "sinfo", "sacctmgr", "srun", "sacct"}
 
 
 @pytest.mark.parametrize("name", SITES)

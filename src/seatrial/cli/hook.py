@@ -1,4 +1,4 @@
-"""Commands for those who call hooks: hook prolog, epilog, health, install, uninstall."""
+"""Commands of hooks: hook prolog, epilog, health, install, uninstall."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ hook = typer.Typer(
     help="Fast checks of this node for Slurm, soperator, node-problem-detector and systemd.\n\n"
     "Exit codes are those that the caller expects: seatrial hook health --help.",
 )
-_DETAIL_DESCRIPTOR = 3  # soperator appends what a check writes there to the reason of a drained node
+_DETAIL_DESCRIPTOR = 3  # soperator appends its text to the reason of a drained node
 _RECORDS = Path("/var/log/seatrial/hook.jsonl")
 
 CallerOption = Annotated[
-    Literal["slurm", "soperator", "npd", "systemd"], typer.Option(help="Who calls: decides the exit code.")
+    Literal["slurm", "soperator", "npd", "systemd"], typer.Option(help="The caller, which decides the exit code.")
 ]
 SiteOption = Annotated[
     str | None, typer.Option("--site", metavar="FILE", help="The site's trial: expected nodes and GPUs per node.")
@@ -48,10 +48,10 @@ WindowOption = Annotated[
     float, typer.Option("--drain-window", metavar="MINUTES", min=1, help="The time of --drain-share.")
 ]
 TimeLimitOption = Annotated[
-    float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="The hook ends by itself before this.")
+    float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="The hook ends before this.")
 ]
 FailClosedOption = Annotated[
-    bool, typer.Option("--fail-closed", help="What was not looked at counts as failed; by default it passes.")
+    bool, typer.Option("--fail-closed", help="An unmeasured check counts as failed; by default it passes.")
 ]
 RecordsOption = Annotated[Path, typer.Option(help="File of records, one line each; on a disk of this node.")]
 StatusOption = Annotated[
@@ -103,7 +103,7 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
         _run(request, as_json)
 
 
-_CODES = "Exit codes: 0 passed, 1 failed; refused by the drain limit, or not looked at: docs/hooks.md."
+_CODES = "Exit codes: 0 passed, 1 failed; refused by the drain limit, or not measured: docs/hooks.md."
 _add_command("prolog", "slurm", f"Check this node before a job. Slurm drains it and requeues the job on 1. {_CODES}")
 _add_command("epilog", "slurm", f"Check this node after a job, also for processes that the job left. {_CODES}")
 _add_command("health", "systemd", f"Check this node at any time, also while jobs run on it. {_CODES}")
@@ -182,7 +182,7 @@ def install(
 
 
 def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: Path | None, records: Path) -> HookSite:
-    """Return the site of an installation: what is not given is from the site's trial. Raises UsageError."""
+    """Return the site of an installation: values that are not given are from the site's trial. Raises UsageError."""
     from seatrial.hook.run import read_site
     from seatrial.launch.hook_files import HookSite
 

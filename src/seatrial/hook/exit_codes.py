@@ -13,7 +13,7 @@ class Result(StrEnum):
     """How a hook ended.
 
     LIMITED: a check failed, but the drain limit refuses to take one more node out of service. INCOMPLETE: no check
-    failed, and something was not looked at: out of time, or an error of the hook itself.
+    failed, and a check was not measured: out of time, or an error of the hook itself.
     """
 
     PASSED = "passed"

@@ -19,7 +19,7 @@ _MAX_FILE_BYTES = 2**20
 
 
 class Manifest(Frozen):
-    """What install wrote: SHA-256 by path in the folder. ``seatrial``: its version."""
+    """The files of an installation: SHA-256 by path in the folder. ``seatrial``: its version."""
 
     seatrial: str
     files: dict[str, str]
@@ -55,7 +55,7 @@ def uninstall(folder: Path, dry_run: bool) -> list[Path]:
     if changed:
         raise UsageError(
             f"{folder}: changed since `seatrial hook install`: {', '.join(sorted(changed))}. Nothing was removed: copy "
-            "what you need, and remove these files yourself"
+            "your changes, and remove these files yourself"
         )
     paths = [path for name in manifest.files if (path := folder / name).exists()] + [folder / MANIFEST]
     if not dry_run:

@@ -32,13 +32,13 @@ _USERS = "foreign_processes"  # fact of the check of GPUs: processes that comput
 
 @dataclass(frozen=True)
 class NodeResult:
-    """What was looked at. ``seconds``: by check; ``not_looked_at``: check → reason; ``not_judged``: subject → reason.
+    """The results of the checks. ``seconds``: by check; ``not_measured``: reason by check; ``not_judged``: by subject.
 
     ``failures`` and ``warnings`` are verdicts of the checks' own rules.
     """
 
     seconds: Mapping[str, float]
-    not_looked_at: Mapping[str, str]
+    not_measured: Mapping[str, str]
     not_judged: Mapping[str, str]
     failures: tuple[Verdict, ...]
     warnings: tuple[Verdict, ...]
@@ -47,7 +47,7 @@ class NodeResult:
 def check_node(
     expected_gpus: int | None, gpu_model: str | None, own_job: str, deadline: float, root: Path = Path("/")
 ) -> NodeResult:
-    """Measure and judge this node; a check without a result at ``deadline`` (time.monotonic) is not looked at.
+    """Measure and judge this node; a check without a result at ``deadline`` (time.monotonic) is not measured.
 
     ``own_job``: the Slurm job that has just ended, for an epilog.
     """
@@ -74,7 +74,7 @@ def check_node(
         bad[verdict.outcome].append(verdict)
     return NodeResult(
         seconds={each.check: round(each.seconds, 3) for each in measurements if not each.error},
-        not_looked_at=_not_looked_at(measurements, verdicts),
+        not_measured=_not_measured(measurements, verdicts),
         not_judged=not_judged,
         failures=tuple(bad[Outcome.FAIL]),
         warnings=tuple(bad[Outcome.WARN]),
@@ -136,8 +136,8 @@ def _used_gpus(measurements: Sequence[Measurement], own_job: str, root: Path) ->
     }
 
 
-def _not_looked_at(measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> dict[str, str]:
-    """Return the checks with an ERROR, with the first reason; what they did measure is judged."""
+def _not_measured(measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> dict[str, str]:
+    """Return the checks with an ERROR, with the first reason; their metrics are judged."""
     reasons = {each.check: each.error for each in measurements if each.error}
     for verdict in verdicts:
         if verdict.outcome is Outcome.ERROR:

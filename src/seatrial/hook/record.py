@@ -34,9 +34,9 @@ class Problem(Frozen):
 
 
 class Record(Frozen):
-    """What a hook looked at and found. ``time``: seconds since 1970; ``job``: Slurm's job id, or empty.
+    """The result of one run of a hook. ``time``: seconds since 1970; ``job``: Slurm's job id, or empty.
 
-    ``looked_at``: seconds by check; ``not_looked_at``: reason by check; ``not_judged``: reason by GPU. ``limit``: the
+    ``measured``: seconds by check; ``not_measured``: reason by check; ``not_judged``: reason by GPU. ``limit``: the
     answer of the drain limit, empty if it was not asked.
     """
 
@@ -50,8 +50,8 @@ class Record(Frozen):
     exit_code: int
     reason: str
     seconds: float
-    looked_at: dict[str, float]
-    not_looked_at: dict[str, str]
+    measured: dict[str, float]
+    not_measured: dict[str, str]
     not_judged: dict[str, str]
     failures: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
@@ -63,16 +63,16 @@ class Record(Frozen):
         lines += [f"  {each.check} {each.subject}: {each.text}. Fix: {each.fix}" for each in self.failures]
         lines += [f"  drain limit: {self.limit}"] if self.limit else []
         lines += [f"  warning: {each.check} {each.subject}: {each.text}" for each in self.warnings]
-        lines += [f"  not looked at: {check}: {reason}" for check, reason in self.not_looked_at.items()]
+        lines += [f"  not measured: {check}: {reason}" for check, reason in self.not_measured.items()]
         lines += [f"  not judged: {subject}: {reason}" for subject, reason in self.not_judged.items()]
-        return "\n".join([*lines, f"  looked at: {', '.join(self.looked_at) or 'nothing'}, in {self.seconds:.1f} s"])
+        return "\n".join([*lines, f"  measured: {', '.join(self.measured) or 'nothing'}, in {self.seconds:.1f} s"])
 
 
-def reason_text(run_id: str, failures: tuple[Problem, ...], not_looked_at: dict[str, str]) -> str:
+def reason_text(run_id: str, failures: tuple[Problem, ...], not_measured: dict[str, str]) -> str:
     """Return ``seatrial RUN_ID: CAUSE`` in one line, as a drained node's Reason has it."""
     causes = [f"{each.subject} {each.text}" for each in failures]
-    if not causes and not_looked_at:
-        causes = [f"not looked at: {', '.join(not_looked_at)}"]
+    if not causes and not_measured:
+        causes = [f"not measured: {', '.join(not_measured)}"]
     text = f"seatrial {run_id}: {and_more(causes, _MAX_NAMED, '; ') or 'passed'}"
     return text if len(text) <= _MAX_REASON else f"{text[: _MAX_REASON - 1]}…"
 

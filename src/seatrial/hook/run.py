@@ -1,4 +1,4 @@
-"""One run of a hook: check the node, ask the drain limit, write the record. It ends by itself within its time limit."""
+"""One run of a hook: check the node, ask the drain limit, write the record. It ends within its time limit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESERVED_S = 1.5  # of the time limit: for the verdicts, the drain limit and the
 
 @dataclass(frozen=True)
 class Request:
-    """What a hook is to do. ``started``: of this process, by time.monotonic, from which the time limit counts.
+    """The options of a hook. ``started``: of this process, by time.monotonic, from which the time limit counts.
 
     ``site``: the site's trial, for the numbers of nodes and GPUs that are not given.
     ``state_dir``: the folder of the drain limit, on a filesystem that all nodes share; without it a failure is only
@@ -59,11 +59,11 @@ def run(request: Request) -> tuple[Record, str]:
     node = check_node(
         expected.gpus, expected.model, request.job if request.kind == "epilog" else "", deadline - RESERVED_S
     )
-    not_looked_at = {**({"site": site_error} if site_error else {}), **node.not_looked_at}
+    not_measured = {**({"site": site_error} if site_error else {}), **node.not_measured}
     failures = tuple(map(Problem.of_verdict, node.failures))
     run_id = uuid.uuid4().hex[:8]
-    reason = reason_text(run_id, failures, not_looked_at)
-    result = Result.FAILED if failures else Result.INCOMPLETE if not_looked_at else Result.PASSED
+    reason = reason_text(run_id, failures, not_measured)
+    result = Result.FAILED if failures else Result.INCOMPLETE if not_measured else Result.PASSED
     limit = ""
     if exit_code(request.caller, result, request.fail_closed) and changes_node_state(request.caller, request.kind):
         granted, limit = _reserve(request, run_id, reason, expected.nodes, deadline - RESERVED_S / 2)
@@ -79,8 +79,8 @@ def run(request: Request) -> tuple[Record, str]:
         exit_code=exit_code(request.caller, result, request.fail_closed),
         reason=reason,
         seconds=round(time.monotonic() - request.started, 3),
-        looked_at=dict(node.seconds),
-        not_looked_at=not_looked_at,
+        measured=dict(node.seconds),
+        not_measured=not_measured,
         not_judged=dict(node.not_judged),
         failures=failures,
         warnings=tuple(map(Problem.of_verdict, node.warnings)),

@@ -13,7 +13,7 @@ _LINES = " \\\n        "  # one option per line of a script
 
 
 class HookSite(NamedTuple):
-    """What the files say about a site. Paths are absolute; ``gpus_per_node``, ``nodes``: None if not known.
+    """The values of a site in the files. Paths are absolute; ``gpus_per_node``, ``nodes``: None if not known.
 
     ``state_dir``: of the drain limit; None: failures are only recorded. ``window_min``: minutes of the drain limit.
     ``soperator_tag``: image tag of soperator's check jobs; empty: no ActiveCheck.
@@ -36,7 +36,7 @@ class HookSite(NamedTuple):
 
 
 class _Script(NamedTuple):
-    """A script of Slurm; ``on_failure``: what its caller does on exit code 1."""
+    """A script of Slurm; ``on_failure``: the action of its caller on exit code 1."""
 
     kind: str
     title: str
@@ -106,6 +106,6 @@ def _command(site: HookSite, kind: str, caller: str, separator: str = " ") -> st
         ("--time-limit", site.time_limit_s),
         ("--records", site.records),
     ]
-    words = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
-    words += ["--fail-closed"] if site.fail_closed else []
-    return separator.join([f"{shlex.quote(site.seatrial)} hook {kind}", *words])
+    arguments = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
+    arguments += ["--fail-closed"] if site.fail_closed else []
+    return separator.join([f"{shlex.quote(site.seatrial)} hook {kind}", *arguments])
