@@ -28,7 +28,7 @@ def test_a_node_without_its_gpus_fails_within_the_limit(tmp_path: Path) -> None:
     code, out, err = first.finish()
     assert (code, err) == (1, "")
     assert out.startswith("FAILED seatrial ")
-    second = Program("hook", "prolog", *arguments, "--json", env={"SEATRIAL_NODE": "n2"})
+    second = Program("hook", "prolog", *arguments, "--json", env={"SLURMD_NODENAME": "n2"})
     code, out, _ = second.finish()
     assert code == 0
     record = Record.model_validate_json(out)

@@ -111,8 +111,8 @@ def test_a_driver_that_hangs_is_not_measured_in_time_and_the_others_are(monkeypa
     checks = {**catalog(), "gpu.inventory": replace(catalog()["gpu.inventory"], measure=hang)}
     monkeypatch.setattr(node_checks, "catalog", lambda: checks)
     started = time.monotonic()
-    result = check_node(8, None, "", started + 8)
-    assert time.monotonic() - started < 20
+    result = check_node(8, None, "", started + 12)
+    assert time.monotonic() - started < 30
     assert list(result.not_measured) == ["gpu.inventory"]
     assert "no result within" in result.not_measured["gpu.inventory"]
     assert "host.inventory" in result.seconds

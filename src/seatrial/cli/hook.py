@@ -82,6 +82,8 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
         from seatrial.hook.run import Request
         from seatrial.util import processes
 
+        if name := os.environ.get("SLURMD_NODENAME"):  # can differ from the host name
+            os.environ.setdefault("SEATRIAL_NODE", name)
         request = Request(
             kind=kind,
             caller=caller,
@@ -237,7 +239,9 @@ def list_drains(
 ) -> None:
     """Print the nodes that hooks took out of service, with the command that gives Slurm the reason. Changes nothing."""
     from seatrial.node_state import drain_limit
+    from seatrial.util.text import printable
 
     for drain in drain_limit.read(state_dir):
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(drain.time))} {drain.node}: {drain.reason}")
-        print(f"  {shlex.join(['scontrol', 'update', f'NodeName={drain.node}', f'Reason={drain.reason}'])}")
+        node, reason = printable(drain.node), printable(drain.reason)
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(drain.time))} {node}: {reason}")
+        print(f"  {shlex.join(['scontrol', 'update', f'NodeName={node}', f'Reason={reason}'])}")
