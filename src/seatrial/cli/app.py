@@ -16,6 +16,7 @@ from seatrial.cli import files, machine, site, training, trial
 from seatrial.cli.drill import drill
 from seatrial.cli.examples import EXAMPLES
 from seatrial.cli.explain import explain
+from seatrial.cli.hook import hook
 from seatrial.cli.options import EXIT_BROKEN_PIPE, EXIT_CODES, EXIT_INTERRUPTED, EXIT_USAGE
 from seatrial.cli.watch import watch
 from seatrial.model import DecisionValue, SeatrialError, UsageError
@@ -76,6 +77,7 @@ for command in (
     app.command(epilog=EXAMPLES[command.__name__], context_settings=settings)(command)
 baseline.command(epilog=EXAMPLES["learn"])(trial.learn)
 app.add_typer(baseline, name="baseline")
+app.add_typer(hook, name="hook", epilog=EXAMPLES["hook"])
 
 
 def _print_error(text: str, code: int) -> int:

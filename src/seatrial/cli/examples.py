@@ -52,5 +52,10 @@ EXAMPLES = {
         "init /shared/site", "init /shared/site --nodes 4 --gpus-per-node 8 --partition gpu --account ops"
     ),
     "watch": _examples("watch 123", "watch /shared/site/runs/train_1gpu-123 --once", "watch seatrial-runs/RUN --json"),
+    "hook": _examples(
+        "hook health --gpus-per-node 8 --dry-run",
+        "hook prolog --gpus-per-node 8 --nodes 64 --state-dir /shared/seatrial",
+        "hook install /etc/seatrial/hooks --site /shared/site/site.yaml --state-dir /shared/seatrial --dry-run",
+    ),
     "migrate": _examples("migrate mytrial.yaml", "migrate --dry-run site.yaml"),
 }

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from seatrial.checks.fabric._compute_ports import NodePorts, port_names, select_compute_ports
-from seatrial.checks.fabric.ports import CHECK, _comparison
+from seatrial.checks.fabric.ports import CHECK, compare_ports
 from seatrial.discover.rdma_ports import PortDetails
 from seatrial.judge.rules import judge_check
 from seatrial.model import PORTS_USED, Fact, Measurement, Metric, Outcome, Verdict
@@ -18,7 +18,7 @@ def judged(*nodes: tuple[PortDetails, ...], gid_index: int | None = None, hca: s
     """The verdicts on nodes with these ports that are neither PASS nor SKIP."""
     found = {f"node{index}": NodePorts(ports, hca, gid_index) for index, ports in enumerate(nodes)}
     compute = select_compute_ports(found)
-    observations = [*_comparison(compute, dict.fromkeys(found, gid_index))]
+    observations = [*compare_ports(compute, dict.fromkeys(found, gid_index))]
     facts = {item.name: item.value for item in observations if isinstance(item, Fact)}
     measurement = Measurement(
         check=CHECK.name,
@@ -137,7 +137,7 @@ def test_other_settings_and_slower_than_capable_warn(changes: dict[str, Any], me
 
 def test_an_unknown_capability_is_not_judged_but_named() -> None:
     compute = select_compute_ports({"node0": NodePorts(eight())})
-    facts = {item.name: item.value for item in _comparison(compute, {"node0": None}) if isinstance(item, Fact)}
+    facts = {item.name: item.value for item in compare_ports(compute, {"node0": None}) if isinstance(item, Fact)}
     assert (facts["capability_known"], facts["pci_link_known"], facts["roce"]) == ("no", "yes", "no")
 
 

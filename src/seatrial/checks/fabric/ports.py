@@ -48,10 +48,11 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
         raise NotApplicable(compute.absence)
     if context.rank == 0:
         yield from facts({"not_compute_ports": dict(compute.others), PORTS_USED: port_names(compute)})
-        yield from _comparison(compute, {node: each.gid_index for node, each in by_node.items()})
+        yield from compare_ports(compute, {node: each.gid_index for node, each in by_node.items()})
 
 
-def _comparison(compute: ComputePorts, gid_index: Mapping[str, int | None]) -> Iterator[Observation]:
+def compare_ports(compute: ComputePorts, gid_index: Mapping[str, int | None]) -> Iterator[Observation]:
+    """Yield rates, states and settings of the compute ports, and their comparison over nodes and on each node."""
     by_node = compute.by_node
     rates = [port.rate_gbps for _, port in compute if port.rate_gbps]
     roce = [(node, port) for node, port in compute if port.link_layer == "Ethernet"]

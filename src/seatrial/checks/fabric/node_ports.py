@@ -1,0 +1,36 @@
+"""fabric.node_ports: the RDMA ports of one node, compared with each other. Needs no other node and no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from seatrial.checks.base import Check, Context, Options, facts
+from seatrial.checks.fabric import ports
+from seatrial.checks.fabric._compute_ports import read_node_ports, select_compute_ports
+from seatrial.model import NotApplicable, Observation, Phase, Scope
+
+
+def measure(context: Context, _options: Options) -> Iterator[Observation]:
+    """Yield the comparison of the node's compute ports. Raises NotApplicable without a compute port."""
+    context.progress("reading RDMA ports")
+    by_node = {context.node: read_node_ports(context.root)}
+    compute = select_compute_ports(by_node)
+    if compute.absence:
+        raise NotApplicable(compute.absence)
+    yield from facts({"not_compute_ports": dict(compute.others)})
+    yield from ports.compare_ports(compute, {context.node: by_node[context.node].gid_index})
+
+
+CHECK = Check(
+    name="fabric.node_ports",
+    title="RDMA ports of one node compared with each other",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.NODE,
+    metrics=ports.CHECK.metrics,
+    rules=ports.RULES,
+    rule_facts=ports.CHECK.rule_facts,
+    measure=measure,
+    may_exceed_100=ports.CHECK.may_exceed_100,
+    skipped_if=("not in the record",),
+    limit_s=60,
+)

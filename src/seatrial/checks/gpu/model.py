@@ -1,0 +1,52 @@
+"""gpu.model: whether the GPUs of a node are of the model that the site expects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from seatrial.checks.base import Check, Context, Options, facts, metric
+from seatrial.discover import gpu
+from seatrial.model import NotApplicable, Observation, Phase, Rule, Scope
+
+
+class ModelOptions(Options):
+    """``expected``: text in NVML's name of each GPU, in any case."""
+
+    expected: str | None = Field(default=None, min_length=1)
+
+
+def measure(context: Context, options: ModelOptions) -> Iterator[Observation]:
+    """Yield the number of GPUs of other models. Raises NotApplicable without a usable GPU or an expected model."""
+    if options.expected is None:
+        raise NotApplicable("no model is expected: set the option expected of gpu.model, such as H200")
+    inventory = gpu.read(context.root)
+    if not inventory.gpus:
+        raise NotApplicable("no usable GPU; gpu.inventory judges missing ones")
+    others = [each for each in inventory.gpus if options.expected.lower() not in (each.name or "").lower()]
+    names = [f"gpu{each.index}: {each.name or 'name not readable'}" for each in others]
+    yield from facts({"expected_model": options.expected, "other_models": names})
+    yield metric("gpus_of_other_model", len(others), "GPUs", context.node)
+
+
+CHECK = Check(
+    name="gpu.model",
+    title="Model of the GPUs as the site expects",
+    phase=Phase.ENVIRONMENT,
+    scope=Scope.NODE,
+    options=ModelOptions,
+    metrics={"gpus_of_other_model": "GPUs"},
+    rules=(
+        Rule(
+            metric="gpus_of_other_model",
+            expect="== 0 GPUs",
+            evidence_facts=("expected_model", "other_models"),
+            meaning="A GPU of the node is of another model than the site expects, or its name cannot be read.",
+            fix="nvidia-smi -L; compare with the node's entry in the inventory of the site, and with option expected",
+        ),
+    ),
+    measure=measure,
+    limit_s=120,
+    skipped_if=("not in the record",),
+)

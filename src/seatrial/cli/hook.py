@@ -1,0 +1,247 @@
+"""Commands of hooks: hook prolog, epilog, health, install, uninstall."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from seatrial.cli.output import print_json
+from seatrial.model import UsageError
+
+if TYPE_CHECKING:
+    from seatrial.hook.run import Expected, Request
+    from seatrial.launch.hook_files import HookSite
+
+hook = typer.Typer(
+    no_args_is_help=True,
+    help="Fast checks of this node for Slurm, soperator, node-problem-detector and systemd.\n\n"
+    "Exit codes are those that the caller expects: seatrial hook health --help.",
+)
+_DETAIL_DESCRIPTOR = 3  # soperator appends its text to the reason of a drained node
+_RECORDS = Path("/var/log/seatrial/hook.jsonl")
+
+CallerOption = Annotated[
+    Literal["slurm", "soperator", "npd", "systemd"], typer.Option(help="The caller, which decides the exit code.")
+]
+SiteOption = Annotated[
+    str | None, typer.Option("--site", metavar="FILE", help="The site's trial: expected nodes and GPUs per node.")
+]
+GpusOption = Annotated[int | None, typer.Option(min=0, help="Expected GPUs of this node; 0: none.")]
+ModelOption = Annotated[str | None, typer.Option(help="Expected in the name of each GPU, such as H200.")]
+NodesOption = Annotated[int | None, typer.Option(min=1, help="Nodes of the cluster, for the drain limit.")]
+StateOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the drain limit, on a filesystem that all nodes share. Without it: only record."),
+]
+ShareOption = Annotated[
+    float, typer.Option("--drain-share", min=0, max=1, help="At most this share of the nodes is taken out, but one.")
+]
+WindowOption = Annotated[
+    float, typer.Option("--drain-window", metavar="MINUTES", min=1, help="The time of --drain-share.")
+]
+TimeLimitOption = Annotated[
+    float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="The hook ends before this.")
+]
+FailClosedOption = Annotated[
+    bool, typer.Option("--fail-closed", help="An unmeasured check counts as failed; by default it passes.")
+]
+RecordsOption = Annotated[Path, typer.Option(help="File of records, one line each; on a disk of this node.")]
+StatusOption = Annotated[
+    Path | None, typer.Option(help="File that gets the result for node-problem-detector: its exit code and the reason.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Write no record and no entry of the drain limit.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the record as JSON.")]
+
+
+def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: str, text: str) -> None:
+    @hook.command(kind, help=text)
+    def command(
+        caller: CallerOption = default_caller,  # type: ignore[assignment]
+        site: SiteOption = None,
+        gpus_per_node: GpusOption = None,
+        gpu_model: ModelOption = None,
+        nodes: NodesOption = None,
+        state_dir: StateOption = None,
+        share: ShareOption = 0.1,
+        window_min: WindowOption = 60,
+        time_limit_s: TimeLimitOption = 8,
+        fail_closed: FailClosedOption = False,
+        records: RecordsOption = _RECORDS,
+        status: StatusOption = None,
+        dry_run: DryRunOption = False,
+        as_json: JsonOption = False,
+    ) -> None:
+        from seatrial.hook.run import Request
+        from seatrial.util import processes
+
+        if name := os.environ.get("SLURMD_NODENAME"):  # can differ from the host name
+            os.environ.setdefault("SEATRIAL_NODE", name)
+        request = Request(
+            kind=kind,
+            caller=caller,
+            started=time.monotonic() - processes.age_s(),  # the time limit includes the start of Python
+            records=records,
+            status=status,
+            site=site,
+            gpus_per_node=gpus_per_node,
+            gpu_model=gpu_model,
+            nodes=nodes,
+            state_dir=state_dir,
+            share=share,
+            window_s=60 * window_min,
+            time_limit_s=time_limit_s,
+            fail_closed=fail_closed,
+            dry_run=dry_run,
+            job=os.environ.get("SLURM_JOB_ID", ""),
+        )
+        _run(request, as_json)
+
+
+_CODES = "Exit codes: 0 passed, 1 failed; refused by the drain limit, or not measured: docs/hooks.md."
+_add_command("prolog", "slurm", f"Check this node before a job. Slurm drains it and requeues the job on 1. {_CODES}")
+_add_command("epilog", "slurm", f"Check this node after a job, also for processes that the job left. {_CODES}")
+_add_command("health", "systemd", f"Check this node at any time, also while jobs run on it. {_CODES}")
+
+
+def _run(request: Request, as_json: bool) -> None:
+    from seatrial.hook.run import run
+
+    record, not_written = run(request)
+    if as_json:
+        print_json(record.model_dump(mode="json"))
+    else:
+        print(record.reason if request.caller == "npd" else record.text())
+    if not_written:
+        print(f"seatrial: the record could not be written: {not_written}", file=sys.stderr)
+    if request.caller == "soperator" and record.exit_code:
+        with contextlib.suppress(OSError):  # started by a person, without descriptor 3
+            os.write(_DETAIL_DESCRIPTOR, record.reason.encode())
+    sys.stdout.flush()
+    raise typer.Exit(record.exit_code)
+
+
+@hook.command()
+def install(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, at the same path on every node.")],
+    site: SiteOption = None,
+    gpus_per_node: GpusOption = None,
+    gpu_model: ModelOption = None,
+    nodes: NodesOption = None,
+    state_dir: StateOption = None,
+    share: ShareOption = 0.1,
+    window_min: WindowOption = 60,
+    time_limit_s: Annotated[int, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50)] = 8,
+    fail_closed: FailClosedOption = False,
+    records: RecordsOption = _RECORDS,
+    soperator_cluster: Annotated[
+        str, typer.Option(help="Name of the SlurmCluster, for the ActiveCheck.")
+    ] = "soperator",
+    soperator_tag: Annotated[str, typer.Option(help="Tag of soperator's images; writes an ActiveCheck.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files; write nothing.")] = False,
+) -> None:
+    """Write scripts and configuration of hooks to DIR, and print the next steps. Changes nothing outside DIR.
+
+    With --state-dir, also creates the record of the drain limit in that folder.
+    """
+    from seatrial import __version__
+    from seatrial.hook import install as installation
+    from seatrial.hook.run import Expected
+    from seatrial.launch.hook_files import render
+    from seatrial.node_state import drain_limit
+
+    given = Expected(gpus_per_node, gpu_model, nodes)
+    described = _hook_site(folder, site, given, state_dir, records)._replace(
+        share=share,
+        window_min=window_min,
+        time_limit_s=time_limit_s,
+        fail_closed=fail_closed,
+        soperator_cluster=soperator_cluster,
+        soperator_tag=soperator_tag,
+    )
+    files = render(described)
+    if dry_run:
+        print("\n".join(f"===== {described.folder}/{name}\n{text}" for name, text in files.items()), end="")
+        return
+    if state_dir is not None:
+        try:
+            drain_limit.prepare(state_dir)
+        except OSError as error:
+            raise UsageError(
+                f"--state-dir {state_dir}: {error.strerror}; expected an existing shared folder"
+            ) from error
+    installation.install(Path(described.folder), files, __version__)
+    for name in sorted(files):
+        print(f"{described.folder}/{name}")
+    print("\n".join(_next_steps(described)))
+
+
+def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: Path | None, records: Path) -> HookSite:
+    """Return the site of an installation: values that are not given are from the site's trial. Raises UsageError."""
+    from seatrial.hook.run import read_site
+    from seatrial.launch.hook_files import HookSite
+
+    expected = given.or_else(read_site(site)) if site else given
+    if state_dir is not None and expected.nodes is None:
+        raise UsageError("--state-dir needs the number of nodes, for the share of the drain limit: --nodes or --site")
+    paths = [os.path.abspath(path) for path in (folder, records, *([state_dir] if state_dir else []))]
+    if unusable := [path for path in paths if not re.fullmatch(r"[\w./+@=-]+", path)]:
+        raise UsageError(f"{unusable[0]!r}: slurm.conf and systemd need a path of letters, digits and ./_+@=-")
+    return HookSite(
+        folder=paths[0],
+        seatrial=os.path.abspath(Path(sys.prefix) / "bin" / "seatrial"),
+        records=paths[1],
+        status=str(Path(paths[1]).with_name("health.status")),
+        state_dir=paths[2] if state_dir else None,
+        gpus_per_node=expected.gpus,
+        gpu_model=expected.model,
+        nodes=expected.nodes,
+    )
+
+
+def _next_steps(site: HookSite) -> list[str]:
+    limit = f"{site.state_dir}/drains" if site.state_dir else "no --state-dir was given: failures are only recorded"
+    return [
+        f"Drain limit: {limit}",
+        f"Slurm: copy lines of {site.folder}/slurm.conf.lines to slurm.conf, then: scontrol reconfigure",
+        f"systemd: systemctl link {site.folder}/systemd/seatrial-health.*; "
+        "systemctl enable --now seatrial-health.timer",
+        "node-problem-detector: needs the timer; put npd/ into its ConfigMap, see docs/hooks.md",
+        "soperator: helm upgrade with soperator/values.yaml, see docs/hooks.md",
+    ]
+
+
+@hook.command()
+def uninstall(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of `seatrial hook install`.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files; remove nothing.")] = False,
+) -> None:
+    """Remove the files that `seatrial hook install` wrote; refuses if one of them was changed.
+
+    Remove the lines of slurm.conf first: Slurm drains a node if its Prolog is missing.
+    """
+    from seatrial.hook import install as installation
+
+    for path in installation.uninstall(folder, dry_run):
+        print(path)
+
+
+@hook.command("list")
+def list_drains(
+    state_dir: Annotated[Path, typer.Option(help="Folder of the drain limit.")],
+) -> None:
+    """Print the nodes that hooks took out of service, with the command that gives Slurm the reason. Changes nothing."""
+    from seatrial.node_state import drain_limit
+    from seatrial.util.text import printable
+
+    for drain in drain_limit.read(state_dir):
+        node, reason = printable(drain.node), printable(drain.reason)
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(drain.time))} {node}: {reason}")
+        print(f"  {shlex.join(['scontrol', 'update', f'NodeName={node}', f'Reason={reason}'])}")

@@ -1,0 +1,62 @@
+"""Reads NVIDIA's Xids from the kernel's log buffer, /dev/kmsg."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+from seatrial.model import Frozen
+
+# Documentation/ABI/testing/dev-kmsg: "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;MESSAGE"
+_RECORD = re.compile(r"\d+,\d+,(\d+),[^;\n]*;(.*)")
+# the driver's format, as in nvidia's Xid documentation; old drivers write the address without "PCI:"
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): (\d{1,6}), ?(.*)")
+_RECORD_BYTES = 8192  # of one read: the largest record
+_MAX_RECORDS = 200_000
+_MAX_XIDS = 1000
+
+
+class XidEvent(Frozen):
+    """One Xid. ``seconds``: since boot; ``address``: of the GPU on the PCI bus."""
+
+    seconds: float
+    address: str
+    number: int
+    text: str
+
+
+class KernelLog(Frozen):
+    """``from_s``: time of the oldest message in seconds since boot; earlier ones are overwritten. None: no message."""
+
+    from_s: float | None
+    xids: tuple[XidEvent, ...]
+
+
+def read(root: Path = Path("/")) -> KernelLog:
+    """Return the Xids in the kernel's log buffer, without waiting for new messages. Raises OSError."""
+    descriptor = os.open(root / "dev" / "kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    from_s: float | None = None
+    xids: list[XidEvent] = []
+    try:
+        for _ in range(_MAX_RECORDS):
+            try:
+                chunk = os.read(descriptor, _RECORD_BYTES)
+            except BlockingIOError:  # no further message
+                break
+            except OSError as error:
+                if error.errno == errno.EPIPE:  # a message was overwritten while this process read
+                    continue
+                raise
+            if not chunk:
+                break
+            for line in chunk.decode("utf-8", errors="replace").splitlines():
+                if record := _RECORD.match(line):
+                    seconds = int(record[1]) / 1e6
+                    from_s = seconds if from_s is None else from_s
+                    if (xid := _XID.search(record[2])) and len(xids) < _MAX_XIDS:
+                        xids.append(XidEvent(seconds=seconds, address=xid[1], number=int(xid[2]), text=xid[3][:200]))
+    finally:
+        os.close(descriptor)
+    return KernelLog(from_s=from_s, xids=tuple(xids))

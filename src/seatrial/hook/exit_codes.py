@@ -1,0 +1,47 @@
+"""The exit codes that each caller of a hook expects. docs/hooks.md shows the same table; a test compares them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+Kind = Literal["prolog", "epilog", "health"]
+Caller = Literal["slurm", "soperator", "npd", "systemd"]
+
+
+class Result(StrEnum):
+    """How a hook ended.
+
+    LIMITED: a check failed, but the drain limit refuses to take one more node out of service. INCOMPLETE: no check
+    failed, and a check was not measured: out of time, or an error of the hook itself.
+    """
+
+    PASSED = "passed"
+    FAILED = "failed"
+    LIMITED = "limited"
+    INCOMPLETE = "incomplete"
+
+
+# Caller → exit code of each result. Slurm drains a node and requeues the job for any code but 0 of Prolog or Epilog;
+# soperator's check_runner.py does what the check's on_fail says; node-problem-detector: 0 OK, 1 problem, 2 unknown.
+EXIT_CODES: dict[Caller, dict[Result, int]] = {
+    "slurm": {Result.PASSED: 0, Result.FAILED: 1, Result.LIMITED: 0, Result.INCOMPLETE: 0},
+    "soperator": {Result.PASSED: 0, Result.FAILED: 1, Result.LIMITED: 0, Result.INCOMPLETE: 0},
+    "npd": {Result.PASSED: 0, Result.FAILED: 1, Result.LIMITED: 2, Result.INCOMPLETE: 2},
+    "systemd": {Result.PASSED: 0, Result.FAILED: 1, Result.LIMITED: 1, Result.INCOMPLETE: 0},
+}
+
+
+def exit_code(caller: Caller, result: Result, fail_closed: bool) -> int:
+    """Return the exit code; ``fail_closed``: INCOMPLETE counts as FAILED."""
+    if fail_closed and result is Result.INCOMPLETE:
+        return EXIT_CODES[caller][Result.FAILED]
+    return EXIT_CODES[caller][result]
+
+
+def changes_node_state(caller: Caller, kind: Kind) -> bool:
+    """Return whether the caller takes the node out of service on exit code 1, so that the drain limit applies.
+
+    Slurm only logs the exit code of HealthCheckProgram, and systemd marks its unit as failed.
+    """
+    return caller in ("soperator", "npd") or (caller == "slurm" and kind != "health")

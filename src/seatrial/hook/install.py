@@ -1,0 +1,92 @@
+"""Writes the files of hooks to one folder, and removes exactly these files again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from seatrial.model import Frozen, UsageError
+from seatrial.util.files import atomic_folder, write_json
+from seatrial.util.input_files import read_bytes
+
+MANIFEST = "installed.json"
+_MAX_FILE_BYTES = 2**20
+
+
+class Manifest(Frozen):
+    """The files of an installation: SHA-256 by path in the folder. ``seatrial``: its version."""
+
+    seatrial: str
+    files: dict[str, str]
+
+
+def install(folder: Path, files: Mapping[str, str], version: str) -> None:
+    """Write ``files`` (content by path) to a new folder, all or none. Raises UsageError; nothing is changed then."""
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise UsageError(
+            f"{folder} exists: nothing was written. Remove an earlier installation: seatrial hook uninstall {folder}"
+        )
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
+    try:
+        with atomic_folder(folder) as staged:
+            for name, text in files.items():
+                path = staged / name
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+                path.chmod(0o755 if name.endswith(".sh") else 0o644)
+            write_json(staged / MANIFEST, Manifest(seatrial=version, files=digests).model_dump())
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}; nothing was written") from error
+
+
+def uninstall(folder: Path, dry_run: bool) -> list[Path]:
+    """Remove the files that install wrote, and return their paths. ``dry_run``: remove nothing.
+
+    Raises UsageError, before anything is removed, if a file was changed, or the folder was not written by install.
+    Files that install did not write stay, with their folder.
+    """
+    manifest = _manifest(folder)
+    changed = [name for name, digest in manifest.files.items() if not _is_unchanged(folder / name, digest)]
+    if changed:
+        raise UsageError(
+            f"{folder}: changed since `seatrial hook install`: {', '.join(sorted(changed))}. Nothing was removed: copy "
+            "your changes, and remove these files yourself"
+        )
+    paths = [path for name in manifest.files if (path := folder / name).exists()] + [folder / MANIFEST]
+    if not dry_run:
+        try:
+            for path in paths:  # the manifest last: after an error the same command continues
+                path.unlink()
+            for parent in sorted({folder, *(path.parent for path in paths)}, key=lambda each: -len(each.parts)):
+                if not any(parent.iterdir()):
+                    parent.rmdir()
+        except OSError as error:
+            raise UsageError(f"cannot remove {error.filename or folder}: {error.strerror}") from error
+    return paths
+
+
+def _manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    try:
+        manifest = Manifest.model_validate(json.loads(read_bytes(path, _MAX_FILE_BYTES)))
+    except (OSError, ValueError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a list of installed files"
+        raise UsageError(f"{path}: {reason}; expected a folder of `seatrial hook install`") from error
+    if outside := [name for name in manifest.files if os.path.isabs(name) or ".." in Path(name).parts]:
+        raise UsageError(f"{path} lists files outside its folder: {', '.join(outside)}; nothing was removed")
+    return manifest
+
+
+def _is_unchanged(path: Path, digest: str) -> bool:
+    """Return whether a file has the content that install wrote; a missing one was removed by an earlier try."""
+    try:
+        return hashlib.sha256(read_bytes(path, _MAX_FILE_BYTES)).hexdigest() == digest
+    except FileNotFoundError:
+        return True
+    except OSError:  # not a regular file any more, or too large
+        return False

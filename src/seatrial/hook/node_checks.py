@@ -1,0 +1,145 @@
+"""Runs the checks of the trial ``hook`` on this node up to a deadline, and judges them by their own rules."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from seatrial import worker
+from seatrial.checks import catalog
+from seatrial.checks.base import Check, Context
+from seatrial.config.schema import Config
+from seatrial.hook import children, owners
+from seatrial.judge import judge
+from seatrial.model import Measurement, Outcome, Verdict
+from seatrial.pipeline.plan import NodeGpus, make_plan
+from seatrial.pipeline.planned_jobs import resolve
+from seatrial.util import data_files
+from seatrial.util.node_name import node_name
+from seatrial.util.text import printable
+
+TRIAL = "hook"
+MODEL_CHECK = "gpu.model"  # its option ``expected`` is the site's model
+_USERS = "foreign_processes"  # fact of the check of GPUs: processes that compute on them
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """The results of the checks. ``seconds``: by check; ``not_measured``: reason by check; ``not_judged``: by subject.
+
+    ``failures`` and ``warnings`` are verdicts of the checks' own rules.
+    """
+
+    seconds: Mapping[str, float]
+    not_measured: Mapping[str, str]
+    not_judged: Mapping[str, str]
+    failures: tuple[Verdict, ...]
+    warnings: tuple[Verdict, ...]
+
+
+def check_node(
+    expected_gpus: int | None, gpu_model: str | None, own_job: str, deadline: float, root: Path = Path("/")
+) -> NodeResult:
+    """Measure and judge this node; a check without a result at ``deadline`` (time.monotonic) is not measured.
+
+    ``own_job``: the Slurm job that has just ended, for an epilog.
+    """
+    given = [
+        ("--gpus-per-node", "cluster.gpus_per_node", expected_gpus),
+        ("--gpu-model", f"checks.{MODEL_CHECK}.options.expected", gpu_model),
+    ]
+    fixed = [("hook", "cluster.nodes", 1), ("hook", "launcher", "local")]
+    config = resolve(TRIAL, [*fixed, *(override for override in given if override[2] is not None)]).config
+    checks = {name: catalog()[name] for name in config.checks}
+    measurements = list(_measure(checks, config, expected_gpus, deadline, root))
+    plan = make_plan(config, checks, NodeGpus(expected_gpus or 0, expected_gpus=expected_gpus))
+    verdicts = judge(config, plan.jobs, measurements, checks, {})
+    used = _used_gpus(measurements, own_job, root)
+    policy = data_files.read("hooks.yaml")
+    ignored = dict.fromkeys(policy["not_of_a_job"], "of the process that runs the hook, not of a job")
+    not_judged = dict(used)
+    bad: dict[Outcome, list[Verdict]] = {Outcome.FAIL: [], Outcome.WARN: []}
+    for verdict in verdicts:
+        if verdict.outcome not in bad or verdict.metric in ignored:
+            continue
+        if verdict.subject in used and verdict.metric in policy["idle_gpu_only"]:
+            continue
+        bad[verdict.outcome].append(verdict)
+    return NodeResult(
+        seconds={each.check: round(each.seconds, 3) for each in measurements if not each.error},
+        not_measured=_not_measured(measurements, verdicts),
+        not_judged=not_judged,
+        failures=tuple(bad[Outcome.FAIL]),
+        warnings=tuple(bad[Outcome.WARN]),
+    )
+
+
+def _measure(
+    checks: Mapping[str, Check], config: Config, expected_gpus: int | None, deadline: float, root: Path
+) -> Iterator[Measurement]:
+    with tempfile.TemporaryDirectory(prefix="seatrial-hook-", dir=_scratch(), ignore_cleanup_errors=True) as folder:
+        context = Context(
+            node=node_name(),
+            rank=0,
+            world_size=1,
+            local_rank=0,
+            device="cpu",
+            expected_gpus=expected_gpus,
+            artifacts_dir=Path(folder),
+            run_dir=Path(folder),
+            root=root,
+        )
+        calls = {name: partial(_measured, check, context, config) for name, check in checks.items()}
+        started = time.monotonic()
+        results = children.run_all(calls, deadline)
+    for name, result in results.items():
+        error = f"no result within {time.monotonic() - started:.1f} s" if result is None else "its process ended"
+        try:
+            yield Measurement.model_validate_json(result or b"")
+        except ValidationError:
+            yield Measurement(check=name, subject=context.node, error=error)
+
+
+def _measured(check: Check, context: Context, config: Config) -> bytes:
+    options = config.checks[check.name].options
+    return worker.measure(check, context, options).model_dump_json().encode()
+
+
+def _scratch() -> str:
+    """Return a folder in memory: /tmp can be on a disk that is full or does not answer."""
+    return next((folder for folder in ("/run", "/dev/shm") if os.access(folder, os.W_OK)), "/tmp")
+
+
+def _used_gpus(measurements: Sequence[Measurement], own_job: str, root: Path) -> dict[str, str]:
+    """Return the GPUs on which every visible process belongs to a running job, a pod or a service, with the owners.
+
+    A GPU with a process that nobody owns is not among them: this process was left behind.
+    """
+    users: dict[str, list[str | None]] = {}
+    for measurement in measurements:
+        processes = measurement.facts.get(_USERS)
+        for process in processes if isinstance(processes, list) else ():
+            if isinstance(process, dict) and isinstance(process["pid"], int):
+                subject = f"{measurement.subject}/gpu{process['gpu']}"
+                users.setdefault(subject, []).append(owners.owner(process["pid"], own_job, root))
+    return {
+        subject: f"used by {', '.join(sorted({name or 'a process that is not visible here' for name in names}))}"
+        for subject, names in users.items()
+        if "" not in names
+    }
+
+
+def _not_measured(measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> dict[str, str]:
+    """Return the checks with an ERROR, with the first reason; their metrics are judged."""
+    reasons = {each.check: each.error for each in measurements if each.error}
+    for verdict in verdicts:
+        if verdict.outcome is Outcome.ERROR:
+            reasons.setdefault(verdict.check, verdict.summary)
+    return {check: printable(str(reason)) for check, reason in reasons.items()}

@@ -1,0 +1,91 @@
+"""The record of one run of a hook: one line of JSON."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from seatrial.hook.exit_codes import Result
+from seatrial.model import Frozen, Verdict
+from seatrial.util.text import and_more, printable
+
+_MAX_REASON = 300  # characters; Slurm keeps a node's Reason of any length, `sinfo -R` shows the first ones
+_MAX_NAMED = 3
+
+
+class Problem(Frozen):
+    """A verdict of FAIL or WARN, as text and with the fix of its rule."""
+
+    check: str
+    subject: str
+    metric: str
+    text: str
+    fix: str
+
+    @classmethod
+    def of_verdict(cls, verdict: Verdict) -> Problem:
+        return cls(
+            check=verdict.check,
+            subject=verdict.subject,
+            metric=verdict.metric,
+            text=printable(verdict.summary),
+            fix=verdict.fix,
+        )
+
+
+class Record(Frozen):
+    """The result of one run of a hook. ``time``: seconds since 1970; ``job``: Slurm's job id, or empty.
+
+    ``measured``: seconds by check; ``not_measured``: reason by check; ``not_judged``: reason by GPU. ``limit``: the
+    answer of the drain limit, empty if it was not asked.
+    """
+
+    run_id: str
+    time: float
+    node: str
+    kind: str
+    caller: str
+    job: str
+    result: Result
+    exit_code: int
+    reason: str
+    seconds: float
+    measured: dict[str, float]
+    not_measured: dict[str, str]
+    not_judged: dict[str, str]
+    failures: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
+    limit: str = ""
+
+    def text(self) -> str:
+        """Return the record as lines for a person."""
+        lines = [f"{self.result.upper()} {self.reason}"]
+        lines += [f"  {each.check} {each.subject}: {each.text}. Fix: {each.fix}" for each in self.failures]
+        lines += [f"  drain limit: {self.limit}"] if self.limit else []
+        lines += [f"  warning: {each.check} {each.subject}: {each.text}" for each in self.warnings]
+        lines += [f"  not measured: {check}: {reason}" for check, reason in self.not_measured.items()]
+        lines += [f"  not judged: {subject}: {reason}" for subject, reason in self.not_judged.items()]
+        return "\n".join([*lines, f"  measured: {', '.join(self.measured) or 'nothing'}, in {self.seconds:.1f} s"])
+
+
+def reason_text(run_id: str, failures: tuple[Problem, ...], not_measured: dict[str, str]) -> str:
+    """Return ``seatrial RUN_ID: CAUSE`` in one line, as a drained node's Reason has it."""
+    causes = [f"{each.subject} {each.text}" for each in failures]
+    if not causes and not_measured:
+        causes = [f"not measured: {', '.join(not_measured)}"]
+    text = f"seatrial {run_id}: {and_more(causes, _MAX_NAMED, '; ') or 'passed'}"
+    return text if len(text) <= _MAX_REASON else f"{text[: _MAX_REASON - 1]}…"
+
+
+def append(path: Path, record: Record) -> None:
+    """Append the record as one line, in one write. Raises OSError, such as a full disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = (record.model_dump_json() + "\n").encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    try:
+        written = os.write(descriptor, line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if written != len(line):
+        raise OSError(f"only {written} of {len(line)} bytes were written")

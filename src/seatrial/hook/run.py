@@ -1,0 +1,159 @@
+"""One run of a hook: check the node, ask the drain limit, write the record. It ends within its time limit."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seatrial.hook import children
+from seatrial.hook.exit_codes import EXIT_CODES, Caller, Kind, Result, changes_node_state, exit_code
+from seatrial.hook.node_checks import MODEL_CHECK, check_node
+from seatrial.hook.record import Problem, Record, append, reason_text
+from seatrial.model import SeatrialError
+from seatrial.node_state import drain_limit
+from seatrial.node_state.drain_limit import DrainLimit
+from seatrial.pipeline.planned_jobs import resolve
+from seatrial.util.files import atomic_write
+from seatrial.util.node_name import node_name
+from seatrial.util.text import printable
+
+RESERVED_S = 1.5  # of the time limit: for the verdicts, the drain limit and the record
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of a hook. ``started``: of this process, by time.monotonic, from which the time limit counts.
+
+    ``site``: the site's trial, for the numbers of nodes and GPUs that are not given.
+    ``state_dir``: the folder of the drain limit, on a filesystem that all nodes share; without it a failure is only
+    recorded. ``job``: Slurm's job id, or empty. ``status``: file for node-problem-detector. ``dry_run``: write nothing.
+    """
+
+    kind: Kind
+    caller: Caller
+    started: float
+    records: Path
+    status: Path | None = None
+    site: str | None = None
+    gpus_per_node: int | None = None
+    gpu_model: str | None = None
+    nodes: int | None = None
+    state_dir: Path | None = None
+    share: float = 0.1
+    window_s: float = 3600.0
+    time_limit_s: float = 8.0
+    fail_closed: bool = False
+    dry_run: bool = False
+    job: str = ""
+
+
+def run(request: Request) -> tuple[Record, str]:
+    """Return the record, and why it could not be written; empty if it was written."""
+    deadline = request.started + request.time_limit_s
+    expected, site_error = _expected(request, deadline - RESERVED_S)
+    node = check_node(
+        expected.gpus, expected.model, request.job if request.kind == "epilog" else "", deadline - RESERVED_S
+    )
+    not_measured = {**({"site": site_error} if site_error else {}), **node.not_measured}
+    failures = tuple(map(Problem.of_verdict, node.failures))
+    run_id = uuid.uuid4().hex[:8]
+    reason = reason_text(run_id, failures, not_measured)
+    result = Result.FAILED if failures else Result.INCOMPLETE if not_measured else Result.PASSED
+    limit = ""
+    if exit_code(request.caller, result, request.fail_closed) and changes_node_state(request.caller, request.kind):
+        granted, limit = _reserve(request, run_id, reason, expected.nodes, deadline - RESERVED_S / 2)
+        result = result if granted else Result.LIMITED
+    record = Record(
+        run_id=run_id,
+        time=time.time(),
+        node=node_name(),
+        kind=request.kind,
+        caller=request.caller,
+        job=request.job,
+        result=result,
+        exit_code=exit_code(request.caller, result, request.fail_closed),
+        reason=reason,
+        seconds=round(time.monotonic() - request.started, 3),
+        measured=dict(node.seconds),
+        not_measured=not_measured,
+        not_judged=dict(node.not_judged),
+        failures=failures,
+        warnings=tuple(map(Problem.of_verdict, node.warnings)),
+        limit=limit,
+    )
+    return record, "" if request.dry_run else _write(request, record, deadline)
+
+
+class Expected(NamedTuple):
+    """The site's number of GPUs of a node, their model, and the number of nodes; None if it is not known."""
+
+    gpus: int | None
+    model: str | None
+    nodes: int | None
+
+    def or_else(self, other: Expected) -> Expected:
+        """Return these values, and those of ``other`` for unknown ones."""
+        return Expected(
+            other.gpus if self.gpus is None else self.gpus, self.model or other.model, self.nodes or other.nodes
+        )
+
+
+def _expected(request: Request, deadline: float) -> tuple[Expected, str]:
+    """Return the expected hardware, and why the site's trial could not be read; empty if it was or is not needed."""
+    expected = Expected(request.gpus_per_node, request.gpu_model, request.nodes)
+    if request.site is None or None not in expected:
+        return expected, ""
+    answer, error = _call(lambda: read_site(str(request.site)), deadline, f"{request.site}: no answer")
+    if error:
+        return expected, error
+    return expected.or_else(Expected(*answer)), ""
+
+
+def read_site(site: str) -> Expected:
+    """Return the hardware that the trial of a site expects. Raises UsageError."""
+    config = resolve(site, ()).config
+    model = config.checks[MODEL_CHECK].options.get("expected") if MODEL_CHECK in config.checks else None
+    return Expected(config.cluster.gpus_per_node, None if model is None else str(model), config.cluster.nodes)
+
+
+def _reserve(request: Request, run_id: str, reason: str, nodes: int | None, deadline: float) -> tuple[bool, str]:
+    """Ask the drain limit; return whether the node may be taken out, and the answer as text."""
+    if request.state_dir is None:
+        return False, "no --state-dir: a failure is only recorded"
+    folder, limit = request.state_dir, DrainLimit(request.share, request.window_s, nodes or 1)
+
+    def ask() -> list[Any]:
+        reserved = drain_limit.reserve(folder, node_name(), run_id, reason, limit, time.time(), dry_run=request.dry_run)
+        return [reserved.granted, reserved.reason or f"granted: {len(reserved.drains)} of at most {limit.max_nodes}"]
+
+    answer, error = _call(ask, deadline, f"the folder {folder} does not answer")
+    return (False, error) if error else (answer[0], answer[1])
+
+
+def _write(request: Request, record: Record, deadline: float) -> str:
+    """Append the record and replace the status file; return why one could not be written."""
+    error = _call(lambda: append(request.records, record), deadline, f"{request.records}: no answer")[1]
+    if request.status is None:
+        return error
+    status, text = request.status, f"{EXIT_CODES['npd'][record.result]}\n{record.reason}\n"
+    status_error = _call(lambda: atomic_write(status, text.encode(), mode=0o644), deadline, f"{status}: no answer")[1]
+    return "; ".join(filter(None, [error, status_error]))
+
+
+def _call(call: Callable[[], Any], deadline: float, no_answer: str) -> tuple[Any, str]:
+    """Return the result of a call that can hang with a filesystem, or an error; one of both is empty."""
+
+    def answered() -> bytes:
+        try:
+            return json.dumps([call(), ""]).encode()
+        except (OSError, ValueError, SeatrialError) as error:
+            return json.dumps([None, printable(str(error)) or type(error).__name__]).encode()
+
+    result = children.run_all({"call": answered}, deadline)["call"]
+    answer, error = json.loads(result) if result else (None, no_answer)
+    return answer, error

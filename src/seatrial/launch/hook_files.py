@@ -1,0 +1,111 @@
+"""The files that `seatrial hook install` writes: scripts and configuration for each caller of a hook. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from typing import NamedTuple
+
+from seatrial.launch.script import template
+
+EXTRA_WAIT_S = 2  # of a script, after the time limit of seatrial
+HEALTH_INTERVAL_S = 300
+_LINES = " \\\n        "  # one option per line of a script
+
+
+class HookSite(NamedTuple):
+    """The values of a site in the files. Paths are absolute; ``gpus_per_node``, ``nodes``: None if not known.
+
+    ``state_dir``: of the drain limit; None: failures are only recorded. ``window_min``: minutes of the drain limit.
+    ``soperator_tag``: image tag of soperator's check jobs; empty: no ActiveCheck.
+    """
+
+    folder: str
+    seatrial: str
+    records: str
+    status: str
+    state_dir: str | None
+    gpus_per_node: int | None
+    nodes: int | None
+    gpu_model: str | None = None
+    share: float = 0.1
+    window_min: float = 60
+    time_limit_s: int = 8
+    fail_closed: bool = False
+    soperator_cluster: str = "soperator"
+    soperator_tag: str = ""
+
+
+class _Script(NamedTuple):
+    """A script of Slurm; ``on_failure``: the action of its caller on exit code 1."""
+
+    kind: str
+    title: str
+    on_failure: str
+
+
+_SLURM_SCRIPTS = (
+    _Script(
+        "prolog", "Prolog of slurm.conf: checks this node before a job.", "Slurm drains the node and requeues the job"
+    ),
+    _Script("epilog", "Epilog of slurm.conf: checks this node after a job.", "Slurm drains the node"),
+    _Script("health", "HealthCheckProgram of slurm.conf: checks this node.", "Slurm only logs it"),
+)
+
+
+def render(site: HookSite) -> dict[str, str]:
+    """Return the content of each file by its path in the folder; files that end in .sh are to be executable."""
+    values = {
+        "site": site,
+        "wait_s": site.time_limit_s + EXTRA_WAIT_S,
+        "interval_s": HEALTH_INTERVAL_S,
+    }
+    files = {
+        f"{script.kind}.sh": template("hook/hook.sh.j2").render(
+            values, contexts=False, command=_command(site, '"$kind"', "slurm", _LINES), **script._asdict()
+        )
+        for script in _SLURM_SCRIPTS
+    }
+    files["slurm.conf.lines"] = template("hook/slurm.conf.lines.j2").render(values)
+    files |= _soperator(site, values)
+    files["npd/seatrial-health.json"] = template("hook/npd.json.j2").render(values)
+    files["npd/seatrial-health.sh"] = template("hook/npd.sh.j2").render(values)
+    health = f"{_command(site, 'health', 'npd')} --status {shlex.quote(site.status)}"
+    files["systemd/seatrial-health.service"] = template("hook/service.j2").render(values, command=health)
+    files["systemd/seatrial-health.timer"] = template("hook/timer.j2").render(values)
+    return files
+
+
+def _soperator(site: HookSite, values: dict[str, object]) -> dict[str, str]:
+    script = template("hook/hook.sh.j2").render(
+        values,
+        contexts=True,
+        kind="check",
+        title="Check of soperator, with seatrial.sh.json: checks this worker before and after jobs, and between.",
+        on_failure="soperator drains the worker",
+        command=_command(site, '"$kind"', "soperator", _LINES),
+    )
+    config = template("hook/soperator.json.j2").render(values)
+    helm = template("hook/soperator-values.yaml.j2").render(values, script=script, config=config)
+    files = {"soperator/seatrial.sh": script, "soperator/seatrial.sh.json": config, "soperator/values.yaml": helm}
+    if site.soperator_tag:
+        command = _command(site, "health", "soperator")
+        files["soperator/activecheck.yaml"] = template("hook/activecheck.yaml.j2").render(values, command=command)
+    return files
+
+
+def _command(site: HookSite, kind: str, caller: str, separator: str = " ") -> str:
+    """Return the command line of a hook for a shell; ``kind`` is a word of it, ``separator`` is before each option."""
+    options: list[tuple[str, object]] = [
+        ("--caller", caller),
+        ("--gpus-per-node", site.gpus_per_node),
+        ("--gpu-model", site.gpu_model),
+        ("--nodes", site.nodes),
+        ("--state-dir", site.state_dir),
+        ("--drain-share", f"{site.share:g}" if site.state_dir else None),
+        ("--drain-window", f"{site.window_min:g}" if site.state_dir else None),
+        ("--time-limit", site.time_limit_s),
+        ("--records", site.records),
+    ]
+    arguments = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
+    arguments += ["--fail-closed"] if site.fail_closed else []
+    return separator.join([f"{shlex.quote(site.seatrial)} hook {kind}", *arguments])
