@@ -1,0 +1,161 @@
+"""Limits how many nodes seatrial takes out of service within a time, so that one bug cannot drain a whole cluster.
+
+The record is a folder on a filesystem that all nodes share: one file per node that was taken out, numbered 1, 2, 3, ….
+A process that wants the next entry creates the file of the next number with link(2), which fails if another process was
+first, also over NFS. So each entry was written by a process that had read all entries before it, without a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from seatrial.model import Frozen
+from seatrial.util.input_files import read_bytes
+
+FOLDER = "drains"  # in the state folder
+_NAME = re.compile(r"(\d{6,12})\.json")
+_MAX_ENTRY_BYTES = 2**16
+_KEPT_WINDOWS = 24  # older entries are removed: with a window of an hour, after a day
+_MAX_TRIES = 1000  # of the next free number: as many nodes as can fail in the same moment
+
+
+@dataclass(frozen=True)
+class DrainLimit:
+    """At most ``share`` (0 to 1) of ``nodes`` within ``window_s`` seconds, but always one node."""
+
+    share: float
+    window_s: float
+    nodes: int
+
+    @property
+    def max_nodes(self) -> int:
+        """Return the number of nodes that may be taken out within the window."""
+        return max(1, int(self.share * self.nodes + 1e-9))  # 0.29 * 100 is 28.999999999999996
+
+
+class Drain(Frozen):
+    """An entry of the record. ``time``: seconds since 1970 by the clock of the node that wrote it."""
+
+    node: str
+    run_id: str
+    reason: str
+    time: float
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Whether the node may be taken out of service; ``reason`` says why not.
+
+    ``drains``: the entries of the window, also that of this node if it was granted.
+    """
+
+    granted: bool
+    reason: str
+    drains: tuple[Drain, ...] = ()
+
+
+def prepare(state_dir: Path) -> None:
+    """Create the record in an existing folder, once per site. Raises OSError.
+
+    ``reserve`` never creates it: the mount point of a filesystem that is not mounted would become a record of one node.
+    """
+    (state_dir / FOLDER).mkdir(mode=0o755, exist_ok=True)
+
+
+def reserve(
+    state_dir: Path, node: str, run_id: str, reason: str, limit: DrainLimit, now: float, *, dry_run: bool = False
+) -> Reservation:
+    """Ask to take ``node`` out of service at the time ``now``, and record it if that is granted.
+
+    A node that has an entry in the window is granted again, without a second one. An entry from the future (a wrong
+    clock) counts until its window ends. A record that cannot be read or written refuses. ``dry_run`` records nothing.
+    The call can hang with the filesystem: the caller sets its own time limit.
+    """
+    folder, entry = state_dir / FOLDER, Drain(node=node, run_id=run_id, reason=reason, time=now)
+    try:
+        entries = _read_entries(folder)
+        recent = [drain for drain in entries.values() if drain.time > now - limit.window_s]
+        for number in range(max(entries, default=0) + 1, max(entries, default=0) + 1 + _MAX_TRIES):
+            if decided := _decision(recent, node, limit):
+                return decided
+            if dry_run or _create(folder, number, entry):
+                _remove_old(folder, entries, now - _KEPT_WINDOWS * limit.window_s)
+                return Reservation(True, "", (*recent, entry))
+            recent.append(_read_entry(_path(folder, number)))  # another node was first
+    except FileNotFoundError as error:
+        return Reservation(
+            False, f"no drain record ({error.filename or folder}): create it with `seatrial hook install`"
+        )
+    except (OSError, ValueError) as error:
+        return Reservation(False, f"the drain record {folder} cannot be read or written: {error}")
+    return Reservation(False, f"no free entry in {folder} after {_MAX_TRIES} tries")
+
+
+def _decision(recent: list[Drain], node: str, limit: DrainLimit) -> Reservation | None:
+    """Return the answer that needs no new entry; None if the node may get one."""
+    nodes = sorted({drain.node for drain in recent})
+    if node in nodes:
+        return Reservation(True, "", tuple(recent))
+    if len(nodes) < limit.max_nodes:
+        return None
+    return Reservation(
+        False,
+        f"drain limit: {len(nodes)} of {limit.nodes} nodes within {limit.window_s:.0f} s ({', '.join(nodes)}), "
+        f"and at most {limit.max_nodes} are allowed (share {limit.share:g})",
+        tuple(recent),
+    )
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"{number:06d}.json"
+
+
+def _read_entries(folder: Path) -> dict[int, Drain]:
+    """Return the entries by number. Raises OSError, and ValueError for a file that is not an entry."""
+    numbers = sorted(int(match[1]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name)))
+    entries = {}
+    for number in numbers:
+        with contextlib.suppress(FileNotFoundError):  # another node has just removed an old one
+            entries[number] = _read_entry(_path(folder, number))
+    return entries
+
+
+def _read_entry(path: Path) -> Drain:
+    content = read_bytes(path, _MAX_ENTRY_BYTES)
+    try:
+        return Drain.model_validate_json(content)
+    except ValidationError as error:
+        raise ValueError(f"{path} is not an entry; look at it and remove it ({error.error_count()} errors)") from error
+
+
+def _create(folder: Path, number: int, entry: Drain) -> bool:
+    """Create the file of this number, complete or not at all; return whether it did not exist. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(prefix=".incomplete-", dir=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(entry.model_dump_json().encode())
+            file.flush()
+            os.fchmod(descriptor, 0o644)
+            os.fsync(descriptor)
+        try:
+            os.link(name, _path(folder, number))
+        except FileExistsError:  # also the second attempt of an NFS client whose first answer was lost
+            return os.stat(name).st_nlink == 2
+        return True
+    finally:
+        os.unlink(name)
+
+
+def _remove_old(folder: Path, entries: dict[int, Drain], before: float) -> None:
+    """Remove entries from before this time; the newest one stays, since it has the last number."""
+    for number, drain in entries.items():
+        if drain.time < before and number != max(entries):
+            with contextlib.suppress(OSError):
+                _path(folder, number).unlink()
