@@ -28,6 +28,7 @@ COMMANDS = [
     "schema",
     "migrate",
     "init",
+    "readmit",
     "baseline",
 ]
 

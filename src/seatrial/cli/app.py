@@ -17,6 +17,7 @@ from seatrial.cli.drill import drill
 from seatrial.cli.examples import EXAMPLES
 from seatrial.cli.explain import explain
 from seatrial.cli.options import EXIT_BROKEN_PIPE, EXIT_CODES, EXIT_INTERRUPTED, EXIT_USAGE
+from seatrial.cli.readmit import readmit
 from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.util import signals
 
@@ -67,6 +68,7 @@ for command in (
     trial.schema,
     files.migrate,
     site.init,
+    readmit,
 ):
     app.command(epilog=EXAMPLES[command.__name__])(command)
 baseline.command(epilog=EXAMPLES["learn"])(trial.learn)

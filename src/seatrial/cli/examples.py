@@ -47,5 +47,11 @@ EXAMPLES = {
     "init": _examples(
         "init /shared/site", "init /shared/site --nodes 4 --gpus-per-node 8 --partition gpu --account ops"
     ),
+    "readmit": _examples(
+        "readmit node7 --baseline site-baseline.yaml --gpus-per-node 8",
+        "readmit node7 --baseline site-baseline.yaml --gpus-per-node 8 --undrain --comment --dry-run",
+        "readmit n[7-8] --partner n[1-3] --undrain --drain --state-dir /shared/seatrial",
+        "readmit node7 --launcher kubernetes --set kubernetes.image=IMAGE --condition --undrain",
+    ),
     "migrate": _examples("migrate mytrial.yaml", "migrate --dry-run site.yaml"),
 }
