@@ -193,7 +193,7 @@ def _print_dry_run(
     from seatrial.report.plan_text import plan_lines
 
     partners = pool[: options.partners_needed]
-    changes = planned_changes(options, candidates)
+    changes = planned_changes(options, candidates, pool)
     if as_json:
         print_json(
             {

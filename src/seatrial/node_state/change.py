@@ -82,7 +82,7 @@ class Candidates(Protocol):
     def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
         """Return (origin, key, value) of the trial's settings that select ``nodes``."""
 
-    def before_test(self) -> list[NodeChange]:
+    def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
         """Return the changes without which the candidates cannot be tested."""
 
     def wait_until_testable(self) -> None:

@@ -85,6 +85,10 @@ class Options:
         """Comparisons of nodes need a majority of good ones, and at least two."""
         return max(2, len(self.nodes) + 1)
 
+    def first(self, pool: Sequence[Partner]) -> list[str]:
+        """Return the partners of a trial: the first ones of ``pool``."""
+        return [partner.node for partner in pool[: self.partners_needed]]
+
 
 def choose_partners(options: Options, candidates: Candidates) -> list[Partner]:
     """Return the partners that trials may use, preferred ones first. Raises SeatrialError if they are too few."""
@@ -96,16 +100,17 @@ def choose_partners(options: Options, candidates: Candidates) -> list[Partner]:
 
 def preview_trial(options: Options, candidates: Candidates, pool: Sequence[Partner]) -> Preview:
     """Return the first trial without starting it. Raises UsageError if its file, settings or baseline are wrong."""
-    partners = [partner.node for partner in pool[: options.partners_needed]]
-    return preview(_request(options, candidates, [*options.nodes, *partners]))
+    return preview(_request(options, candidates, [*options.nodes, *options.first(pool)]))
 
 
-def planned_changes(options: Options, candidates: Candidates) -> dict[DecisionValue, list[NodeChange]]:
+def planned_changes(
+    options: Options, candidates: Candidates, pool: Sequence[Partner]
+) -> dict[DecisionValue, list[NodeChange]]:
     """Return the changes before the test and after it, if all nodes get the same decision."""
     planned = {}
     for value in (DecisionValue.ACCEPTED, DecisionValue.REJECTED):
         results = {name: NodeResult(node=name, decision=value, reason="CAUSE") for name in options.nodes}
-        planned[value] = [*candidates.before_test(), *candidates.after_test(results)]
+        planned[value] = [*candidates.before_test(options.first(pool)), *candidates.after_test(results)]
     return planned
 
 
@@ -130,19 +135,20 @@ class Session:
     def run(self) -> Readmission:
         """Test the candidates and change their states. The changes after the test are made also after an error."""
         try:
-            for change in self.candidates.before_test():
+            for change in self.candidates.before_test(self.options.first(self.pool)):
                 self._execute(change)
             self.candidates.wait_until_testable()
             self._test()
         except KeyboardInterrupt:
             self.interrupted = True
-        except (SeatrialError, OSError) as error:
+        except (SeatrialError, OSError, ValueError) as error:
             self._add_results(self._untested, _INCOMPLETE, str(error))
-        with signals.stop_signals_ignored():
-            self._add_results(self._untested, _INCOMPLETE, INTERRUPTED if self.interrupted else "not tested")
-            if self.trials or any(change.outcome != "failed" for change in self.changes):
-                self._change_states()
-            return self._save()
+        finally:
+            with signals.stop_signals_ignored():
+                self._add_results(self._untested, _INCOMPLETE, INTERRUPTED if self.interrupted else "not tested")
+                if self.trials or any(change.outcome != "failed" for change in self.changes):
+                    self._change_states()
+        return self._save()
 
     @property
     def _untested(self) -> list[str]:
@@ -154,23 +160,20 @@ class Session:
             if len(good) < self.options.partners_needed:
                 reason = f"no good partner left: {_too_few(good, self.options, self.suspects)}"
                 return self._add_results(self._untested, _INCOMPLETE, reason)
-            partners = good[: self.options.partners_needed]
-            trial = self._run_trial(number, [partner.node for partner in partners])
-            self.used |= {partner.node: partner for partner in partners}
+            partners = self.options.first(good)
+            self.used |= {partner.node: partner for partner in good if partner.node in partners}
+            trial = self._run_trial(number, partners)
             if trial.decision.value is DecisionValue.ACCEPTED:
                 return self._add_results(self._untested, trial.decision.value, trial.decision.reason)
             if trial.stop_reason == INTERRUPTED:
                 self.interrupted = True
                 return None
-            at_fault = nodes_at_fault(trial, [*self._untested, *(partner.node for partner in partners)])
-            bad_partners = {partner.node: at_fault[partner.node] for partner in partners if partner.node in at_fault}
+            at_fault = nodes_at_fault(trial, [*self._untested, *partners])
+            bad_partners = {name: at_fault[name] for name in partners if name in at_fault}
             self.suspects |= bad_partners
-            for node, cause in bad_partners.items():
-                self.note(
-                    f"partner {node} is at fault ({cause}): it is replaced, and no node is rejected by this trial"
-                )
-            rejected = [] if bad_partners else [name for name in self._untested if name in at_fault]
-            for name in rejected:
+            for name, cause in bad_partners.items():
+                self.note(f"partner {name} is at fault ({cause}): replaced; this trial rejects no node")
+            for name in [] if bad_partners else [name for name in self._untested if name in at_fault]:
                 self._add_results([name], DecisionValue.REJECTED, at_fault[name])
             if not self._untested:
                 return None
