@@ -10,7 +10,7 @@ import pytest
 from seatrial.config.kubernetes import Kubernetes
 from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.node_state.change import Flags, NodeResult
-from seatrial.node_state.kubernetes import CONDITION_TYPE, TAINT, KubernetesCandidates
+from seatrial.node_state.kubernetes import CONDITION_TYPE, READINESS_TAINTS, TAINT, KubernetesCandidates
 from tests.fakes.kubectl import Cluster
 
 ACCEPTED, REJECTED, INCOMPLETE = DecisionValue.ACCEPTED, DecisionValue.REJECTED, DecisionValue.INCOMPLETE
@@ -119,6 +119,7 @@ def test_partners_have_the_condition_or_are_given(site: Site) -> None:
         node("small", accepted="True", gpus=4),
         node("cordoned", accepted="True", unschedulable=True),
         node("gone", accepted="True", ready="Unknown"),
+        node("tainted", {"key": READINESS_TAINTS[1], "effect": "NoSchedule"}, accepted="True"),
         node("reserved", {"key": "team", "effect": "NoSchedule"}, accepted="True"),
     ]
     candidates = site.candidates(node("new", OUR_TAINT), *others)
@@ -137,7 +138,8 @@ def test_pods_run_on_exactly_these_nodes_and_tolerate_the_taint(site: Site) -> N
         {key.removeprefix("kubernetes."): value for key, value in settings.items() if key.startswith("kubernetes.")}
     )
     assert config.nodes == ("new", "good")
-    assert [each.key for each in config.tolerations] == ["nvidia.com/gpu", TAINT, "node.kubernetes.io/unschedulable"]
+    keys = [each.key for each in config.tolerations]
+    assert keys == ["nvidia.com/gpu", TAINT, "node.kubernetes.io/unschedulable", *READINESS_TAINTS]
     assert (settings["launcher"], settings["cluster.nodes"]) == ("kubernetes", 2)
     assert (candidates.before_test(["good"]), candidates.changed_meanwhile()) == ([], {})
 

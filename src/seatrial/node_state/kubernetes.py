@@ -28,10 +28,13 @@ from seatrial.node_state.change import (
 from seatrial.util.text import and_more
 
 CONDITION_TYPE, TAINT, EFFECT = "seatrial.dev/Accepted", "seatrial.dev/not-accepted", "NoSchedule"
+# of deploy/readmit/node-readiness-rules.yaml; Node Readiness Controller adds and removes them by the condition
+READINESS_TAINTS = ("readiness.k8s.io/seatrial-new", "readiness.k8s.io/seatrial-rejected")
 _STATUS = {DecisionValue.ACCEPTED: "True", DecisionValue.REJECTED: "False", DecisionValue.INCOMPLETE: "Unknown"}
 _TOLERATED = (
     Toleration(key=TAINT, operator="Exists", effect=EFFECT),
     Toleration(key="node.kubernetes.io/unschedulable", operator="Exists", effect="NoSchedule"),
+    *(Toleration(key=key, operator="Exists", effect=EFFECT) for key in READINESS_TAINTS),
 )
 
 
@@ -143,7 +146,7 @@ class KubernetesCandidates:
             return "Kubernetes has no such node"
         if node in self._nodes:
             return "it is a candidate"
-        if node.spec.unschedulable or any(taint.key == TAINT for taint in node.spec.taints):
+        if node.spec.unschedulable or any(taint.key in (TAINT, *READINESS_TAINTS) for taint in node.spec.taints):
             return "it is cordoned or not accepted"
         if why := self._untestable(node):
             return why
