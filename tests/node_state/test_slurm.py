@@ -132,8 +132,8 @@ def test_a_drained_node_is_reserved_before_it_is_resumed(slurm: FakeSlurm) -> No
         candidates(slurm, "node1", states={"node1": ("IDLE+DRAIN", OURS)}, reservation="ops")
 
 
-def commands(found: SlurmCandidates, decision: DecisionValue) -> list[str]:
-    return [" ".join(change.command[1:]) for change in found.after_test(results(decision, "node1"))]
+def commands(subject: SlurmCandidates, decision: DecisionValue) -> list[str]:
+    return [" ".join(change.command[1:]) for change in subject.after_test(results(decision, "node1"))]
 
 
 DELETE = f"delete {RESERVATION}"
@@ -162,8 +162,8 @@ REJECTED = "seatrial run/1: REJECTED: slow link"
 def test_changes_of_a_drained_node(
     slurm: FakeSlurm, flags: Flags, decision: DecisionValue, expected: list[str]
 ) -> None:
-    found = candidates(slurm, "node1", flags=flags, states={"node1": ("IDLE+DRAIN", OURS)})
-    assert commands(found, decision) == expected
+    subject = candidates(slurm, "node1", flags=flags, states={"node1": ("IDLE+DRAIN", OURS)})
+    assert commands(subject, decision) == expected
 
 
 @pytest.mark.parametrize(
@@ -179,30 +179,38 @@ def test_changes_of_a_drained_node(
 def test_changes_of_a_node_in_service(
     slurm: FakeSlurm, flags: Flags, decision: DecisionValue, expected: list[str]
 ) -> None:
-    found = candidates(slurm, "node1", flags=flags)
-    assert found.before_test(["node0"]) == []
-    assert commands(found, decision) == expected
+    subject = candidates(slurm, "node1", flags=flags)
+    assert subject.before_test(["node0"]) == []
+    assert commands(subject, decision) == expected
 
 
 def test_a_node_that_someone_drained_during_the_test_keeps_that_reason(slurm: FakeSlurm) -> None:
-    found = candidates(slurm, "node1", states={"node1": ("IDLE+DRAIN", OURS)}, flags=Flags(undrain=True, drain=True))
+    subject = candidates(slurm, "node1", states={"node1": ("IDLE+DRAIN", OURS)}, flags=Flags(undrain=True, drain=True))
     (block,) = [text for text in nodes_text({"node1": ("IDLE+DRAIN", OTHERS)}).split("\n\n") if "=node1 " in text]
     slurm.replies["scontrol show node node1"] = success(block)
-    assert found.changed_meanwhile() == {"node1": f"IDLE+DRAIN: {OTHERS}"}
-    assert commands(found, DecisionValue.REJECTED) == [DELETE]
+    assert subject.changed_meanwhile() == {"node1": f"IDLE+DRAIN: {OTHERS}"}
+    assert commands(subject, DecisionValue.REJECTED) == [DELETE]
+
+
+def test_a_node_that_went_down_during_the_test_is_drained_again(slurm: FakeSlurm) -> None:
+    subject = candidates(slurm, "node1", states={"node1": ("IDLE+DRAIN", OURS)}, flags=Flags(undrain=True))
+    (block,) = [text for text in nodes_text({"node1": ("DOWN*", "Not responding")}).split("\n\n") if "=node1 " in text]
+    slurm.replies["scontrol show node node1"] = success(block)
+    assert list(subject.changed_meanwhile()) == ["node1"]
+    assert commands(subject, DecisionValue.INCOMPLETE) == [f"update NodeName=node1 State=DRAIN Reason={OURS}", DELETE]
 
 
 def test_a_resumed_node_that_does_not_answer(slurm: FakeSlurm) -> None:
-    found = candidates(slurm, "node1", states={"node1": ("IDLE+DRAIN", OURS)})
+    subject = candidates(slurm, "node1", states={"node1": ("IDLE+DRAIN", OURS)})
     (block,) = [text for text in nodes_text({"node1": ("IDLE*", "")}).split("\n\n") if "=node1 " in text]
     slurm.replies["scontrol show node node1"] = success(block)
     with pytest.raises(SeatrialError, match="s after its resume"):
-        found.wait_until_testable()
+        subject.wait_until_testable()
 
 
 def test_a_refused_command_is_an_error(slurm: FakeSlurm) -> None:
-    found = candidates(slurm, "node1", states={"node1": ("IDLE+DRAIN", OURS)})
-    reserve = found.before_test(["node0"])[0]
+    subject = candidates(slurm, "node1", states={"node1": ("IDLE+DRAIN", OURS)})
+    reserve = subject.before_test(["node0"])[0]
     slurm.replies["scontrol"] = failure("Error creating the reservation: Access/permission denied")
     with pytest.raises(SeatrialError, match="Access/permission denied"):
-        found.execute(reserve)
+        subject.execute(reserve)

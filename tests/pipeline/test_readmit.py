@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -50,12 +51,14 @@ def bad(node: str) -> Trial:
 
 
 class FakeCandidates:
-    """Records the changes; those with an action in ``fails`` fail. Nodes are drained before if ``held``."""
+    """Records the changes; those with an action in ``fails`` fail. Nodes are drained before if ``drained``."""
 
     cluster_nodes = 10
 
-    def __init__(self, held: bool = False, fails: Sequence[str] = (), changed: Mapping[str, str] | None = None) -> None:
-        self.held, self.fails, self.changed = held, fails, changed or {}
+    def __init__(
+        self, drained: bool = False, fails: Sequence[str] = (), changed: Mapping[str, str] | None = None
+    ) -> None:
+        self.drained, self.fails, self.changed = drained, fails, changed or {}
         self.done: list[str] = []
         self.tested: list[list[str]] = []
 
@@ -67,7 +70,7 @@ class FakeCandidates:
         return []
 
     def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
-        actions = ("reserve", "resume") if self.held else ()
+        actions = ("reserve", "resume") if self.drained else ()
         return [NodeChange(nodes=("c1",), action=action, command=()) for action in actions]
 
     def wait_until_testable(self) -> None: ...
@@ -76,11 +79,11 @@ class FakeCandidates:
         return dict(self.changed)
 
     def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:
-        drain = DRAIN_AGAIN if self.held else DRAIN
+        drain = DRAIN_AGAIN if self.drained else DRAIN
         bad_nodes = [name for name, result in results.items() if result.decision is REJECTED]
         changes = [NodeChange(nodes=(name,), action=drain, command=()) for name in bad_nodes]
         end = NodeChange(nodes=("c1",), action=END_RESERVATION, command=(), needs=(DRAIN_AGAIN,))
-        return [*changes, *([end] if self.held else [])]
+        return [*changes, *([end] if self.drained else [])]
 
     def execute(self, change: NodeChange) -> None:
         if change.action in self.fails:
@@ -139,7 +142,7 @@ def decisions(result: Readmission) -> dict[str, DecisionValue]:
 
 
 def test_a_node_is_accepted_by_an_accepted_trial_with_two_partners(runner: Runner) -> None:
-    candidates = FakeCandidates(held=True)
+    candidates = FakeCandidates(drained=True)
     result = runner.run(candidates, trial(ACCEPTED))
     assert candidates.tested == [["c1", "p1", "p2"]]
     assert (result.decision, decisions(result)) == (ACCEPTED, {"c1": ACCEPTED})
@@ -151,7 +154,7 @@ def test_a_node_is_accepted_by_an_accepted_trial_with_two_partners(runner: Runne
 
 
 def test_a_node_at_fault_is_rejected(runner: Runner) -> None:
-    result = runner.run(FakeCandidates(held=True), bad("c1"))
+    result = runner.run(FakeCandidates(drained=True), bad("c1"))
     assert (result.decision, result.results[0].reason) == (REJECTED, "c1 is slow")
     assert [change.action for change in result.changes][-2:] == [DRAIN_AGAIN, END_RESERVATION]
 
@@ -197,14 +200,14 @@ def test_without_a_node_at_fault_nothing_is_decided(runner: Runner, verdicts: li
 
 @pytest.mark.parametrize("end", [SeatrialError("no controller"), KeyboardInterrupt(), ValueError("output")])
 def test_a_drained_node_is_protected_until_the_end_also_after_an_error(runner: Runner, end: BaseException) -> None:
-    result = runner.run(FakeCandidates(held=True), end)
+    result = runner.run(FakeCandidates(drained=True), end)
     assert decisions(result) == {"c1": INCOMPLETE}
     assert result.interrupted == isinstance(end, KeyboardInterrupt)
     assert result.changes[-1].action == END_RESERVATION
 
 
 def test_the_reservation_stays_if_a_node_could_not_be_drained(runner: Runner) -> None:
-    candidates = FakeCandidates(held=True, fails=[DRAIN_AGAIN])
+    candidates = FakeCandidates(drained=True, fails=[DRAIN_AGAIN])
     result = runner.run(candidates, bad("c1"))
     assert [(change.action, change.outcome) for change in result.changes][-2:] == [
         (DRAIN_AGAIN, "failed"),
@@ -214,20 +217,25 @@ def test_the_reservation_stays_if_a_node_could_not_be_drained(runner: Runner) ->
 
 
 def test_nothing_follows_a_refused_reservation(runner: Runner) -> None:
-    result = runner.run(FakeCandidates(held=True, fails=["reserve"]))
+    result = runner.run(FakeCandidates(drained=True, fails=["reserve"]))
     assert [(change.action, change.outcome) for change in result.changes] == [("reserve", "failed")]
     assert (decisions(result), result.trials) == ({"c1": INCOMPLETE}, ())
 
 
 def test_accepted_is_not_the_decision_if_the_node_could_not_be_returned(runner: Runner) -> None:
-    result = runner.run(FakeCandidates(held=True, fails=[END_RESERVATION]), trial(ACCEPTED))
+    result = runner.run(FakeCandidates(drained=True, fails=[END_RESERVATION]), trial(ACCEPTED))
     assert (decisions(result), result.decision) == ({"c1": ACCEPTED}, INCOMPLETE)
 
 
 def test_a_node_that_something_else_drained_meanwhile_is_not_accepted(runner: Runner) -> None:
-    result = runner.run(FakeCandidates(held=True, changed={"c1": "IDLE+DRAIN: fan"}), trial(ACCEPTED))
+    result = runner.run(FakeCandidates(drained=True, changed={"c1": "IDLE+DRAIN: fan"}), trial(ACCEPTED))
     assert decisions(result) == {"c1": INCOMPLETE}
     assert "IDLE+DRAIN: fan" in result.results[0].reason
+
+
+def test_a_rejected_node_stays_rejected_if_someone_drained_it_meanwhile(runner: Runner) -> None:
+    result = runner.run(FakeCandidates(changed={"c1": "IDLE+DRAIN: fan"}), bad("c1"))
+    assert decisions(result) == {"c1": REJECTED}
 
 
 def test_drains_stop_at_the_limit(runner: Runner) -> None:
@@ -239,13 +247,20 @@ def test_drains_stop_at_the_limit(runner: Runner) -> None:
     assert result.decision is REJECTED
 
 
+def test_a_drain_limit_that_hangs_refuses(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readmit, "_DRAIN_LIMIT_S", 0.0)
+    monkeypatch.setattr(readmit, "reserve", lambda *_: time.sleep(5))
+    result = runner.run(FakeCandidates(), bad("c1"))
+    assert [(change.outcome, "did not answer" in change.detail) for change in result.changes] == [("refused", True)]
+
+
 def test_a_killed_readmission_leaves_the_change_that_it_made_in_the_record(runner: Runner, tmp_path: Path) -> None:
     class Killed(FakeCandidates):
         def execute(self, change: NodeChange) -> None:
             self.record = json.loads((tmp_path / "run-1" / "readmit.json").read_text())
             super().execute(change)
 
-    candidates = Killed(held=True)
+    candidates = Killed(drained=True)
     runner.run(candidates, trial(ACCEPTED))
     assert [change["outcome"] for change in candidates.record["changes"]] == ["done", "done", "started"]
 

@@ -106,9 +106,9 @@ def test_readmission_in_kubernetes(tmp_path: Path) -> None:
     cluster.stop()
     assert code == 0, output + err
     changed = next(each for each in cluster.objects if each["metadata"]["name"] == "new")
-    found = condition(changed)
-    assert found is not None
-    assert (found["status"], found["message"]) == ("True", "seatrial run: ACCEPTED")
+    accepted = condition(changed)
+    assert accepted is not None
+    assert (accepted["status"], accepted["message"]) == ("True", "seatrial run: ACCEPTED")
     assert changed["spec"]["taints"] == []
     assert cluster.left_behind() == []
     assert cluster.unexpected_calls == []

@@ -13,7 +13,7 @@ import typer
 
 from seatrial.cli.options import EXIT_CODES, EXIT_INTERRUPTED, AsJson, GpusOption, SetOption, overrides_of
 from seatrial.cli.output import print_json, stderr
-from seatrial.model import UsageError
+from seatrial.model import SeatrialError, UsageError
 
 if TYPE_CHECKING:
     from seatrial.node_state.change import Candidates, Flags, Partner
@@ -21,8 +21,33 @@ if TYPE_CHECKING:
     from seatrial.pipeline.readmit import Options, Readmission
     from seatrial.pipeline.results import Display
 
-# At most this share of the cluster is drained within an hour; a site changes both
-DRAIN_SHARE, DRAIN_WINDOW_S = 0.05, 3600.0
+DRAIN_SHARE, DRAIN_WINDOW = 0.1, 60.0  # as of `seatrial hook`: both count in one record
+
+PartnerOption = Annotated[
+    list[str] | None, typer.Option(metavar="NODE", help="A known-good partner; by default idle nodes are chosen.")
+]
+CommentOption = Annotated[bool, typer.Option("--comment", help="Slurm: write the decision to the node's comment.")]
+DrainOption = Annotated[
+    bool, typer.Option("--drain", help="Drain rejected nodes (Kubernetes: add the taint); needs --state-dir.")
+]
+UndrainOption = Annotated[
+    bool, typer.Option("--undrain", help="Return accepted nodes that are drained (Kubernetes: remove the taint).")
+]
+ConditionOption = Annotated[
+    bool, typer.Option("--condition", help="Kubernetes: set the node condition seatrial.dev/Accepted.")
+]
+ReasonPrefixOption = Annotated[
+    str, typer.Option(metavar="TEXT", help="With --undrain: also nodes that someone else drained with this reason.")
+]
+StateDirOption = Annotated[Path | None, typer.Option(help="Shared folder of the drain limit (docs/node-states.md).")]
+DrainShareOption = Annotated[
+    float, typer.Option(min=0, max=1, help="At most this share of the nodes is taken out of service, but one.")
+]
+DrainWindowOption = Annotated[float, typer.Option(min=1, metavar="MINUTES", help="The time of --drain-share.")]
+OutOption = Annotated[Path | None, typer.Option(help="Folder of the record: new or empty, on a shared filesystem.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Print partners, plan and changes of node states; change nothing.")
+]
 
 
 def readmit(
@@ -30,48 +55,21 @@ def readmit(
         list[str], typer.Argument(metavar="NODE...", help="Repaired or new nodes, also as a hostlist: n[1-2].")
     ],
     baseline: Annotated[Path | None, typer.Option(help="Reference values of the site.")] = None,
-    partner: Annotated[
-        list[str] | None, typer.Option(metavar="NODE", help="A known-good partner; by default idle nodes are chosen.")
-    ] = None,
+    partner: PartnerOption = None,
     launcher: Annotated[str, typer.Option(help="slurm or kubernetes.")] = "slurm",
     gpus_per_node: GpusOption = None,
     trial: Annotated[str, typer.Option(help="readmit, another trial or a YAML file.")] = "readmit",
     set_: SetOption = None,
-    comment: Annotated[
-        bool, typer.Option("--comment", help="Slurm: write the decision to the node's comment.")
-    ] = False,
-    drain: Annotated[
-        bool, typer.Option("--drain", help="Drain rejected nodes (Kubernetes: add the taint); needs --state-dir.")
-    ] = False,
-    undrain: Annotated[
-        bool,
-        typer.Option("--undrain", help="Return accepted nodes that are drained (Kubernetes: remove the taint)."),
-    ] = False,
-    condition: Annotated[
-        bool, typer.Option("--condition", help="Kubernetes: set the node condition seatrial.dev/Accepted.")
-    ] = False,
-    reason_prefix: Annotated[
-        str,
-        typer.Option(metavar="TEXT", help="With --undrain: also nodes that someone else drained with this reason."),
-    ] = "",
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Shared folder of the drain limit (docs/node-states.md).")
-    ] = None,
-    drain_share: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Largest share of the nodes that may be taken out of service within --drain-window."
-        ),
-    ] = DRAIN_SHARE,
-    drain_window: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="The time in which --drain-share is counted.")
-    ] = DRAIN_WINDOW_S,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the record: new or empty, on a shared filesystem.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print partners, plan and changes of node states; change nothing.")
-    ] = False,
+    comment: CommentOption = False,
+    drain: DrainOption = False,
+    undrain: UndrainOption = False,
+    condition: ConditionOption = False,
+    reason_prefix: ReasonPrefixOption = "",
+    state_dir: StateDirOption = None,
+    drain_share: DrainShareOption = DRAIN_SHARE,
+    drain_window: DrainWindowOption = DRAIN_WINDOW,
+    out: OutOption = None,
+    dry_run: DryRunOption = False,
     as_json: AsJson = False,
 ) -> None:
     """Test repaired or new nodes with known-good partners, and return them to service.
@@ -94,7 +92,7 @@ def readmit(
         flags=flags,
         state_dir=state_dir,
         drain_share=drain_share,
-        drain_window_s=drain_window,
+        drain_window_s=60 * drain_window,
     )
     folder = Path("RUN") if dry_run else _new_folder(out)
     try:
@@ -140,14 +138,17 @@ def _candidates(options: Options, launcher: str, run_id: str, reason_prefix: str
         return KubernetesCandidates(options.nodes, options.flags, run_id, config.kubernetes)
     from seatrial.node_state.slurm import SlurmCandidates
 
-    return SlurmCandidates(
-        options.nodes,
-        options.flags,
-        run_id,
-        reason_prefix=reason_prefix,
-        partition=config.slurm.partition,
-        reservation=config.slurm.reservation,
-    )
+    try:
+        return SlurmCandidates(
+            options.nodes,
+            options.flags,
+            run_id,
+            reason_prefix=reason_prefix,
+            partition=config.slurm.partition,
+            reservation=config.slurm.reservation,
+        )
+    except ValueError as error:
+        raise SeatrialError(f"unexpected output of scontrol: {error}. Run first: scontrol show nodes") from error
 
 
 def _expanded(names: list[str]) -> tuple[str, ...]:

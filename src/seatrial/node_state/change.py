@@ -19,7 +19,7 @@ ChangeOutcome = Literal["planned", "started", "done", "failed", "refused"]
 class NodeChange(Frozen):
     """One command that changes the state of nodes.
 
-    ``before``: their state before it. ``needs``: actions of which none may have failed, else this one is refused.
+    ``before``: their state before it. ``needs``: this change is refused if one of these actions failed.
     ``outcome``: started without a later outcome: seatrial was killed during it. ``detail``: why it was refused.
     """
 
@@ -74,7 +74,7 @@ class Candidates(Protocol):
 
     @property
     def cluster_nodes(self) -> int:
-        """The number of nodes of which the drain limit allows a share."""
+        """The number of nodes for the share of the drain limit."""
 
     def partners(self, names: Sequence[str] = ()) -> list[Partner]:
         """Return the partners ``names``, by default all possible ones, the preferred first. Raises SeatrialError."""
@@ -91,7 +91,7 @@ class Candidates(Protocol):
     def changed_meanwhile(self) -> dict[str, str]:
         """Return the state of each candidate that something else took out of service during the test.
 
-        The changes after the test leave these nodes as they are. Raises SeatrialError.
+        The changes after the test keep a drain of someone else. Raises SeatrialError, ValueError.
         """
 
     def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:

@@ -58,7 +58,7 @@ class KubernetesCandidates:
         return len([node for node in self._every_node.values() if node.has_gpus]) or len(self._every_node)
 
     def partners(self, names: Sequence[str] = ()) -> list[Partner]:
-        """Return ``names``, or all schedulable nodes of which the condition is True. Raises UsageError."""
+        """Return ``names``, or all schedulable nodes with the condition True. Raises UsageError."""
         if names:
             if wrong := [f"{name}: {why}" for name in names if (why := self._unusable_as_partner(name))]:
                 raise UsageError(f"--partner {'; '.join(wrong)}")

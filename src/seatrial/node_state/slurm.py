@@ -5,9 +5,9 @@ without an end, then resumed inside the reservation: only the jobs of the test c
 when the reservation is deleted, and is drained again before that unless it was accepted. If seatrial is killed, the
 reservation keeps other jobs off the node.
 
-The reservation has the first partners too: a job on nodes inside a reservation starts at once, one on nodes of which
-some are outside waits for the backfill scheduler (0.6 s and 26 s with Slurm 22.05). FLEX permits the latter, for
-partners that replace others (scontrol(1)).
+The reservation has the first partners too. A job starts at once if all its nodes are in the reservation. With another
+node it waits for the backfill scheduler (0.6 s and 26 s with Slurm 22.05). FLEX permits that for a partner that
+replaces another one (scontrol(1)).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from seatrial.node_state.change import (
 )
 from seatrial.util.text import and_more
 
+_DRAINED = {"DRAIN", "DRAINED", "DRAINING"}
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 _NO_JOBS = {"ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "UNKNOWN"}
 _RETURNING = {"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
@@ -63,16 +64,16 @@ class SlurmCandidates:
         reservation: str | None = None,
     ) -> None:
         self._flags, self._run_id, self._reason_prefix = flags, run_id, reason_prefix
-        self._reservation, self._changed = reservation, dict[str, str]()
+        self._reservation, self._drained_meanwhile = reservation, set[str]()
         self._every_node = {node.name: node for node in slurm.nodes()}
         if unknown := [name for name in names if name not in self._every_node]:
             raise UsageError(f"Slurm has no node {and_more(unknown, 8)}. Run first: sinfo --Node")
         self._nodes = [self._every_node[name] for name in names]
         self._partition = partition or self._common_partition()
-        self._held = [node for node in self._nodes if node.needs_administrator]
+        self._drained = [node for node in self._nodes if node.needs_administrator]
         if refusals := [f"{node.name} is {node}: {why}" for node in self._nodes if (why := self._refusal(node))]:
             raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refusals)}")
-        if self._held and reservation:
+        if self._drained and reservation:
             raise UsageError("slurm.reservation: drained nodes are tested in a reservation of their own: unset it")
         self._require_equal_hardware()
 
@@ -100,14 +101,14 @@ class SlurmCandidates:
     def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
         """Return the settings that run the jobs on ``nodes``, in the reservation of drained candidates."""
         values = [("launcher", "slurm"), ("slurm.nodelist", ",".join(nodes)), ("slurm.partition", self._partition)]
-        values += [("slurm.reservation", self._reservation_name)] if self._held else []
+        values += [("slurm.reservation", self._reservation_name)] if self._drained else []
         return [("seatrial readmit", key, value) for key, value in values]
 
     def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
         """Return the reservation of the drained candidates with their partners, and their return inside it."""
-        if not self._held:
+        if not self._drained:
             return []
-        names, states = tuple(_names(self._held)), "; ".join(f"{node.name} is {node}" for node in self._held)
+        names, states = tuple(_names(self._drained)), "; ".join(f"{node.name} is {node}" for node in self._drained)
         user = pwd.getpwuid(os.getuid()).pw_name
         reserved = (*_names(self._nodes), *partners)
         reserve = (
@@ -124,20 +125,23 @@ class SlurmCandidates:
     def wait_until_testable(self) -> None:
         """Wait until the slurmd of each resumed node has answered. Raises SeatrialError after a minute."""
         deadline = time.monotonic() + _RESPONSE_LIMIT_S
-        for held in self._held:
-            while not ((node := slurm.node(held.name)) and node.usable):
+        for drained in self._drained:
+            while not ((node := slurm.node(drained.name)) and node.usable):
                 if time.monotonic() > deadline:
-                    raise SeatrialError(
-                        f"{held.name} is {node} {_RESPONSE_LIMIT_S:.0f} s after its resume. Run first: scontrol show "
-                        f"node {held.name}"
-                    )
+                    state = f"{drained.name} is {node} {_RESPONSE_LIMIT_S:.0f} s after its resume"
+                    raise SeatrialError(f"{state}. Run first: scontrol show node {drained.name}")
                 time.sleep(1)
 
     def changed_meanwhile(self) -> dict[str, str]:
         """Return the state of each candidate that something else took out of service during the test."""
-        states = {node.name: slurm.node(node.name) for node in self._nodes}
-        self._changed = {name: str(node) for name, node in states.items() if node is None or node.needs_administrator}
-        return self._changed
+        changed = {}
+        for name in _names(self._nodes):
+            node = slurm.node(name)
+            if node is None or node.needs_administrator:
+                changed[name] = "unknown to Slurm" if node is None else str(node)
+            if node and node.states & _DRAINED:  # not of a node that is only down: it may return to service unasked
+                self._drained_meanwhile.add(name)
+        return changed
 
     def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:
         """Return drains and comments, and last the end of the reservation, which returns accepted nodes."""
@@ -147,19 +151,19 @@ class SlurmCandidates:
             accepted = result.decision is DecisionValue.ACCEPTED
             drain = result.decision is DecisionValue.REJECTED and self._flags.drain
             text = reason_text(self._run_id, result.decision, "" if accepted else result.reason)
-            if node.name in self._changed:
+            if node.name in self._drained_meanwhile:
                 pass
-            elif node in self._held and not accepted:
+            elif node in self._drained and not accepted:
                 reason = text if drain else node.reason
                 changes.append(_update(node, DRAIN_AGAIN, "State=DRAIN", f"Reason={reason}"))
             elif drain:
                 changes.append(_update(node, DRAIN, "State=DRAIN", f"Reason={text}"))
             if self._flags.comment:
                 changes.append(_update(node, COMMENT, f"Comment={text}"))
-        if self._held:
+        if self._drained:
             command = ("scontrol", "delete", f"ReservationName={self._reservation_name}")
-            returned = [node for node in self._held if results[node.name].decision is DecisionValue.ACCEPTED]
-            names = tuple(_names(self._held))
+            returned = [node for node in self._drained if results[node.name].decision is DecisionValue.ACCEPTED]
+            names = tuple(_names(self._drained))
             action = END_RESERVATION + (f", which returns {and_more(_names(returned), 8)}" if returned else "")
             changes.append(NodeChange(nodes=names, action=action, command=command, needs=(DRAIN_AGAIN,)))
         return changes
@@ -196,7 +200,7 @@ class SlurmCandidates:
 
     def _refusal(self, node: Node) -> str:
         """Return why this node cannot be tested; empty if it can."""
-        if node in self._held and not node.reason.startswith((OWN_REASON, self._reason_prefix or OWN_REASON)):
+        if node in self._drained and not node.reason.startswith((OWN_REASON, self._reason_prefix or OWN_REASON)):
             return (
                 f"someone else took it out of service. seatrial returns nodes whose reason starts with {OWN_REASON!r}; "
                 "for this one, agree with its author and give the start of its reason with --reason-prefix"
@@ -209,7 +213,7 @@ class SlurmCandidates:
             return f"jobs run on it ({' and '.join(sorted(states))}); repeat when they have ended"
         if node.blocked_by_reservation(self._reservation):
             return "it is in a reservation. Run first: scontrol show reservation"
-        if node in self._held and not self._flags.undrain:
+        if node in self._drained and not self._flags.undrain:
             return "Slurm starts no job on it; --undrain tests it in a reservation and returns it if it is accepted"
         return ""
 

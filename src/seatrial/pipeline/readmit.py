@@ -29,9 +29,11 @@ from seatrial.pipeline.run_directory import Request, RunDir
 from seatrial.util import secrets, signals
 from seatrial.util.files import write_json
 from seatrial.util.text import and_more
+from seatrial.util.threads import start_in_thread
 
 RECORD = "readmit.json"
 _MAX_TRIALS = 3
+_DRAIN_LIMIT_S = 30.0  # a filesystem that hangs must not keep other nodes from their state
 _INCOMPLETE = DecisionValue.INCOMPLETE
 DisplayFactory = Callable[[], AbstractContextManager[Display]]
 
@@ -199,9 +201,9 @@ class Session:
         """Make the changes after the test. A change that fails does not prevent those that do not need it."""
         try:
             for name, state in self.candidates.changed_meanwhile().items():
-                reason = f"it became {state} during the test; that is left as it is"
-                self.results[name] = self.results[name].model_copy(update={"decision": _INCOMPLETE, "reason": reason})
-        except SeatrialError as error:
+                if self.results[name].decision is DecisionValue.ACCEPTED:
+                    self._add_results([name], _INCOMPLETE, f"the trial accepted it, but it became {state} meanwhile")
+        except (SeatrialError, ValueError) as error:
             self.note(f"node states could not be read after the test: {error}")
         for change in self.candidates.after_test(self.results):
             if refusal := self._refusal(change):
@@ -220,7 +222,11 @@ class Session:
         if not options.state_dir:
             return "no folder of the drain limit"
         limit = DrainLimit(options.drain_share, options.drain_window_s, self.candidates.cluster_nodes)
-        return reserve(options.state_dir, node, self.folder.name, self.results[node].reason, limit, time.time()).reason
+        arguments = (options.state_dir, node, self.folder.name, self.results[node].reason, limit, time.time())
+        try:
+            return start_in_thread(lambda: reserve(*arguments)).result(_DRAIN_LIMIT_S).reason
+        except TimeoutError:
+            return f"{options.state_dir} did not answer within {_DRAIN_LIMIT_S:.0f} s"
 
     def _execute(self, change: NodeChange) -> None:
         """Make a change; it is recorded as started before, so that the record is complete also after a SIGKILL."""
