@@ -29,6 +29,7 @@ COMMANDS = [
     "migrate",
     "init",
     "watch",
+    "readmit",
     "baseline",
 ]
 

@@ -169,7 +169,7 @@ def test_checks_beyond_the_time_limit_are_announced_and_prevent_acceptance(tmp_p
 def test_runs_of_the_same_second_have_different_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda _: "20261121-120000")
-    names = [str(trial._new_run_folder("quick")) for _ in range(3)]
+    names = [str(trial.new_run_folder("quick")) for _ in range(3)]
     assert names == [f"seatrial-runs/20261121-120000-quick{number}" for number in ("", "-2", "-3")]
     assert all(Path(name).is_dir() for name in names)
 
@@ -178,7 +178,7 @@ def test_a_run_directory_that_cannot_be_created(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     Path("seatrial-runs").touch()
     with pytest.raises(UsageError, match=r"cannot write to seatrial-runs/.*-quick: Not a directory; .* with --out"):
-        trial._new_run_folder("quick")
+        trial.new_run_folder("quick")
 
 
 def test_the_report_is_printed_only_if_this_run_wrote_it(finished_run: Path, tmp_path: Path) -> None:

@@ -69,6 +69,10 @@ def test_a_wrong_setting_is_refused_with_its_key(
         ("kubernetes.image is required", {"kubernetes": {}}),
         ("container.*", {"container": {"runtime": "docker", "image": "a/b"}}),
         ("environment.venv /shared/venv", {"environment": {"venv": "/shared/venv"}}),
+        (
+            "kubernetes.nodes has 2 nodes, cluster.nodes (--nodes) is 1",
+            {"kubernetes": {"image": "a", "nodes": ["a", "b"]}},
+        ),
     ],
 )
 def test_settings_that_pods_cannot_have_are_refused(key: str, groups: dict[str, Any], tmp_path: Path) -> None:

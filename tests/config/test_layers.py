@@ -36,7 +36,7 @@ def test_shipped_trials_resolve(name: str) -> None:
 
 
 def test_names_of_the_shipped_trials() -> None:
-    assert trial_names() == ["acceptance", "burn-in", "hook", "quick", "training"]
+    assert trial_names() == ["acceptance", "burn-in", "hook", "quick", "readmit", "training"]
 
 
 def test_acceptance_has_its_five_thresholds() -> None:

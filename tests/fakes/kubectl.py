@@ -260,6 +260,41 @@ class Cluster:
         for child in [each for each in state["objects"] if item["metadata"]["uid"] == _owner(each)]:
             self._remove(state, child)
 
+    def _patch(self, args: argparse.Namespace, rest: list[str]) -> int:
+        """Merge conditions of a node by their type, as the API server does with a strategic merge patch."""
+        kind, name = args.arguments
+        if (kind, args.subresource, args.type) != ("node", "status", "strategic"):
+            raise NotImplementedError(args)
+        if "patch nodes/status" in self._read()["scenario"].get("refused", []):
+            print(f'Error from server (Forbidden): nodes "{name}" is forbidden', file=sys.stderr)
+            return 1
+        patch = json.loads(args.patch)
+        assert [*patch, *patch["status"]] == ["status", "conditions"], patch
+        with self._locked() as state:
+            (node,) = [each for each in state["objects"] if (each["kind"], each["metadata"]["name"]) == ("Node", name)]
+            conditions = node["status"].setdefault("conditions", [])
+            for new in patch["status"]["conditions"]:
+                conditions[:] = [each for each in conditions if each["type"] != new["type"]] + [new]
+        print(f"node/{name} patched")
+        return 0
+
+    def _taint(self, args: argparse.Namespace, rest: list[str]) -> int:
+        """Add ``KEY:EFFECT`` to a node, or remove ``KEY:EFFECT-``."""
+        kind, name, text = args.arguments
+        assert kind == "node"
+        key, _, effect = text.rstrip("-").partition(":")
+        taint = {"key": key, "effect": effect}
+        with self._locked() as state:
+            (node,) = [each for each in state["objects"] if (each["kind"], each["metadata"]["name"]) == ("Node", name)]
+            taints = node.setdefault("spec", {}).setdefault("taints", [])
+            present = [each for each in taints if (each["key"], each["effect"]) == (key, effect)]
+            if bool(present) != text.endswith("-"):
+                print(f'error: taint "{text}" {"exists" if present else "not found"}', file=sys.stderr)
+                return 1
+            taints[:] = [each for each in taints if each not in present] if present else [*taints, taint]
+        print(f"node/{name} {'untainted' if present else 'tainted'}")
+        return 0
+
     def _exec(self, args: argparse.Namespace, rest: list[str]) -> int:
         pod = self._pod(args.arguments[0])
         if (self._pod_folder(pod) / "lost").exists():
@@ -409,6 +444,8 @@ _OPTIONS = {
     "create": ["--filename"],
     "get": ["--selector", "--output", "--request-timeout", "--field-selector", "--all-namespaces!"],
     "delete": ["--selector", "--ignore-not-found!", "--wait", "--force!", "--grace-period"],
+    "patch": ["--subresource", "--type", "--patch"],
+    "taint": [],
     "exec": ["--container"],
     "logs": [
         "--selector",

@@ -247,6 +247,10 @@ def test_pods_of_a_run_are_on_different_nodes_and_only_on_those_of_the_job() -> 
     affinity = pod_template(kubernetes_objects(settings(), only_excluded, RUN))["spec"]["affinity"]
     required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert [len(term["matchFields"]) for term in required] == [2]
+    of_trial = settings(nodes=("gpu-7",))
+    affinity = pod_template(kubernetes_objects(of_trial, RANKS, RUN))["spec"]["affinity"]
+    (term,) = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu-7"]}]}
 
 
 def test_the_deadline_covers_pending_pods_and_the_requested_time() -> None:

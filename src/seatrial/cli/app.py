@@ -18,6 +18,7 @@ from seatrial.cli.examples import EXAMPLES
 from seatrial.cli.explain import explain
 from seatrial.cli.hook import hook
 from seatrial.cli.options import EXIT_BROKEN_PIPE, EXIT_CODES, EXIT_INTERRUPTED, EXIT_USAGE
+from seatrial.cli.readmit import readmit
 from seatrial.cli.watch import watch
 from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.util import signals
@@ -71,6 +72,7 @@ for command in (
     files.migrate,
     site.init,
     watch,
+    readmit,
 ):
     # the flags of training scripts, such as --max_steps 10, are keys of the training config
     settings = {"allow_extra_args": True, "ignore_unknown_options": True} if command is training.train else None

@@ -57,5 +57,11 @@ EXAMPLES = {
         "hook prolog --gpus-per-node 8 --nodes 64 --state-dir /shared/seatrial",
         "hook install /etc/seatrial/hooks --site /shared/site/site.yaml --state-dir /shared/seatrial --dry-run",
     ),
+    "readmit": _examples(
+        "readmit node7 --baseline site-baseline.yaml --gpus-per-node 8",
+        "readmit node7 --baseline site-baseline.yaml --gpus-per-node 8 --undrain --comment --dry-run",
+        "readmit n[7-8] --partner n[1-3] --undrain --drain --state-dir /shared/seatrial",
+        "readmit node7 --launcher kubernetes --set kubernetes.image=IMAGE --condition --undrain",
+    ),
     "migrate": _examples("migrate mytrial.yaml", "migrate --dry-run site.yaml"),
 }

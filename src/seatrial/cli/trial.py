@@ -90,7 +90,7 @@ def run(
         if dry_run:
             _print_plan(preview(request), as_json)
             return
-        run_dir = RunDir.create(out or _new_run_folder(request.config.name), request)
+        run_dir = RunDir.create(out or new_run_folder(request.config.name), request)
     report = run_dir.path / "report.html"
     earlier_report = _file_identity(report)
     try:
@@ -130,7 +130,7 @@ def _require_no_options_with_resume(*options: object) -> None:
         raise UsageError("--resume continues with the settings of the run directory: give no trial and no other option")
 
 
-def _new_run_folder(name: str) -> Path:
+def new_run_folder(name: str) -> Path:
     """Create a new run directory; a number is added if another run started in the same second."""
     base = Path("seatrial-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     for number in itertools.count(1):

@@ -153,6 +153,7 @@ class Kubernetes(Frozen):
     image_pull_secrets: tuple[ObjectName, ...] = ()
     service_account: ObjectName | None = None
     node_selector: dict[LabelKey, LabelValue] = {}
+    nodes: tuple[ObjectName, ...] = Field(default=(), description="run on exactly these nodes; by default on any")
     # the taint that GPU node pools usually have
     tolerations: tuple[Toleration, ...] = (Toleration(key=GPU_RESOURCE, operator="Exists", effect="NoSchedule"),)
     claim: Claim | None = Field(default=None, description="by default results are on the node until they are fetched")

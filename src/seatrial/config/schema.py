@@ -211,6 +211,11 @@ class Config(Frozen):
             return self
         if not self.kubernetes.image:
             raise ValueError("kubernetes.image is required with launcher kubernetes: an image with torch and seatrial")
+        if (names := self.kubernetes.nodes) and len(set(names)) != self.cluster.nodes:
+            raise ValueError(
+                f"kubernetes.nodes has {len(set(names))} nodes, cluster.nodes (--nodes) is {self.cluster.nodes}: "
+                "expected the same number"
+            )
         if self.container != Container():
             raise ValueError(
                 "container.* is for other launchers: with launcher kubernetes the image is kubernetes.image, and "

@@ -133,6 +133,7 @@ class Node(Frozen):
     gres_used: tuple[Gres, ...] | None
     partitions: tuple[str, ...]
     reservation: str = ""  # empty without a reservation, and in Slurm versions that do not show it
+    comment: str = ""
 
     @property
     def states(self) -> set[str]:

@@ -186,6 +186,7 @@ def _node(record: Record) -> Node:
         gres_used=parse_gres(record["GresUsed"]) if "GresUsed" in record else None,
         partitions=tuple(name for name in record.get("Partitions", "").split(",") if name),
         reservation=record.get("ReservationName", ""),
+        comment=_value(record, "Comment") or "",
     )
 
 

@@ -165,20 +165,24 @@ def _train_job(settings: Config, job: Job, name: str, labels: dict[str, str], co
 
 
 def _pod_template(settings: Config, job: Job, labels: dict[str, str], container: Object) -> Object:
-    spec = {**kubernetes_pod.pod_spec(settings.kubernetes, container), "affinity": _affinity(job, labels)}
+    spec = {
+        **kubernetes_pod.pod_spec(settings.kubernetes, container),
+        "affinity": _affinity(settings.kubernetes, job, labels),
+    }
     metadata = {"labels": labels, "annotations": kubernetes_pod.pod_annotations(settings.kubernetes)}
     return {"metadata": set_fields(metadata), "spec": spec}
 
 
-def _affinity(job: Job, labels: dict[str, str]) -> Object:
-    """Return the affinity: at most one pod of the run on a node, and the nodes of the job, if it names any."""
+def _affinity(config: Kubernetes, job: Job, labels: dict[str, str]) -> Object:
+    """Return the affinity: at most one pod of the run on a node, and the nodes of the trial or job, if it names any."""
     one_per_node = {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": {RUN_LABEL: labels[RUN_LABEL]}},
     }
     excluded = [_name_is("NotIn", node) for node in job.exclude.split(",") if node]
     # terms are alternatives, fields of a term are not; a field takes one name
-    terms = [{"matchFields": [_name_is("In", node), *excluded]} for node in job.nodelist.split(",") if node]
+    listed = config.nodes or [node for node in job.nodelist.split(",") if node]
+    terms = [{"matchFields": [_name_is("In", node), *excluded]} for node in listed]
     if excluded and not terms:
         terms = [{"matchFields": excluded}]
     nodes = {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": terms}}} if terms else {}

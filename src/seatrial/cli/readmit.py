@@ -1,0 +1,230 @@
+"""The command that returns repaired or new nodes to service: readmit."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from seatrial.cli.options import EXIT_CODES, EXIT_INTERRUPTED, AsJson, GpusOption, SetOption, overrides_of
+from seatrial.cli.output import print_json, stderr
+from seatrial.model import SeatrialError, UsageError
+
+if TYPE_CHECKING:
+    from seatrial.node_state.change import Candidates, Flags, Partner
+    from seatrial.pipeline.preview import Preview
+    from seatrial.pipeline.readmit import Options, Readmission
+    from seatrial.pipeline.results import Display
+
+DRAIN_SHARE, DRAIN_WINDOW = 0.1, 60.0  # as of `seatrial hook`: both count in one record
+
+PartnerOption = Annotated[
+    list[str] | None, typer.Option(metavar="NODE", help="A known-good partner; by default idle nodes are chosen.")
+]
+CommentOption = Annotated[bool, typer.Option("--comment", help="Slurm: write the decision to the node's comment.")]
+DrainOption = Annotated[
+    bool, typer.Option("--drain", help="Drain rejected nodes (Kubernetes: add the taint); needs --state-dir.")
+]
+UndrainOption = Annotated[
+    bool, typer.Option("--undrain", help="Return accepted nodes that are drained (Kubernetes: remove the taint).")
+]
+ConditionOption = Annotated[
+    bool, typer.Option("--condition", help="Kubernetes: set the node condition seatrial.dev/Accepted.")
+]
+ReasonPrefixOption = Annotated[
+    str, typer.Option(metavar="TEXT", help="With --undrain: also nodes that someone else drained with this reason.")
+]
+StateDirOption = Annotated[Path | None, typer.Option(help="Shared folder of the drain limit (docs/node-states.md).")]
+DrainShareOption = Annotated[
+    float, typer.Option(min=0, max=1, help="At most this share of the nodes is taken out of service, but one.")
+]
+DrainWindowOption = Annotated[float, typer.Option(min=1, metavar="MINUTES", help="The time of --drain-share.")]
+OutOption = Annotated[Path | None, typer.Option(help="Folder of the record: new or empty, on a shared filesystem.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Print partners, plan and changes of node states; change nothing.")
+]
+
+
+def readmit(
+    nodes: Annotated[
+        list[str], typer.Argument(metavar="NODE...", help="Repaired or new nodes, also as a hostlist: n[1-2].")
+    ],
+    baseline: Annotated[Path | None, typer.Option(help="Reference values of the site.")] = None,
+    partner: PartnerOption = None,
+    launcher: Annotated[str, typer.Option(help="slurm or kubernetes.")] = "slurm",
+    gpus_per_node: GpusOption = None,
+    trial: Annotated[str, typer.Option(help="readmit, another trial or a YAML file.")] = "readmit",
+    set_: SetOption = None,
+    comment: CommentOption = False,
+    drain: DrainOption = False,
+    undrain: UndrainOption = False,
+    condition: ConditionOption = False,
+    reason_prefix: ReasonPrefixOption = "",
+    state_dir: StateDirOption = None,
+    drain_share: DrainShareOption = DRAIN_SHARE,
+    drain_window: DrainWindowOption = DRAIN_WINDOW,
+    out: OutOption = None,
+    dry_run: DryRunOption = False,
+    as_json: AsJson = False,
+) -> None:
+    """Test repaired or new nodes with known-good partners, and return them to service.
+
+    Changes the state of a node only as the options say. Exit codes: 0 all nodes accepted, 1 a node rejected, 2 usage
+    error, 3 incomplete.
+    """
+    from seatrial.node_state.change import Flags
+    from seatrial.pipeline.readmit import Options, Session, choose_partners, preview_trial
+
+    flags = Flags(comment=comment, drain=drain, undrain=undrain, condition=condition)
+    _require_consistent(launcher, flags, reason_prefix, state_dir)
+    overrides = overrides_of(None, None, gpus_per_node, set_)
+    overrides += [("--baseline", "baseline", str(baseline.absolute()))] if baseline else []
+    options = Options(
+        nodes=_expanded(nodes),
+        partners=_expanded(partner) if partner else (),
+        trial=trial,
+        overrides=tuple(overrides),
+        flags=flags,
+        state_dir=state_dir,
+        drain_share=drain_share,
+        drain_window_s=60 * drain_window,
+    )
+    folder = Path("RUN") if dry_run else _new_folder(out)
+    try:
+        candidates = _candidates(options, launcher, folder.name, reason_prefix)
+        pool = choose_partners(options, candidates)
+        preview = preview_trial(options, candidates, pool)
+    except BaseException:
+        if not dry_run:
+            folder.rmdir()  # nothing was started: the same --out can be used again
+        raise
+    if dry_run:
+        _print_dry_run(options, candidates, pool, preview, as_json)
+        return
+    result = Session(options, candidates, folder, pool, _display, _note).run()
+    _print_result(result, folder, as_json)
+    raise typer.Exit(EXIT_INTERRUPTED if result.interrupted else EXIT_CODES[result.decision])
+
+
+def _require_consistent(launcher: str, flags: Flags, reason_prefix: str, state_dir: Path | None) -> None:
+    """Raise UsageError for options that do not fit together."""
+    if launcher not in ("slurm", "kubernetes"):
+        raise UsageError(f"--launcher {launcher}: expected slurm or kubernetes, which know the state of nodes")
+    if launcher == "slurm" and flags.condition:
+        raise UsageError("--condition is for --launcher kubernetes; in Slurm, --comment shows the decision")
+    if launcher == "kubernetes" and (flags.comment or reason_prefix):
+        raise UsageError("--comment and --reason-prefix are for Slurm; in Kubernetes, --condition shows the decision")
+    if flags.drain and not state_dir:
+        raise UsageError("--drain needs --state-dir, the shared folder of the drain limit: see docs/node-states.md")
+    if reason_prefix and not flags.undrain:
+        raise UsageError("--reason-prefix needs --undrain")
+    if reason_prefix and not reason_prefix.strip():
+        raise UsageError("--reason-prefix is blank, which would return nodes drained for any reason")
+
+
+def _candidates(options: Options, launcher: str, run_id: str, reason_prefix: str) -> Candidates:
+    """Return the candidates at their scheduler. Raises SeatrialError if one of them cannot be tested."""
+    from seatrial.pipeline.planned_jobs import resolve
+
+    config = resolve(options.trial, [*options.overrides, ("--launcher", "launcher", launcher)]).config
+    if launcher == "kubernetes":
+        from seatrial.node_state.kubernetes import KubernetesCandidates
+
+        return KubernetesCandidates(options.nodes, options.flags, run_id, config.kubernetes)
+    from seatrial.node_state.slurm import SlurmCandidates
+
+    try:
+        return SlurmCandidates(
+            options.nodes,
+            options.flags,
+            run_id,
+            reason_prefix=reason_prefix,
+            partition=config.slurm.partition,
+            reservation=config.slurm.reservation,
+        )
+    except ValueError as error:
+        raise SeatrialError(f"unexpected output of scontrol: {error}. Run first: scontrol show nodes") from error
+
+
+def _expanded(names: list[str]) -> tuple[str, ...]:
+    """Return the nodes of hostlists, each once. Raises UsageError."""
+    from seatrial.util import hostlist
+
+    try:
+        return tuple(dict.fromkeys(node for text in names for node in hostlist.expand(text)))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _new_folder(out: Path | None) -> Path:
+    from seatrial.cli.trial import new_run_folder
+
+    if out is None:
+        return new_run_folder("readmit")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise UsageError(f"--out {out} is not empty: use another folder")
+    except OSError as error:
+        raise UsageError(f"cannot write to --out {out}: {error.strerror or error}") from error
+    return out.resolve()
+
+
+def _note(text: str) -> None:
+    with contextlib.suppress(OSError):  # a closed terminal does not end the readmission
+        print(text, file=sys.stderr)
+
+
+def _display() -> AbstractContextManager[Display]:
+    from seatrial.report.progress import Live
+
+    return Live(stderr())
+
+
+def _print_dry_run(
+    options: Options, candidates: Candidates, pool: Sequence[Partner], preview: Preview, as_json: bool
+) -> None:
+    from seatrial.checks import catalog
+    from seatrial.pipeline.readmit import planned_changes
+    from seatrial.report.plan_text import plan_lines
+
+    partners = pool[: options.partners_needed]
+    changes = planned_changes(options, candidates, pool)
+    if as_json:
+        print_json(
+            {
+                "candidates": options.nodes,
+                "partners": [partner.model_dump(mode="json") for partner in partners],
+                "jobs": [job.model_dump(mode="json") for job, _ in preview.rendered],
+                "changes": {value: [each.model_dump(mode="json") for each in rows] for value, rows in changes.items()},
+            }
+        )
+        return
+    print(f"candidates: {', '.join(options.nodes)}")
+    for partner in partners:
+        print(f"partner {partner.node}: {partner.why}")
+    for line in (*plan_lines(preview.plan.jobs, preview.plan.excluded_checks, catalog()), *preview.unjudged):
+        print(line)
+    for value, rows in changes.items():
+        print(f"changes if every node is {value}: {'' if rows else 'none'}")
+        for change in rows:
+            print(f"  {change}")
+
+
+def _print_result(result: Readmission, folder: Path, as_json: bool) -> None:
+    if as_json:
+        print(result.model_dump_json(indent=2))
+        return
+    for row in result.results:
+        print(f"{row.decision} {row.node}: {row.reason}")
+    for node, cause in result.suspects.items():
+        print(f"partner {node} is at fault: {cause}")
+    for change in result.changes:
+        print(change)
+    reports = ", ".join(f"{trial}/report.html" for trial in result.trials) or "no trial was started"
+    print(f"{result.seconds:.0f} s; record: {folder / 'readmit.json'}; reports: {reports}")

@@ -1,0 +1,107 @@
+"""A change of a node's state outside seatrial, as it is planned, printed and recorded."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from seatrial.model import DecisionValue, Frozen
+from seatrial.util.text import and_more
+
+OWN_REASON = "seatrial "  # the start of every reason and comment that seatrial sets
+_MAX_CAUSE = 160  # characters; slurmctld keeps a reason in memory for every node
+
+ChangeOutcome = Literal["planned", "started", "done", "failed", "refused"]
+
+
+class NodeChange(Frozen):
+    """One command that changes the state of nodes.
+
+    ``before``: their state before it. ``needs``: this change is refused if one of these actions failed.
+    ``outcome``: started without a later outcome: seatrial was killed during it. ``detail``: why it was refused.
+    """
+
+    nodes: tuple[str, ...]
+    action: str
+    command: tuple[str, ...]
+    before: str = ""
+    needs: tuple[str, ...] = ()
+    outcome: ChangeOutcome = "planned"
+    detail: str = ""
+
+    def __str__(self) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.outcome}: {self.action}: {and_more(list(self.nodes), 8)}{detail}: {shlex.join(self.command)}"
+
+
+# Actions: DRAIN and ADD_TAINT take a node out of service that was in it
+RESERVE, RESUME, DRAIN_AGAIN = "reserve for the test", "resume in the reservation", "drain again"
+DRAIN, COMMENT, END_RESERVATION = "drain", "comment", "end the reservation"
+CONDITION, ADD_TAINT, REMOVE_TAINT = "set the condition", "add the taint", "remove the taint"
+TAKES_OUT = (DRAIN, ADD_TAINT)
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The changes that the user asked for; without a flag, nothing is changed."""
+
+    comment: bool = False
+    drain: bool = False
+    undrain: bool = False
+    condition: bool = False
+
+
+class Partner(Frozen):
+    """A node in service that candidates are tested with, and why it was chosen."""
+
+    node: str
+    why: str
+
+
+class NodeResult(Frozen):
+    """The decision on one candidate, its reason, and the folder of the trial that it is from."""
+
+    node: str
+    decision: DecisionValue
+    reason: str
+    trial: str = ""
+
+
+class Candidates(Protocol):
+    """The candidates of a readmission at their scheduler."""
+
+    @property
+    def cluster_nodes(self) -> int:
+        """The number of nodes for the share of the drain limit."""
+
+    def partners(self, names: Sequence[str] = ()) -> list[Partner]:
+        """Return the partners ``names``, by default all possible ones, the preferred first. Raises SeatrialError."""
+
+    def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
+        """Return (origin, key, value) of the trial's settings that select ``nodes``."""
+
+    def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
+        """Return the changes without which the candidates cannot be tested."""
+
+    def wait_until_testable(self) -> None:
+        """Wait until the changes before the test have their effect. Raises SeatrialError."""
+
+    def changed_meanwhile(self) -> dict[str, str]:
+        """Return the state of each candidate that something else took out of service during the test.
+
+        The changes after the test keep a drain of someone else. Raises SeatrialError, ValueError.
+        """
+
+    def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:
+        """Return the changes for the results, in the order in which they are safe."""
+
+    def execute(self, change: NodeChange) -> None:
+        """Make the change. Raises SeatrialError."""
+
+
+def reason_text(run_id: str, decision: DecisionValue, cause: str = "") -> str:
+    """Return ``seatrial RUN: REJECTED: cause`` in one line without quotes, which scontrol and kubectl pass on."""
+    line = " ".join("".join(char if char.isprintable() and char not in "\"'\\" else " " for char in cause).split())
+    return f"{OWN_REASON}{run_id}: {decision}" + (f": {line[:_MAX_CAUSE]}" if line else "")

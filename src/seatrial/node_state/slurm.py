@@ -1,0 +1,246 @@
+"""Candidates of a readmission in Slurm: which nodes may be tested, with which partners, and the changes of their state.
+
+Slurm starts no job on a drained node, also in a reservation. So a drained candidate is first reserved for this user
+without an end, then resumed inside the reservation: only the jobs of the test can start on it. It returns to service
+when the reservation is deleted, and is drained again before that unless it was accepted. If seatrial is killed, the
+reservation keeps other jobs off the node.
+
+The reservation has the first partners too. A job starts at once if all its nodes are in the reservation. With another
+node it waits for the backfill scheduler (0.6 s and 26 s with Slurm 22.05). FLEX permits that for a partner that
+replaces another one (scontrol(1)).
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seatrial.discover import slurm
+from seatrial.discover.slurm_facts import Node
+from seatrial.model import DecisionValue, SeatrialError, UsageError
+from seatrial.node_state.change import (
+    COMMENT,
+    DRAIN,
+    DRAIN_AGAIN,
+    END_RESERVATION,
+    OWN_REASON,
+    RESERVE,
+    RESUME,
+    Flags,
+    NodeChange,
+    NodeResult,
+    Partner,
+    reason_text,
+)
+from seatrial.util.text import and_more
+
+_DRAINED = {"DRAIN", "DRAINED", "DRAINING"}
+_BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
+_NO_JOBS = {"ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "UNKNOWN"}
+_RETURNING = {"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
+_RESPONSE_LIMIT_S = 60.0  # slurmctld asks a resumed node within a few seconds
+_MAX_RESERVATION_NAME = 60
+
+
+class SlurmCandidates:
+    """The candidates as Slurm shows them at the start.
+
+    ``reason_prefix``: the start of the reason of nodes that someone else drained and that may be returned too.
+    ``partition``, ``reservation``: of the trial; without a partition, one that has all candidates.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        flags: Flags,
+        run_id: str,
+        *,
+        reason_prefix: str = "",
+        partition: str | None = None,
+        reservation: str | None = None,
+    ) -> None:
+        self._flags, self._run_id, self._reason_prefix = flags, run_id, reason_prefix
+        self._reservation, self._drained_meanwhile = reservation, set[str]()
+        self._every_node = {node.name: node for node in slurm.nodes()}
+        if unknown := [name for name in names if name not in self._every_node]:
+            raise UsageError(f"Slurm has no node {and_more(unknown, 8)}. Run first: sinfo --Node")
+        self._nodes = [self._every_node[name] for name in names]
+        self._partition = partition or self._common_partition()
+        self._drained = [node for node in self._nodes if node.needs_administrator]
+        if refusals := [f"{node.name} is {node}: {why}" for node in self._nodes if (why := self._refusal(node))]:
+            raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refusals)}")
+        if self._drained and reservation:
+            raise UsageError("slurm.reservation: drained nodes are tested in a reservation of their own: unset it")
+        self._require_equal_hardware()
+
+    @property
+    def cluster_nodes(self) -> int:
+        """The number of nodes in Slurm."""
+        return len(self._every_node)
+
+    def partners(self, names: Sequence[str] = ()) -> list[Partner]:
+        """Return ``names``, or all idle nodes in service with the candidates' hardware: those accepted before first.
+
+        Raises UsageError if one of ``names`` cannot be a partner.
+        """
+        if names:
+            if wrong := [f"{name}: {why}" for name in names if (why := self._unusable_as_partner(name))]:
+                raise UsageError(f"--partner {'; '.join(wrong)}")
+            return [Partner(node=name, why="--partner") for name in names]
+        pool = [node for name, node in self._every_node.items() if not self._unusable_as_partner(name)]
+        pool.sort(key=lambda node: not _accepted(node))
+        return [
+            Partner(node=node.name, why=f"idle; {node.comment if _accepted(node) else 'no comment of a readmission'}")
+            for node in pool
+        ]
+
+    def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
+        """Return the settings that run the jobs on ``nodes``, in the reservation of drained candidates."""
+        values = [("launcher", "slurm"), ("slurm.nodelist", ",".join(nodes)), ("slurm.partition", self._partition)]
+        values += [("slurm.reservation", self._reservation_name)] if self._drained else []
+        return [("seatrial readmit", key, value) for key, value in values]
+
+    def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
+        """Return the reservation of the drained candidates with their partners, and their return inside it."""
+        if not self._drained:
+            return []
+        names, states = tuple(_names(self._drained)), "; ".join(f"{node.name} is {node}" for node in self._drained)
+        user = pwd.getpwuid(os.getuid()).pw_name
+        reserved = (*_names(self._nodes), *partners)
+        reserve = (
+            *("scontrol", "create", "reservation", f"ReservationName={self._reservation_name}"),
+            *(f"Nodes={','.join(reserved)}", f"Users={user}", "StartTime=now", "Duration=UNLIMITED"),
+            "Flags=MAINT,FLEX",
+        )
+        resume = ("scontrol", "update", f"NodeName={','.join(names)}", "State=RESUME")
+        return [
+            NodeChange(nodes=reserved, action=RESERVE, command=reserve, before=states),
+            NodeChange(nodes=names, action=RESUME, command=resume, before=states),
+        ]
+
+    def wait_until_testable(self) -> None:
+        """Wait until the slurmd of each resumed node has answered. Raises SeatrialError after a minute."""
+        deadline = time.monotonic() + _RESPONSE_LIMIT_S
+        for drained in self._drained:
+            while not ((node := slurm.node(drained.name)) and node.usable):
+                if time.monotonic() > deadline:
+                    state = f"{drained.name} is {node} {_RESPONSE_LIMIT_S:.0f} s after its resume"
+                    raise SeatrialError(f"{state}. Run first: scontrol show node {drained.name}")
+                time.sleep(1)
+
+    def changed_meanwhile(self) -> dict[str, str]:
+        """Return the state of each candidate that something else took out of service during the test."""
+        changed = {}
+        for name in _names(self._nodes):
+            node = slurm.node(name)
+            if node is None or node.needs_administrator:
+                changed[name] = "unknown to Slurm" if node is None else str(node)
+            if node and node.states & _DRAINED:  # not of a node that is only down: it may return to service unasked
+                self._drained_meanwhile.add(name)
+        return changed
+
+    def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:
+        """Return drains and comments, and last the end of the reservation, which returns accepted nodes."""
+        changes = []
+        for node in self._nodes:
+            result = results[node.name]
+            accepted = result.decision is DecisionValue.ACCEPTED
+            drain = result.decision is DecisionValue.REJECTED and self._flags.drain
+            text = reason_text(self._run_id, result.decision, "" if accepted else result.reason)
+            if node.name in self._drained_meanwhile:
+                pass
+            elif node in self._drained and not accepted:
+                reason = text if drain else node.reason
+                changes.append(_update(node, DRAIN_AGAIN, "State=DRAIN", f"Reason={reason}"))
+            elif drain:
+                changes.append(_update(node, DRAIN, "State=DRAIN", f"Reason={text}"))
+            if self._flags.comment:
+                changes.append(_update(node, COMMENT, f"Comment={text}"))
+        if self._drained:
+            command = ("scontrol", "delete", f"ReservationName={self._reservation_name}")
+            returned = [node for node in self._drained if results[node.name].decision is DecisionValue.ACCEPTED]
+            names = tuple(_names(self._drained))
+            action = END_RESERVATION + (f", which returns {and_more(_names(returned), 8)}" if returned else "")
+            changes.append(NodeChange(nodes=names, action=action, command=command, needs=(DRAIN_AGAIN,)))
+        return changes
+
+    def execute(self, change: NodeChange) -> None:
+        """Run the command. Raises SeatrialError if Slurm refuses it."""
+        slurm.command_output(change.command)
+
+    def _unusable_as_partner(self, name: str) -> str:
+        """Return why the node cannot be a partner; empty if it can."""
+        node = self._every_node.get(name)
+        if node is None:
+            return "Slurm has no such node"
+        if node in self._nodes:
+            return "it is a candidate"
+        if self._partition not in node.partitions:
+            return f"it is not in partition {self._partition}"
+        if not node.usable or node.state != "IDLE" or node.blocked_by_reservation(self._reservation):
+            return f"it is {node}"
+        if node.comment.startswith(OWN_REASON) and f": {DecisionValue.REJECTED}" in node.comment:
+            return f"its comment is {node.comment!r}"
+        return "" if _hardware(node) == _hardware(self._nodes[0]) else "its CPUs, memory or GRES differ"
+
+    @property
+    def _reservation_name(self) -> str:
+        return re.sub(r"[^A-Za-z0-9_-]", "_", f"seatrial-{self._run_id}")[:_MAX_RESERVATION_NAME]
+
+    def _common_partition(self) -> str:
+        shared = [name for name in self._nodes[0].partitions if all(name in node.partitions for node in self._nodes)]
+        default = next((partition.name for partition in slurm.partitions() if partition.default), "")
+        if not shared:
+            raise UsageError("no partition has all these nodes: readmit the nodes of each partition separately")
+        return default if default in shared else shared[0]
+
+    def _refusal(self, node: Node) -> str:
+        """Return why this node cannot be tested; empty if it can."""
+        if node in self._drained and not node.reason.startswith((OWN_REASON, self._reason_prefix or OWN_REASON)):
+            return (
+                f"someone else took it out of service. seatrial returns nodes whose reason starts with {OWN_REASON!r}; "
+                "for this one, agree with its author and give the start of its reason with --reason-prefix"
+            )
+        if "NOT_RESPONDING" in node.states:
+            return f"its slurmd does not respond. Run first: scontrol show node {node.name}"
+        if states := node.states & (_NO_JOBS | _RETURNING):
+            return f"Slurm starts no job on a node that is {' and '.join(sorted(states))}"
+        if states := node.states & _BUSY:
+            return f"jobs run on it ({' and '.join(sorted(states))}); repeat when they have ended"
+        if node.blocked_by_reservation(self._reservation):
+            return "it is in a reservation. Run first: scontrol show reservation"
+        if node in self._drained and not self._flags.undrain:
+            return "Slurm starts no job on it; --undrain tests it in a reservation and returns it if it is accepted"
+        return ""
+
+    def _require_equal_hardware(self) -> None:
+        if different := [node.name for node in self._nodes if _hardware(node) != _hardware(self._nodes[0])]:
+            raise UsageError(
+                f"CPUs, memory or GRES of {and_more(different, 8)} differ from those of {self._nodes[0].name}: readmit "
+                "nodes of each kind separately, with partners of the same kind"
+            )
+
+
+def _update(node: Node, action: str, *values: str) -> NodeChange:
+    return NodeChange(
+        nodes=(node.name,),
+        action=action,
+        command=("scontrol", "update", f"NodeName={node.name}", *values),
+        before=f"{node}" + (f"; comment: {node.comment}" if node.comment else ""),
+    )
+
+
+def _names(nodes: Sequence[Node]) -> list[str]:
+    return [node.name for node in nodes]
+
+
+def _accepted(node: Node) -> bool:
+    return node.comment.startswith(OWN_REASON) and node.comment.endswith(f": {DecisionValue.ACCEPTED}")
+
+
+def _hardware(node: Node) -> tuple[object, ...]:
+    return node.cpus, node.memory_bytes, node.gres

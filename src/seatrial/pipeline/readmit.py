@@ -1,0 +1,315 @@
+"""Readmission: trials of repaired or new nodes with known-good partners, the decision on each node, and its state.
+
+    trial of candidates and partners → ACCEPTED, or nodes at fault → trial without them → … → changes of node states
+
+A candidate is ACCEPTED only by a trial that is ACCEPTED as a whole. After a trial with a partner at fault, another
+partner replaces it, and no candidate is rejected by that trial.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from seatrial.model import CLUSTER, DecisionValue, Frozen, Outcome, SeatrialError, Trial
+from seatrial.model.trial import Explained
+from seatrial.node_state.change import TAKES_OUT, Candidates, ChangeOutcome, Flags, NodeChange, NodeResult, Partner
+from seatrial.node_state.drain_limit import DrainLimit, reserve
+from seatrial.pipeline.planned_jobs import resolve
+from seatrial.pipeline.preview import Preview, preview
+from seatrial.pipeline.results import Display
+from seatrial.pipeline.run import INTERRUPTED, run
+from seatrial.pipeline.run_directory import Request, RunDir
+from seatrial.util import secrets, signals
+from seatrial.util.files import write_json
+from seatrial.util.text import and_more
+from seatrial.util.threads import start_in_thread
+
+RECORD = "readmit.json"
+_MAX_TRIALS = 3
+_DRAIN_LIMIT_S = 30.0  # a filesystem that hangs must not keep other nodes from their state
+_INCOMPLETE = DecisionValue.INCOMPLETE
+DisplayFactory = Callable[[], AbstractContextManager[Display]]
+
+
+class Readmission(Frozen):
+    """The record of a readmission: readmit.json. ``suspects``: partner → its fault; ``trials``: their folders."""
+
+    schema_version: Literal["1"] = "1"
+    run_id: str
+    command: tuple[str, ...]
+    started: float
+    seconds: float
+    trial: str
+    candidates: tuple[str, ...]
+    partners: tuple[Partner, ...]
+    suspects: dict[str, str]
+    trials: tuple[str, ...]
+    results: tuple[NodeResult, ...]
+    changes: tuple[NodeChange, ...]
+    interrupted: bool = False
+
+    @property
+    def decision(self) -> DecisionValue:
+        """REJECTED if a node is; else ACCEPTED if all nodes are and every change was made."""
+        decisions = {result.decision for result in self.results}
+        if DecisionValue.REJECTED in decisions:
+            return DecisionValue.REJECTED
+        failed = any(change.outcome in ("started", "failed") for change in self.changes)
+        return DecisionValue.ACCEPTED if decisions == {DecisionValue.ACCEPTED} and not failed else _INCOMPLETE
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to readmit and how. ``partners``: given by the user; ``overrides``: (origin, key, value) of the trial.
+
+    ``state_dir``: folder of the drain limit, needed by ``flags.drain``: at most ``drain_share`` of the cluster's nodes
+    are taken out of service within ``drain_window_s``.
+    """
+
+    nodes: tuple[str, ...]
+    partners: tuple[str, ...]
+    trial: str
+    overrides: tuple[tuple[str, str, Any], ...]
+    flags: Flags
+    state_dir: Path | None = None
+    drain_share: float = 0.0
+    drain_window_s: float = 3600.0
+
+    @property
+    def partners_needed(self) -> int:
+        """Comparisons of nodes need a majority of good ones, and at least two."""
+        return max(2, len(self.nodes) + 1)
+
+    def first(self, pool: Sequence[Partner]) -> list[str]:
+        """Return the partners of a trial: the first ones of ``pool``."""
+        return [partner.node for partner in pool[: self.partners_needed]]
+
+
+def choose_partners(options: Options, candidates: Candidates) -> list[Partner]:
+    """Return the partners that trials may use, preferred ones first. Raises SeatrialError if they are too few."""
+    pool = candidates.partners(options.partners)
+    if len(pool) < options.partners_needed:
+        raise SeatrialError(f"no good partner left: {_too_few(pool, options)}; nothing was changed")
+    return pool
+
+
+def preview_trial(options: Options, candidates: Candidates, pool: Sequence[Partner]) -> Preview:
+    """Return the first trial without starting it. Raises UsageError if its file, settings or baseline are wrong."""
+    return preview(_request(options, candidates, [*options.nodes, *options.first(pool)]))
+
+
+def planned_changes(
+    options: Options, candidates: Candidates, pool: Sequence[Partner]
+) -> dict[DecisionValue, list[NodeChange]]:
+    """Return the changes before the test and after it, if all nodes get the same decision."""
+    planned = {}
+    for value in (DecisionValue.ACCEPTED, DecisionValue.REJECTED):
+        results = {name: NodeResult(node=name, decision=value, reason="CAUSE") for name in options.nodes}
+        planned[value] = [*candidates.before_test(options.first(pool)), *candidates.after_test(results)]
+    return planned
+
+
+@dataclass
+class Session:
+    """One readmission: runs its trials in ``folder``, changes node states, and records both."""
+
+    options: Options
+    candidates: Candidates
+    folder: Path
+    pool: Sequence[Partner]
+    display: DisplayFactory
+    note: Callable[[str], None]
+    started: float = field(default_factory=time.time)
+    results: dict[str, NodeResult] = field(default_factory=dict)
+    suspects: dict[str, str] = field(default_factory=dict)
+    used: dict[str, Partner] = field(default_factory=dict)
+    trials: list[str] = field(default_factory=list)
+    changes: list[NodeChange] = field(default_factory=list)
+    interrupted: bool = False
+
+    def run(self) -> Readmission:
+        """Test the candidates and change their states. The changes after the test are made also after an error."""
+        try:
+            for change in self.candidates.before_test(self.options.first(self.pool)):
+                self._execute(change)
+            self.candidates.wait_until_testable()
+            self._test()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except (SeatrialError, OSError, ValueError) as error:
+            self._add_results(self._untested, _INCOMPLETE, str(error))
+        finally:
+            with signals.stop_signals_ignored():
+                self._add_results(self._untested, _INCOMPLETE, INTERRUPTED if self.interrupted else "not tested")
+                if self.trials or any(change.outcome != "failed" for change in self.changes):
+                    self._change_states()
+        return self._save()
+
+    @property
+    def _untested(self) -> list[str]:
+        return [name for name in self.options.nodes if name not in self.results]
+
+    def _test(self) -> None:
+        for number in range(1, _MAX_TRIALS + 1):
+            good = [partner for partner in self.pool if partner.node not in self.suspects]
+            if len(good) < self.options.partners_needed:
+                reason = f"no good partner left: {_too_few(good, self.options, self.suspects)}"
+                return self._add_results(self._untested, _INCOMPLETE, reason)
+            partners = self.options.first(good)
+            self.used |= {partner.node: partner for partner in good if partner.node in partners}
+            trial = self._run_trial(number, partners)
+            if trial.decision.value is DecisionValue.ACCEPTED:
+                return self._add_results(self._untested, trial.decision.value, trial.decision.reason)
+            if trial.stop_reason == INTERRUPTED:
+                self.interrupted = True
+                return None
+            at_fault = nodes_at_fault(trial, [*self._untested, *partners])
+            bad_partners = {name: at_fault[name] for name in partners if name in at_fault}
+            self.suspects |= bad_partners
+            for name, cause in bad_partners.items():
+                self.note(f"partner {name} is at fault ({cause}): replaced; this trial rejects no node")
+            for name in [] if bad_partners else [name for name in self._untested if name in at_fault]:
+                self._add_results([name], DecisionValue.REJECTED, at_fault[name])
+            if not self._untested:
+                return None
+            if not at_fault:
+                return self._add_results(self._untested, _INCOMPLETE, trial.decision.reason)
+        return self._add_results(self._untested, _INCOMPLETE, f"a node was at fault in each of {_MAX_TRIALS} trials")
+
+    def _run_trial(self, number: int, partners: Sequence[str]) -> Trial:
+        """Run one trial of the untested candidates with the partners."""
+        folder = self.folder / f"trial{number}"
+        self.note(f"trial {number}: {and_more(self._untested, 8)} with {and_more(list(partners), 8)} in {folder}")
+        request = _request(self.options, self.candidates, [*self._untested, *partners])
+        self.trials.append(str(folder))
+        with self.display() as display:
+            return run(RunDir.create(folder, request), display)
+
+    def _add_results(self, names: Sequence[str], decision: DecisionValue, reason: str) -> None:
+        trial = self.trials[-1] if self.trials else ""
+        for name in names:
+            self.results[name] = NodeResult(node=name, decision=decision, reason=reason, trial=trial)
+
+    def _change_states(self) -> None:
+        """Make the changes after the test. A change that fails does not prevent those that do not need it."""
+        try:
+            for name, state in self.candidates.changed_meanwhile().items():
+                if self.results[name].decision is DecisionValue.ACCEPTED:
+                    self._add_results([name], _INCOMPLETE, f"the trial accepted it, but it became {state} meanwhile")
+        except (SeatrialError, ValueError) as error:
+            self.note(f"node states could not be read after the test: {error}")
+        for change in self.candidates.after_test(self.results):
+            if refusal := self._refusal(change):
+                self._record(change, "refused", refusal)
+                continue
+            with contextlib.suppress(SeatrialError):  # it is in the record
+                self._execute(change)
+
+    def _refusal(self, change: NodeChange) -> str:
+        """Return why the change must not be made; empty if it may."""
+        if failed := [each for each in self.changes if each.action in change.needs and each.outcome == "failed"]:
+            return f"{failed[0].action} of {', '.join(failed[0].nodes)} failed; do that by hand, then this"
+        if change.action not in TAKES_OUT:
+            return ""
+        (node,), options = change.nodes, self.options
+        if not options.state_dir:
+            return "no folder of the drain limit"
+        limit = DrainLimit(options.drain_share, options.drain_window_s, self.candidates.cluster_nodes)
+        arguments = (options.state_dir, node, self.folder.name, self.results[node].reason, limit, time.time())
+        try:
+            return start_in_thread(lambda: reserve(*arguments)).result(_DRAIN_LIMIT_S).reason
+        except TimeoutError:
+            return f"{options.state_dir} did not answer within {_DRAIN_LIMIT_S:.0f} s"
+
+    def _execute(self, change: NodeChange) -> None:
+        """Make a change; it is recorded as started before, so that the record is complete also after a SIGKILL."""
+        self._record(change, "started")
+        try:
+            self.candidates.execute(change)
+        except SeatrialError as error:
+            self.changes.pop()
+            self._record(change, "failed", str(error))
+            raise
+        self.changes.pop()
+        self._record(change, "done")
+
+    def _record(self, change: NodeChange, outcome: ChangeOutcome, detail: str = "") -> None:
+        self.changes.append(change.model_copy(update={"outcome": outcome, "detail": detail}))
+        self._save()
+        if outcome != "started":
+            self.note(str(self.changes[-1]))
+
+    def _save(self) -> Readmission:
+        """Write the record as it is now, and return it. A full disk does not prevent changes that protect a node."""
+        readmission = Readmission(
+            run_id=self.folder.name,
+            command=secrets.redacted(("seatrial", *sys.argv[1:])),
+            started=self.started,
+            seconds=time.time() - self.started,
+            trial=self.options.trial,
+            candidates=self.options.nodes,
+            partners=tuple(self.used.values()),
+            suspects=self.suspects,
+            trials=tuple(self.trials),
+            results=tuple(self.results[name] for name in self.options.nodes if name in self.results),
+            changes=tuple(self.changes),
+            interrupted=self.interrupted,
+        )
+        try:
+            write_json(self.folder / RECORD, readmission.model_dump(mode="json"))
+        except OSError as error:
+            self.note(f"cannot write {self.folder / RECORD}: {error.strerror or error}")
+        return readmission
+
+
+def nodes_at_fault(trial: Trial, nodes: Sequence[str]) -> dict[str, str]:
+    """Return those of ``nodes`` at fault, each with its cause: of findings that explain a FAIL, else of a FAIL itself.
+
+    A FAIL on a path between nodes, or on the cluster, without a finding that names a node, is no node's fault.
+    """
+    at_fault: dict[str, str] = {}
+    for verdict in (each for each in trial.verdicts if each.outcome is Outcome.FAIL):
+        findings = [each for each in trial.findings if Explained.of(verdict) in each.explains]
+        places = [(place, each.title) for each in findings for place in each.subject.split(", ")]
+        places = [(node, title) for place, title in places if (node := _node_of(place, nodes))]
+        if not places and (node := _node_of(verdict.subject, nodes)):
+            places = [(node, f"{verdict.check}: {verdict.summary}")]
+        for node, cause in places:
+            at_fault.setdefault(node, cause)
+    return at_fault
+
+
+def _node_of(subject: str, nodes: Sequence[str]) -> str:
+    """Return the node of a subject such as ``node1/gpu0``; empty for the cluster, a path, or another node."""
+    if subject == CLUSTER or "->" in subject:
+        return ""
+    host = subject.partition("/")[0]
+    return next((name for name in (host, host.partition(".")[0]) if name in nodes), "")
+
+
+def _request(options: Options, candidates: Candidates, nodes: Sequence[str]) -> Request:
+    resolved = resolve(options.trial, [*options.overrides, *candidates.settings(nodes)])
+    return Request(
+        config=resolved.config,
+        origins=resolved.origins,
+        only=(),
+        skip=(),
+        command=("seatrial", *sys.argv[1:]),
+        started=time.time(),
+    )
+
+
+def _too_few(partners: Sequence[Partner], options: Options, suspects: Mapping[str, str] | None = None) -> str:
+    """Return how many partners there are, how many are needed, and which ones are at fault."""
+    count, needed = len(options.nodes), options.partners_needed
+    faults = "".join(f"; partner {name} is at fault: {cause}" for name, cause in (suspects or {}).items())
+    possible = and_more([partner.node for partner in partners], 8) or "no node"
+    needs = f"{count} {'node needs' if count == 1 else 'nodes need'} {needed}"
+    return f"{possible} can be a partner of {and_more(list(options.nodes), 8)}, and {needs}{faults}"

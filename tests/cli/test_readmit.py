@@ -1,0 +1,83 @@
+"""The command ``readmit``: options that do not fit together, and what it prints without a change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.slurm import NODES, FakeSlurm, cluster, success
+from tests.node_state.test_slurm import OTHERS, OURS, nodes_text
+from tests.processes import call
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    return FakeSlurm(cluster()).install(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--launcher", "torchrun"], "expected slurm or kubernetes"),
+        (["--condition"], "for --launcher kubernetes"),
+        (["--launcher", "kubernetes", "--comment"], "for Slurm"),
+        (["--drain"], "--state-dir"),
+        (["--reason-prefix", "fan"], "needs --undrain"),
+        (["--undrain", "--reason-prefix", "  "], "blank"),
+        (["n[1"], "not a list of hosts"),
+        (["--launcher", "kubernetes"], "kubernetes.image is required"),
+        (["--trial", "redmit"], "redmit"),
+        (["--baseline", "absent.yaml"], "absent.yaml"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_done(
+    options: list[str], error: str, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    code, out, err = call("readmit", "node1", "--gpus-per-node", "0", *options)
+    assert (code, out) == (2, "")
+    assert error in err
+    assert all(" show " in command for command in slurm.commands)
+    assert not list(tmp_path.glob("seatrial-runs/*"))
+
+
+def test_dry_run_prints_partners_plan_and_changes(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.replies |= {
+        NODES: success(nodes_text({"node1": ("IDLE+DRAIN", OURS)})),
+        "scontrol show topology": success(""),
+    }
+    arguments = ("readmit", "node1", "--gpus-per-node", "0", "--undrain", "--dry-run")
+    code, out, err = call(*arguments, "--json")
+    assert code == 0, err
+    plan = json.loads(out)
+    assert [partner["node"] for partner in plan["partners"]] == ["node0", "node2"]
+    assert [change["outcome"] for change in plan["changes"]["ACCEPTED"]] == ["planned"] * 3
+    assert plan["changes"]["REJECTED"][2]["command"][-1] == f"Reason={OURS}"
+    code, text, _ = call(*arguments)
+    assert (code, "partner node2: idle" in text) == (0, True)
+    assert all(" show " in command for command in slurm.commands)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("states", "error"),
+    [
+        ({"node1": ("IDLE+DRAIN", OTHERS)}, "someone else"),
+        ({"node0": ("MIXED", ""), "node2": ("MIXED", "")}, "no good partner left: node3 can be a partner of node1"),
+    ],
+)
+def test_a_node_that_cannot_be_tested_ends_incomplete(
+    states: dict[str, tuple[str, str]], error: str, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    slurm.replies[NODES] = success(nodes_text(states))
+    out = tmp_path / "out"
+    code, _, err = call("readmit", "node1", "--gpus-per-node", "0", "--undrain", "--out", out)
+    assert (code, error in err) == (3, True)
+    assert not out.exists()
+    assert all(" show " in command for command in slurm.commands)
