@@ -21,7 +21,7 @@ LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?![a-z]+:|#|<)(?P<path>[^)\s#]+)(?P<a
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Leave out pages of the navigation that do not exist. A wrong name is found all the same: its page is then omitted."""
+    """Leave out pages of the navigation that do not exist. A wrong name is still found: its page is then not in it."""
     config.nav = _existing(config.nav or [])
     return config
 
@@ -35,14 +35,16 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
             target = _target(page, link)
             if target.is_dir() or DOCS in target.parents or files.get_file_from_path(_address(target)):
                 continue
-            file = File.generated(config, _address(target), abs_src_path=str(target), inclusion=InclusionLevel.NOT_IN_NAV)
+            file = File.generated(
+                config, _address(target), abs_src_path=str(target), inclusion=InclusionLevel.NOT_IN_NAV
+            )
             files.append(file)
             if target.suffix == ".md":
                 pages.append(target)
     return files
 
 
-def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Return the page with links inside the site, and with the indent of lists that Python-Markdown reads."""
     source = Path(str(page.file.abs_src_path))
     folder = os.path.dirname(page.file.src_uri)
@@ -61,7 +63,7 @@ def _existing(entries: list[Any]) -> list[Any]:
     for entry in entries:
         title, value = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
         if isinstance(value, list):
-            kept.append({title: _existing(value)})
+            kept += [{title: pages}] if (pages := _existing(value)) else []
         elif (DOCS / value).exists():
             kept.append(entry)
     return kept

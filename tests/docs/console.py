@@ -12,18 +12,18 @@ and before a block that is a file, so that commands of the page can use it:
     <!-- file: NAME -->
 
 In shown output, `…` on a line of its own stands for any number of lines, and in a line for any text. Output that is not
-shown is not compared. A command must end with exit code 0, unless the next one is `echo $?`. /shared stands for a folder
-of the test.
+shown is not compared. A command must end with exit code 0, unless the next one is `echo $?`. /shared stands for a
+folder of the test.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from tests.processes import call
@@ -75,20 +75,23 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
-def write_file(block: Block, folder: Path) -> None:
-    (folder / block.marker.removeprefix("file: ")).write_text(block.text, encoding="utf-8")
+def _write_file(block: Block, folder: Path) -> None:
+    path = folder / block.marker.removeprefix("file: ").removeprefix("/")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(block.text, encoding="utf-8")
 
 
 def run_here(page_blocks: Iterable[Block], folder: Path) -> None:
-    """Run the blocks marked as run in ``folder``; a plain seatrial command runs in this process, which saves its start."""
+    """Run the blocks marked as run. A plain seatrial command runs in this process, which saves the start of another."""
     code = 0
     for block in page_blocks:
         if block.marker.startswith("file: "):
-            write_file(block, folder)
+            _write_file(block, folder)
         if block.marker not in ("run", "run: numbers vary"):
             continue
         commands = block.commands()
-        for number, (command, shown) in enumerate(commands):
+        for number, (written, shown) in enumerate(commands):
+            command = written.replace("/shared/", f"{folder}/shared/")
             if command == "echo $?":
                 output = str(code)
             elif command.startswith("seatrial ") and not set("|>&;$*") & set(command):
@@ -97,17 +100,46 @@ def run_here(page_blocks: Iterable[Block], folder: Path) -> None:
             else:
                 done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=False)
                 code, output = done.returncode, done.stdout + done.stderr
-            check(block, command, shown, output)
+            check(block, written, shown, output.replace(f"{folder}/shared/", "/shared/"))
             next_is_code = number + 1 < len(commands) and commands[number + 1][0] == "echo $?"
-            assert code == 0 or next_is_code or command == "echo $?", f"{block.page.name}: {command}: {code}\n{output}"
+            assert code == 0 or next_is_code or command == "echo $?", f"{block.page.name}: {command}: exit code {code}"
+
+
+def run_in_shell(page_blocks: Iterable[Block], folder: Path, env: dict[str, str]) -> None:
+    """Run the blocks marked as run on cluster in one shell, so that folder and variables stay."""
+    shell = subprocess.Popen(
+        ["bash"],
+        cwd=folder,
+        env=env,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert shell.stdin is not None
+    assert shell.stdout is not None
+    with shell:
+        for block in page_blocks:
+            if block.marker.startswith("file: "):
+                _write_file(block, folder)
+            for written, shown in block.commands() if block.marker == "run on cluster" else []:
+                command = written.replace("/shared/", f"{folder}/shared/")
+                shell.stdin.write(f"{{ {command}; }} </dev/null; code=$?; echo; echo END $code\n")
+                shell.stdin.flush()
+                lines = []
+                while not (line := shell.stdout.readline()).startswith("END "):
+                    assert line, f"{block.page.name}: {written}: the shell ended\n{''.join(lines)}"
+                    lines.append(line)
+                assert line == "END 0\n", f"{block.page.name}: {written}: {line}{''.join(lines)}"
+                check(block, written, shown, "".join(lines).replace(f"{folder}/shared/", "/shared/"))
 
 
 def check(block: Block, command: str, shown: list[str], output: str) -> None:
-    """Raise AssertionError with the difference if the shown output is not the real one."""
+    """Raise AssertionError with the lines that are shown and not in the output, in this order."""
     real = [line.rstrip() for line in output.strip("\n").splitlines()]
-    if shown and not _matches([_comparable(line, block) for line in shown], [_comparable(line, block) for line in real]):
-        difference = "\n".join(difflib.unified_diff(shown, real, "shown", "real", lineterm="", n=1))
-        raise AssertionError(f"{block.page.name}: {command}: the output is not as shown\n{difference}")
+    missing = _missing([_comparable(line, block) for line in shown], [_comparable(line, block) for line in real])
+    lines = "\n".join(missing)
+    assert not missing, f"{block.page.name}: {command}: the output is not as shown. Not there, or elsewhere:\n{lines}"
 
 
 def _comparable(line: str, block: Block) -> str:
@@ -115,24 +147,25 @@ def _comparable(line: str, block: Block) -> str:
     return re.sub(r"\s+", " ", re.sub(r"\d[\d.,:]*", "#", line)) if block.numbers_vary else line
 
 
-def _matches(shown: list[str], real: list[str]) -> bool:
+def _missing(shown: list[str], real: list[str]) -> list[str]:
+    """The first group of shown lines that is not where it should be, or an empty list."""
     position = 0
     for group, first, last in _groups(shown):
-        if first and last:
-            return _equal(group, real)
         starts = range(position, len(real) - len(group) + 1)
         starts = starts[:1] if first else starts[-1:] if last else starts
+        if first and last and len(group) != len(real):
+            return group
         start = next((start for start in starts if _equal(group, real[start : start + len(group)])), None)
         if start is None:
-            return False
+            return group
         position = start + len(group)
-    return True
+    return []
 
 
 def _groups(shown: list[str]) -> Iterator[tuple[list[str], bool, bool]]:
     """The runs of lines between lines `…`: each with whether it begins, and whether it ends, the output."""
     ends = [-1, *(number for number, line in enumerate(shown) if line.strip() == "…"), len(shown)]
-    for before, after in zip(ends, ends[1:], strict=False):
+    for before, after in pairwise(ends):
         if group := shown[before + 1 : after]:
             yield group, before == -1, after == len(shown)
 

@@ -41,13 +41,14 @@ def test_commands_of_a_page_are_run(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "<!-- file: a.txt -->\n```text\nhello\n```\n\n1. Step:\n\n   <!-- run -->\n   ```console\n"
-        "   $ cat \\\n       a.txt   # a comment\n   hello\n   $ seatrial explain a.txt\n   …\n   $ echo $?\n   4\n   ```\n"
+        "   $ cat \\\n       a.txt   # a comment\n   hello\n"
+        "   $ seatrial explain a.txt\n   …\n   $ echo $?\n   4\n   ```\n"
     )
     run_here(blocks(page), tmp_path)
     (tmp_path / "a.txt").unlink()
     failing = tmp_path / "failing.md"
     failing.write_text("<!-- run -->\n```console\n$ cat a.txt\n```\n")
-    with pytest.raises(AssertionError, match=r"failing\.md: cat a\.txt: 1"):
+    with pytest.raises(AssertionError, match=r"failing\.md: cat a\.txt: exit code 1"):
         run_here(blocks(failing), tmp_path)
 
 
