@@ -49,11 +49,11 @@ class Block:
         return self.marker in ("run: numbers vary", "run on cluster")
 
     def commands(self) -> list[tuple[str, list[str]]]:
-        """Each command with its shown output lines. Prompts end with "$ " or, of root, with "# "."""
+        """Each command with its shown output lines. A prompt is "$ " or, of a node, "node0$ "."""
         commands: list[tuple[str, list[str]]] = []
         lines = iter(self.text.splitlines())
         for line in lines:
-            if prompt := re.match(r"(?:\w+\d)?[$#] ", line):
+            if prompt := re.match(r"(?:\w+\d)?\$ ", line):
                 command = line[prompt.end() :]
                 while command.endswith("\\"):
                     command = command[:-1].rstrip() + " " + next(lines).strip()
@@ -144,7 +144,7 @@ def check(block: Block, command: str, shown: list[str], output: str) -> None:
 
 def _comparable(line: str, block: Block) -> str:
     line = line.rstrip()
-    return re.sub(r"\s+", " ", re.sub(r"\d[\d.,:]*", "#", line)) if block.numbers_vary else line
+    return re.sub(r"\s+", " ", re.sub(r"\d+(?:[.,]\d+)*", "#", line)) if block.numbers_vary else line
 
 
 def _missing(shown: list[str], real: list[str]) -> list[str]:
