@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,15 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
             return link["text"]
         return f"[{link['text']}]({os.path.relpath(_address(target), folder or '.')}{link['anchor'] or ''})"
 
-    return re.sub(r"^ {3}(?=\S)", "    ", LINK.sub(inside_site, markdown), flags=re.MULTILINE)
+    return "\n".join(_indented(LINK.sub(inside_site, markdown).split("\n")))
+
+
+def _indented(lines: list[str]) -> Iterator[str]:
+    """Lines of a page, with what belongs to an item of a list indented by four spaces instead of three."""
+    in_block = False
+    for line in lines:
+        in_block ^= line.startswith("```")
+        yield f" {line}" if line.startswith("   ") and not in_block else line
 
 
 def _existing(entries: list[Any]) -> list[Any]:

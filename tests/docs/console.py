@@ -18,9 +18,11 @@ folder of the test.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -81,6 +83,11 @@ def _write_file(block: Block, folder: Path) -> None:
     path.write_text(block.text, encoding="utf-8")
 
 
+def environment() -> dict[str, str]:
+    """Variables for commands: `seatrial` is that of this Python, as in an activated virtual environment."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "100"}
+
+
 def run_here(page_blocks: Iterable[Block], folder: Path) -> None:
     """Run the blocks marked as run. A plain seatrial command runs in this process, which saves the start of another."""
     code = 0
@@ -98,7 +105,9 @@ def run_here(page_blocks: Iterable[Block], folder: Path) -> None:
                 code, out, err = call(*shlex.split(command)[1:], cwd=folder, env={"COLUMNS": "100"})
                 output = err + out
             else:
-                done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=False)
+                done = subprocess.run(
+                    ["bash", "-c", command], cwd=folder, env=environment(), capture_output=True, text=True, check=False
+                )
                 code, output = done.returncode, done.stdout + done.stderr
             check(block, written, shown, output.replace(f"{folder}/shared/", "/shared/"))
             next_is_code = number + 1 < len(commands) and commands[number + 1][0] == "echo $?"

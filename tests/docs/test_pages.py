@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 import typer
 
+from seatrial.checks import catalog
 from seatrial.cli.app import app
+from seatrial.launch.site_folder import _WORKLOADS
 from tests.docs.console import COMMAND_LANGUAGES, blocks, run_here
 from tests.paths import ROOT
 
@@ -72,8 +75,20 @@ def test_links_lead_to_headings() -> None:
 def test_the_pages_form_a_site(tmp_path: Path) -> None:
     """Strict: each page is in the navigation or a listed folder, each link leads to a page and heading of the site."""
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(build, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    misread = [name(page) for page in PAGES if _code_blocks(page) != _html(page, tmp_path).count("<pre>")]
+    assert misread == [], "code blocks of the page and of the site differ: a list item or a fence has another indent"
+
+
+def _code_blocks(page: Path) -> int:
+    return len(re.findall(r"^ *```", page.read_text(), re.M)) // 2
+
+
+def _html(page: Path, site: Path) -> str:
+    relative = page.relative_to(DOCS).with_suffix(".html")
+    return (site / relative.with_name("index.html" if relative.stem == "README" else relative.name)).read_text()
 
 
 def _lines_of_code(page: Path) -> Iterator[str]:
@@ -96,6 +111,21 @@ def _options_of_commands() -> dict[str, set[str]]:
         | {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}
         for name, command in commands.items()
     }
+
+
+def test_coverage_names_checks_and_jobs_that_exist() -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+?)? ?\| ?(.+?)? ?\|$", (DOCS / "coverage.md").read_text(), re.M)
+    rows = [row for row in rows if row[0] not in ("task", "---")]
+    assert [task for task, command, page in rows if not page and command != "not there"] == []
+    code = {name for _, command, _ in rows for name in re.findall(r"`([^`]+)`", command)}
+    assert {
+        name
+        for name in code
+        if re.fullmatch(r"[a-z]+\.[a-z_]+", name)
+        and not name.endswith((".yml", ".json", ".jsonl", ".html", ".txt", ".sh"))
+    } - set(catalog()) == set()
+    jobs = {f"jobs/{workload.name}.sbatch" for workload in _WORKLOADS}
+    assert {name for name in code if name.startswith("jobs/")} <= jobs
 
 
 @cache
