@@ -135,7 +135,7 @@ def run_in_shell(page_blocks: Iterable[Block], folder: Path, env: dict[str, str]
                 command = written.replace("/shared/", f"{folder}/shared/")
                 shell.stdin.write(f"{{ {command}; }} </dev/null; code=$?; echo; echo END $code\n")
                 shell.stdin.flush()
-                lines = []
+                lines: list[str] = []
                 while not (line := shell.stdout.readline()).startswith("END "):
                     assert line, f"{block.page.name}: {written}: the shell ended\n{''.join(lines)}"
                     lines.append(line)
