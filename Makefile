@@ -2,6 +2,7 @@
 #   make trial   run seatrial on this machine
 #   make test    lint, types, and all tests but those of the next two
 #   make test-training   trains small models, mostly with several ranks
+#   make docs   the pages of docs/ as a site in build/site
 #   make wheelhouse   download all wheels for machines without a network (docs/install.md)
 # and, as root with Debian's slurm-wlm, munge, iproute2 and iptables:
 #   make test-cluster    tests on a real Slurm of two nodes
@@ -17,7 +18,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder
 # Python caches compiled modules: without the cache each of hundreds of processes compiles 200 modules again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: trial wheelhouse cluster-trial test unit-tests test-cluster test-training lint setup clean
+.PHONY: trial docs wheelhouse cluster-trial test unit-tests test-cluster test-training lint setup clean
 .DEFAULT_GOAL := trial
 
 # a run without GPUs is accepted only with --gpus-per-node 0; 0x10de is NVIDIA's vendor ID
@@ -59,6 +60,9 @@ $(SETUP): pyproject.toml constraints.txt
 $(TRIAL_SETUP): pyproject.toml constraints.txt
 	sh tools/setup.sh $(VENV) trial
 	touch $@
+
+docs: $(SETUP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheelhouse: $(TRIAL_SETUP)
 	$(BIN)/python tools/wheelhouse.py $(WHEELHOUSE)

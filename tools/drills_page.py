@@ -23,6 +23,7 @@ HEAD = """# Drills
 With this page you prove that seatrial finds the faults that it claims to find. A drill starts a trial, injects one
 fault into it, and compares the report with the expected one.
 
+<!-- not run: takes an hour; tests/drill runs three of them -->
 ```sh
 seatrial drill --list                 # all drills, and what this machine lacks for some of them
 seatrial drill rank-killed            # one drill
