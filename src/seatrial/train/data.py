@@ -96,7 +96,10 @@ def prepare(settings: TrainConfig, folder: Path, is_rank0: bool, gather: Callabl
     if not settings.data.cold:
         return blocks
     _disable_readahead(blocks.tokens)
-    return replace(blocks, cached_share=max(gather(page_cache.evict(blocks_folder / BLOCKS_FILE))))
+    gather(None)  # all ranks have read the header of the file
+    page_cache.evict(blocks_folder / BLOCKS_FILE)
+    gather(None)
+    return replace(blocks, cached_share=max(gather(page_cache.cached_share(blocks_folder / BLOCKS_FILE))))
 
 
 def _fingerprint(settings: TrainConfig) -> str:

@@ -166,6 +166,13 @@ def test_a_path_that_does_not_answer(node: Node, monkeypatch: pytest.MonkeyPatch
     assert node.outcomes()["paths_not_found"] == {Outcome.FAIL}
 
 
+def test_a_path_that_does_not_exist_is_not_looked_up_in_its_parent(node: Node) -> None:
+    node.mount("home", "nfs", "hard")
+    node.paths["hf_cache"] = str(node.root / "home" / "not" / "mounted")
+    assert node.outcomes()["paths_not_found"] == {Outcome.FAIL}
+    assert "No such file" in str(node.measure().facts["not_found"])
+
+
 def test_default_paths_are_those_of_this_process(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(node.root / "not_yet" / "huggingface"))
     node.rows.append("1 1 0:1 / / rw - ext4 /dev/sda rw")

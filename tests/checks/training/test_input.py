@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 
 from seatrial.checks.training.input import CHECK, data_cold
+from seatrial.discover import filesystem
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Metric, Outcome
 from tests.processes import Program
@@ -54,6 +56,7 @@ checks:
 
 
 @pytest.mark.training
+@pytest.mark.skipif(filesystem.type_of(Path(gettempdir())) == "tmpfs", reason="tmpfs keeps data in the page cache")
 def test_a_rank_whose_filesystem_is_slow(tmp_path: Path) -> None:
     """Each batch of rank 1 takes 0.3 s; rank 0 reads from the same folder without a fault."""
     data = tmp_path / "data"

@@ -43,7 +43,8 @@ def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
     """Yield what is mounted for each tier, with the metrics of its settings, quota and storage targets."""
     paths = options.paths or _tiers.default_paths(str(context.artifacts_dir), os.environ)
     entries = filesystem.mountinfo(read_text(context.root / "proc/self/mountinfo"))
-    by_tier = {name: _filesystem_at(path, entries, context.root) for name, path in paths.items()}
+    must_exist = bool(options.paths)
+    by_tier = {name: _filesystem_at(path, must_exist, entries, context.root) for name, path in paths.items()}
     kinds = {name: row.kind for name, row in by_tier.items() if row.kind}
     unwise = {name: values for name, kind in kinds.items() if (values := _unwise(kind))}
     misplaced = {name: kind.name for name, kind in kinds.items() if kind.network and _needs_local_disk(name)}
@@ -66,10 +67,14 @@ def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
         yield from _targets(name, by_tier.get(name), context)
 
 
-def _filesystem_at(path: str, entries: list[MountEntry], root: Path) -> TierFilesystem:
-    """The filesystem of ``path``, or of its first parent that exists (HF_HOME is created when it is first used)."""
-    existing = Path(path)
-    pending = start_in_thread(lambda: os.path.realpath(next(p for p in (existing, *existing.parents) if p.exists())))
+def _filesystem_at(path: str, must_exist: bool, entries: list[MountEntry], root: Path) -> TierFilesystem:
+    """The filesystem of ``path``; without ``must_exist`` of its first parent that exists, as of a new HF_HOME."""
+
+    def existing() -> Path:
+        parents = () if must_exist else Path(path).parents
+        return next((candidate for candidate in (Path(path), *parents) if candidate.exists()), Path(path))
+
+    pending = start_in_thread(lambda: os.path.realpath(existing(), strict=True))
     try:
         resolved = pending.result(_RESPONSE_TIMEOUT_S)
     except TimeoutError:
@@ -114,7 +119,9 @@ def _quota(name: str, row: TierFilesystem | None, entries: list[MountEntry], con
         return
     context.progress(f"quota of {name}")
     mounted = len({entry.source for entry in entries if entry.type == row.mount.type})
-    reading = filesystem_quota.read_quota(row.kind.quota_tool, row.path, mounted)
+    tool = row.kind.quota_tool
+    # lfs and statvfs take any path; a folder of WekaFS has its own quota
+    reading = filesystem_quota.read_quota(tool, row.path if tool in ("lfs", "statvfs") else row.mount.target, mounted)
     share = reading.quota.used_percent if reading.quota else None
     if reading.reason:
         yield from facts({fact: f"not_supported: {reading.reason}"})
@@ -193,7 +200,7 @@ RULES = (
         metric="paths_not_found",
         expect="== 0 paths",
         evidence_facts=("not_found",),
-        meaning="The filesystem of a path does not answer, or is not mounted on this node.",
+        meaning="A path does not exist on this node, its filesystem is not mounted, or does not answer.",
         fix="The fact not_found lists path and reason. On the node: timeout 5 stat -f PATH; findmnt -T PATH",
     ),
     Rule(
