@@ -118,7 +118,7 @@ def _quota(name: str, row: TierFilesystem | None, entries: list[MountEntry], con
         yield from facts({fact: "no: the local disk is mounted without quotas"})
         return
     context.progress(f"quota of {name}")
-    mounted = len({entry.source for entry in entries if entry.type == row.mount.type})
+    mounted = len({entry.device for entry in entries if entry.type == row.mount.type})  # bind mounts count once
     tool = row.kind.quota_tool
     # lfs and statvfs take any path; a folder of WekaFS has its own quota
     reading = filesystem_quota.read_quota(tool, row.path if tool in ("lfs", "statvfs") else row.mount.target, mounted)
@@ -129,14 +129,11 @@ def _quota(name: str, row: TierFilesystem | None, entries: list[MountEntry], con
         yield from facts({fact: f"no: no quota for this user ({reading.command})"})
     else:
         quota = reading.quota
-        size = f"{format_bytes(quota.bytes_used)} of {_limit(quota.bytes_limit, format_bytes(quota.bytes_limit or 0))}"
-        files = f"{quota.files_used:,} of {_limit(quota.files_limit, f'{quota.files_limit:,}')} files"
+        limit = "unlimited" if quota.bytes_limit is None else format_bytes(quota.bytes_limit)
+        files_limit = "unlimited" if quota.files_limit is None else f"{quota.files_limit:,}"
+        size, files = f"{format_bytes(quota.bytes_used)} of {limit}", f"{quota.files_used:,} of {files_limit} files"
         yield from facts({fact: "yes", f"quota_in_use_{name}": f"{size}, {files} ({reading.command})"})
         yield metric(f"quota_used.{name}", share, "%", context.node)
-
-
-def _limit(limit: int | None, text: str) -> str:
-    return "unlimited" if limit is None else text
 
 
 def _targets(name: str, row: TierFilesystem | None, context: Context) -> Iterator[Observation]:
