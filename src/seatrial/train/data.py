@@ -81,7 +81,10 @@ def prepare(settings: TrainConfig, folder: Path, is_rank0: bool, gather: Callabl
     if not settings.data.cold:
         return loaded
     _disable_readahead(loaded.tokens)
-    return replace(loaded, cached_share=max(gather(page_cache.evict(blocks_folder / BLOCKS_FILE))))
+    gather(None)  # all ranks have read the header of the file
+    page_cache.evict(blocks_folder / BLOCKS_FILE)
+    gather(None)
+    return replace(loaded, cached_share=max(gather(page_cache.cached_share(blocks_folder / BLOCKS_FILE))))
 
 
 def _prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:

@@ -5,30 +5,31 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 
-def evict(path: Path) -> float:
-    """Drop a file from the page cache; the share of its pages that remain there, 0 to 1.
+def evict(path: Path) -> None:
+    """Drop a file from the page cache, where the filesystem does so; ``cached_share`` has the result."""
+    with suppress(OSError), path.open("rb") as file:
+        os.fsync(file.fileno())  # the kernel does not drop pages that are not written yet
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
-    Some filesystems keep all pages, such as tmpfs. 1 also if the share cannot be read.
+
+def cached_share(path: Path) -> float:
+    """The share of a file's pages in the page cache, 0 to 1; 1 also if it cannot be read.
+
+    The kernel reports all pages of a file of another user as cached (mincore(2)).
     """
     try:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())  # the kernel does not drop pages that are not written yet
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return cached_share(path)
+        return _cached_share(path)
     except OSError:
         return 1.0
 
 
-def cached_share(path: Path) -> float:
-    """The share of a file's pages in the page cache, 0 to 1, by mincore(2). Raises OSError.
-
-    The kernel reports all pages of a file of another user as cached.
-    """
+def _cached_share(path: Path) -> float:
     size = path.stat().st_size
     if not size:
         return 0.0

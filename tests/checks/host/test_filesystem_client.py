@@ -93,6 +93,7 @@ def test_lustre_with_quota_and_a_full_server_disk(node: Node) -> None:
     [
         ("lfs-quota-mila.txt", {Outcome.PASS, Outcome.WARN}),  # 99.99 % of the bytes
         ("lfs-quota-expanse.txt", {Outcome.PASS}),
+        ("lfs-quota-nig.txt", {Outcome.PASS, Outcome.WARN}),  # no limit of files
         ("lfs-quota-inaccurate.txt", {Outcome.UNJUDGED}),
         ("beegfs-ctl-table.txt", {Outcome.UNJUDGED}),
     ],
@@ -140,8 +141,8 @@ def test_a_local_disk_has_no_quota_tool_and_no_servers(node: Node) -> None:
 
 
 def test_two_mounts_of_beegfs_are_not_mixed_up(node: Node) -> None:
-    for tier, source in (("home", "beegfs_home"), ("hf_cache", "beegfs_data")):
-        node.mount(tier, "beegfs", "cfgFile=/none", source)
+    for tier in ("home", "hf_cache"):
+        node.mount(tier, "beegfs", "cfgFile=/none", "beegfs_nodev")
     node.tools["beegfs"] = read("beegfs-8.ndjson")
     assert node.outcomes()["quota_used.home"] == {Outcome.UNJUDGED}
     assert node.commands == []
@@ -164,6 +165,13 @@ def test_a_path_that_does_not_answer(node: Node, monkeypatch: pytest.MonkeyPatch
     module = "seatrial.checks.host.filesystem_client"
     monkeypatch.setattr(f"{module}.start_in_thread", lambda call: type("Hung", (), {"result": staticmethod(hang)}))
     assert node.outcomes()["paths_not_found"] == {Outcome.FAIL}
+
+
+def test_a_path_that_does_not_exist_is_not_looked_up_in_its_parent(node: Node) -> None:
+    node.mount("home", "nfs", "hard")
+    node.paths["hf_cache"] = str(node.root / "home" / "not" / "mounted")
+    assert node.outcomes()["paths_not_found"] == {Outcome.FAIL}
+    assert "No such file" in str(node.measure().facts["not_found"])
 
 
 def test_default_paths_are_those_of_this_process(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,8 @@ def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
     """Yield what is mounted for each tier, with the metrics of its settings, quota and storage targets."""
     paths = options.paths or _tiers.default_paths(str(context.artifacts_dir), os.environ)
     entries = filesystem.mountinfo(read_text(context.root / "proc/self/mountinfo"))
-    by_tier = {name: _filesystem_at(path, entries, context.root) for name, path in paths.items()}
+    must_exist = bool(options.paths)
+    by_tier = {name: _filesystem_at(path, must_exist, entries, context.root) for name, path in paths.items()}
     kinds = {name: row.kind for name, row in by_tier.items() if row.kind}
     unwise = {name: values for name, kind in kinds.items() if (values := _unwise(kind))}
     misplaced = {name: kind.name for name, kind in kinds.items() if kind.network and _needs_local_disk(name)}
@@ -66,10 +67,14 @@ def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
         yield from _targets(name, by_tier.get(name), context)
 
 
-def _filesystem_at(path: str, entries: list[MountEntry], root: Path) -> TierFilesystem:
-    """The filesystem of ``path``, or of its first parent that exists (HF_HOME is created when it is first used)."""
-    existing = Path(path)
-    pending = start_in_thread(lambda: os.path.realpath(next(p for p in (existing, *existing.parents) if p.exists())))
+def _filesystem_at(path: str, must_exist: bool, entries: list[MountEntry], root: Path) -> TierFilesystem:
+    """The filesystem of ``path``; without ``must_exist`` of its first parent that exists, as of a new HF_HOME."""
+
+    def existing() -> Path:
+        parents = () if must_exist else Path(path).parents
+        return next((candidate for candidate in (Path(path), *parents) if candidate.exists()), Path(path))
+
+    pending = start_in_thread(lambda: os.path.realpath(existing(), strict=True))
     try:
         resolved = pending.result(_RESPONSE_TIMEOUT_S)
     except TimeoutError:
@@ -113,8 +118,10 @@ def _quota(name: str, row: TierFilesystem | None, entries: list[MountEntry], con
         yield from facts({fact: "no: the local disk is mounted without quotas"})
         return
     context.progress(f"quota of {name}")
-    mounted = len({entry.source for entry in entries if entry.type == row.mount.type})
-    reading = filesystem_quota.read_quota(row.kind.quota_tool, row.path, mounted)
+    mounted = len({entry.device for entry in entries if entry.type == row.mount.type})  # bind mounts count once
+    tool = row.kind.quota_tool
+    # lfs and statvfs take any path; a folder of WekaFS has its own quota
+    reading = filesystem_quota.read_quota(tool, row.path if tool in ("lfs", "statvfs") else row.mount.target, mounted)
     share = reading.quota.used_percent if reading.quota else None
     if reading.reason:
         yield from facts({fact: f"not_supported: {reading.reason}"})
@@ -122,14 +129,11 @@ def _quota(name: str, row: TierFilesystem | None, entries: list[MountEntry], con
         yield from facts({fact: f"no: no quota for this user ({reading.command})"})
     else:
         quota = reading.quota
-        size = f"{format_bytes(quota.bytes_used)} of {_limit(quota.bytes_limit, format_bytes(quota.bytes_limit or 0))}"
-        files = f"{quota.files_used:,} of {_limit(quota.files_limit, f'{quota.files_limit:,}')} files"
+        limit = "unlimited" if quota.bytes_limit is None else format_bytes(quota.bytes_limit)
+        files_limit = "unlimited" if quota.files_limit is None else f"{quota.files_limit:,}"
+        size, files = f"{format_bytes(quota.bytes_used)} of {limit}", f"{quota.files_used:,} of {files_limit} files"
         yield from facts({fact: "yes", f"quota_in_use_{name}": f"{size}, {files} ({reading.command})"})
         yield metric(f"quota_used.{name}", share, "%", context.node)
-
-
-def _limit(limit: int | None, text: str) -> str:
-    return "unlimited" if limit is None else text
 
 
 def _targets(name: str, row: TierFilesystem | None, context: Context) -> Iterator[Observation]:
@@ -193,7 +197,7 @@ RULES = (
         metric="paths_not_found",
         expect="== 0 paths",
         evidence_facts=("not_found",),
-        meaning="The filesystem of a path does not answer, or is not mounted on this node.",
+        meaning="A path does not exist on this node, its filesystem is not mounted, or does not answer.",
         fix="The fact not_found lists path and reason. On the node: timeout 5 stat -f PATH; findmnt -T PATH",
     ),
     Rule(

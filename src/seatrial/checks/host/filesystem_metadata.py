@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 OPERATIONS, MODES = ("create", "stat", "list", "unlink"), ("single", "concurrent")
 _UNLINK_RATE = 10  # files/s of all nodes together: the slowest deletion that is waited for
 _MAX_NAMED = 5
+_LEFTOVERS_TIMEOUT_S = 600.0
 Rates = dict[str, list[float]]  # OPERATION_MODE → total files/s of each repeat
 
 
@@ -81,20 +84,26 @@ def _measured(name: str, paths: dict[str, str], failed: dict[str, str]) -> str:
 
 
 def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:
-    """Path of each leftover folder → "removed", or why it was kept."""
-    from seatrial.bench import metadata
+    """Path of each leftover folder → "removed", or why it was kept. In a shared folder one node removes them."""
+    from seatrial.bench import metadata, storage
 
-    by_node = folder.run_on_all(lambda: metadata.leftover_folders(folder.path.parent, folder.path), 600.0)
-    return {str(leftover.path): leftover.problem or "removed" for node in by_node for leftover in node}
+    participants = folder.participants.first_only if storage.is_shared(folder) else folder.participants
+    by_node = participants.run_on_all(
+        lambda: metadata.leftover_folders(folder.path.parent, folder.path), _LEFTOVERS_TIMEOUT_S
+    )
+    leftovers = sorted((leftover for node in by_node for leftover in node), key=lambda leftover: leftover.problem)
+    return {str(leftover.path): leftover.problem or "removed" for leftover in leftovers}  # a problem of any node wins
 
 
 def _leftovers_of_other_runs(context: Context) -> dict[str, str]:
     """Old folders of killed runs in the artifacts of runs next to this one: they are named, not removed."""
     from seatrial.bench import metadata
 
-    pattern, now = f"*/artifacts/*/{metadata.PREFIX}*", time.time()
-    paths = [path for path in context.run_dir.parent.glob(pattern) if not path.is_relative_to(context.run_dir)]
-    old = [path for path in sorted(paths) if now - path.lstat().st_mtime > metadata.MIN_LEFTOVER_AGE_S]
+    pattern, now, old = f"*/artifacts/*/{metadata.PREFIX}*", time.time(), list[Path]()
+    for path in sorted(context.run_dir.parent.glob(pattern)):
+        with suppress(OSError):  # removed meanwhile
+            if not path.is_relative_to(context.run_dir) and now - path.lstat().st_mtime > metadata.MIN_LEFTOVER_AGE_S:
+                old.append(path)
     return {str(path): "in the run directory of another run: not removed" for path in old[:_MAX_NAMED]}
 
 
