@@ -70,7 +70,8 @@ def page(document: dict[str, Any]) -> str:
     if not_run:
         lines += ["", "Not run on this machine:", "", "| drill | injected | reason |", "| --- | --- | --- |"]
         lines += [f"| `{row.name}` | {_cell(row.title)} | {_cell(row.could_not_run)} |" for row in not_run]
-    return "\n".join([*lines, "", "## Clean runs", "", *(_clean(row) for row in clean)]).rstrip() + "\n"
+    lines += ["", "## Clean runs", "", f"Machine: {document['clean_machine']}", "", *(_clean(row) for row in clean)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _row(result: DrillResult) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seatrial.analysis.known_references import figures
+from seatrial.analysis.known_references import reference_metrics
 from seatrial.checks import catalog
 from seatrial.hardware.references import skus
 from seatrial.report import known_references
@@ -14,7 +14,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "references.md"
 
 def page() -> str:
     """The whole page."""
-    return known_references.page(skus(), figures(catalog()))
+    return known_references.page(skus(), reference_metrics(catalog()))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.analysis.known_references import figures, unjudged_metrics, values_by_figure
+from seatrial.analysis.known_references import reference_metrics, unjudged_metrics, values_by_metric
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.hardware.references import skus
@@ -83,12 +83,12 @@ def test_nothing_is_predicted_without_a_gpu_model_or_enough_ranks() -> None:
 
 
 def test_each_value_belongs_to_a_rule_or_another_size_of_one() -> None:
-    known = figures(catalog())
-    families = {figure.key.rpartition(".")[0] for figure in known}
+    known = reference_metrics(catalog())
+    families = {metric.key.rpartition(".")[0] for metric in known}
     for sku in skus():
         assert {key.rpartition(".")[0] for key in sku.expected} <= families
-        assert all(value.nodes == 1 for value in values_by_figure(sku, known)[_each_node(known)])
+        assert all(value.nodes == 1 for value in values_by_metric(sku, known)[_each_node(known)])
 
 
 def _each_node(known: Any) -> Any:
-    return next(figure for figure in known if figure.is_per_node)
+    return next(metric for metric in known if metric.is_per_node)

@@ -25,7 +25,7 @@ NCCL_SETTINGS_TASK = {
     "groups": {"all_ranks": [[0, 1]]},
     "size": 2**16,
     "seconds": 0.1,
-    "path_sizes": [2**10],
+    "untimed_sizes": [2**10],
 }
 
 ALGORITHM_REQUESTS = [

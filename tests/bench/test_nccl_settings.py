@@ -17,7 +17,7 @@ TASK: dict[str, Any] = {
     "groups": {"all_ranks": [[0, 1]]},
     "size": 4000,
     "seconds": 0.1,
-    "path_sizes": [400, 4000, 40000],
+    "untimed_sizes": [400, 4000, 40000],
 }
 
 

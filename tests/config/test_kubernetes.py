@@ -41,6 +41,7 @@ def config(tmp_path: Path, **groups: Any) -> Config:
         ("image", {"image": "a/b@sha256:12"}, "image name"),
         ("registry", {"registry": "https://mirror"}, "registry"),
         ("shm_size", {"shm_size": "16GB"}, "quantity"),
+        ("shm_size", {"shm_size": 0}, "above 0"),
         ("claim.path", {"claim": {"name": "c", "path": "results"}}, "absolute path"),
         ("claim.path", {"claim": {"name": "c", "path": "/dev/shm"}}, "absolute path"),
         ("claim.path", {"claim": {"name": "c", "path": "/a/../dev/shm"}}, "absolute path"),

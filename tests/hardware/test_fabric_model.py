@@ -59,7 +59,7 @@ def test_nvls_that_is_switched_off_is_not_assumed() -> None:
     ("key", "changes", "reason"),
     [
         ("all_gather.busbw.1GiB", {"links": Links(network="rdma")}, "rate of the RDMA ports is not known"),
-        ("all_gather.busbw.1GiB", {"links": Links()}, "log does not name the network"),
+        ("all_gather.busbw.1GiB", {"links": Links()}, "network between nodes is unknown"),
         ("all_gather.busbw.1GiB", {"links": TCP}, "cluster.fabric: {kind: tcp}"),
         ("all_gather.busbw.1GiB", {"nodes": 16}, "limits from 8GiB on"),
         ("all_gather.busbw.64MiB", {}, "limits from 1GiB on"),

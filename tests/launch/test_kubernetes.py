@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from seatrial.launch import check_access, node_prefix
+from seatrial.discover.kubectl import ApiUnavailable, Kubectl
+from seatrial.launch import check_access, kubernetes_job, node_prefix
 from seatrial.launch.kubernetes import KubernetesLauncher
 from seatrial.launch.kubernetes_job import label_value
 from seatrial.model import UsageError
@@ -18,6 +19,20 @@ def test_refused_object_leaves_no_other(attempt: Attempt) -> None:
     result = attempt.run(create_errors={"Job": FORBIDDEN})
     assert "(Forbidden): jobs.batch is forbidden: exceeded quota: jobs" in result.cause
     assert any(call.endswith("--wait=false") and "delete jobs.batch,services" in call for call in attempt.cluster.calls)
+
+
+def test_interrupted_creation_names_the_command_that_deletes_what_it_may_have_created(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def api_server_stops(client: Kubectl, *args: str, **options: object) -> str:
+        if args[0] == "create":
+            raise KeyboardInterrupt
+        raise ApiUnavailable("connection refused")
+
+    monkeypatch.setattr(Kubectl, "run", api_server_stops)
+    monkeypatch.setattr(kubernetes_job, "_DELETE_LIMIT_S", 0)
+    with pytest.raises(KeyboardInterrupt, match=r"Run first: kubectl .*delete jobs.batch,services,pods --selector="):
+        attempt.run()
 
 
 def test_objects_of_others_with_the_same_name_stay(attempt: Attempt) -> None:

@@ -6,13 +6,13 @@ import io
 
 from rich.console import Console
 
-from seatrial.analysis.known_references import Figure, Unjudged
+from seatrial.analysis.known_references import ReferenceMetric, Unjudged
 from seatrial.hardware.references import Sku
 from seatrial.model import ReferenceValue
 from seatrial.report import known_references
 
-GEMM = Figure("device.gemm", "tflops.bf16", "gemm.bf16", is_optional=False, is_per_node=False)
-REDUCE = Figure("collectives.reduce", "busbw.1GiB", "reduce.busbw.1GiB", is_optional=True, is_per_node=False)
+GEMM = ReferenceMetric("device.gemm", "tflops.bf16", "gemm.bf16", is_optional=False, is_per_node=False)
+REDUCE = ReferenceMetric("collectives.reduce", "busbw.1GiB", "reduce.busbw.1GiB", is_optional=True, is_per_node=False)
 VALUES = tuple(
     ReferenceValue(gpus=gpus, nodes=nodes, fabric=fabric, value=300, required=250, unit="GB/s", source="a paper")
     for gpus, nodes, fabric in ((2, 1, ""), (8, 1, ""), (16, 2, "efa"))

@@ -15,7 +15,7 @@ from seatrial.model import Baseline, ReferenceValue, Scope
 
 
 @dataclass(frozen=True)
-class Figure:
+class ReferenceMetric:
     """A metric that a rule compares with a reference value, by its key in the SKU data.
 
     ``is_optional``: without a value, the metric of a known GPU model is SKIP and not UNJUDGED. ``is_per_node``: each
@@ -23,7 +23,7 @@ class Figure:
     """
 
     check: str
-    metric: str
+    name: str
     key: str
     is_optional: bool
     is_per_node: bool
@@ -40,10 +40,10 @@ class Unjudged:
     fabrics: tuple[str, ...] = ()
 
 
-def figures(checks: Mapping[str, Check]) -> tuple[Figure, ...]:
+def reference_metrics(checks: Mapping[str, Check]) -> tuple[ReferenceMetric, ...]:
     """All metrics that rules compare with reference values, in the order of the checks."""
     rows = (
-        Figure(
+        ReferenceMetric(
             check.name,
             rule.metric,
             rule.reference,
@@ -59,11 +59,11 @@ def figures(checks: Mapping[str, Check]) -> tuple[Figure, ...]:
     return tuple(dict.fromkeys(rows))
 
 
-def values_by_figure(sku: Sku, wanted: Sequence[Figure]) -> dict[Figure, tuple[ReferenceValue, ...]]:
-    """Figure → its reference values for a GPU model, empty where there is none."""
+def values_by_metric(sku: Sku, wanted: Sequence[ReferenceMetric]) -> dict[ReferenceMetric, tuple[ReferenceValue, ...]]:
+    """ReferenceMetric → its reference values for a GPU model, empty where there is none."""
     return {
-        figure: tuple(value for value in sku.expected.get(figure.key, ()) if value.nodes == 1 or not figure.is_per_node)
-        for figure in wanted
+        metric: tuple(value for value in sku.expected.get(metric.key, ()) if value.nodes == 1 or not metric.is_per_node)
+        for metric in wanted
     }
 
 
@@ -83,46 +83,46 @@ def unjudged_metrics(
         return ()
     planned, references = set(planned), References(site, skus())
     return tuple(
-        Unjudged(figure.check, figure.metric, _fabrics(figure, facts, references))
-        for figure in figures(checks)
-        if figure.check in planned and not _has_threshold(figure, config)
-        if (facts := _facts(figure, checks[figure.check], config, gpus)) and not _is_judged(figure, facts, references)
+        Unjudged(metric.check, metric.name, _fabrics(metric, facts, references))
+        for metric in reference_metrics(checks)
+        if metric.check in planned and not _has_threshold(metric, config)
+        if (facts := _facts(metric, checks[metric.check], config, gpus)) and not _is_judged(metric, facts, references)
     )
 
 
-def _has_threshold(figure: Figure, config: Config) -> bool:
+def _has_threshold(metric: ReferenceMetric, config: Config) -> bool:
     """Whether the trial has a threshold on the metric, or sets ``sizes`` and has one on another size."""
-    setting, family = config.checks[figure.check], figure.metric.rpartition(".")[0]
+    setting, family = config.checks[metric.check], metric.name.rpartition(".")[0]
     if setting.options.get("sizes") and family:
         return any(metric.rpartition(".")[0] == family for metric in setting.expect)
-    return figure.metric in setting.expect
+    return metric.name in setting.expect
 
 
-def _facts(figure: Figure, check: Check, config: Config, gpus: Sequence[str]) -> dict[str, JsonValue]:
+def _facts(metric: ReferenceMetric, check: Check, config: Config, gpus: Sequence[str]) -> dict[str, JsonValue]:
     """The facts of the measurement that select a reference value; empty if the rule or the check does not apply."""
-    if not figure.min_nodes <= config.cluster.nodes <= (figure.max_nodes or config.cluster.nodes):
+    if not metric.min_nodes <= config.cluster.nodes <= (metric.max_nodes or config.cluster.nodes):
         return {}
-    nodes = 1 if figure.is_per_node else config.cluster.nodes
+    nodes = 1 if metric.is_per_node else config.cluster.nodes
     ranks = len(gpus) * nodes
     if check.needs.min_ranks > ranks or ("one node" in check.skipped_if and config.cluster.nodes == 1):
         return {}
-    lookup = metric_lookup(check, figure.metric, figure.key)
+    lookup = metric_lookup(check, metric.name, metric.key)
     if lookup.bounded_by or check.scope is not Scope.CLUSTER:
         ranks, nodes = metric_shape(check, lookup, ranks, nodes)
     return {"gpu": MODEL_SEPARATOR.join(sorted(set(gpus))), "world_size": ranks, "nodes": nodes}
 
 
-def _is_judged(figure: Figure, facts: Mapping[str, JsonValue], references: References) -> bool:
+def _is_judged(metric: ReferenceMetric, facts: Mapping[str, JsonValue], references: References) -> bool:
     """Whether the metric will be judged, or recorded as SKIP because its reference value is optional."""
-    if isinstance(references.site_or_sku_reference(figure.key, facts), Reference):
+    if isinstance(references.site_or_sku_reference(metric.key, facts), Reference):
         return True
     has_sku = all(isinstance(references.sku(name), Sku) for name in str(facts["gpu"]).split(MODEL_SEPARATOR))
-    return figure.is_optional and has_sku
+    return metric.is_optional and has_sku
 
 
-def _fabrics(figure: Figure, facts: Mapping[str, JsonValue], references: References) -> tuple[str, ...]:
+def _fabrics(metric: ReferenceMetric, facts: Mapping[str, JsonValue], references: References) -> tuple[str, ...]:
     """The classes of networks over which a GPU model has a value for this number of GPUs and nodes."""
     sku = references.sku(str(facts["gpu"]))
-    values = () if isinstance(sku, str) else sku.expected.get(figure.key, ())
+    values = () if isinstance(sku, str) else sku.expected.get(metric.key, ())
     shape = facts["world_size"], facts["nodes"]
     return tuple(value.fabric for value in values if (value.gpus, value.nodes) == shape and value.fabric)

@@ -22,12 +22,12 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Return bus bandwidths in GB/s, ``busbw[name][group][window]``, and NCCL's log of the group of all ranks.
 
     ``task``: ``size`` in bytes and ``seconds`` for the timed all-reduce in each of ``groups`` (name → groups of ranks
-    that run concurrently); ``path_sizes``: sizes of one untimed all-reduce each, for NCCL's log, which shows the path
+    that run concurrently); ``untimed_sizes``: sizes of one untimed all-reduce each, for NCCL's log with the path
     of the data. Also returned: ``wrong_elements``; ``log`` (path) and ``log_bytes``, the length of its part about the
     group of all ranks; and ``not_allocated``, the sizes that did not fit into memory.
     """
     limit = MEMORY_SHARE * min_free_memory(device)
-    sizes = [size for size in task["path_sizes"] if size <= limit]  # the same on all ranks: all make the same calls
+    sizes = [size for size in task["untimed_sizes"] if size <= limit]  # the same on all ranks: all make the same calls
     for size in dict.fromkeys([task["size"], *sizes]):
         dist.all_reduce(torch.zeros(size // 4, dtype=torch.float32, device=device))
         if device.startswith("cuda"):
@@ -46,7 +46,7 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
         "wrong_elements": sum(mismatch.wrong for mismatch in mismatches),
         "log": str(log),
         "log_bytes": log_bytes,
-        "not_allocated": sorted(set(task["path_sizes"]) - set(sizes)),
+        "not_allocated": sorted(set(task["untimed_sizes"]) - set(sizes)),
     }
 
 

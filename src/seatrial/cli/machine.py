@@ -56,22 +56,22 @@ def skus(
     as_json: AsJson = False,
 ) -> None:
     """List the metrics with a reference value by GPU model, with the source of each value."""
-    from seatrial.analysis.known_references import figures
+    from seatrial.analysis.known_references import reference_metrics
     from seatrial.checks import catalog
     from seatrial.hardware import references
     from seatrial.report import known_references
 
-    all_figures, models = figures(catalog()), references.skus()
+    all_metrics, models = reference_metrics(catalog()), references.skus()
     selected = [sku for sku in models if any(model.lower() in name.lower() for name in (sku.name, *sku.nvml_names))]
     if not selected:
         raise UsageError(f"no GPU model matches {model!r}; known: {', '.join(sku.name for sku in models)}")
     if as_json:
-        print_json(known_references.as_json(selected, all_figures))
+        print_json(known_references.as_json(selected, all_metrics))
     elif not model:
-        known_references.print_models(selected, all_figures, stdout())
+        known_references.print_models(selected, all_metrics, stdout())
     else:
         for sku in selected:
-            known_references.print_model(sku, all_figures, stdout())
+            known_references.print_model(sku, all_metrics, stdout())
 
 
 def _matches(name: str, patterns: list[str]) -> bool:

@@ -42,6 +42,7 @@ Quantity = Annotated[
     BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
     _matching(_QUANTITY, "a quantity of Kubernetes, such as 8, 500m or 64Gi"),
 ]
+PositiveQuantity = Annotated[Quantity, _matching(r".*[1-9].*", "a quantity above 0, such as 16Gi")]
 # registry/repository:tag@digest: neither a space nor an upper-case letter in the repository
 ImageName = Annotated[
     str,
@@ -156,7 +157,7 @@ class Kubernetes(Frozen):
     tolerations: tuple[Toleration, ...] = (Toleration(key=GPU_RESOURCE, operator="Exists", effect="NoSchedule"),)
     claim: Claim | None = Field(default=None, description="by default results are on the node until they are fetched")
     # NCCL needs a few hundred MiB for 8 ranks, data loaders more; it counts as memory of the pod
-    shm_size: Quantity = Field(default="16Gi", description="limit of /dev/shm, which is in memory")
+    shm_size: PositiveQuantity = Field(default="16Gi", description="limit of /dev/shm, which is in memory")
     # a new cluster has no queue; the reason is shown while pods are pending
     queue_s: float = Field(
         default=600,

@@ -239,8 +239,8 @@ class _RuleEvaluation:
             detail = f"{reason}, but the rule applies to {peer}"
             self._add_verdict(group.subject, Outcome.ERROR, Reason.APPLIES_TO_PEERS_ONLY, detail)
         else:
-            why = Reason.NOT_APPLICABLE if outcome is Outcome.SKIP else Reason.FACT_UNREADABLE
-            self._add_verdict(group.subject, outcome, why, reason)
+            code = Reason.NOT_APPLICABLE if outcome is Outcome.SKIP else Reason.FACT_UNREADABLE
+            self._add_verdict(group.subject, outcome, code, reason)
         return True
 
     def _outside_node_range(self, group: MeasurementGroup) -> bool:

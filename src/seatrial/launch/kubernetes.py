@@ -76,6 +76,8 @@ class KubernetesLauncher:
                 ) from None
             if remaining and isinstance(error, KubectlError):
                 raise SeatrialError(f"{error}; {remaining}") from None
+            if remaining and isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(remaining) from None  # its text is shown before the run ends
             raise
         return job
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from seatrial.config.kubernetes import GPU_RESOURCE
 from seatrial.config.schema import Config
 from seatrial.discover.kubectl import Kubectl, KubectlError
 from seatrial.launch import pod_states
@@ -163,7 +164,7 @@ class KubernetesJob:
         namespace = self.settings.kubernetes.namespace or "NAMESPACE"
         pending = pod_states.pending(pods, self.identity.pods, self._workload, self._events, self._queued, namespace)
         reason = f"{self._shown} is pending ({pending.reason})"
-        if self._gpu_use and pod_states.GPU_RESOURCE in pending.reason:
+        if self._gpu_use and GPU_RESOURCE in pending.reason:
             reason += f": {and_more(self._gpu_use, 4, '; ')}"
         if not pending.permanent and waited_s <= queue_s:
             return WaitState(reason=reason, permanent=False, seconds=waited_s)

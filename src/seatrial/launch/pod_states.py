@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from seatrial.config.kubernetes import GPU_RESOURCE
 from seatrial.model import Frozen
 from seatrial.util import data_files
 from seatrial.util.failures import exit_reason
@@ -16,7 +17,6 @@ from seatrial.util.text import and_more
 
 Object = Mapping[str, Any]  # an object of Kubernetes, as JSON
 
-GPU_RESOURCE = "nvidia.com/gpu"
 _STARTING = ("ContainerCreating", "PodInitializing")  # usual for seconds; events say why it takes long
 _MAX_NAMED = 4
 _SCRIPT = "seatrial: "  # before a message of the pod's script

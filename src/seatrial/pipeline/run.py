@@ -248,8 +248,10 @@ def _record_stop_reason(results: TrialResults) -> Iterator[None]:
     """Set ``results.stop_reason`` on Ctrl-C, an OSError, or if nodes do not meet the requirements of the trial."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         results.stop_reason = INTERRUPTED
+        if text := str(stop):  # of a launcher: what it could not remove
+            results.display.warn(text)
     except NodesRefused as refused:
         results.stop_reason = f"preflight failed on {refused}"
         results.display.warn(results.stop_reason)

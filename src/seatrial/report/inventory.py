@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from seatrial.analysis.power import CERTAINTY, samples_table
@@ -75,11 +76,9 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
         console.print(f"[bold]{check.name}[/]  {escape(check.title)}", highlight=False)
         scope = f"{check.phase}, scope {check.scope}, {_needs(check)}, at most {check.limit_s:.0f} s"
         console.print(scope if check.rules else f"{scope}, no rules", highlight=False)
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
-        table.add_column(overflow="fold")  # a name is copied into a trial: it is never shortened
         for rule in check.rules:
-            table.add_row(rule.metric, _rule(rule), escape(rule.meaning))
-        console.print(table, highlight=False)
+            console.print(Padding(f"[bold]{rule.metric}[/]  {_rule(rule)}", (0, 0, 0, 2)), highlight=False)
+            console.print(Padding(escape(rule.meaning), (0, 0, 0, 6)), highlight=False)
 
 
 def print_power(check: Check, console: Console) -> None:

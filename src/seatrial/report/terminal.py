@@ -212,7 +212,7 @@ def _decision(trial: Trial, console: Console) -> None:
     if decision.cpu_only:
         if decision.value is DecisionValue.ACCEPTED:
             value.stylize(CPU_ONLY_STYLE)
-        value.append("\nCPU ONLY", CPU_ONLY_STYLE)
+        value.append(" (CPU ONLY)", CPU_ONLY_STYLE)
     grid.add_row(value, text)
     console.print()
     console.print(grid)

@@ -25,7 +25,7 @@ from tests.paths import FIXTURES
 LOG = (FIXTURES / "nccl" / "h200-nvlink-2.28.9.log").read_text()
 ONE_NODE = {"n0": (0, 1)}
 TWO_NODES = {"n0": (0, 1), "n1": (2, 3)}
-OPTIONS = {"size": "1GiB", "path_sizes": ["1MiB", "8GiB"]}
+OPTIONS = {"size": "1GiB", "untimed_sizes": ["1MiB", "8GiB"]}
 
 
 def log_line(size: int, algorithm: str) -> str:

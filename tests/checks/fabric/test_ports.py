@@ -45,21 +45,21 @@ def test_a_port_at_half_its_rate_or_down_fails_with_its_place(bad: PortDetails) 
     ports = eight(mlx5_4=bad)
     siblings = [verdict.outcome for verdict in judged(ports)]
     assert siblings == [Outcome.FAIL, Outcome.WARN]
-    assert {(verdict.metric, verdict.subject) for verdict in judged(ports)} == {("rate_vs_siblings", PORT)}
-    both = {("rate_vs_nodes", PORT): Outcome.FAIL, ("rate_vs_siblings", PORT): Outcome.WARN}
+    assert {(verdict.metric, verdict.subject) for verdict in judged(ports)} == {("rate_vs_node_ports", PORT)}
+    both = {("rate_vs_nodes", PORT): Outcome.FAIL, ("rate_vs_node_ports", PORT): Outcome.WARN}
     assert outcomes(ports, eight(), eight()) == both
 
 
 def test_of_two_ports_of_one_node_the_slower_one_warns() -> None:
     ports = (port("mlx5_0"), port("mlx5_1", "200 Gb/sec (2X NDR)"))
-    assert outcomes(ports) == {("rate_vs_siblings", "node0/mlx5_1"): Outcome.WARN}
+    assert outcomes(ports) == {("rate_vs_node_ports", "node0/mlx5_1"): Outcome.WARN}
 
 
 def test_a_rail_at_half_rate_on_all_nodes_warns_and_one_that_is_down_fails() -> None:
     slow = eight(mlx5_4=port("mlx5_4", "200 Gb/sec (2X NDR)"))
     assert outcomes(slow, slow) == {
-        ("rate_vs_siblings", "node0/mlx5_4"): Outcome.WARN,
-        ("rate_vs_siblings", "node1/mlx5_4"): Outcome.WARN,
+        ("rate_vs_node_ports", "node0/mlx5_4"): Outcome.WARN,
+        ("rate_vs_node_ports", "node1/mlx5_4"): Outcome.WARN,
     }
     dead = eight(mlx5_4=down("mlx5_4"))
     assert outcomes(dead, dead)["rate_vs_nodes", PORT] is Outcome.FAIL
@@ -125,7 +125,7 @@ def test_the_place_and_the_gid_table_are_in_the_verdict() -> None:
         ({"firmware": "28.38.1000"}, "settings_differing"),
         ({"mtu": 1500}, "settings_differing"),
         ({"active_mtu": 1024}, "settings_differing"),
-        ({"capability_gbps": 800.0}, "rate_of_capability"),
+        ({"capability_gbps": 800.0}, "rate_vs_maximum"),
         ({"pci_gbps": 252.1}, "pci_bandwidth"),
     ],
 )

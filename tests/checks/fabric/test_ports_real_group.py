@@ -99,7 +99,7 @@ def test_ports_of_three_ranks(runs: Runs) -> None:
     assert [len(list(measurement.facts["ports"])) for measurement in runs["ports"]] == [9, 9, 9]  # type: ignore[arg-type]
     assert "node0/mlx5_8" in dict(runs["ports"][0].facts["not_compute_ports"])  # type: ignore[arg-type]
     (failed_on_one,) = verdicts(runs["ports_one_node"], Outcome.FAIL)
-    assert (failed_on_one.metric, failed_on_one.subject) == ("rate_vs_siblings", "node0/mlx5_7")
+    assert (failed_on_one.metric, failed_on_one.subject) == ("rate_vs_node_ports", "node0/mlx5_7")
 
 
 def test_ports_without_rdma_and_with_a_setting_that_is_no_number(runs: Runs) -> None:

@@ -66,7 +66,7 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Observatio
             "groups": {_ALL_RANKS: [list(range(context.world_size))]},
             "size": SIZE,
             "seconds": options.seconds_per_size,
-            "path_sizes": [],
+            "untimed_sizes": [],
         },
         {**logging_environment(context.artifacts_dir, "ring"), **ENVIRONMENT},
         device=context.device,

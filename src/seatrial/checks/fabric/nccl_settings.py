@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 SIZE = parse_bytes("1GiB")  # saturates the links
 # The sizes of collectives.all_reduce: the report shows the transport of each
-PATH_SIZES = tuple(map(parse_bytes, ("1MiB", "10MiB", "100MiB", "1GiB", "8GiB")))
+UNTIMED_SIZES = tuple(map(parse_bytes, ("1MiB", "10MiB", "100MiB", "1GiB", "8GiB")))
 ALL_RANKS, PER_NODE = "all_ranks", "per_node"  # one group of all ranks; one group per node, all nodes concurrently
 
 
@@ -75,12 +75,12 @@ SETTINGS = {
 class NcclSettingsOptions(Options):
     """Options of collectives.nccl_settings.
 
-    ``size``: bytes of the timed all-reduce. ``path_sizes``: further sizes whose algorithm and transport are recorded.
+    ``size``: bytes of the timed all-reduce. ``untimed_sizes``: more sizes whose algorithm and transport are recorded.
     ``seconds``: maximum timed duration of each setting. ``limit_s``: time limit of the child processes of a setting.
     """
 
     size: ByteSize = Field(default=SIZE, ge=4)
-    path_sizes: tuple[ByteSize, ...] = PATH_SIZES
+    untimed_sizes: tuple[ByteSize, ...] = UNTIMED_SIZES
     seconds: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     limit_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
 
@@ -149,7 +149,7 @@ def started_setting(
         "groups": {key: [sorted(ranks) for ranks in members] for key, members in groups.items()},
         "size": options.size,
         "seconds": options.seconds,
-        "path_sizes": list(options.path_sizes),
+        "untimed_sizes": list(options.untimed_sizes),
     }
     return child_ranks.started_child_ranks(
         "seatrial.bench.nccl_settings",
@@ -213,7 +213,7 @@ def _path_facts(
             format_bytes(size): "not measured: no memory"
             if size in result["not_allocated"]
             else path_at_size(logs[name], size)
-            for size in sorted({options.size, *options.path_sizes})
+            for size in sorted({options.size, *options.untimed_sizes})
         }
         for name, result in results.items()
     }

@@ -119,10 +119,10 @@ def _rates(compute: ComputePorts) -> Iterator[Observation]:
         if rate is None:  # ports_unreadable
             continue
         yield metric("port_rate", rate, "Gb/s", subject)
-        for name, best in (("rate_vs_nodes", best_by_name[port.name]), ("rate_vs_siblings", best_by_node[node])):
+        for name, best in (("rate_vs_nodes", best_by_name[port.name]), ("rate_vs_node_ports", best_by_node[node])):
             yield metric(name, rate / best if best else 0.0, "of the best", subject)
         if rate and port.capability_gbps:
-            yield metric("rate_of_capability", 100 * rate / port.capability_gbps, "%", subject)
+            yield metric("rate_vs_maximum", 100 * rate / port.capability_gbps, "%", subject)
         if rate and port.pci_gbps:
             yield metric("pci_bandwidth", 100 * port.pci_gbps / rate, "%", subject)
         if not rate or rate < max(best_by_name[port.name], best_by_node[node]):
@@ -173,7 +173,7 @@ def _rate_rules() -> Iterator[Rule]:
     )
     for condition, outcome in (({**ONE_NODE, "three_ports": "yes"}, Outcome.FAIL), ({}, Outcome.WARN)):
         yield Rule(
-            metric="rate_vs_siblings",
+            metric="rate_vs_node_ports",
             expect=">= 0.99 of the best",
             outcome_if_violated=outcome,
             applies_if={**condition, "any_active": "yes"},
@@ -226,7 +226,7 @@ RULES = (
         fix="Test the nodes of each model on their own, or list the compute ports in NCCL_IB_HCA.",
     ),
     Rule(
-        metric="rate_of_capability",
+        metric="rate_vs_maximum",
         expect=">= 99 %",
         outcome_if_violated=Outcome.WARN,  # a NIC on a switch of the next lower rate may be intended
         applies_if={"capability_known": "yes"},
@@ -276,12 +276,12 @@ CHECK = Check(
     metrics={
         "port_rate": "Gb/s",
         "rate_vs_nodes": "of the best",
-        "rate_vs_siblings": "of the best",
+        "rate_vs_node_ports": "of the best",
         "active_ports": "ports",
         "ports_missing": "ports",
         "ports_unreadable": "ports",
         "nic_models": "models",
-        "rate_of_capability": "%",
+        "rate_vs_maximum": "%",
         "pci_bandwidth": "%",
         "gid_usable": "bool",
         "settings_differing": "components",

@@ -193,7 +193,7 @@ def _measure_rings(
     answers = child_ranks.run_child_ranks(
         "seatrial.bench.nccl_settings",
         {"groups": {name: [sorted(ranks)] for name, ranks in groups.items()}, "size": size, "seconds": seconds}
-        | {"path_sizes": []},
+        | {"untimed_sizes": []},
         {**_nccl_log.logging_environment(context.artifacts_dir, "ring"), "NCCL_ALGO": "Ring"},
         device=context.device,
         local_rank=context.local_rank,
