@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import sys
 from collections.abc import Generator
@@ -63,13 +62,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: the collector need not walk through a million of its objects with every test.
-
-    torch's threads wait actively for each other: with more of them than cores they double the time of a training.
-    """
+    """What was imported stays: the collector need not walk through a million of its objects with every test."""
     gc.freeze()
     gc.enable()
-    if "PYTEST_XDIST_WORKER" in os.environ and (torch := sys.modules.get("torch")):
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let torch use one thread: threads wait actively for each other, which takes minutes if other tests use the cores.
+
+    Before each test, because code that opens a process group sets the number of threads.
+    """
+    if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 
 

@@ -308,19 +308,20 @@ def test_path_with_non_utf8_bytes(tmp_path: Path) -> None:
     assert r"Universit\udce9/out/report.html" in out
 
 
-def test_ascii_terminal(trial: Path, tmp_path: Path) -> None:
-    code, out, err = run("run", trial, "--out", tmp_path / "out", env={"PYTHONIOENCODING": "ascii"})
-    assert code == 0, (out, err)
-    assert "ACCEPTED" in out
+def test_ascii_terminal(out: Path) -> None:
+    code, output, err = run("run", "--resume", out, env={"PYTHONIOENCODING": "ascii"})
+    assert code == 0, (output, err)
+    assert "ACCEPTED" in output
 
 
-def test_unwritable_output_is_not_rejected(trial: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "seatrial", "run", str(trial), "--out", str(tmp_path / "out")]
+def test_unwritable_output_is_not_rejected(out: Path) -> None:
+    (out / "trial.json").unlink()
+    command = [sys.executable, "-m", "seatrial", "run", "--resume", str(out)]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 3, done.stderr
     assert "No space left on device" in done.stderr
-    assert load(tmp_path / "out").decision.value is DecisionValue.ACCEPTED
+    assert load(out).decision.value is DecisionValue.ACCEPTED
 
 
 @pytest.mark.parametrize("gone", ["/dev/full", "a pipe without a reader"])
@@ -334,9 +335,9 @@ def test_closed_stderr_does_not_end_the_trial(trial: Path, tmp_path: Path, gone:
     assert load(out).decision.value is DecisionValue.ACCEPTED
 
 
-def test_closed_stdout_is_not_rejected(trial: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "seatrial", "run", str(trial), "--out", str(out)]
+def test_closed_stdout_is_not_rejected(out: Path) -> None:
+    (out / "trial.json").unlink()
+    command = [sys.executable, "-m", "seatrial", "run", "--resume", str(out)]
     with _unwritable("a pipe without a reader") as stream:
         done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 128 + signal.SIGPIPE, done.stderr

@@ -56,9 +56,11 @@ def started_together(out: Path) -> dict[str, Any]:
     with (
         child_ranks.started_child_ranks(CHILD, task, {}, file_prefix=out / "first", **common) as first,
         child_ranks.started_child_ranks(CHILD, task, {}, file_prefix=out / "second", **common) as second,
-        child_ranks.started_child_ranks(CHILD, task, {}, file_prefix=out / "unused", **common) as unused,
+        child_ranks.started_child_ranks(
+            CHILD, {"behaviour": "hang"}, {}, file_prefix=out / "unused", **common
+        ) as unused,
     ):
-        for children in (first, second, unused):
+        for children in (first, second):
             children.wait_until_ready()
         ready = time.time()
         opened = [result.value for result in first.results()]

@@ -180,9 +180,9 @@ def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
 
 def _run_module(arguments: list[str]) -> None:
     """Run ``MODULE ARGUMENT…`` in place of this program; torchrun in this process, which has imported torch already."""
-    if arguments[0] == "torch.distributed.run" and "torch" in sys.modules:
-        sys.argv = arguments
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    if arguments[0] == "seatrial.bench.run_module" and "torch" in sys.modules:
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:  # a new process image: torch has started threads in this one
         os.execv(sys.executable, [sys.executable, "-m", *arguments])
 

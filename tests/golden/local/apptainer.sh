@@ -36,7 +36,7 @@ fi
 worker=(-m seatrial.worker "$job/job.json" 1)
 # --standalone picks a free port. No restarts: they would hide a fault.
 agent=(
-    -m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=4
+    -m seatrial.bench.run_module torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=4
     --max-restarts=0 --redirects=3 --log-dir="$job/attempt1/logs"
 )
 # Tries Python, seatrial and what the checks need in this environment, before it starts the next words.

@@ -42,7 +42,7 @@ fi
 
 worker=(-m seatrial.worker "$job/job.json" 1)
 agent=(
-    -m torch.distributed.run --node-rank="$node" --log-dir="$job/attempt1/logs/node$node"
+    -m seatrial.bench.run_module torch.distributed.run --node-rank="$node" --log-dir="$job/attempt1/logs/node$node"
     --nnodes=2 --nproc-per-node=8 --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"
     --max-restarts=0 --redirects=3 # a restart would hide a fault
 )
