@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -44,6 +45,11 @@ def test_scripts_are_valid_and_a_training_completes(make_cluster: Callable[..., 
     assert end(cluster, several) == "COMPLETED", log.read_text()
     assert "2 nodes with 2 ranks" in log.read_text()
     assert (folder / "runs" / f"ddp_2nodes-{several}" / "metrics.json").is_file()
+    code, out, err = Program("watch", several, "--json", env=cluster.env).finish()
+    assert code == 0, err
+    watched = json.loads(out)
+    assert (watched["state"], watched["ended"], watched["log"]) == ("COMPLETED", True, str(log))
+    assert (watched["training"]["step"], watched["training"]["max_steps"]) == (3, 3)
     assert end(cluster, discovery) == "COMPLETED"
     found = folder / "runs" / f"discovery-{discovery}"
     assert {path.name for path in found.iterdir()} == {"node0.txt", "node1.txt"}

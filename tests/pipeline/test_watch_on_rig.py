@@ -1,4 +1,7 @@
-"""seatrial watch on a job of a site on a real Slurm cluster; nvidia-smi is a script that prints values."""
+"""seatrial watch on running jobs of a real Slurm cluster; nvidia-smi is a script that prints values.
+
+tests/launch/test_site_on_rig.py watches a real training that has ended.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +29,31 @@ NVIDIA_SMI = """#!/bin/bash
 echo "0, 98, 62720, 143771, 645.31, 61, 1980"
 echo "1, [N/A], 1, 143771, [N/A], 30, 345"
 """
+# Writes what a job script of `seatrial init` and its training write
+JOB = """#!/bin/bash
+out={folder}/runs/$SLURM_JOB_NAME-$SLURM_JOB_ID
+mkdir -p $out
+echo '{{"max_steps": 100000}}' >$out/config.json
+echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST: tiny/ddp, results in $out"
+for ((step = 1; ; step++)); do
+    echo "{{\\"step\\": $step, \\"loss\\": 2.5, \\"tokens\\": 256, \\"seconds\\": 0.5}}" >>$out/steps.jsonl
+    echo "step $step/100000"
+    sleep 0.5
+done
+"""
 
 
-def test_a_training_of_two_nodes(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+def test_a_job_on_two_nodes(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     cluster = make_cluster(2, gpus_per_node=2)
     (tmp_path / "bin").mkdir()
+    (tmp_path / "logs").mkdir()
     (tmp_path / "bin" / "nvidia-smi").write_text(NVIDIA_SMI)
     (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+    (tmp_path / "job.sh").write_text(JOB.format(folder=tmp_path))
     env = {**cluster.env, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    site = tmp_path / "site"
-    assert Program("init", site, "--gpus-per-node", "0", env=env).finish()[0] == 0
-    steps = ["tiny/throughput", "--set", "max_steps=100000", "--set", "untimed_steps=1"]
-    done = cluster.run(["sbatch", "--parsable", str(site / "jobs" / "ddp_2nodes.sbatch"), *steps])
-    job_id = done.stdout.strip()
-    assert done.returncode == 0, done.stderr
-    waiting = cluster.run(["sbatch", "--parsable", "--nodes=2", "--exclusive", "--wrap", "true"]).stdout.strip()
-    out = site / "runs" / f"ddp_2nodes-{job_id}"
+    options = ["--parsable", "--nodes=2", "--exclusive", "--job-name=ddp", f"--output={tmp_path}/logs/%x-%j.out"]
+    job_id, waiting = (cluster.run(["sbatch", *options, str(tmp_path / "job.sh")]).stdout.strip() for _ in range(2))
+    out = tmp_path / "runs" / f"ddp-{job_id}"
 
     def status(*target: str | Path) -> dict[str, Any]:
         code, text, err = Program("watch", *target, "--json", env=env).finish()
@@ -58,17 +70,16 @@ def test_a_training_of_two_nodes(make_cluster: Callable[..., Cluster], tmp_path:
             ("node1", "gpu0", 98),
             ("node1", "gpu1", None),
         ]
-        assert read["training"]["steps_per_second"] > 0
-        assert read["training"]["max_steps"] == 100000
+        assert (read["training"]["steps_per_second"], read["training"]["max_steps"]) == (2, 100000)
         assert read["notes"] == []
-        assert read["log"] == str(site / "logs" / f"ddp_2nodes-{job_id}.out")
-        assert read["log_lines"]
+        assert read["log"] == str(tmp_path / "logs" / f"ddp-{job_id}.out")
+        assert read["log_lines"][-1].startswith("step ")
     code, text, err = Program("watch", job_id, "--lines", "1", env=env).finish()
     assert code == 0, err
-    assert text.startswith(f"job {job_id} ddp_2nodes: RUNNING on node0, node1, for ")
+    assert text.startswith(f"job {job_id} ddp: RUNNING on node0, node1, for ")
     pending = status(waiting)
     assert (pending["state"], pending["gpus"], pending["log_lines"]) == ("PENDING", [], [])
-    assert pending["reason"] in ("Resources", "Priority", "None")
+    assert pending["reason"] in ("Resources", "Priority", "")
 
     controller, terminal = pty.openpty()
     steps_of_jobs = ["squeue", "--steps", "--noheader", "--format=%j"]
@@ -81,7 +92,7 @@ def test_a_training_of_two_nodes(make_cluster: Callable[..., Cluster], tmp_path:
     until(lambda: "seatrial-watch" not in cluster.run(steps_of_jobs).stdout)
     assert status(job_id)["state"] == "RUNNING", "the job goes on"
 
-    assert cluster.run(["scancel", job_id]).returncode == 0
+    assert cluster.run(["scancel", job_id, waiting]).returncode == 0
     until(lambda: status(job_id)["ended"])
     assert status(job_id)["state"] == "CANCELLED"
     code, _, err = Program("watch", "99999", env=env).finish()

@@ -1,6 +1,6 @@
 """GPU use on the nodes of a Slurm job, from nvidia-smi in an overlapping step of the job.
 
-The step shares the job's GPUs and changes nothing. It repeats by itself, since each step counts for MaxStepCount.
+The step shares the job's GPUs and changes nothing. It repeats the reading, since each step counts for MaxStepCount.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def training_speed(folder: Path) -> TrainingSpeed | None:
     timed = [step for step in steps if step["step"] > 1][-_MAX_STEPS:] or steps
     seconds = sum(step["seconds"] for step in timed)
     tokens = [_number(step.get("tokens")) for step in timed]
-    known = [count for count in tokens if count is not None]
+    counts = [count for count in tokens if count is not None]
     return TrainingSpeed(
         folder=str(folder),
         step=steps[-1]["step"],
@@ -41,7 +41,7 @@ def training_speed(folder: Path) -> TrainingSpeed | None:
         loss=_number(steps[-1].get("loss")),
         steps=len(timed),
         steps_per_second=len(timed) / seconds,
-        tokens_per_second=sum(known) / seconds if len(known) == len(tokens) else None,
+        tokens_per_second=sum(counts) / seconds if len(counts) == len(tokens) else None,
         age_s=age_s,
     )
 
