@@ -105,3 +105,20 @@ def test_an_installation_that_could_not_work_is_refused(
     assert code == 2
     assert expected in err
     assert os.listdir(tmp_path) == []
+
+
+SILENT = """
+"$0" -m seatrial.drill.silent_filesystem "$1" & program=$!
+until grep -q " $1 fuse" /proc/mounts; do kill -0 $program || exit 9; sleep 0.05; done
+"$0" -m seatrial hook prolog --gpus-per-node 4 --nodes 4 --records "$1/hook.jsonl" --state-dir "$1" --time-limit 6
+echo "exit $?"
+kill -KILL $program
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse")
+def test_a_shared_filesystem_that_never_answers_takes_no_node_out(tmp_path: Path) -> None:
+    argv = ["unshare", "--mount", "--propagation", "private", "bash", "-c", SILENT, sys.executable, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.splitlines()[-1] == "exit 0", done.stdout + done.stderr
+    assert f"the record could not be written: {tmp_path}/hook.jsonl: no answer" in done.stderr

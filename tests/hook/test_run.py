@@ -168,3 +168,12 @@ def test_the_status_for_node_problem_detector(tmp_path: Path, monkeypatch: pytes
     code, reason = (tmp_path / "status").read_text().splitlines()
     assert code == "2"
     assert "not measured: host.inventory" in reason
+
+
+def test_an_unmeasured_check_uses_no_place_of_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_result(monkeypatch, TIMED_OUT)
+    state = with_state(tmp_path)
+    for caller in ("slurm", "npd"):
+        record, _ = run(request(tmp_path, kind="prolog", caller=caller, state_dir=state, nodes=4))
+        assert (record.result, record.limit) == (Result.INCOMPLETE, "")
+    assert list((state / "drains").iterdir()) == []

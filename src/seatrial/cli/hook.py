@@ -26,7 +26,7 @@ hook = typer.Typer(
     "Exit codes are those that the caller expects: seatrial hook health --help.",
 )
 _DETAIL_DESCRIPTOR = 3  # soperator appends its text to the reason of a drained node
-_RECORDS = Path("/var/log/seatrial/hook.jsonl")
+_RECORDS = "/var/log/seatrial/hook.jsonl"
 
 CallerOption = Annotated[
     Literal["slurm", "soperator", "npd", "systemd"], typer.Option(help="The caller, which decides the exit code.")
@@ -37,8 +37,9 @@ SiteOption = Annotated[
 GpusOption = Annotated[int | None, typer.Option(min=0, help="Expected GPUs of this node; 0: none.")]
 ModelOption = Annotated[str | None, typer.Option(help="Expected in the name of each GPU, such as H200.")]
 NodesOption = Annotated[int | None, typer.Option(min=1, help="Nodes of the cluster, for the drain limit.")]
+# Paths are text: typer would call stat on a Path, which never returns on a filesystem that does not answer
 StateOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(help="Folder of the drain limit, on a filesystem that all nodes share. Without it: only record."),
 ]
 ShareOption = Annotated[
@@ -53,9 +54,9 @@ TimeLimitOption = Annotated[
 FailClosedOption = Annotated[
     bool, typer.Option("--fail-closed", help="An unmeasured check counts as failed; by default it passes.")
 ]
-RecordsOption = Annotated[Path, typer.Option(help="File of records, one line each; on a disk of this node.")]
+RecordsOption = Annotated[str, typer.Option(help="File of records, one line each; on a disk of this node.")]
 StatusOption = Annotated[
-    Path | None, typer.Option(help="File that gets the result for node-problem-detector: its exit code and the reason.")
+    str | None, typer.Option(help="File that gets the result for node-problem-detector: its exit code and the reason.")
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Write no record and no entry of the drain limit.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the record as JSON.")]
@@ -88,13 +89,13 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
             kind=kind,
             caller=caller,
             started=time.monotonic() - processes.age_s(),  # the time limit includes the start of Python
-            records=records,
-            status=status,
+            records=Path(records),
+            status=Path(status) if status else None,
             site=site,
             gpus_per_node=gpus_per_node,
             gpu_model=gpu_model,
             nodes=nodes,
-            state_dir=state_dir,
+            state_dir=Path(state_dir) if state_dir else None,
             share=share,
             window_s=60 * window_min,
             time_limit_s=time_limit_s,
@@ -172,7 +173,7 @@ def install(
         return
     if state_dir is not None:
         try:
-            drain_limit.prepare(state_dir)
+            drain_limit.prepare(Path(state_dir))
         except OSError as error:
             raise UsageError(
                 f"--state-dir {state_dir}: {error.strerror}; expected an existing shared folder"
@@ -183,7 +184,7 @@ def install(
     print("\n".join(_next_steps(described)))
 
 
-def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: Path | None, records: Path) -> HookSite:
+def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: str | None, records: str) -> HookSite:
     """Return the site of an installation: values that are not given are from the site's trial. Raises UsageError."""
     from seatrial.hook.run import read_site
     from seatrial.launch.hook_files import HookSite
@@ -191,7 +192,7 @@ def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: Path 
     expected = given.or_else(read_site(site)) if site else given
     if state_dir is not None and expected.nodes is None:
         raise UsageError("--state-dir needs the number of nodes, for the share of the drain limit: --nodes or --site")
-    paths = [os.path.abspath(path) for path in (folder, records, *([state_dir] if state_dir else []))]
+    paths = [os.path.abspath(path) for path in (str(folder), records, *([state_dir] if state_dir else []))]
     if unusable := [path for path in paths if not re.fullmatch(r"[\w./+@=-]+", path)]:
         raise UsageError(f"{unusable[0]!r}: slurm.conf and systemd need a path of letters, digits and ./_+@=-")
     return HookSite(

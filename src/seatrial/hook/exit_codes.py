@@ -22,6 +22,7 @@ class Result(StrEnum):
     INCOMPLETE = "incomplete"
 
 
+EXIT_FAILED = 1  # takes the node out of service, for every caller that does so
 # Caller → exit code of each result. Slurm drains a node and requeues the job for any code but 0 of Prolog or Epilog;
 # soperator's check_runner.py does what the check's on_fail says; node-problem-detector: 0 OK, 1 problem, 2 unknown.
 EXIT_CODES: dict[Caller, dict[Result, int]] = {

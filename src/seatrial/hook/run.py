@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seatrial.hook import children
-from seatrial.hook.exit_codes import EXIT_CODES, Caller, Kind, Result, changes_node_state, exit_code
+from seatrial.hook.exit_codes import EXIT_CODES, EXIT_FAILED, Caller, Kind, Result, changes_node_state, exit_code
 from seatrial.hook.node_checks import MODEL_CHECK, check_node
 from seatrial.hook.record import Problem, Record, append, reason_text
 from seatrial.model import SeatrialError
@@ -55,7 +55,7 @@ class Request:
 def run(request: Request) -> tuple[Record, str]:
     """Return the record, and why it could not be written; empty if it was written."""
     deadline = request.started + request.time_limit_s
-    expected, site_error = _expected(request, deadline - RESERVED_S)
+    expected, site_error = _expected(request, request.started + request.time_limit_s / 2)
     node = check_node(
         expected.gpus, expected.model, request.job if request.kind == "epilog" else "", deadline - RESERVED_S
     )
@@ -65,7 +65,8 @@ def run(request: Request) -> tuple[Record, str]:
     reason = reason_text(run_id, failures, not_measured)
     result = Result.FAILED if failures else Result.INCOMPLETE if not_measured else Result.PASSED
     limit = ""
-    if exit_code(request.caller, result, request.fail_closed) and changes_node_state(request.caller, request.kind):
+    code = exit_code(request.caller, result, request.fail_closed)
+    if code == EXIT_FAILED and changes_node_state(request.caller, request.kind):
         granted, limit = _reserve(request, run_id, reason, expected.nodes, deadline - RESERVED_S / 2)
         result = result if granted else Result.LIMITED
     record = Record(
