@@ -1,15 +1,17 @@
-"""What a job script does when its training failed: requeue after a lost node, and only then."""
+"""A job script whose training failed: it waits for a requeue after a lost node, and only then."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 
 from seatrial.discover import slurm
 from seatrial.launch import requeue
-from tests.fakes.slurm import FakeSlurm, failure, success
+from tests.fakes.slurm import FakeSlurm, config_with, failure, success
 
-JOB = {"scontrol show hostnames 'node[0-1]'": success("node0\nnode1\n"), "scontrol requeue 7": success("")}
 SHOW = "scontrol show job 7"
+HOSTS = "scontrol show hostnames 'node[0-1]'"
 
 
 @pytest.fixture(autouse=True)
@@ -18,43 +20,47 @@ def job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[0-1]")
 
 
-def install(monkeypatch: pytest.MonkeyPatch, requeue_flag: int, lost: str = "") -> FakeSlurm:
-    fake = FakeSlurm({**JOB, SHOW: success(f"JobId=7 JobName=x\n   Requeue={requeue_flag} Restarts=0\n")})
-    fake.install(monkeypatch)
-    answers = {True: "refuses connections: slurmd does not run", False: f"accepts connections: {slurm.SLURMD_RUNS}"}
-    monkeypatch.setattr(slurm, "slurmd_answer", lambda name: f"port 6818 of {name} {answers[name == lost]}")
+def install(monkeypatch: pytest.MonkeyPatch, flag: int, lost: list[str]) -> FakeSlurm:
+    """``lost``: the lost node at each examination; empty: all answer."""
+    replies = {HOSTS: success("node0\nnode1\n"), SHOW: success(f"JobId=7 JobName=x\n   Requeue={flag} Restarts=0\n")}
+    fake = FakeSlurm(replies | {"scontrol show config": config_with(SlurmdTimeout="300 sec")}).install(monkeypatch)
+    examined = iter(lost)
+    monkeypatch.setattr(requeue, "lost_nodes", lambda _: {name: "no answer" for name in [next(examined)] if name})
+    clock = itertools.count(step=200)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
     return fake
 
 
+WAITING = "requeue: node1 is lost (no answer). Waiting until Slurm sets it DOWN (SlurmdTimeout=300 s)\n"
+
+
 @pytest.mark.parametrize(
-    ("flag", "lost", "last", "message"),
+    ("flag", "lost", "message"),
     [
-        (
-            1,
-            "node1",
-            "scontrol requeue 7",
-            "node1 is lost (port 6818 of node1 refuses connections: slurmd does not run)",
-        ),
-        (0, "node1", SHOW, "The job ends: it was submitted without --requeue"),
-        (1, "", "scontrol show hostnames 'node[0-1]'", ""),
+        (1, ["node1", "node1"], f"{WAITING}requeue: the job ends: Slurm did not requeue it within 360 s\n"),
+        (1, ["node1", ""], f"{WAITING}requeue: node1 answers again. The job ends\n"),
+        (0, ["node1"], "requeue: node1 is lost (no answer). The job ends: it was submitted without --requeue\n"),
+        (1, [""], ""),
     ],
 )
-def test_a_job_is_requeued_if_a_node_is_lost_and_it_may_be(
-    flag: int, lost: str, last: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_script_waits_only_for_a_job_with_a_lost_node_that_slurm_requeues(
+    flag: int, lost: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake = install(monkeypatch, flag, lost)
+    install(monkeypatch, flag, lost)
     assert requeue.main(13) == 13
-    assert fake.commands[-1] == last
-    err = capsys.readouterr().err
-    assert message in err
-    assert bool(err) == bool(message)
+    assert capsys.readouterr().err == message
 
 
-def test_a_refusal_of_slurm_is_printed_and_the_exit_code_kept(
+def test_without_an_answer_of_slurm_the_exit_code_is_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install(monkeypatch, 1, "node1").replies["scontrol requeue 7"] = failure(
-        "Requested operation is presently disabled for job 7"
-    )
+    install(monkeypatch, 1, ["node1"]).replies[SHOW] = failure("Unable to contact slurm controller (connect failure)")
     assert requeue.main(1) == 1
-    assert "could not be examined: Slurm refused the request (Requested operation" in capsys.readouterr().err
+    assert "could not be examined: the controller does not answer" in capsys.readouterr().err
+
+
+def test_a_node_is_lost_if_its_slurmd_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"node0": f"port 6818 of node0 accepts connections: {slurm.SLURMD_RUNS}", "node1": "slurmd does not run"}
+    monkeypatch.setattr(slurm, "slurmd_answer", answers.__getitem__)
+    assert requeue.lost_nodes(["node0", "node1"]) == {"node1": "slurmd does not run"}

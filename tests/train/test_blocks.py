@@ -23,10 +23,10 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(
     read = text.read_rows
 
     def read_and_append(path: Path, samples: int | None) -> list[str]:
-        found = read(path, samples)
+        texts = read(path, samples)
         with rows.open("a") as file:
             file.write('{"text": "one more"}\n')
-        return found
+        return texts
 
     monkeypatch.setattr(text, "read_rows", read_and_append)
     with pytest.raises(UsageError, match=r"rows\.jsonl changed while it was read; nothing was written"):

@@ -1,17 +1,21 @@
-"""Requeue of a Slurm job after a lost node: ``python -m seatrial.launch.requeue CODE``, at the end of its script.
+"""A job script whose training failed: ``python -m seatrial.launch.requeue CODE`` keeps the job until Slurm requeues it.
 
-Slurm itself requeues a job whose node it sets DOWN, after SlurmdTimeout (300 s by default). But the ranks on the other
-nodes may fail within seconds: the script ends, and for Slurm the job is FAILED. This module then looks for a lost node.
+Slurm requeues a job whose node it sets DOWN, after SlurmdTimeout (300 s by default). But the ranks on the other nodes
+may fail within seconds: if the script ended then, the job would be FAILED. So with a lost node the script waits.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable
 
 from seatrial.discover import slurm
 from seatrial.model import SeatrialError
+
+_MARGIN_S = 60  # after SlurmdTimeout: the controller examines its nodes at intervals
+_POLL_S = 5.0
 
 
 def lost_nodes(nodes: Iterable[str]) -> dict[str, str]:
@@ -20,25 +24,38 @@ def lost_nodes(nodes: Iterable[str]) -> dict[str, str]:
     return {name: answer for name, answer in answers.items() if not answer.endswith(slurm.SLURMD_RUNS)}
 
 
-def requeue_after_lost_node(job_id: str, nodelist: str) -> str:
-    """Requeue the job if one of its nodes is lost and it was submitted with --requeue; return a sentence about it.
+def wait_for_requeue(job_id: str, nodelist: str) -> str:
+    """Wait until Slurm requeues the job, which ends this process; return a sentence if it does not, or "".
 
-    The sentence is empty if all nodes answer. Raises SeatrialError if Slurm does not answer or refuses.
+    Returns at once if all nodes answer, or if the job was submitted without --requeue. `scontrol requeue` is not used:
+    with Slurm 22.05 the job was then held (BadConstraints) when the node was set DOWN. Raises SeatrialError or
+    ValueError if Slurm does not answer.
     """
-    lost = lost_nodes(slurm.hostnames(nodelist))
+    nodes = slurm.hostnames(nodelist)
+    lost = lost_nodes(nodes)
     if not lost:
         return ""
-    nodes = "; ".join(f"{name} is lost ({answer})" for name, answer in lost.items())
+    text = "; ".join(f"{name} is lost ({answer})" for name, answer in lost.items())
     if "Requeue=1" not in slurm.command_output(["scontrol", "show", "job", job_id]).split():
-        return f"{nodes}. The job ends: it was submitted without --requeue (docs/requeue.md)"
-    slurm.command_output(["scontrol", "requeue", job_id])
-    return f"{nodes}. Slurm starts job {job_id} again"
+        return f"{text}. The job ends: it was submitted without --requeue"
+    timeout_s = slurm.settings().slurmd_timeout_s
+    if not isinstance(timeout_s, int) or timeout_s == 0:
+        return f"{text}. The job ends: Slurm sets no node DOWN, since SlurmdTimeout is not set"
+    print(
+        f"requeue: {text}. Waiting until Slurm sets it DOWN (SlurmdTimeout={timeout_s} s)", file=sys.stderr, flush=True
+    )
+    deadline = time.monotonic() + timeout_s + _MARGIN_S
+    while time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        if not lost_nodes(nodes):
+            return f"{', '.join(lost)} answers again. The job ends"
+    return f"the job ends: Slurm did not requeue it within {timeout_s + _MARGIN_S} s"
 
 
 def main(code: int) -> int:
-    """Requeue the job of this script where a node is lost; return ``code``, its exit code."""
+    """Wait for the requeue if a node of this job is lost; return ``code``, the exit code of the script."""
     try:
-        message = requeue_after_lost_node(os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_NODELIST"])
+        message = wait_for_requeue(os.environ["SLURM_JOB_ID"], os.environ["SLURM_JOB_NODELIST"])
     except (SeatrialError, ValueError) as error:
         message = f"the nodes of the job could not be examined: {error}"
     if message:

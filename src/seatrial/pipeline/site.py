@@ -133,8 +133,8 @@ def _account(partition: object) -> Setting:
         return Setting(None, f"not read from Slurm ({' '.join(str(error).split())}); jobs use Slurm's default")
     if len(names) == 1:
         return Setting(names[0], f"the only account of {user} in Slurm")
-    found = f"{user} has several in Slurm ({', '.join(names)})" if names else f"Slurm lists none of {user}"
-    return Setting(None, f"{found}; jobs use Slurm's default, --account selects one")
+    note = f"{user} has several in Slurm ({', '.join(names)})" if names else f"Slurm lists none of {user}"
+    return Setting(None, f"{note}; jobs use Slurm's default, --account selects one")
 
 
 def _max_minutes(partition: Partition) -> Setting:

@@ -235,7 +235,7 @@ class Checkpointer:
         return step
 
     def _intact(self, checkpoints: list[Path]) -> Path:
-        """The newest checkpoint; with checkpoint.requeue, where nobody can remove a damaged one, the newest intact one.
+        """The newest checkpoint; with checkpoint.requeue, for jobs without a person, the newest intact one.
 
         Raises SeatrialError on all ranks if it is damaged, or with checkpoint.requeue if all are.
         """

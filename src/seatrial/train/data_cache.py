@@ -68,11 +68,11 @@ def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared
     shared = os.environ.get(VARIABLE)
     name = f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
     folders = [folder, *([Path(shared)] if shared and not config.data.cache else [])]
-    found = next((parent / name for parent in folders if (parent / name).is_dir()), None)
+    hit = next((parent / name for parent in folders if (parent / name).is_dir()), None)
     if not (config.data.cache or shared):
-        return Prepared(found or folder / name, found is not None, "")
-    if found:
-        return Prepared(found, True, f"prepared data: hit, {found}")
+        return Prepared(hit or folder / name, hit is not None, "")
+    if hit:
+        return Prepared(hit, True, f"prepared data: hit, {hit}")
     reason = _miss_reason(folders[-1], prefix, key)
     return Prepared(folder / name, False, f"prepared data: miss in {folders[-1]}: {reason}; writing {folder / name}")
 

@@ -39,6 +39,7 @@ def _prepare(config: TrainConfig, cache: Path) -> Prepared:
         if config.stack == "hf":
             return hf.preprocess(config, cache)
         from seatrial.train import blocks
+
+        return blocks.prepare(config, cache)
     except ModuleNotFoundError as error:
         raise UsageError(f"preprocess needs {error.name}, which is not installed: pip install {error.name}") from error
-    return blocks.prepare(config, cache)

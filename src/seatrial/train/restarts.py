@@ -55,7 +55,8 @@ def finished(config: TrainConfig, out: Path | None) -> dict[str, Any] | None:
         metrics: dict[str, Any] = read_json(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path} of an earlier start of this job: {error}") from error
-    print(f"an earlier start of this job completed the training in {out}", file=sys.stderr)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"an earlier start of this job completed the training in {out}", file=sys.stderr)
     return metrics
 
 
