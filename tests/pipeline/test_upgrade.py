@@ -46,7 +46,7 @@ def test_nothing_measured_is_lost(path: Path) -> None:
             assert [metric["value"] for metric in first["metrics"]] == [metric.value for metric in second.metrics]
             added = {"retried"} if "tried_again" not in first["facts"] else set()
             added |= {"node_stage", "cluster_stage", "p99_ratio_measured"}
-            added |= {"ranks_compared", "data_wait_timed", "nvls_expected"}
+            added |= {"ranks_compared", "data_wait_timed", "nvls_expected", "fsdp2_variants"}
             assert len(first["facts"]) == len(second.facts.keys() - added)
             assert len(first["series"]) == len(second.series)
     assert [list(job.checks) for job in trial.jobs] == [list(job.options) for job in trial.jobs]
@@ -136,7 +136,9 @@ def test_record_of_version_2_has_the_present_facts_of_filesystem_shared() -> Non
         ("train.throughput", {"device": "cuda"}, {"ranks_compared", "data_wait_timed"}),
         ("collectives.transport", {"backend": "nccl"}, {"nvls_expected"}),
         ("collectives.transport", {}, set()),  # of another rank than 0
-        ("train.fsdp", {"device": "cuda"}, set()),
+        ("train.fsdp", {"device": "cuda"}, {"ranks_compared", "data_wait_timed"}),
+        ("train.parity", {"device": "cuda"}, {"fsdp2_variants"}),
+        ("train.lora", {"device": "cuda"}, set()),
     ],
 )
 def test_rules_on_ranks_and_nvls_do_not_apply_to_earlier_records(
