@@ -2,9 +2,8 @@
 
 A comment on the line before a block says how:
 
-    <!-- run -->                 in a folder with docs/ of the clone; the output is as shown
-    <!-- run: numbers vary -->   the same, but numbers and the widths of columns may differ
-    <!-- run on cluster -->      on a Slurm cluster of two nodes without GPUs (make test-cluster); numbers may differ
+    <!-- run -->              in a folder with docs/ of the clone; the output is as shown
+    <!-- run on cluster -->   on a Slurm cluster of two nodes without GPUs (make test-cluster); numbers may differ
     <!-- not run: REASON -->
 
 and before a block that is a file, so that commands of the page can use it:
@@ -34,7 +33,7 @@ BLOCK = re.compile(
     r"^(?P<indent> *)(?:<!-- (?P<marker>[^\n]*?) -->\n *)?```(?P<language>\w+)\n(?P<text>.*?)^ *```$", re.M | re.S
 )
 COMMAND_LANGUAGES = ("console", "sh", "bash")
-_MARKER = re.compile(r"run|run: numbers vary|run on cluster|not run: \S.*|file: \S+")
+_MARKER = re.compile(r"run|run on cluster|not run: \S.*|file: \S+")
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Block:
 
     @property
     def numbers_vary(self) -> bool:
-        return self.marker in ("run: numbers vary", "run on cluster")
+        return self.marker == "run on cluster"
 
     def commands(self) -> list[tuple[str, list[str]]]:
         """Each command with its shown output lines. A prompt is "$ " or, of a node, "node0$ "."""
@@ -94,7 +93,7 @@ def run_here(page_blocks: Iterable[Block], folder: Path) -> None:
     for block in page_blocks:
         if block.marker.startswith("file: "):
             _write_file(block, folder)
-        if block.marker not in ("run", "run: numbers vary"):
+        if block.marker != "run":
             continue
         commands = block.commands()
         for number, (written, shown) in enumerate(commands):

@@ -29,7 +29,7 @@ REAL = "seatrial quick · 12.5 s\n\nPASS  one   3.1 GB/s\nPASS  two  12.0 GB/s\n
     ],
 )
 def test_shown_output_is_compared(shown: str, numbers_vary: bool, same: bool) -> None:
-    block = Block(Path("page.md"), "console", "run: numbers vary" if numbers_vary else "run", "")
+    block = Block(Path("page.md"), "console", "run on cluster" if numbers_vary else "run", "")
     if same:
         check(block, "command", shown.splitlines(), REAL)
     else:

@@ -24,7 +24,7 @@ DOCS = ROOT / "docs"
 FENCED = re.compile(r"^ *```.*?^ *```", re.M | re.S)
 PAGES = sorted(DOCS.rglob("*.md"))
 WRITTEN = [page for page in PAGES if page.parent.name != "troubleshooting"]  # by hand
-RUN_HERE = [page for page in PAGES if any(block.marker in ("run", "run: numbers vary") for block in blocks(page))]
+RUN_HERE = [page for page in PAGES if any(block.marker == "run" for block in blocks(page))]
 
 
 def name(page: Path) -> str:
