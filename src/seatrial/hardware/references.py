@@ -260,7 +260,8 @@ class References:
             return Reference(value.value, value.unit, BasisKind.SKU, sku.name, value.source, required=value.required)
         nodes = facts.get("nodes")
         fabric = f" over {self.fabric or 'an unknown network'}" if isinstance(nodes, int) and nodes > 1 else ""
-        return f"{sku.name} has no reference value {key} for {facts.get('world_size')} GPUs on {nodes} nodes{fabric}"
+        count = f"{nodes} node{'' if nodes == 1 else 's'}"
+        return f"{sku.name} has no reference value {key} for {facts.get('world_size')} GPUs on {count}{fabric}"
 
 
 NO_REFERENCES = References()
