@@ -20,6 +20,7 @@ COMMANDS = [
     "skus",
     "render",
     "train",
+    "preprocess",
     "evaluate",
     "judge",
     "report",
@@ -31,6 +32,7 @@ COMMANDS = [
     "watch",
     "readmit",
     "baseline",
+    "hook",
 ]
 
 
