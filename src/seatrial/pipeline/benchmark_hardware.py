@@ -345,9 +345,8 @@ def _shape_problems(
     if len({count for count in counts.values() if count}) > 1:
         return ["; ".join(name for name, count in counts.items() if count)]
     if options.nodes and (len(hosts) > options.nodes or (listed and len(hosts) != options.nodes)):
-        return [
-            f"--nodes {options.nodes} contradicts the list of devices, which has {len(hosts)} host{'s' if len(hosts) > 1 else ''}"
-        ]
+        count = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+        return [f"--nodes {options.nodes} contradicts the list of devices, which has {count}"]
     if options.gpus_per_node and last_device >= options.gpus_per_node:
         return [f"--gpus {options.gpus_text} contradicts the list of devices, which has device {last_device}"]
     return []
