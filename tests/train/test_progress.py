@@ -27,7 +27,7 @@ def step(number: int, **changes: Any) -> Step:
 def test_progress_lines_are_printed_per_interval_and_for_the_last_step(
     tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
-    clock = iter([0.0, 3.0, 11.0, 13.0, 14.0])
+    clock = iter([0.0, 0.0, 3.0, 11.0, 13.0, 14.0])
     monkeypatch.setattr("seatrial.train.progress.time.monotonic", lambda: next(clock))
     log = StepLog(config(max_steps=4, log_every_s=10), SINGLE_RANK, tmp_path, completed_steps=0)
     for number in range(1, 5):
@@ -41,7 +41,7 @@ def test_progress_lines_are_printed_per_interval_and_for_the_last_step(
 
 
 def test_a_terminal_line_is_overwritten(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    clock = iter([0.0, 2.0, 2.5, 4.0])
+    clock = iter([0.0, 0.0, 2.0, 2.5, 4.0])
     monkeypatch.setattr("seatrial.train.progress.time.monotonic", lambda: next(clock))
     monkeypatch.setattr("seatrial.train.progress.sys.stderr.isatty", lambda: True)
     log = StepLog(config(max_steps=3), SINGLE_RANK, tmp_path, completed_steps=0)
