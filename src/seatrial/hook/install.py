@@ -77,13 +77,13 @@ def _manifest(folder: Path) -> Manifest:
     except (OSError, ValueError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a list of installed files"
         raise UsageError(f"{path}: {reason}; expected a folder of `seatrial hook install`") from error
-    if outside := [name for name in manifest.files if os.path.isabs(name) or ".." in Path(name).parts]:
-        raise UsageError(f"{path} lists files outside its folder: {', '.join(outside)}; nothing was removed")
+    if rejected := [name for name in manifest.files if os.path.isabs(name) or ".." in Path(name).parts]:
+        raise UsageError(f"{path} lists files outside its folder: {', '.join(rejected)}; nothing was removed")
     return manifest
 
 
 def _is_unchanged(path: Path, digest: str) -> bool:
-    """Return whether a file has the content that install wrote; a missing one was removed by an earlier try."""
+    """Return whether a file has the content that install wrote; missing is unchanged: an earlier try removed the file."""
     try:
         return hashlib.sha256(read_bytes(path, _MAX_FILE_BYTES)).hexdigest() == digest
     except FileNotFoundError:

@@ -247,7 +247,7 @@ class Session:
             self.note(str(self.changes[-1]))
 
     def _save(self) -> Readmission:
-        """Write the record as it is now, and return it. A full disk does not prevent changes that protect a node."""
+        """Write the current record, and return it. A full disk does not prevent changes that protect a node."""
         readmission = Readmission(
             run_id=self.folder.name,
             command=secrets.redacted(("seatrial", *sys.argv[1:])),

@@ -1,6 +1,6 @@
 """Locates slow nodes, GPUs, rails and paths between nodes by transfers between pairs of nodes.
 
-A run starts this check by itself when a check of several nodes is below a threshold (``localize`` in the trial). Pairs
+A run starts it automatically when a check of several nodes is below a threshold (``localize`` in the trial). Pairs
 are measured in rounds, then suspects with good partners, slow paths again, and each direction: see
 hardware.pair_search. All pairs of a step run concurrently in one job, so that a thousand nodes take minutes.
 
