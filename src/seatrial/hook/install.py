@@ -77,8 +77,8 @@ def _manifest(folder: Path) -> Manifest:
     except (OSError, ValueError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a list of installed files"
         raise UsageError(f"{path}: {reason}; expected a folder of `seatrial hook install`") from error
-    if rejected := [name for name in manifest.files if os.path.isabs(name) or ".." in Path(name).parts]:
-        raise UsageError(f"{path} lists files outside its folder: {', '.join(rejected)}; nothing was removed")
+    if outside := [name for name in manifest.files if os.path.isabs(name) or ".." in Path(name).parts]:
+        raise UsageError(f"{path} lists files outside its folder: {', '.join(outside)}; nothing was removed")
     return manifest
 
 
