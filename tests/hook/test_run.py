@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, str | None]
 def set_result(
     monkeypatch: pytest.MonkeyPatch, result: NodeResult, numbers: list[tuple[int | None, str | None]] | None = None
 ) -> None:
-    def check_node(gpus: int | None, model: str | None, _own_job: str, _deadline: float) -> NodeResult:
+    def check_node(gpus: int | None, model: str | None, _ended_job: str, _deadline: float) -> NodeResult:
         if numbers is not None:
             numbers.append((gpus, model))
         return result
@@ -152,7 +152,7 @@ def test_filesystems_that_do_not_answer_cost_no_more_than_the_time_limit(
     def hang(*_arguments: Any, **_options: Any) -> None:
         time.sleep(600)
 
-    monkeypatch.setattr(drain_limit, "reserve", hang)
+    monkeypatch.setattr(drain_limit, "request_drain", hang)
     monkeypatch.setattr(hook, "append", hang)
     started = time.monotonic()
     record, error = run(request(tmp_path, state_dir=tmp_path, time_limit_s=3))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.node_state import drain_limit
-from seatrial.node_state.drain_limit import DrainLimit, Reservation
+from seatrial.node_state.drain_limit import DrainAnswer, DrainLimit
 
 LIMIT = DrainLimit(share=0.25, window_s=3600, nodes=8)  # two nodes
 NOW = 1_800_000_000.0
@@ -23,8 +23,8 @@ def state(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ask(state: Path, node: str, now: float = NOW, limit: DrainLimit = LIMIT, dry_run: bool = False) -> Reservation:
-    return drain_limit.reserve(state, node, "run1", "GPU 3 is missing", limit, now, dry_run=dry_run)
+def ask(state: Path, node: str, now: float = NOW, limit: DrainLimit = LIMIT, dry_run: bool = False) -> DrainAnswer:
+    return drain_limit.request_drain(state, node, "run1", "GPU 3 is missing", limit, now, dry_run=dry_run)
 
 
 def entries(state: Path) -> list[str]:

@@ -249,7 +249,7 @@ def test_drains_stop_at_the_limit(runner: Runner) -> None:
 
 def test_a_drain_limit_that_hangs_refuses(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readmit, "_DRAIN_LIMIT_S", 0.0)
-    monkeypatch.setattr(readmit, "reserve", lambda *_: time.sleep(5))
+    monkeypatch.setattr(readmit, "request_drain", lambda *_: time.sleep(5))
     result = runner.run(FakeCandidates(), bad("c1"))
     assert [(change.outcome, "did not answer" in change.detail) for change in result.changes] == [("refused", True)]
 
@@ -267,7 +267,7 @@ def test_a_killed_readmission_leaves_the_change_that_it_made_in_the_record(runne
 
 def test_too_few_partners_are_refused() -> None:
     options = Options(("c1",), ("p1",), "quick", (), Flags())
-    with pytest.raises(SeatrialError, match="no good partner left: p1 can be a partner of c1, and 1 node needs 2"):
+    with pytest.raises(SeatrialError, match="no good partner left: p1 can be a partner of c1, but 1 node needs 2"):
         choose_partners(options, FakeCandidates())
 
 

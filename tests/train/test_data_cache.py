@@ -36,7 +36,10 @@ def test_a_training_uses_the_prepared_rows_and_names_the_reason_of_a_miss(
     other = prepare(settings(moved, "seq_len=16"), tmp_path / "out")
     assert other.tokens.shape[1] == 17 != used.tokens.shape[1]
     err = capfd.readouterr().err
-    assert f"miss in {tmp_path}/cache: {Path(first['folder']).name} differs in seq_len (64 there, 16 here); writ" in err
+    assert (
+        f"miss in {tmp_path}/cache: {Path(first['folder']).name} differs in seq_len (64 in the cache, 16 needed); writ"
+        in err
+    )
     moved.write_text(moved.read_text().replace("row 7 ", "row 8 "))
     prepare(settings(moved), tmp_path / "out")
     assert "differs in data (content); writing" in capfd.readouterr().err

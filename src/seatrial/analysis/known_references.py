@@ -19,7 +19,7 @@ class ReferenceMetric:
     """A metric that a rule compares with a reference value, by its key in the SKU data.
 
     ``is_optional``: without a value, the metric of a known GPU model is SKIP and not UNJUDGED. ``is_per_node``: each
-    node is measured by itself. ``min_nodes`` and ``max_nodes``: on fewer or more nodes the rule gives no verdict.
+    node is measured separately. ``min_nodes`` and ``max_nodes``: on fewer or more nodes the rule gives no verdict.
     """
 
     check: str

@@ -1,4 +1,4 @@
-"""Runs one child process beside every rank, with its own environment; the children form their own process group.
+"""Starts one child process per rank, with its own environment; the children form their own process group.
 
 NCCL reads its variables once per process, so another value can be tested in a new process only. The children use the
 rendezvous store of the parents' process group and print their result as JSON.

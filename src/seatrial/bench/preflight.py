@@ -179,7 +179,7 @@ def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
 
 
 def _run_module(arguments: list[str]) -> None:
-    """Run ``MODULE ARGUMENT…`` in place of this program; torchrun in this process, which has imported torch already."""
+    """Run ``MODULE ARGUMENT…`` instead of this program; torchrun in this process, which has imported torch already."""
     if arguments[0] == "seatrial.bench.run_module" and "torch" in sys.modules:
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

@@ -1,8 +1,8 @@
 """Tries the rendezvous of a job before torchrun: ``python -m seatrial.bench.rendezvous ADDRESS PORT KEY`` on each node.
 
 The first node (SLURM_NODEID 0) listens; the others resolve the address and connect. A node that cannot prints one line,
-``preflight: NODE: …``, which ends the job: torchrun would wait for minutes, and name no node. The exit code is 0, since
-another one makes srun end the other nodes before they have printed theirs.
+``preflight: NODE: …``, which ends the job: torchrun would wait for minutes, and name no node. The exit code is 0: after
+any other, srun would end the other nodes before they have printed their lines.
 
 A pod of Kubernetes adds its INDEX, the number of NODES and the SECONDS within which all pods start; until then the name
 of the first pod may not exist. Its exit code is 1 after a problem.

@@ -23,7 +23,7 @@ from seatrial.bench.storage import SharedFolder, write_and_sync
 # For files of other nodes to become visible; NFS may hide a new name for up to 30 s by default (acdirmin, nfs(5))
 VISIBILITY_TIMEOUT_S = 5.0
 POLL_S = 0.001
-ATTEMPTS = 5  # at most, until two participants access the file at the same time; otherwise the probe is inconclusive
+ATTEMPTS = 5  # if no two participants access the file at the same time in any of them, the probe is inconclusive
 REPLACE_S = 0.2  # duration of the first attempt of the rename probe
 PAGE_RECORDS = 1024  # of 4 bytes: one page
 RECORDS = 50  # appended by each participant

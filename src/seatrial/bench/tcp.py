@@ -51,7 +51,7 @@ def is_routable(address: str) -> bool:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A participant's listener: its port, and the token that it sends on every connection, which identifies it.
+    """The listener of a participant. ``token``: bytes that identify the participant, sent on every connection.
 
     ``address`` is for nodes that cannot resolve the participant's name; None if it is unknown.
     """

@@ -43,7 +43,10 @@ StateOption = Annotated[
     typer.Option(help="Folder of the drain limit, on a filesystem that all nodes share. Without it: only record."),
 ]
 ShareOption = Annotated[
-    float, typer.Option("--drain-share", min=0, max=1, help="At most this share of the nodes is taken out, but one.")
+    float,
+    typer.Option(
+        "--drain-share", min=0, max=1, help="At most this share of the nodes is taken out of service, but always one."
+    ),
 ]
 WindowOption = Annotated[
     float, typer.Option("--drain-window", metavar="MINUTES", min=1, help="The time of --drain-share.")
@@ -106,8 +109,10 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
         _run(request, as_json)
 
 
-_CODES = "Exit codes: 0 passed, 1 failed; refused by the drain limit, or not measured: docs/hooks.md."
-_add_command("prolog", "slurm", f"Check this node before a job. Slurm drains it and requeues the job on 1. {_CODES}")
+_CODES = "Exit codes: 0 passed, 1 failed. docs/hooks.md has those of a refused drain and of an unmeasured check."
+_add_command(
+    "prolog", "slurm", f"Check this node before a job. On exit code 1 Slurm drains it and requeues the job. {_CODES}"
+)
 _add_command("epilog", "slurm", f"Check this node after a job, also for processes that the job left. {_CODES}")
 _add_command("health", "systemd", f"Check this node at any time, also while jobs run on it. {_CODES}")
 

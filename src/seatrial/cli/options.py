@@ -94,5 +94,5 @@ def overrides_of(
 
 
 def check_names(values: list[str] | None) -> tuple[str, ...]:
-    """The names in values of --only or --skip, each of which may be a list separated by commas."""
+    """The names in the values of --only or --skip. Each value may be a list separated by commas."""
     return tuple(name.strip() for value in values or () for name in value.split(","))

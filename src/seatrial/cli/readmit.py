@@ -41,7 +41,7 @@ ReasonPrefixOption = Annotated[
 ]
 StateDirOption = Annotated[Path | None, typer.Option(help="Shared folder of the drain limit (docs/node-states.md).")]
 DrainShareOption = Annotated[
-    float, typer.Option(min=0, max=1, help="At most this share of the nodes is taken out of service, but one.")
+    float, typer.Option(min=0, max=1, help="At most this share of the nodes is taken out of service, but always one.")
 ]
 DrainWindowOption = Annotated[float, typer.Option(min=1, metavar="MINUTES", help="The time of --drain-share.")]
 OutOption = Annotated[Path | None, typer.Option(help="Folder of the record: new or empty, on a shared filesystem.")]

@@ -75,6 +75,6 @@ def causes() -> tuple[Cause, ...]:
 
 @cache
 def variables() -> Mapping[str, Variable]:
-    """All environment variables of which the effect is known."""
+    """All environment variables with a known effect."""
     rows = data_files.read("environment_variables.yaml")
     return {name: Variable.model_validate(row) for name, row in rows.items()}

@@ -63,8 +63,8 @@ class Signature(Frozen):
     def filled(self, text: str, line: str) -> str:
         """``text`` with the named groups of the pattern, such as ``{gpu}``, replaced by their values in ``line``.
 
-        ``gpu2`` is the same value in another alternative of the pattern. The values are quoted for a shell, since a
-        user may paste the command and anybody may write a line of a log.
+        Digits at the end of a group's name are removed, since a pattern cannot use a name twice. The values are quoted
+        for a shell, since a user may paste the command and anybody may write a line of a log.
         """
         match = self._regex.search(line[:MAX_LINE])
         values: dict[str, str] = {}

@@ -31,7 +31,7 @@ _PART = re.compile(r"_(read1|read2|write1|write2|total)$")
 
 @dataclass
 class Matrix:
-    """One result: rows of values, None where a pair has none. ``name`` is the testcase, with _total where it has one.
+    """One result: rows of values, None where a pair has none. ``name``: the testcase, a total has the suffix _total.
 
     ``title`` names unit and direction, such as ``memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)``.
     """

@@ -12,7 +12,7 @@ from seatrial.model import format_bytes
 # A size is timed by at least five operations: three before the timing, one timed and one whose data is checked
 # (bench.collectives, time_operation)
 OPERATIONS_PER_SIZE = 5
-SLOW_FACTOR = 4.0  # time limits are this multiple of the expected time, as that requested from a scheduler
+SLOW_FACTOR = 4.0  # time limits are this multiple of the expected time, as for the time requested from a scheduler
 MAX_SIZE_S = 60.0  # default sizes that take longer are left out, down to the smallest size with limits for TCP
 
 
@@ -27,8 +27,8 @@ class TcpNetwork:
     def operation_s(self, operation: str, size: int) -> float:
         """Seconds of one operation on buffers of ``size`` bytes, if it reaches the WARN limit of TCP.
 
-        Ring, since other algorithms send less on a few nodes only. Operations without a limit of their own are taken
-        to reach the share of the all-reduce.
+        The algorithm is Ring: others send less data only on few nodes. For an operation without a limit, the share of
+        the all-reduce is assumed.
         """
         algorithm = "point to point" if operation in ("all_to_all", "send_receive") else "Ring"
         bound = network_bound(operation, algorithm, self.nodes, NodeLinks(self.gpus, 1, self.gbps, "TCP"))

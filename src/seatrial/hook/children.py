@@ -1,6 +1,7 @@
-"""Runs calls in child processes up to a deadline. A call that never returns, such as stat on a dead server, is left.
+"""Runs calls in child processes up to a deadline. A call that never returns, such as stat on a dead server, is
+left behind.
 
-Threads would not do: a process with a thread that hangs in the kernel cannot end, and the caller would wait for it.
+Threads cannot be used: a process with a thread that hangs in the kernel cannot end, and the caller would wait for it.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _manifest(folder: Path) -> Manifest:
 
 
 def _is_unchanged(path: Path, digest: str) -> bool:
-    """Return whether a file has the content that install wrote; a missing one was removed by an earlier try."""
+    """Return whether a file has the content that install wrote; missing is unchanged: an earlier try removed it."""
     try:
         return hashlib.sha256(read_bytes(path, _MAX_FILE_BYTES)).hexdigest() == digest
     except FileNotFoundError:

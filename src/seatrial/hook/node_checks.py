@@ -27,7 +27,7 @@ from seatrial.util.text import printable
 
 TRIAL = "hook"
 MODEL_CHECK = "gpu.model"  # its option ``expected`` is the site's model
-_USERS = "foreign_processes"  # fact of the check of GPUs: processes that compute on them
+_GPU_PROCESSES = "foreign_processes"  # fact of gpu.inventory: processes that compute on GPUs
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class NodeResult:
 
 
 def check_node(
-    expected_gpus: int | None, gpu_model: str | None, own_job: str, deadline: float, root: Path = Path("/")
+    expected_gpus: int | None, gpu_model: str | None, ended_job: str, deadline: float, root: Path = Path("/")
 ) -> NodeResult:
     """Measure and judge this node; a check without a result at ``deadline`` (time.monotonic) is not measured.
 
-    ``own_job``: the Slurm job that has just ended, for an epilog.
+    ``ended_job``: for an epilog, the Slurm job that has just ended.
     """
     given = [
         ("--gpus-per-node", "cluster.gpus_per_node", expected_gpus),
@@ -61,13 +61,11 @@ def check_node(
     measurements = list(_measure(checks, config, expected_gpus, deadline, root))
     plan = make_plan(config, checks, NodeGpus(expected_gpus or 0, expected_gpus=expected_gpus))
     verdicts = judge(config, plan.jobs, measurements, checks, {})
-    used = _used_gpus(measurements, own_job, root)
+    used = _used_gpus(measurements, ended_job, root)
     policy = data_files.read("hooks.yaml")
-    ignored = dict.fromkeys(policy["not_of_a_job"], "of the process that runs the hook, not of a job")
-    not_judged = dict(used)
     bad: dict[Outcome, list[Verdict]] = {Outcome.FAIL: [], Outcome.WARN: []}
     for verdict in verdicts:
-        if verdict.outcome not in bad or verdict.metric in ignored:
+        if verdict.outcome not in bad or verdict.metric in policy["not_of_a_job"]:
             continue
         if verdict.subject in used and verdict.metric in policy["idle_gpu_only"]:
             continue
@@ -75,7 +73,7 @@ def check_node(
     return NodeResult(
         seconds={each.check: round(each.seconds, 3) for each in measurements if not each.error},
         not_measured=_not_measured(measurements, verdicts),
-        not_judged=not_judged,
+        not_judged=used,
         failures=tuple(bad[Outcome.FAIL]),
         warnings=tuple(bad[Outcome.WARN]),
     )
@@ -96,7 +94,7 @@ def _measure(
             run_dir=Path(folder),
             root=root,
         )
-        calls = {name: partial(_measured, check, context, config) for name, check in checks.items()}
+        calls = {name: partial(_measurement_json, check, context, config) for name, check in checks.items()}
         started = time.monotonic()
         results = children.run_all(calls, deadline)
     for name, result in results.items():
@@ -107,7 +105,7 @@ def _measure(
             yield Measurement(check=name, subject=context.node, error=error)
 
 
-def _measured(check: Check, context: Context, config: Config) -> bytes:
+def _measurement_json(check: Check, context: Context, config: Config) -> bytes:
     options = config.checks[check.name].options
     return worker.measure(check, context, options).model_dump_json().encode()
 
@@ -117,27 +115,27 @@ def _scratch() -> str:
     return next((folder for folder in ("/run", "/dev/shm") if os.access(folder, os.W_OK)), "/tmp")
 
 
-def _used_gpus(measurements: Sequence[Measurement], own_job: str, root: Path) -> dict[str, str]:
+def _used_gpus(measurements: Sequence[Measurement], ended_job: str, root: Path) -> dict[str, str]:
     """Return the GPUs on which every visible process belongs to a running job, a pod or a service, with the owners.
 
-    A GPU with a process that nobody owns is not among them: this process was left behind.
+    A GPU with a process that no job, pod or service owns is left out: the process should have ended with its job.
     """
-    users: dict[str, list[str | None]] = {}
+    owners_by_gpu: dict[str, list[str | None]] = {}
     for measurement in measurements:
-        processes = measurement.facts.get(_USERS)
+        processes = measurement.facts.get(_GPU_PROCESSES)
         for process in processes if isinstance(processes, list) else ():
             if isinstance(process, dict) and isinstance(process["pid"], int):
                 subject = f"{measurement.subject}/gpu{process['gpu']}"
-                users.setdefault(subject, []).append(owners.owner(process["pid"], own_job, root))
+                owners_by_gpu.setdefault(subject, []).append(owners.owner(process["pid"], ended_job, root))
     return {
         subject: f"used by {', '.join(sorted({name or 'a process that is not visible here' for name in names}))}"
-        for subject, names in users.items()
+        for subject, names in owners_by_gpu.items()
         if "" not in names
     }
 
 
 def _not_measured(measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> dict[str, str]:
-    """Return the checks with an ERROR, with the first reason; their metrics are judged."""
+    """Return check → first reason for the checks with an ERROR; their other metrics are judged."""
     reasons = {each.check: each.error for each in measurements if each.error}
     for verdict in verdicts:
         if verdict.outcome is Outcome.ERROR:

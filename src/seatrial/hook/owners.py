@@ -13,11 +13,11 @@ _POD = re.compile(r"/kubepods")
 _SERVICE = re.compile(r"/system\.slice/(?!slurmd)([^/\n]+\.service)")
 
 
-def owner(pid: int, own_job: str = "", root: Path = Path("/")) -> str | None:
+def owner(pid: int, ended_job: str = "", root: Path = Path("/")) -> str | None:
     """Return who owns a process: ``job 12``, ``a pod``, ``service x.service``; empty for a process that no job owns.
 
     None if the process is not visible here: it ended, or is in another namespace. A job owns a process while a step of
-    it runs on this node; ``own_job``, for an epilog, is the job that has ended.
+    it runs on this node; ``ended_job``: for an epilog, the job that has ended.
     """
     process = root / "proc" / str(pid)
     try:
@@ -25,7 +25,7 @@ def owner(pid: int, own_job: str = "", root: Path = Path("/")) -> str | None:
     except OSError:
         return None
     job = _job(process, cgroup)
-    if job and job != own_job and job in _running_jobs(root):
+    if job and job != ended_job and job in _running_jobs(root):
         return f"job {job}"
     if _POD.search(cgroup):
         return "a pod"

@@ -69,7 +69,7 @@ class Record(Frozen):
 
 
 def reason_text(run_id: str, failures: tuple[Problem, ...], not_measured: dict[str, str]) -> str:
-    """Return ``seatrial RUN_ID: CAUSE`` in one line, as a drained node's Reason has it."""
+    """Return ``seatrial RUN_ID: CAUSE`` in one line, for the Reason of a drained node."""
     causes = [f"{each.subject} {each.text}" for each in failures]
     if not causes and not_measured:
         causes = [f"not measured: {', '.join(not_measured)}"]

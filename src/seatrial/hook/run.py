@@ -27,7 +27,7 @@ RESERVED_S = 1.5  # of the time limit: for the verdicts, the drain limit and the
 
 @dataclass(frozen=True)
 class Request:
-    """The options of a hook. ``started``: of this process, by time.monotonic, from which the time limit counts.
+    """The options of a hook. ``started``: start of this process (time.monotonic); the time limit begins there.
 
     ``site``: the site's trial, for the numbers of nodes and GPUs that are not given.
     ``state_dir``: the folder of the drain limit, on a filesystem that all nodes share; without it a failure is only
@@ -53,7 +53,7 @@ class Request:
 
 
 def run(request: Request) -> tuple[Record, str]:
-    """Return the record, and why it could not be written; empty if it was written."""
+    """Return the record, and the error of writing it; the error is empty on success."""
     deadline = request.started + request.time_limit_s
     expected, site_error = _expected(request, request.started + request.time_limit_s / 2)
     node = check_node(
@@ -67,7 +67,7 @@ def run(request: Request) -> tuple[Record, str]:
     limit = ""
     code = exit_code(request.caller, result, request.fail_closed)
     if code == EXIT_FAILED and changes_node_state(request.caller, request.kind):
-        granted, limit = _reserve(request, run_id, reason, expected.nodes, deadline - RESERVED_S / 2)
+        granted, limit = _request_drain(request, run_id, reason, expected.nodes, deadline - RESERVED_S / 2)
         result = result if granted else Result.LIMITED
     record = Record(
         run_id=run_id,
@@ -105,7 +105,7 @@ class Expected(NamedTuple):
 
 
 def _expected(request: Request, deadline: float) -> tuple[Expected, str]:
-    """Return the expected hardware, and why the site's trial could not be read; empty if it was or is not needed."""
+    """Return the expected hardware, and the error of reading the site's trial; empty on success and if not needed."""
     expected = Expected(request.gpus_per_node, request.gpu_model, request.nodes)
     if request.site is None or None not in expected:
         return expected, ""
@@ -122,15 +122,17 @@ def read_site(site: str) -> Expected:
     return Expected(config.cluster.gpus_per_node, None if model is None else str(model), config.cluster.nodes)
 
 
-def _reserve(request: Request, run_id: str, reason: str, nodes: int | None, deadline: float) -> tuple[bool, str]:
+def _request_drain(request: Request, run_id: str, reason: str, nodes: int | None, deadline: float) -> tuple[bool, str]:
     """Ask the drain limit; return whether the node may be taken out, and the answer as text."""
     if request.state_dir is None:
         return False, "no --state-dir: a failure is only recorded"
     folder, limit = request.state_dir, DrainLimit(request.share, request.window_s, nodes or 1)
 
     def ask() -> list[Any]:
-        reserved = drain_limit.reserve(folder, node_name(), run_id, reason, limit, time.time(), dry_run=request.dry_run)
-        return [reserved.granted, reserved.reason or f"granted: {len(reserved.drains)} of at most {limit.max_nodes}"]
+        answer = drain_limit.request_drain(
+            folder, node_name(), run_id, reason, limit, time.time(), dry_run=request.dry_run
+        )
+        return [answer.granted, answer.reason or f"granted: {len(answer.drains)} of at most {limit.max_nodes}"]
 
     answer, error = _call(ask, deadline, f"the folder {folder} does not answer")
     return (False, error) if error else (answer[0], answer[1])
@@ -147,14 +149,14 @@ def _write(request: Request, record: Record, deadline: float) -> str:
 
 
 def _call(call: Callable[[], Any], deadline: float, no_answer: str) -> tuple[Any, str]:
-    """Return the result of a call that can hang with a filesystem, or an error; one of both is empty."""
+    """Return (result, "") of a call that can hang with a filesystem, or (None, error)."""
 
-    def answered() -> bytes:
+    def call_in_child() -> bytes:
         try:
             return json.dumps([call(), ""]).encode()
         except (OSError, ValueError, SeatrialError) as error:
             return json.dumps([None, printable(str(error)) or type(error).__name__]).encode()
 
-    result = children.run_all({"call": answered}, deadline)["call"]
+    result = children.run_all({"call": call_in_child}, deadline)["call"]
     answer, error = json.loads(result) if result else (None, no_answer)
     return answer, error

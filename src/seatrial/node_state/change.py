@@ -1,4 +1,4 @@
-"""A change of a node's state outside seatrial, as it is planned, printed and recorded."""
+"""Changes of a node's state in Slurm or Kubernetes: planned, made and recorded, and the interface to both."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class NodeChange(Frozen):
         return f"{self.outcome}: {self.action}: {and_more(list(self.nodes), 8)}{detail}: {shlex.join(self.command)}"
 
 
-# Actions: DRAIN and ADD_TAINT take a node out of service that was in it
+# Values of NodeChange.action
 RESERVE, RESUME, DRAIN_AGAIN = "reserve for the test", "resume in the reservation", "drain again"
 DRAIN, COMMENT, END_RESERVATION = "drain", "comment", "end the reservation"
 CONDITION, ADD_TAINT, REMOVE_TAINT = "set the condition", "add the taint", "remove the taint"
-TAKES_OUT = (DRAIN, ADD_TAINT)
+TAKES_OUT = (DRAIN, ADD_TAINT)  # only these count for the drain limit
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Partner(Frozen):
 
 
 class NodeResult(Frozen):
-    """The decision on one candidate, its reason, and the folder of the trial that it is from."""
+    """The decision on one candidate, its reason, and the folder of the trial that led to it."""
 
     node: str
     decision: DecisionValue
@@ -70,7 +70,7 @@ class NodeResult(Frozen):
 
 
 class Candidates(Protocol):
-    """The candidates of a readmission at their scheduler."""
+    """The candidates of a readmission, in Slurm or Kubernetes."""
 
     @property
     def cluster_nodes(self) -> int:
@@ -83,7 +83,7 @@ class Candidates(Protocol):
         """Return (origin, key, value) of the trial's settings that select ``nodes``."""
 
     def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
-        """Return the changes without which the candidates cannot be tested."""
+        """Return the changes that make the candidates testable."""
 
     def wait_until_testable(self) -> None:
         """Wait until the changes before the test have their effect. Raises SeatrialError."""
@@ -95,7 +95,7 @@ class Candidates(Protocol):
         """
 
     def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:
-        """Return the changes for the results, in the order in which they are safe."""
+        """Return the changes for these results, in a safe order."""
 
     def execute(self, change: NodeChange) -> None:
         """Make the change. Raises SeatrialError."""

@@ -50,7 +50,7 @@ class Drain(Frozen):
 
 
 @dataclass(frozen=True)
-class Reservation:
+class DrainAnswer:
     """Whether the node may be taken out of service; ``reason`` says why not.
 
     ``drains``: the entries of the window, also that of this node if it was granted.
@@ -64,18 +64,20 @@ class Reservation:
 def prepare(state_dir: Path) -> None:
     """Create the record in an existing folder, once per site. Raises OSError.
 
-    ``reserve`` never creates it: the mount point of a filesystem that is not mounted would become a record of one node.
+    ``request_drain`` never creates it: while the shared filesystem is not mounted, each node would create a record of
+    its own on its local disk, and no limit would hold.
     """
     (state_dir / FOLDER).mkdir(mode=0o755, exist_ok=True)
 
 
-def reserve(
+def request_drain(
     state_dir: Path, node: str, run_id: str, reason: str, limit: DrainLimit, now: float, *, dry_run: bool = False
-) -> Reservation:
+) -> DrainAnswer:
     """Ask to take ``node`` out of service at the time ``now``, and record it if that is granted.
 
-    A node that has an entry in the window is granted again, without a second one. An entry from the future (a wrong
-    clock) counts until its window ends. A record that cannot be read or written refuses. ``dry_run`` records nothing.
+    If the node has an entry in the window already, the answer is yes, without a second entry. An entry from the future
+    (a wrong clock) counts until its window ends. If the record cannot be read or written, the answer is no. ``dry_run``
+    records nothing.
     The call can hang with the filesystem: the caller sets its own time limit.
     """
     folder, entry = state_dir / FOLDER, Drain(node=node, run_id=run_id, reason=reason, time=now)
@@ -87,33 +89,33 @@ def reserve(
                 return decided
             if dry_run or _create(folder, number, entry):
                 _remove_old(folder, entries, now - _KEPT_WINDOWS * limit.window_s)
-                return Reservation(True, "", (*recent, entry))
+                return DrainAnswer(True, "", (*recent, entry))
             recent.append(_read_entry(_path(folder, number)))  # another node was first
     except FileNotFoundError as error:
-        return Reservation(
+        return DrainAnswer(
             False, f"no drain record ({error.filename or folder}): create it with `seatrial hook install`"
         )
     except (OSError, ValueError) as error:
-        return Reservation(False, f"the drain record {folder} cannot be read or written: {error}")
-    return Reservation(False, f"no free entry in {folder} after {_MAX_TRIES} tries")
+        return DrainAnswer(False, f"the drain record {folder} cannot be read or written: {error}")
+    return DrainAnswer(False, f"no free entry in {folder} after {_MAX_TRIES} tries")
 
 
 def read(state_dir: Path) -> list[Drain]:
-    """Return all entries of the record, by their numbers. Raises SeatrialError."""
+    """Return all entries of the record, in the order of their numbers. Raises SeatrialError."""
     try:
         return list(_read_entries(state_dir / FOLDER).values())
     except (OSError, ValueError) as error:
         raise SeatrialError(f"the drain record cannot be read: {error}") from error
 
 
-def _decision(recent: list[Drain], node: str, limit: DrainLimit) -> Reservation | None:
+def _decision(recent: list[Drain], node: str, limit: DrainLimit) -> DrainAnswer | None:
     """Return the answer that needs no new entry; None if the node may get one."""
     nodes = sorted({drain.node for drain in recent})
     if node in nodes:
-        return Reservation(True, "", tuple(recent))
+        return DrainAnswer(True, "", tuple(recent))
     if len(nodes) < limit.max_nodes:
         return None
-    return Reservation(
+    return DrainAnswer(
         False,
         f"drain limit: {len(nodes)} of {limit.nodes} nodes within {limit.window_s:.0f} s ({', '.join(nodes)}), "
         f"and at most {limit.max_nodes} are allowed (share {limit.share:g})",

@@ -111,7 +111,7 @@ class KubernetesCandidates:
         self._kubectl.run(*change.command[prefix:])
 
     def _set_condition(self, node: Node, result: NodeResult) -> NodeChange:
-        """Return the patch; lastTransitionTime changes with the status only, as of the conditions of the kubelet."""
+        """Return the patch; lastTransitionTime changes only with the status, as in the kubelet's conditions."""
         now, status, before = datetime.now(UTC), _STATUS[result.decision], _condition(node)
         since = before.last_transition_time if before and before.status == status else None
         cause = "" if result.decision is DecisionValue.ACCEPTED else result.reason

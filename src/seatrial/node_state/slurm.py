@@ -1,13 +1,13 @@
 """Candidates of a readmission in Slurm: which nodes may be tested, with which partners, and the changes of their state.
 
-Slurm starts no job on a drained node, also in a reservation. So a drained candidate is first reserved for this user
+Slurm starts no job on a drained node, not even in a reservation. So a drained candidate is first reserved for this user
 without an end, then resumed inside the reservation: only the jobs of the test can start on it. It returns to service
 when the reservation is deleted, and is drained again before that unless it was accepted. If seatrial is killed, the
 reservation keeps other jobs off the node.
 
-The reservation has the first partners too. A job starts at once if all its nodes are in the reservation. With another
-node it waits for the backfill scheduler (0.6 s and 26 s with Slurm 22.05). FLEX permits that for a partner that
-replaces another one (scontrol(1)).
+The reservation has the first partners too. A job starts at once if all its nodes are in the reservation. FLEX permits
+other nodes too, for a partner that replaces another one (scontrol(1)), but such a job waits for the backfill scheduler:
+0.6 s and 26 s with Slurm 22.05.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SlurmCandidates:
     """The candidates as Slurm shows them at the start.
 
     ``reason_prefix``: the start of the reason of nodes that someone else drained and that may be returned too.
-    ``partition``, ``reservation``: of the trial; without a partition, one that has all candidates.
+    ``partition``, ``reservation``: settings of the trial; by default a partition that has all candidates.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SlurmCandidates:
         return len(self._every_node)
 
     def partners(self, names: Sequence[str] = ()) -> list[Partner]:
-        """Return ``names``, or all idle nodes in service with the candidates' hardware: those accepted before first.
+        """Return ``names``, or all idle nodes in service with the candidates' hardware, sorted: accepted ones first.
 
         Raises UsageError if one of ``names`` cannot be a partner.
         """
@@ -139,7 +139,7 @@ class SlurmCandidates:
             node = slurm.node(name)
             if node is None or node.needs_administrator:
                 changed[name] = "unknown to Slurm" if node is None else str(node)
-            if node and node.states & _DRAINED:  # not of a node that is only down: it may return to service unasked
+            if node and node.states & _DRAINED:  # a node that is only down may return to service automatically
                 self._drained_meanwhile.add(name)
         return changed
 
@@ -203,7 +203,7 @@ class SlurmCandidates:
         if node in self._drained and not node.reason.startswith((OWN_REASON, self._reason_prefix or OWN_REASON)):
             return (
                 f"someone else took it out of service. seatrial returns nodes whose reason starts with {OWN_REASON!r}; "
-                "for this one, agree with its author and give the start of its reason with --reason-prefix"
+                "for this one, ask that person, then give the start of its reason with --reason-prefix"
             )
         if "NOT_RESPONDING" in node.states:
             return f"its slurmd does not respond. Run first: scontrol show node {node.name}"

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from seatrial.model import CLUSTER, DecisionValue, Frozen, Outcome, SeatrialError, Trial
 from seatrial.model.trial import Explained
 from seatrial.node_state.change import TAKES_OUT, Candidates, ChangeOutcome, Flags, NodeChange, NodeResult, Partner
-from seatrial.node_state.drain_limit import DrainLimit, reserve
+from seatrial.node_state.drain_limit import DrainLimit, request_drain
 from seatrial.pipeline.planned_jobs import resolve
 from seatrial.pipeline.preview import Preview, preview
 from seatrial.pipeline.results import Display
@@ -96,7 +96,7 @@ def choose_partners(options: Options, candidates: Candidates) -> list[Partner]:
     """Return the partners that trials may use, preferred ones first. Raises SeatrialError if they are too few."""
     pool = candidates.partners(options.partners)
     if len(pool) < options.partners_needed:
-        raise SeatrialError(f"no good partner left: {_too_few(pool, options)}; nothing was changed")
+        raise SeatrialError(f"no good partner left: {_missing_partners(pool, options)}; nothing was changed")
     return pool
 
 
@@ -160,7 +160,7 @@ class Session:
         for number in range(1, _MAX_TRIALS + 1):
             good = [partner for partner in self.pool if partner.node not in self.suspects]
             if len(good) < self.options.partners_needed:
-                reason = f"no good partner left: {_too_few(good, self.options, self.suspects)}"
+                reason = f"no good partner left: {_missing_partners(good, self.options, self.suspects)}"
                 return self._add_results(self._untested, _INCOMPLETE, reason)
             partners = self.options.first(good)
             self.used |= {partner.node: partner for partner in good if partner.node in partners}
@@ -198,7 +198,7 @@ class Session:
             self.results[name] = NodeResult(node=name, decision=decision, reason=reason, trial=trial)
 
     def _change_states(self) -> None:
-        """Make the changes after the test. A change that fails does not prevent those that do not need it."""
+        """Make the changes after the test. After a failed change, only the changes that depend on it are refused."""
         try:
             for name, state in self.candidates.changed_meanwhile().items():
                 if self.results[name].decision is DecisionValue.ACCEPTED:
@@ -224,12 +224,12 @@ class Session:
         limit = DrainLimit(options.drain_share, options.drain_window_s, self.candidates.cluster_nodes)
         arguments = (options.state_dir, node, self.folder.name, self.results[node].reason, limit, time.time())
         try:
-            return start_in_thread(lambda: reserve(*arguments)).result(_DRAIN_LIMIT_S).reason
+            return start_in_thread(lambda: request_drain(*arguments)).result(_DRAIN_LIMIT_S).reason
         except TimeoutError:
             return f"{options.state_dir} did not answer within {_DRAIN_LIMIT_S:.0f} s"
 
     def _execute(self, change: NodeChange) -> None:
-        """Make a change; it is recorded as started before, so that the record is complete also after a SIGKILL."""
+        """Make a change. It is recorded as started first, so that the record is complete even after a SIGKILL."""
         self._record(change, "started")
         try:
             self.candidates.execute(change)
@@ -247,7 +247,7 @@ class Session:
             self.note(str(self.changes[-1]))
 
     def _save(self) -> Readmission:
-        """Write the record as it is now, and return it. A full disk does not prevent changes that protect a node."""
+        """Write the current record, and return it. A full disk does not prevent changes that protect a node."""
         readmission = Readmission(
             run_id=self.folder.name,
             command=secrets.redacted(("seatrial", *sys.argv[1:])),
@@ -270,7 +270,7 @@ class Session:
 
 
 def nodes_at_fault(trial: Trial, nodes: Sequence[str]) -> dict[str, str]:
-    """Return those of ``nodes`` at fault, each with its cause: of findings that explain a FAIL, else of a FAIL itself.
+    """Return node → cause for those of ``nodes`` at fault: from findings that explain a FAIL, else from the FAIL.
 
     A FAIL on a path between nodes, or on the cluster, without a finding that names a node, is no node's fault.
     """
@@ -306,10 +306,10 @@ def _request(options: Options, candidates: Candidates, nodes: Sequence[str]) -> 
     )
 
 
-def _too_few(partners: Sequence[Partner], options: Options, suspects: Mapping[str, str] | None = None) -> str:
+def _missing_partners(partners: Sequence[Partner], options: Options, suspects: Mapping[str, str] | None = None) -> str:
     """Return how many partners there are, how many are needed, and which ones are at fault."""
     count, needed = len(options.nodes), options.partners_needed
     faults = "".join(f"; partner {name} is at fault: {cause}" for name, cause in (suspects or {}).items())
     possible = and_more([partner.node for partner in partners], 8) or "no node"
     needs = f"{count} {'node needs' if count == 1 else 'nodes need'} {needed}"
-    return f"{possible} can be a partner of {and_more(list(options.nodes), 8)}, and {needs}{faults}"
+    return f"{possible} can be a partner of {and_more(list(options.nodes), 8)}, but {needs}{faults}"

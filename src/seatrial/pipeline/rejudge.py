@@ -33,7 +33,7 @@ from seatrial.pipeline.tested_hardware import cpu_only, device_conflict, tested_
 from seatrial.util.gc_pause import gc_paused
 from seatrial.util.text import and_more
 
-_MAX_NAMED = 8  # missing nodes listed in the reason of a decision
+_MAX_NAMED = 8  # nodes or checks listed in the text of a decision
 
 
 @gc_paused()
@@ -87,7 +87,7 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
 
 
 def with_derived_hardware(trial: Trial) -> Trial:
-    """Return the trial with its decision, but with the tested hardware derived from jobs and measurements."""
+    """Return the trial with an unchanged decision; its tested hardware is computed again from jobs and measurements."""
     try:
         settings = _settings(trial)
         conflict = "" if trial.gpu_error else device_conflict(settings, trial.jobs, trial.environment)
@@ -110,7 +110,7 @@ def _settings(trial: Trial) -> Config:
 
 
 def learn(name: str, paths: Sequence[Path]) -> str:
-    """Return the text of a baseline file that is learned from these runs, rejudged first. Raises UsageError."""
+    """Judge these runs by the rules of this version; return the baseline file learned from them. Raises UsageError."""
     learned = site_baseline.learn(name, {str(path): rejudge(load_trial(path)) for path in paths}, catalog())
     plausibility.validate_baseline(learned, catalog())
     return site_baseline.dump(learned)

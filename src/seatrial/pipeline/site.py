@@ -1,4 +1,4 @@
-"""A site's folder: what Slurm says about the site, and the folder written as a whole or not at all."""
+"""A site's folder: reads the settings of the site from Slurm, and writes the folder as a whole or not at all."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def device_conflict(settings: Config, jobs: Sequence[Job], environment: Mapping[
         return ""
     gpus = _host_gpus(environment)
     if gpus is None:
-        return "environment.gpu.gpus of the record is no list of GPUs, so that the tested hardware is unknown"
+        return "environment.gpu.gpus of the record is not a list of GPUs, so the tested hardware is unknown"
     if cpu_only(jobs) and gpus and settings.cluster.gpus_per_node is None:
         return f"all jobs ran on CPUs, but environment.gpu lists {len(gpus)} GPUs and cluster.gpus_per_node is not 0"
     if not cpu_only(jobs) and not gpus:
@@ -41,9 +41,9 @@ def tested_hardware(
     gpu_error: str,
 ) -> str:
     """Return the tested nodes and GPUs as text, or why GPUs were not tested."""
-    promised = settings.cluster.nodes
-    tested = max((job.nodes for job in jobs if job.placement != "control"), default=promised)
-    nodes = f"{tested} of {promised} nodes" if tested < promised else f"{promised} node" + "s" * (promised > 1)
+    expected = settings.cluster.nodes
+    tested = max((job.nodes for job in jobs if job.placement != "control"), default=expected)
+    nodes = f"{tested} of {expected} nodes" if tested < expected else f"{expected} node" + "s" * (expected > 1)
     if gpu_error:
         return f"{nodes}; {gpu_error}"
     gpus = _host_gpus(environment) or {}
@@ -62,9 +62,9 @@ def tested_hardware(
         return f"{nodes} started by the user, {each} each"
     subjects = {measurement.subject.rpartition("/")[2] for measurement in measurements}
     models = sorted({name for index, name in gpus.items() if f"gpu{index}" in subjects}) or ["unknown GPU"]
-    rest = f" of {len(gpus)}" if used < len(gpus) else ""
+    of_all = f" of {len(gpus)}" if used < len(gpus) else ""
     unset = "" if settings.cluster.gpus_per_node else "; expected number of GPUs not set (--gpus-per-node)"
-    return f"{nodes}, {used} × {' + '.join(models)}{rest}{unset}"
+    return f"{nodes}, {used} × {' + '.join(models)}{of_all}{unset}"
 
 
 def _host_gpus(environment: Mapping[str, JsonValue]) -> dict[int, str] | None:

@@ -70,9 +70,7 @@ class Watcher:
         if _JOB_ID.fullmatch(self.target):
             return self._slurm_job(self.target)
         problem = "not a directory" if path.exists() else "no such directory"
-        raise UsageError(
-            f"{self.target}: {problem}, and not a job ID of Slurm: expected one of both. Run first: squeue --me"
-        )
+        raise UsageError(f"{self.target}: {problem}, and not a job ID of Slurm. Run first: squeue --me")
 
     def _slurm_job(self, job_id: str) -> JobStatus:
         job = slurm.job(job_id)
@@ -84,7 +82,7 @@ class Watcher:
             status = self._run_directory(Path(attempt[1]))
             gpus, note = (status.gpus, "") if status.gpus else self._gpus_of_job(job)
             notes = tuple(filter(None, [*status.notes, note]))
-            return status.model_copy(update={**_of_job(job), "target": self.target, "gpus": gpus, "notes": notes})
+            return status.model_copy(update={**_job_fields(job), "target": self.target, "gpus": gpus, "notes": notes})
         return self._with_job(job, _results_folder(log, job), log)
 
     def _training(self, folder: Path) -> JobStatus:
@@ -99,20 +97,20 @@ class Watcher:
             )
         if job:
             return self._with_job(job, folder, log)
-        return self._described(folder, log if log.exists() else None, (note,))
+        return self._training_status(folder, log if log.exists() else None, (note,))
 
     def _with_job(self, job: SlurmJob, folder: Path | None, log: Path | None) -> JobStatus:
         """The status of a training or another job of Slurm."""
         gpus, note = self._gpus_of_job(job)
-        status = self._described(folder, None if job.pending else log, (note,))
-        return status.model_copy(update={**_of_job(job), "gpus": gpus})
+        status = self._training_status(folder, None if job.pending else log, (note,))
+        return status.model_copy(update={**_job_fields(job), "gpus": gpus})
 
-    def _described(self, folder: Path | None, log: Path | None, notes: tuple[str, ...]) -> JobStatus:
-        """The status by the files of a training: speed and log."""
-        speed, speed_note = _attempt(lambda: training_speed(folder)) if folder else (None, "")
+    def _training_status(self, folder: Path | None, log: Path | None, notes: tuple[str, ...]) -> JobStatus:
+        """The status from the files of a training: speed and log."""
+        speed, speed_note = _result_or_error(lambda: training_speed(folder)) if folder else (None, "")
         if folder and speed is None and not speed_note:
             speed_note = f"no step in {folder / STEPS_FILE} yet"
-        lines, log_note = _attempt(lambda: _last_lines(log, self.log_lines)) if log else (None, "")
+        lines, log_note = _result_or_error(lambda: _last_lines(log, self.log_lines)) if log else (None, "")
         ended = bool(folder and speed and _modified(folder / METRICS_FILE) >= _modified(folder / STEPS_FILE))
         return JobStatus(
             target=self.target,
@@ -133,7 +131,7 @@ class Watcher:
             return status.model_copy(update={"state": "ended", "ended": True, "reason": reason})
         if attempt is None:
             return status.model_copy(update={"notes": ("no job has started yet",)})
-        job, job_note = _attempt(lambda: Job.model_validate(read_json(attempt.parent / "job.json")))
+        job, job_note = _result_or_error(lambda: Job.model_validate(read_json(attempt.parent / "job.json")))
         ranks, nodes, silent = _ranks(attempt, job) if job else (Counter[str](), set[str](), 0)
         gpus = [use for path in sorted(attempt.glob("rank*.samples")) for use in _sampled_use(path)]
         notes = [
@@ -143,9 +141,9 @@ class Watcher:
             "" if gpus else "GPU use: the run directory has no telemetry of GPUs",
         ]
         steps = max(run_dir.glob(f"artifacts/*/**/{STEPS_FILE}"), key=_modified, default=None)
-        speed, _ = _attempt(lambda: training_speed(steps.parent)) if steps else (None, "")
+        speed, _ = _result_or_error(lambda: training_speed(steps.parent)) if steps else (None, "")
         log = max(_logs(attempt), key=_modified, default=None)
-        lines, log_note = _attempt(lambda: _last_lines(log, self.log_lines)) if log else (None, "")
+        lines, log_note = _result_or_error(lambda: _last_lines(log, self.log_lines)) if log else (None, "")
         changes = {
             "state": f"job {attempt.parent.name}, {attempt.name}",
             "nodes": tuple(sorted(nodes)),
@@ -175,9 +173,9 @@ class Watcher:
         return gpus, f"GPU use: {note}" if note else ""
 
 
-def _of_job(job: SlurmJob) -> dict[str, Any]:
-    """The fields of a status that Slurm knows."""
-    nodes, _ = _attempt(lambda: hostlist.expand(job.nodes))
+def _job_fields(job: SlurmJob) -> dict[str, Any]:
+    """The fields of a status that come from Slurm."""
+    nodes, _ = _result_or_error(lambda: hostlist.expand(job.nodes))
     limit_s = job.time_limit_s if isinstance(job.time_limit_s, int) else None
     return {
         "title": f"job {job.id}" + (f" {job.name}" if job.name else ""),
@@ -200,7 +198,7 @@ def _job_of_folder(job_id: str) -> tuple[SlurmJob | None, str]:
     """The Slurm job of a folder, and why it is unknown."""
     if not slurm.installed():
         return None, f"state and GPU use of job {job_id}: this machine has no Slurm client"
-    job, note = _attempt(lambda: slurm.job(job_id))
+    job, note = _result_or_error(lambda: slurm.job(job_id))
     if job is None:
         return None, f"state and GPU use of job {job_id}: {note.partition(' (')[0]}"
     if job.state == UNKNOWN:
@@ -212,7 +210,7 @@ def _results_folder(log: Path | None, job: SlurmJob) -> Path | None:
     """The folder of results that a job script of `seatrial init` names in its log; None for another job."""
     if log is None or job.pending:
         return None
-    head, _ = _attempt(lambda: _head(log))
+    head, _ = _result_or_error(lambda: _head(log))
     match = _RESULTS_IN.search(head or "")
     return Path(match[1]) if match else None
 
@@ -246,7 +244,7 @@ def _ranks(attempt: Path, job: Job) -> tuple[Counter[str], set[str], int]:
 
 def _sampled_use(path: Path) -> Iterator[GpuUse]:
     """The GPU use in a sampler's file."""
-    by_node, _ = _attempt(lambda: latest_samples(path))
+    by_node, _ = _result_or_error(lambda: latest_samples(path))
     for node, values in (by_node or {}).items():
         for device in sorted({name.partition(".")[0] for name in values if name.startswith("gpu")}):
             memory, sampled = values.get(f"{device}.memory_used_bytes"), values.get("time")
@@ -275,7 +273,7 @@ def _modified(path: Path) -> float:
         return 0.0
 
 
-def _attempt(read: Callable[[], T]) -> tuple[T | None, str]:
+def _result_or_error(read: Callable[[], T]) -> tuple[T | None, str]:
     """The result of ``read``, or why it failed: a file that a job has not written yet, or a damaged one."""
     try:
         return read(), ""

@@ -80,7 +80,7 @@ class MappedNode:
 
 
 def node_map(trial: Trial) -> list[MappedNode]:
-    """All nodes of which a GPU or rank is the subject of a verdict."""
+    """All nodes with a GPU or rank that is the subject of a verdict."""
     outcomes: dict[str, list[Outcome]] = {}
     for verdict in trial.verdicts:
         outcomes.setdefault(verdict.subject, []).append(verdict.outcome)

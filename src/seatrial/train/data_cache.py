@@ -21,7 +21,7 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 from seatrial.util.input_files import open_file, read_json
 
-VARIABLE = "SEATRIAL_DATA_CACHE"  # a folder that trainings read, and `seatrial preprocess` writes, without data.cache
+VARIABLE = "SEATRIAL_DATA_CACHE"  # used if data.cache is not set: `seatrial preprocess` writes it, trainings read it
 KEY_FILE = "key.json"
 FORMAT = 1  # in every key: increase it if seatrial makes other tokens of the same rows
 # of a tokenizer's folder, which may also hold the weights of its model
@@ -50,7 +50,7 @@ def options(config: TrainConfig, *packages: str) -> dict[str, Any]:
 
 
 def content(path: Path, description: str) -> dict[str, str]:
-    """Name → SHA-256 of a file (its name: the suffix), or of the tokenizer's files in a folder. Raises UsageError."""
+    """Suffix → SHA-256 of a file, or file name → SHA-256 of the tokenizer's files in a folder. Raises UsageError."""
     try:
         if not path.is_dir():
             return {path.suffix: _sha256(path)}
@@ -61,7 +61,7 @@ def content(path: Path, description: str) -> dict[str, str]:
 
 
 def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared:
-    """The folder of ``key`` in ``folder``, or in the cache of the environment if it has it; else one to write.
+    """The existing folder of ``key`` below ``folder`` or the cache of the environment; else the folder to write.
 
     ``folder``: data.cache, or a folder of the run. A training never writes to the cache of the environment.
     """
@@ -93,12 +93,12 @@ def _difference(folder: Path, key: Key) -> tuple[str, list[str]] | None:
         fields = [name for name in {**other, **key} if other.get(name) != key.get(name)]
     except (OSError, ValueError, TypeError, AttributeError):
         return None
-    return folder.name, [_shown(name, other.get(name), key.get(name)) for name in fields]
+    return folder.name, [_field_difference(name, other.get(name), key.get(name)) for name in fields]
 
 
-def _shown(name: str, there: Any, here: Any) -> str:
-    is_content = isinstance(there, dict) or isinstance(here, dict)
-    return f"{name} (content)" if is_content else f"{name} ({there} there, {here} here)"
+def _field_difference(name: str, cached: Any, needed: Any) -> str:
+    is_content = isinstance(cached, dict) or isinstance(needed, dict)
+    return f"{name} (content)" if is_content else f"{name} ({cached} in the cache, {needed} needed)"
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def count() -> int:
 
 
 def resumed(config: TrainConfig, out: Path | None) -> TrainConfig:
-    """``config``, with checkpoint.resume if it has checkpoint.requeue and Slurm has restarted the job.
+    """The config, with checkpoint.resume set to true if checkpoint.requeue is and Slurm has restarted the job.
 
     Raises UsageError after checkpoint.max_restarts, and if ``out`` is None: each start would get a new folder.
     """

@@ -1,8 +1,8 @@
 """The memory that one rank holds of weights, gradients and optimizer state, counted from its tensors.
 
-Counted values are the same on CPUs and GPUs. They contain neither activations nor weights gathered from other ranks: of
-those, the peak of the CUDA allocator (memory_peak_gib in metrics.json) has all, and ``group_bytes`` the part
-that FSDP2's wrapping determines.
+Counted values are the same on CPUs and GPUs. They contain neither activations nor weights gathered from other ranks.
+The peak of the CUDA allocator (memory_peak_gib in metrics.json) contains both. ``group_bytes`` returns the size of the
+gathered weights, which FSDP2's wrapping determines.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def state_metrics(model: nn.Module, optimizer: Any, gradients: int | None) -> di
 def group_bytes(model: nn.Module, element_bytes: int) -> list[int]:
     """Bytes of each FSDP2 group when it is gathered in a dtype of ``element_bytes``; empty without FSDP2.
 
-    FSDP2 gathers the weights of a group together: those of its module that no inner module's group has.
+    FSDP2 gathers the weights of a group together. A weight belongs to the group of its innermost FSDP2 module.
     """
     owners = {
         parameter: module

@@ -2,7 +2,7 @@
 
 On two nodes NCCL's trees send half as much over the network as a ring does, so that the default all-reduce of nodes
 with NVLink switches hardly tests the network (NVIDIA/nccl-tests#196, #309). NCCL reads its variables once per process,
-so that a child process beside every rank measures it.
+so each rank starts a child process for this measurement.
 """
 
 from __future__ import annotations

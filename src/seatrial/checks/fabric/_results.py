@@ -60,7 +60,7 @@ def size_label(size: int) -> str:
 def back_to_back_metrics(
     size: int, result: CollectiveResult, operation: Operation, suffix: str = ""
 ) -> Iterator[Metric]:
-    """Yield the metrics of UNITS: median over windows, with one sample per window; latency_max: the slowest rank's."""
+    """Yield the metrics of UNITS: median over windows, one sample per window; latency_max is of the slowest rank."""
     return _metrics({f"{name}{suffix}": name for name in UNITS}, size, result, operation)
 
 
@@ -185,7 +185,7 @@ def percentiles_fact(results: Results, subjects: Sequence[str]) -> Fact:
 
 
 def p99_ratio_fact(results: Results) -> Fact:
-    """The fact ``p99_ratio_measured``: yes, or why ``p99_ratio.1GiB`` is missing; ``results``: of mode percentiles."""
+    """The fact ``p99_ratio_measured``: yes, or why ``p99_ratio.1GiB`` is missing, from results of mode percentiles."""
     counts = {size_label(size): len(result.timings.windows) for size, result in results.items()}
     count, needed = counts.get(P99_RATIO_SIZE, 0), MIN_SAMPLES[99]
     value = "yes" if count >= needed else f"no: p99 needs {needed} operations of {P99_RATIO_SIZE}, {count} were timed"
@@ -197,7 +197,7 @@ def wrong_data_results(
 ) -> Iterator[Observation]:
     """Yield the number of wrong elements and, where there are any, the fact ``wrong_data``.
 
-    ``mismatches``: pairs of the keys that locate a mismatch and the mismatch.
+    ``mismatches``: (location, mismatch); the location is a mapping such as sender and receiver.
     """
     located = list(mismatches)
     yield metric("wrong_elements", sum(mismatch.wrong for _, mismatch in located), "count", subject)
@@ -259,7 +259,7 @@ def method_text(
     results: Results,
     operation: Operation,
 ) -> str:
-    """The fact ``method``: transport, ranks, timing and confidence interval; ``results``: of mode back_to_back."""
+    """The fact ``method``: transport, ranks, timing and confidence interval, from results of mode back_to_back."""
     nodes = f"{facts['nodes']} {'node' if facts['nodes'] == 1 else 'nodes'}"
     parts = [
         f"{transport_text(group)}, {group['world_size']} ranks on {nodes}, "

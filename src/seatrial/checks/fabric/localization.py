@@ -1,7 +1,7 @@
 """Locates slow nodes, GPUs, rails and paths between nodes by transfers between pairs of nodes.
 
-A run starts this check by itself when a check of several nodes is below a threshold (``localize`` in the trial). Pairs
-are measured in rounds, then suspects with good partners, slow paths again, and each direction: see
+A run starts it automatically when a check of several nodes is below a threshold (``localize`` in the trial). The
+steps measure pairs in rounds, then suspected nodes with good partners, slow paths a second time, and each direction:
 hardware.pair_search. All pairs of a step run concurrently in one job, so that a thousand nodes take minutes.
 
 Rates are compared with those of other pairs only, so that no reference value is needed. With GPUs, GPU i of a node
@@ -53,8 +53,8 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairTiming
 
-# About 5 ms at the 50 GB/s of a 400 Gb/s NIC. CPU: 0.2 s at 200 Mbit/s, and 128 times the burst of a shaped link of the
-# tests, so that the link and not its buffer is measured.
+# About 5 ms at the 50 GB/s of a 400 Gb/s NIC. CPU: 0.2 s at 200 Mbit/s. Traffic shapers, as those of the tests, pass a
+# first burst unlimited; this size is 128 times the burst, so that the link is measured.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("4MiB")
 MAX_OPERATION_S = 0.1  # on a TCP network: a search has 13 to 19 steps of at least five operations
 
@@ -62,8 +62,8 @@ MAX_OPERATION_S = 0.1  # on a TCP network: a search has 13 to 19 steps of at lea
 class LocalizationOptions(Options):
     """Options of collectives.localization.
 
-    ``rounds``: rounds of all nodes; each node has as many partners. ``size``: bytes that each rank sends at a time; the
-    default depends on the device. ``seconds``: maximum timed duration of a step.
+    ``rounds``: rounds of all nodes; a node has one new partner per round. ``size``: bytes that each rank sends at a
+    time; the default depends on the device. ``seconds``: maximum timed duration of a step.
     """
 
     rounds: int = Field(default=ROUNDS, ge=1)
@@ -83,8 +83,8 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
         raise NotApplicable("one node: there are no pairs of nodes")
     subjects, group = rank.gather(context.subject), collectives.describe_group()
     rails = min(map(len, ranks.values())) if context.on_gpu else 1
-    members = {node: of_node[:rails] for node, of_node in ranks.items()}
-    names = {node: [subjects[number] for number in of_node] for node, of_node in members.items()}
+    members = {node: node_ranks[:rails] for node, node_ranks in ranks.items()}
+    names = {node: [subjects[number] for number in node_ranks] for node, node_ranks in members.items()}
     limits = GPU_LIMITS if context.on_gpu else CPU_LIMITS
     size = options.size or default_size(context.on_gpu, context.tcp_network)
     rates: list[PairRate] = []
@@ -96,9 +96,9 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
     while True:
         context.progress(f"{step.stage}, step {number}: {len(step.pairs)} pairs")
         partners, receivers = _partners(step, members)
-        of_step = pairs.measure_pairs(partners, size, context.device, options.seconds, receivers=receivers)
-        timings += of_step
-        measured = _rates(step, members, of_step, size, best=not context.on_gpu)
+        step_timings = pairs.measure_pairs(partners, size, context.device, options.seconds, receivers=receivers)
+        timings += step_timings
+        measured = _rates(step, members, step_timings, size, best=not context.on_gpu)
         rates += measured
         try:
             step, number = search.send(measured), number + 1
@@ -110,7 +110,7 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
         return
     results = pairs.PairResults(tuple(timings), size, members, subjects)
     yield from facts({**group, "nodes": len(members), "size": size, "steps": number})
-    yield Fact(name=RANKS_BY_NODE, value={node: list(of_node) for node, of_node in names.items()})
+    yield Fact(name=RANKS_BY_NODE, value={node: list(node_ranks) for node, node_ranks in names.items()})
     yield Fact(name=PAIR_RATES, value=[rate.model_dump(mode="json") for rate in rates])
     slow = [names[port.node][port.rail] for port in conclusion.ports]
     slow += [f"{first}->{second}" for first, second in dict.fromkeys(path.pair for path in conclusion.paths)]

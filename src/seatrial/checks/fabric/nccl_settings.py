@@ -1,7 +1,7 @@
 """All-reduce bandwidth under several NCCL settings; each setting changes one environment variable.
 
-NCCL reads its variables once per process. Child processes beside every rank measure each setting, and their NCCL logs
-record algorithm, protocol, channels and transport for every size.
+NCCL reads its variables once per process. So each rank starts a child process per setting, and the NCCL logs of these
+processes record algorithm, protocol, channels and transport for every size.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _path_facts(
     yield Fact(name="path_by_size", value=by_size)
     if left_out:
         sizes = ", ".join(map(format_bytes, left_out))
-        yield Fact(name="sizes_left_out", value=f"{sizes}: too long on the network of the trial's cluster.fabric.rate")
+        yield Fact(name="sizes_left_out", value=f"{sizes}: would take too long at the cluster.fabric.rate of the trial")
     if "default" in results:
         by_rank = logs["default"]
         algorithm, protocol, channels, transport = path_at_size(by_rank, options.size).values()

@@ -35,8 +35,8 @@ def compare(domains: Mapping[str, str]) -> Iterator[Observation]:
         if domain and node not in nodes_by_domain.setdefault(domain, []):
             nodes_by_domain[domain].append(node)
     without = [subject for subject, domain in domains.items() if not domain]
-    split = [node for node, of_node in domains_by_node.items() if len(of_node - {""}) > 1]
-    # On several nodes with an HGX board each, no domain has two nodes, or the GPUs have no domain
+    split = [node for node, its_domains in domains_by_node.items() if len(its_domains - {""}) > 1]
+    # Does not apply to several nodes with an HGX board each: no NVLink domain spans two of them
     across_nodes = any(len(nodes) > 1 for nodes in nodes_by_domain.values())
     applies = across_nodes or (len(domains_by_node) == 1 and bool(nodes_by_domain))
     yield from facts(

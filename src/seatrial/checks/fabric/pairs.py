@@ -5,8 +5,8 @@ receives from GPU i of the other node, so that all NICs carry load and NVLink ca
 
 A single slow pair does not locate the fault. A node that is slow with every partner is at fault. If two good nodes are
 slow with each other, their path is at fault. If each node has r partners, up to r−1 bad nodes are located exactly,
-provided that more than half of all nodes are good. With two nodes only the data is judged. A slow path may share an
-uplink with other pairs; it is therefore retried without concurrent pairs.
+provided that more than half of all nodes are good. With two nodes only wrong data is judged, no bandwidth. A slow path
+may share an uplink with other pairs; it is therefore retried without concurrent pairs.
 
 If the switches of the nodes are known (``cluster.topology``, Slurm) and not all pairs are measured, rounds of pairs
 inside a leaf switch and rounds of pairs across leaf switches alternate.
@@ -98,7 +98,7 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
         timings += pairs.measure_pairs(pairs.partner_map(paired, members), size, context.device, options.seconds)
     results = pairs.PairResults(tuple(timings), size, nodes, tuple(subjects))
     max_retries = (MAX_RETRIES if context.on_gpu else 0) if options.retry is None else options.retry
-    for a, b in results.pairs_below_best(MIN_SHARE)[:max_retries]:  # the same on all ranks: all have all timings
+    for a, b in results.pairs_below_best(MIN_SHARE)[:max_retries]:  # equal on all ranks, as each has all timings
         context.progress(f"retry {a}->{b}")
         partners = pairs.partner_map([(0, 1)], [nodes[a], nodes[b]])
         retries += pairs.measure_pairs(partners, size, context.device, options.seconds)
@@ -113,7 +113,7 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
 def _switches(context: Context, nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Node → its switches from the leaf to the top; empty without a topology. All ranks call this together.
 
-    Slurm's name of a node may differ from its host name. Raises SeatrialError for a node that a file lacks.
+    Slurm's name of a node may differ from its host name. Raises SeatrialError if a topology file has no such node.
     """
     from seatrial.bench import rank
 
@@ -142,7 +142,7 @@ def _switch_facts(
 
 
 def _observations(results: PairResults, rounds: int, transport: str) -> Iterator[Observation]:
-    """Yield rates in GB/s of pairs and of ranks with their fastest partner, their shares, wrong data and method."""
+    """Yield the rate of each pair and the best rate of each rank (GB/s), their shares, wrong data and method."""
     count = len(results.members)
     partners = Counter(node for pair in results.by_pair for node in pair)
     located = _max_locatable(count, min(partners[node] for node in results.members))

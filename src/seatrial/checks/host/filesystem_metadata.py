@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from seatrial.bench.storage import SharedFolder
 
 OPERATIONS, MODES = ("create", "stat", "list", "unlink"), ("single", "concurrent")
-_UNLINK_RATE = 10  # files/s of all nodes together: the slowest deletion that is waited for
+_UNLINK_RATE = 10  # files/s of all nodes together; a slower deletion is a timeout
 _MAX_NAMED = 5
 _LEFTOVERS_TIMEOUT_S = 600.0
 Rates = dict[str, list[float]]  # OPERATION_MODE → total files/s of each repeat
@@ -62,7 +62,7 @@ def measure(context: Context, options: MetadataOptions) -> Iterator[Observation]
         yield from facts({"several_nodes": several, "failed": failed, "method": _method(options)})
         leftovers.update(_leftovers_of_other_runs(context))
         yield from facts({"leftovers": leftovers})
-        yield from facts({f"has_{name}": _measured(name, paths, failed) for name in tiers()})
+        yield from facts({f"has_{name}": _has_tier(name, paths, failed) for name in tiers()})
         yield from _tiers.observations(paths)
         yield metric("paths_failed", len(failed), "paths")
         yield metric("leftover_folders", len([text for text in leftovers.values() if text != "removed"]), "paths")
@@ -77,14 +77,14 @@ def _method(options: MetadataOptions) -> str:
     )
 
 
-def _measured(name: str, paths: dict[str, str], failed: dict[str, str]) -> str:
+def _has_tier(name: str, paths: dict[str, str], failed: dict[str, str]) -> str:
     if name not in paths:
         return "no: no path of this tier"
     return "no: see paths_failed" if paths[name] in failed else "yes"
 
 
 def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:
-    """Path of each leftover folder → "removed", or why it was kept. In a shared folder one node removes them."""
+    """Path of each leftover folder → "removed", or a problem of a node. In a shared folder one node removes them."""
     from seatrial.bench import metadata, storage
 
     participants = folder.participants.first_only if storage.is_shared(folder) else folder.participants
@@ -92,7 +92,7 @@ def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:
         lambda: metadata.leftover_folders(folder.path.parent, folder.path), _LEFTOVERS_TIMEOUT_S
     )
     leftovers = sorted((leftover for node in by_node for leftover in node), key=lambda leftover: leftover.problem)
-    return {str(leftover.path): leftover.problem or "removed" for leftover in leftovers}  # a problem of any node wins
+    return {str(leftover.path): leftover.problem or "removed" for leftover in leftovers}
 
 
 def _leftovers_of_other_runs(context: Context) -> dict[str, str]:
@@ -131,7 +131,7 @@ def _measure(
             break
     for key, samples in rates.items():
         yield metric(f"{key}.{name}", samples, "files/s")
-    yield Fact(name=f"files.{name}", value=dict(files))  # of the shortest repeat
+    yield Fact(name=f"files.{name}", value=dict(files))  # the smallest number of any repeat
     yield Fact(name=f"repeats.{name}", value=repeats)
     yield Fact(name=f"noise.{name}", value={key: noise(samples) for key, samples in rates.items()})
 

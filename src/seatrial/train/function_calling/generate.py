@@ -30,38 +30,38 @@ _TEXTS = (
 )
 # Kind of parameter → its JSON Schema and a function that draws a value
 _PARAMETER_KINDS: dict[str, tuple[dict[str, Any], Callable[[random.Random], Any]]] = {
-    "city": ({"type": "string"}, lambda draw: draw.choice(_CITIES)),
-    "person": ({"type": "string"}, lambda draw: draw.choice(_PEOPLE)),
+    "city": ({"type": "string"}, lambda rng: rng.choice(_CITIES)),
+    "person": ({"type": "string"}, lambda rng: rng.choice(_PEOPLE)),
     "people": (
         {"type": "array", "items": {"type": "string"}},
-        lambda draw: draw.sample(_PEOPLE, 2),
+        lambda rng: rng.sample(_PEOPLE, 2),
     ),
-    "text": ({"type": "string"}, lambda draw: draw.choice(_TEXTS)),
-    "currency": ({"type": "string"}, lambda draw: draw.choice(("USD", "EUR", "JPY", "CHF", "NOK"))),
+    "text": ({"type": "string"}, lambda rng: rng.choice(_TEXTS)),
+    "currency": ({"type": "string"}, lambda rng: rng.choice(("USD", "EUR", "JPY", "CHF", "NOK"))),
     "temperature_unit": (
         {"type": "string", "enum": ["celsius", "fahrenheit"]},
-        lambda draw: draw.choice(("celsius", "fahrenheit")),
+        lambda rng: rng.choice(("celsius", "fahrenheit")),
     ),
-    "cuisine": ({"type": "string"}, lambda draw: draw.choice(("Thai", "Greek", "Peruvian", "vegan", "Turkish"))),
-    "language": ({"type": "string"}, lambda draw: draw.choice(("French", "Hindi", "Welsh", "Korean"))),
-    "symbol": ({"type": "string"}, lambda draw: "".join(draw.choices("ABCDEF", k=3))),
-    "parcel": ({"type": "string"}, lambda draw: "".join(draw.choices("0123456789", k=6))),
-    "room": ({"type": "string"}, lambda draw: draw.choice(("kitchen", "attic", "hall", "study"))),
-    "amount": ({"type": "number"}, lambda draw: draw.choice((20, 35.5, 80, 99.5, 120, 250))),
-    "percent": ({"type": "integer"}, lambda draw: draw.randint(5, 30)),
-    "count": ({"type": "integer"}, lambda draw: draw.randint(2, 9)),
-    "flag": ({"type": "boolean"}, lambda draw: draw.random() < 0.5),
-    "date": ({"type": "string"}, lambda draw: f"2026-{draw.randint(1, 12):02}-{draw.randint(1, 28):02}"),
-    "time": ({"type": "string"}, lambda draw: f"{draw.randint(5, 9):02}:{draw.randrange(0, 60, 5):02}"),
+    "cuisine": ({"type": "string"}, lambda rng: rng.choice(("Thai", "Greek", "Peruvian", "vegan", "Turkish"))),
+    "language": ({"type": "string"}, lambda rng: rng.choice(("French", "Hindi", "Welsh", "Korean"))),
+    "symbol": ({"type": "string"}, lambda rng: "".join(rng.choices("ABCDEF", k=3))),
+    "parcel": ({"type": "string"}, lambda rng: "".join(rng.choices("0123456789", k=6))),
+    "room": ({"type": "string"}, lambda rng: rng.choice(("kitchen", "attic", "hall", "study"))),
+    "amount": ({"type": "number"}, lambda rng: rng.choice((20, 35.5, 80, 99.5, 120, 250))),
+    "percent": ({"type": "integer"}, lambda rng: rng.randint(5, 30)),
+    "count": ({"type": "integer"}, lambda rng: rng.randint(2, 9)),
+    "flag": ({"type": "boolean"}, lambda rng: rng.random() < 0.5),
+    "date": ({"type": "string"}, lambda rng: f"2026-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"),
+    "time": ({"type": "string"}, lambda rng: f"{rng.randint(5, 9):02}:{rng.randrange(0, 60, 5):02}"),
 }
 _RESPONSES: dict[str, Callable[[random.Random], Any]] = {
-    "degrees": lambda draw: draw.randint(-5, 35),
-    "amount_out": lambda draw: draw.randint(100, 9999) / 100,
-    "place": lambda draw: f"{draw.choice(('Blue', 'Old', 'North'))} {draw.choice(('Anchor', 'Harbour', 'Mast'))}",
-    "code": lambda draw: "".join(draw.choices("GHJKL", k=4)),
+    "degrees": lambda rng: rng.randint(-5, 35),
+    "amount_out": lambda rng: rng.randint(100, 9999) / 100,
+    "place": lambda rng: f"{rng.choice(('Blue', 'Old', 'North'))} {rng.choice(('Anchor', 'Harbour', 'Mast'))}",
+    "code": lambda rng: "".join(rng.choices("GHJKL", k=4)),
     "status": lambda _: "ok",
-    "title": lambda draw: f"The {draw.choice(('Tide', 'Keel', 'Lantern'))}",
-    "clock": lambda draw: f"{draw.randint(0, 23):02}:{draw.randint(0, 59):02}",
+    "title": lambda rng: f"The {rng.choice(('Tide', 'Keel', 'Lantern'))}",
+    "clock": lambda rng: f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}",
 }
 _NO_FUNCTION = (
     ("Write a poem about {city}.", "I cannot write poems with what I have been given."),
@@ -102,8 +102,8 @@ class _RequestedCall:
 def rows(count: int, seed: int) -> Iterator[dict[str, str]]:
     """``count`` rows with the keys system and chat, deterministic for a seed."""
     for number in range(count):
-        draw = random.Random(f"{seed}/{number}")
-        yield _ROW_KINDS[number % len(_ROW_KINDS)](draw)
+        rng = random.Random(f"{seed}/{number}")
+        yield _ROW_KINDS[number % len(_ROW_KINDS)](rng)
 
 
 @lru_cache
@@ -114,23 +114,23 @@ def functions() -> list[dict[str, Any]]:
     return entries
 
 
-def _draw_calls(draw: random.Random, count: int) -> list[_RequestedCall]:
-    chosen = draw.sample(functions(), count)
+def _draw_calls(rng: random.Random, count: int) -> list[_RequestedCall]:
+    chosen = rng.sample(functions(), count)
     return [
         _RequestedCall(
             function=function,
-            arguments={name: _PARAMETER_KINDS[kind][1](draw) for name, kind in function["parameters"].items()},
-            response={function["response"]: _RESPONSES[function["response"]](draw)},
+            arguments={name: _PARAMETER_KINDS[kind][1](rng) for name, kind in function["parameters"].items()},
+            response={function["response"]: _RESPONSES[function["response"]](rng)},
         )
         for function in chosen
     ]
 
 
-def _row(draw: random.Random, calls: list[_RequestedCall], turns: list[tuple[str, str]]) -> dict[str, str]:
+def _row(rng: random.Random, calls: list[_RequestedCall], turns: list[tuple[str, str]]) -> dict[str, str]:
     names = {call.function["name"] for call in calls}
     others = [function for function in functions() if function["name"] not in names]
-    listed = [call.function for call in calls] + draw.sample(others, draw.randint(1, MAX_OTHER_FUNCTIONS))
-    draw.shuffle(listed)
+    listed = [call.function for call in calls] + rng.sample(others, rng.randint(1, MAX_OTHER_FUNCTIONS))
+    rng.shuffle(listed)
     schemas = "\n\n".join(json.dumps(_schema(function), indent=4, ensure_ascii=False) for function in listed)
     prompt = "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -"
     return {"system": f"{prompt}\n{schemas}\n", "chat": _chat(turns)}
@@ -150,38 +150,38 @@ def _schema(function: dict[str, Any]) -> dict[str, Any]:
     return {"name": function["name"], "description": function["description"], "parameters": parameters}
 
 
-def _row_with_calls(draw: random.Random, count: int, last_turns: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
-    calls = _draw_calls(draw, count)
+def _row_with_calls(rng: random.Random, count: int, last_turns: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
+    calls = _draw_calls(rng, count)
     turns = [
         ("USER", " ".join(call.request for call in calls)),
         ("ASSISTANT", " ".join(call.text for call in calls)),
         *(("FUNCTION RESPONSE", json.dumps(call.response)) for call in calls),
         ("ASSISTANT", " ".join(call.answer for call in calls)),
     ]
-    return _row(draw, calls, [*turns, *last_turns])
+    return _row(rng, calls, [*turns, *last_turns])
 
 
-def _row_without_matching_function(draw: random.Random) -> dict[str, str]:
-    template, answer = draw.choice(_NO_FUNCTION)
-    request = template.format(city=draw.choice(_CITIES))
-    return _row(draw, [], [("USER", request), ("ASSISTANT", answer)])
+def _row_without_matching_function(rng: random.Random) -> dict[str, str]:
+    template, answer = rng.choice(_NO_FUNCTION)
+    request = template.format(city=rng.choice(_CITIES))
+    return _row(rng, [], [("USER", request), ("ASSISTANT", answer)])
 
 
-def _row_without_functions(draw: random.Random) -> dict[str, str]:
+def _row_without_functions(rng: random.Random) -> dict[str, str]:
     request, answer = _SMALL_TALK[0]
-    greeting = f"{request} I am {draw.choice(_PEOPLE)} from {draw.choice(_CITIES)}."
+    greeting = f"{request} I am {rng.choice(_PEOPLE)} from {rng.choice(_CITIES)}."
     system = "SYSTEM: You are a helpful assistant, with no access to external functions.\n"
     return {"system": system, "chat": _chat([("USER", greeting), ("ASSISTANT", answer)])}
 
 
-def _row_with_thanks(draw: random.Random) -> dict[str, str]:
+def _row_with_thanks(rng: random.Random) -> dict[str, str]:
     request, answer = _SMALL_TALK[1]
-    return _row_with_calls(draw, 1, (("USER", request), ("ASSISTANT", answer)))
+    return _row_with_calls(rng, 1, (("USER", request), ("ASSISTANT", answer)))
 
 
 _ROW_KINDS: tuple[Callable[[random.Random], dict[str, str]], ...] = (
-    lambda draw: _row_with_calls(draw, 1),
-    lambda draw: _row_with_calls(draw, 2),
+    lambda rng: _row_with_calls(rng, 1),
+    lambda rng: _row_with_calls(rng, 2),
     _row_without_matching_function,
     _row_without_functions,
     _row_with_thanks,
