@@ -24,6 +24,20 @@ def _fill(folder: Path, *names: str) -> None:
         (("rank10.log", "rank2.log"), ["rank2.log", "rank10.log"]),
         (("slurm-7.out", "train.py", ".git/HEAD"), ["slurm-7.out"]),
         (("jobs/a/slurm.out", "jobs/a/result.json", "report.log"), ["jobs/a/slurm.out"]),
+        (
+            (
+                *("runs/1/run.json", "runs/1/measurements.jsonl", "runs/1/trial.json", "runs/1/junit.xml"),
+                *("runs/1/jobs/a/attempt1/rank0.err", "runs/1/jobs/a/attempt1/job.json", "runs/1/data/x.log"),
+                *("runs/2/run.json", "runs/2/measurements.jsonl", "runs/2/trial.json.before"),
+                *("runs/dmesg.txt", "runs/other/jobs/notes.txt", "runs/other/trial.json"),
+            ),
+            [
+                "runs/dmesg.txt",
+                "runs/other/jobs/notes.txt",
+                "runs/other/trial.json",
+                "runs/1/jobs/a/attempt1/rank0.err",
+            ],
+        ),
     ],
 )
 def test_logs_of_a_folder(names: tuple[str, ...], expected: list[str], tmp_path: Path) -> None:
@@ -33,7 +47,9 @@ def test_logs_of_a_folder(names: tuple[str, ...], expected: list[str], tmp_path:
     assert errors == []
 
 
-def test_empty_folder_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [(), ("run.json", "measurements.jsonl", "trial.json")])
+def test_folder_without_logs_is_named(names: tuple[str, ...], tmp_path: Path) -> None:
+    _fill(tmp_path, *names)
     errors: list[str] = []
     assert log_files(tmp_path, errors) == []
     assert errors == [f"no logs in {tmp_path}"]

@@ -18,6 +18,7 @@ from seatrial.model import UsageError
 from seatrial.util.input_files import GZIP_MAGIC, AfterHead, LimitedGzip, Readable, open_file
 
 STDIN = Path("-")
+_RUN_FILES = frozenset(("run.json", "measurements.jsonl"))  # in each run directory, from its first moment
 _RUN_LOG = re.compile(r"\.(?:log|err|out)$|_trace_rank_")  # also dumps of torch's flight recorder
 # Programs and documents quote error messages
 _NO_LOGS = frozenset((".py", ".pyc", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".go", ".rs", ".js", ".html"))
@@ -40,23 +41,29 @@ class BinaryFileError(UsageError):
 
 
 def log_files(path: Path, errors: list[str]) -> list[Path]:
-    """The logs of a run directory's jobs or of another folder, in the order of the numbers in their names.
+    """The logs of a folder and its subfolders, in the order of the numbers in their names; ``path`` if it is no folder.
 
-    ``path`` itself if it is no folder. Links to folders are not followed. Adds a sentence to ``errors`` for a folder
-    without logs and for each folder that cannot be read.
+    Of a run directory only the logs of its jobs: its reports quote lines of logs. Links to folders are not
+    followed. Adds a sentence to ``errors`` for a folder without logs and for each unreadable folder.
     """
     if not path.is_dir():
         return [path]
-    is_run = (path / "jobs").is_dir()
     files: list[Path] = []
     unread = len(errors)
+    in_jobs: set[str] = set()  # the folder ``jobs`` of each run directory, and its subfolders
     for folder, subfolders, names in os.walk(
-        path / "jobs" if is_run else path,
-        onerror=lambda error: errors.append(f"cannot read {error.filename}: {error.strerror}"),
+        path, onerror=lambda error: errors.append(f"cannot read {error.filename}: {error.strerror}")
     ):
+        if _RUN_FILES.issubset(names) or (folder == str(path) and "jobs" in subfolders):
+            subfolders[:] = [name for name in subfolders if name == "jobs"]
+            in_jobs.add(os.path.join(folder, "jobs"))
+            continue
         subfolders[:] = [name for name in subfolders if name not in _NO_LOG_FOLDERS]
-        candidates = (Path(folder, name) for name in names if is_run or Path(name).suffix not in _NO_LOGS)
-        files += [file for file in candidates if (not is_run or _RUN_LOG.search(file.name)) and _is_regular(file)]
+        is_job = folder in in_jobs
+        if is_job:
+            in_jobs.update(os.path.join(folder, name) for name in subfolders)
+        candidates = (Path(folder, name) for name in names if is_job or Path(name).suffix not in _NO_LOGS)
+        files += [file for file in candidates if (not is_job or _RUN_LOG.search(file.name)) and _is_regular(file)]
     if not files and len(errors) == unread:
         errors.append(f"no logs in {path}")
     return sorted(files, key=_natural_order)
