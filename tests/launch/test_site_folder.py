@@ -101,11 +101,11 @@ def test_bash_reads_hostile_paths_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fsdp_2nodes", "preprocess"])
-def test_an_option_in_place_of_the_config_ends_the_job_with_the_command_to_submit(name: str, tmp_path: Path) -> None:
+def test_an_option_instead_of_the_config_ends_the_job_with_the_command_to_submit(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "site"
     site_pipeline.write(folder, render(COMPLETE._replace(folder=str(folder), venv=NOT_READ)))
     script = f"jobs/{name}.sbatch"
-    argv = ["bash", folder / script, "--set", "max_steps=4"]
+    argv = ["bash", str(folder / script), "--set", "max_steps=4"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     config = "fsdp-mistral-7b" if name == "fsdp_2nodes" else "function-calling-qwen2-7b"
     assert (done.returncode, done.stdout) == (2, "")
