@@ -100,6 +100,29 @@ def test_bash_reads_hostile_paths_unchanged(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
+@pytest.mark.parametrize("name", ["fsdp_2nodes", "preprocess"])
+def test_an_option_instead_of_the_config_ends_the_job_with_the_command_to_submit(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    site_pipeline.write(folder, render(COMPLETE._replace(folder=str(folder), venv=NOT_READ)))
+    script = f"jobs/{name}.sbatch"
+    argv = ["bash", str(folder / script), "--set", "max_steps=4"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    config = "fsdp-mistral-7b" if name == "fsdp_2nodes" else "function-calling-qwen2-7b"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"sbatch {script} {config} --set max_steps=4" in done.stderr
+
+
+def test_git_ignores_results_and_caches_and_nothing_else(tmp_path: Path) -> None:
+    files = render(COMPLETE)
+    site_pipeline.write(tmp_path / "site", files)
+    for name in ("huggingface", "logs", "runs", "tokens"):
+        (tmp_path / "site" / name / "file").touch()
+    git = ["git", "-C", str(tmp_path / "site")]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    listed = [*git, "ls-files", "--others", "--exclude-standard"]
+    assert set(subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()) == set(files)
+
+
 def test_configs_of_the_workloads_exist() -> None:
     for site in (COMPLETE, SITES["cpu-only"]):
         for text in render(site).values():

@@ -62,6 +62,8 @@ def results(decision: DecisionValue, *names: str, reason: str = "slow link") -> 
         ("IDLE+DRAIN", OURS, False, "", "--undrain"),
         ("IDLE+DRAIN", OTHERS, True, "", "someone else"),
         ("IDLE+DRAIN", "", True, "", "someone else"),
+        ("IDLE+DRAIN", "Prolog error", True, "", "seatrial hook list"),
+        ("IDLE+DRAIN", "Prolog error", True, "Prolog error", None),
         ("IDLE+DRAIN", OTHERS, True, "fan", None),
         ("IDLE+DRAIN", "not seatrial run: x", True, "", "someone else"),
         ("DOWN", OURS, True, "", None),

@@ -99,6 +99,7 @@ def render(site: Site) -> dict[str, str]:
     }
     names = ("README.md", "env.sh", "site.yaml", "oumi.yaml")
     files = {name: template(f"site/{name}.j2").render(values) for name in names}
+    files[".gitignore"] = template("site/gitignore.j2").render()
     return files | {f"jobs/{workload.name}.sbatch": _script(site, workload, values) for workload in workloads}
 
 

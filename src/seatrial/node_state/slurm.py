@@ -201,6 +201,11 @@ class SlurmCandidates:
     def _refusal(self, node: Node) -> str:
         """Return why this node cannot be tested; empty if it can."""
         if node in self._drained and not node.reason.startswith((OWN_REASON, self._reason_prefix or OWN_REASON)):
+            if node.reason.startswith(("Prolog error", "Epilog error")):
+                return (
+                    "its Prolog or Epilog failed. If that was the hook of seatrial: set its reason by the command that "
+                    "`seatrial hook list --state-dir DIR` prints; else give --reason-prefix"
+                )
             return (
                 f"someone else took it out of service. seatrial returns nodes whose reason starts with {OWN_REASON!r}; "
                 "for this one, ask that person, then give the start of its reason with --reason-prefix"
