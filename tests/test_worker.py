@@ -95,7 +95,12 @@ def test_context_has_the_options_of_all_checks(tmp_path: Path) -> None:
 
 def test_context_has_the_tcp_network_of_the_nodes_that_are_there(tmp_path: Path) -> None:
     def network(nodes: int, gbps: float | None) -> TcpNetwork | None:
-        changes: dict[str, Any] = {"nodes": nodes, "ranks_per_node": 8, "network_gbps": gbps, "options": {"device.gemm": {}}}
+        changes: dict[str, Any] = {
+            "nodes": nodes,
+            "ranks_per_node": 8,
+            "network_gbps": gbps,
+            "options": {"device.gemm": {}},
+        }
         spec = job("device.gemm").model_copy(update=changes)
         rank = RankIdentity(0, 2, 0)
         return _context(catalog()["device.gemm"], spec, rank, tmp_path, "cuda:0", 0, lambda _text: None).tcp_network
