@@ -93,6 +93,15 @@ def test_an_error_message_does_not_control_the_terminal() -> None:
     assert (code, err[:21]) == (2, r"seatrial: a\x1b[31m: ")
 
 
+def test_a_truncated_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    def truncated(_self: object) -> None:
+        raise EOFError("No data left in file")
+
+    monkeypatch.setattr("seatrial.pipeline.watch.Watcher.status", truncated)
+    code, _, err = call("watch", "7")
+    assert (code, "EOFError: No data left in file" in err) == (3, True)
+
+
 def test_a_reader_that_exits_is_no_rejection() -> None:
     process = subprocess.Popen([sys.executable, "-m", "seatrial", "schema"], stdout=subprocess.PIPE)
     assert process.stdout

@@ -124,8 +124,11 @@ def main() -> None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_BROKEN_PIPE
-    except (KeyboardInterrupt, typer.Abort):
-        code = _print_error("interrupted", EXIT_INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort) as error:
+        if isinstance(error.__cause__, EOFError):  # of a truncated file; typer takes it for Ctrl-D
+            code = _print_error(traceback.format_exc(), EXIT_CODES[DecisionValue.INCOMPLETE])
+        else:
+            code = _print_error("interrupted", EXIT_INTERRUPTED)
     except Exception as error:  # typer's usage errors; the module of the class depends on the version
         if hasattr(error, "show"):
             error.show()
