@@ -92,9 +92,10 @@ def test_each_requested_size_adds_time() -> None:
 
 
 def test_transfers_between_nodes_are_declared() -> None:
-    inside_a_node = {"collectives.each_node", "collectives.gpu_pairs"}
+    inside_a_node = {"collectives.each_node", "collectives.gpu_pairs", "collectives.one_gpu"}
+    of_equal_duration = {"collectives.localization"}  # sends less on a slow network
     checks = {name for name, check in catalog().items() if name.startswith("collectives.")}
-    assert checks - inside_a_node == {name for name in checks if uses_network(catalog()[name])}
+    assert checks - inside_a_node - of_equal_duration == {name for name in checks if uses_network(catalog()[name])}
 
 
 @pytest.mark.parametrize(

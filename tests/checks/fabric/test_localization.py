@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from seatrial.bench.pairs import PairTiming
-from seatrial.checks.fabric.localization import _partners, _rates
+from seatrial.checks.fabric.localization import _partners, _rates, default_size
+from seatrial.hardware.network_time import TcpNetwork
 from seatrial.hardware.pair_rates import Step
+from seatrial.model import parse_bytes
 
 MEMBERS = {"n0": (0, 1), "n1": (2, 3), "n2": (4, 5)}
 SIZE = 10**9
@@ -26,3 +28,13 @@ def test_rate_is_that_of_the_slower_rank(best: bool, expected: tuple[float, floa
     (rate,) = _rates(Step("directions", (("n0", "n2"),), one_way=True), MEMBERS, timings, SIZE, best=best)
     assert (rate.first, rate.second, rate.one_way) == ("n0", "n2", True)
     assert rate.gb_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("gbps", "size"), [(100, "256MiB"), (10, "64MiB"), (1, "4MiB"), (0.01, "4MiB")])
+def test_a_step_takes_a_second_also_on_a_slow_network(gbps: float, size: str) -> None:
+    assert default_size(True, TcpNetwork(4, 1, gbps)) == parse_bytes(size)
+
+
+def test_size_where_the_network_is_not_tcp_or_its_rate_unknown() -> None:
+    assert default_size(True, None) == parse_bytes("256MiB")
+    assert default_size(False, None) == parse_bytes("4MiB")

@@ -27,6 +27,7 @@ from seatrial.checks.fabric._results import (
     transport_text,
     wrong_data_rule,
 )
+from seatrial.hardware.network_time import TcpNetwork
 from seatrial.hardware.pair_rates import (
     CPU_LIMITS,
     GPU_LIMITS,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 # About 5 ms at the 50 GB/s of a 400 Gb/s NIC. CPU: 0.2 s at 200 Mbit/s, and 128 times the burst of a shaped link of the
 # tests, so that the link and not its buffer is measured.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("4MiB")
+MAX_OPERATION_S = 0.1  # on a TCP network: a search has 13 to 19 steps of at least five operations
 
 
 class LocalizationOptions(Options):
@@ -84,7 +86,7 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
     members = {node: of_node[:rails] for node, of_node in ranks.items()}
     names = {node: [subjects[number] for number in of_node] for node, of_node in members.items()}
     limits = GPU_LIMITS if context.on_gpu else CPU_LIMITS
-    size = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
+    size = options.size or default_size(context.on_gpu, context.tcp_network)
     rates: list[PairRate] = []
     timings: list[PairTiming] = []
     conclusion: Conclusion
@@ -124,6 +126,14 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
         f"{rails} ranks per node; the {statistic} window of each pair; slow: at least {limits.min_deficit:.1%} below "
         "the pairs of good nodes in the same step",
     )
+
+
+def default_size(on_gpu: bool, network: TcpNetwork | None) -> int:
+    """Bytes that a rank sends at a time: on a slow TCP network less than GPU_SIZE, but at least CPU_SIZE."""
+    size = GPU_SIZE if on_gpu else CPU_SIZE
+    while network and size > CPU_SIZE and network.operation_s("send_receive", size) > MAX_OPERATION_S:
+        size //= 2
+    return size
 
 
 def _partners(step: Step, members: Mapping[str, Sequence[int]]) -> tuple[dict[int, int], set[int]]:
