@@ -88,6 +88,27 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(ignored: str, sent
     assert process.returncode == exit_code
 
 
+def test_an_error_message_does_not_control_the_terminal() -> None:
+    code, _, err = call("watch", "a\x1b[31m")
+    assert (code, err[:21]) == (2, r"seatrial: a\x1b[31m: ")
+
+
+def test_a_truncated_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    def truncated(_self: object) -> None:
+        raise EOFError("No data left in file")
+
+    monkeypatch.setattr("seatrial.pipeline.watch.Watcher.status", truncated)
+    code, _, err = call("watch", "7")
+    assert (code, "EOFError: No data left in file" in err) == (3, True)
+
+
+def test_a_reader_that_exits_is_no_rejection() -> None:
+    process = subprocess.Popen([sys.executable, "-m", "seatrial", "schema"], stdout=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.close()
+    assert process.wait(60) == 141
+
+
 def _default_signal_handlers() -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

@@ -60,6 +60,16 @@ def test_soperator_gets_the_reason_on_descriptor_3_and_npd_one_line(tmp_path: Pa
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.parametrize("redirection", [">/dev/full 2>&- <&-", "| true"])
+def test_output_without_a_reader_changes_no_exit_code(redirection: str, tmp_path: Path) -> None:
+    (tmp_path / "drains").mkdir()
+    arguments = ["--records", str(tmp_path / "records"), "--state-dir", str(tmp_path), "--nodes", "2", *GPUS, *RUN]
+    script = f'{{ "$0" -m seatrial hook prolog "$@"; echo $? >code; }} {redirection}'
+    subprocess.run(["sh", "-c", script, sys.executable, *arguments], check=True, cwd=tmp_path)
+    assert (tmp_path / "code").read_text() == "1\n"
+    assert (tmp_path / "drains/000001.json").exists()
+
+
 def test_a_wrong_option_is_no_failed_check() -> None:
     assert call("hook", "prolog", "--gpus", "8")[0] == 2
 
@@ -95,6 +105,7 @@ def test_dry_run_writes_nothing(tmp_path: Path) -> None:
         (("my hooks",), "slurm.conf and systemd need"),
         (("hooks", "--state-dir", "missing", "--nodes", "2"), "missing"),
         (("hooks", "--site", "missing.yaml"), "missing.yaml"),
+        (("hooks", "--gpu-model", 'H200"\n'), "of a GPU's name"),
     ],
 )
 def test_an_installation_that_could_not_work_is_refused(

@@ -81,9 +81,10 @@ def test_uninstall_refuses_another_folder(manifest: str, tmp_path: Path) -> None
         uninstall(tmp_path, dry_run=False)
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../other"])
+@pytest.mark.parametrize("name", ["/etc/passwd", "../other", "link/other", "a\0b"])
 def test_uninstall_removes_nothing_outside_its_folder(name: str, folder: Path) -> None:
     (folder.parent / "other").write_text("mine")
+    (folder / "link").symlink_to(folder.parent)
     (folder / "installed.json").write_text(json.dumps({"seatrial": "1.0", "files": {name: "0"}}))
     with pytest.raises(UsageError, match="outside"):
         uninstall(folder, dry_run=False)

@@ -85,7 +85,13 @@ def test_without_a_record_it_is_refused_and_none_is_made(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"node": "n1"}', "[]", "\x00" * 70_000])
+# times that no comparison counts, or that localtime() refuses
+TIMES = [
+    f'{{"node":"n2","run_id":"r","reason":"x","time":{time}}}' for time in ("NaN", '"NaN"', "1e400", "1e300", "-1")
+]
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"node": "n1"}', "[]", "\x00" * 70_000, *TIMES])
 def test_a_damaged_entry_refuses_and_is_named(state: Path, content: str) -> None:
     (state / "drains" / "000001.json").write_text(content)
     refused = ask(state, "n1")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.model import SeatrialError, UsageError
 from seatrial.train import blocks, data_cache
 from seatrial.train.preprocess import preprocess
 from tests.train.prepared import names, prepare, settings, write_rows
@@ -52,3 +53,16 @@ def test_a_damaged_key_does_not_hide_other_reasons(rows: Path, tmp_path: Path) -
     (tmp_path / "blocks-0").mkdir()
     (tmp_path / "blocks-0" / data_cache.KEY_FILE).write_text("[")
     assert "has no data of this kind" in blocks.prepare(config, tmp_path).message
+
+
+def test_a_damaged_folder_is_named_and_not_used(rows: Path, tmp_path: Path) -> None:
+    config = settings(rows, f"data.cache={tmp_path}/cache")
+    result = preprocess(config)
+    assert result
+    folder = Path(result["folder"])
+    (folder / blocks.BLOCKS_FILE).write_bytes(b"")  # after a crash of the machine
+    with pytest.raises(SeatrialError, match=f"prepared data in {folder}: .* Remove this folder"):
+        prepare(config, tmp_path / "cache")
+    (folder / data_cache.KEY_FILE).write_bytes(b"")
+    with pytest.raises(UsageError, match=f"{folder} is damaged"):
+        preprocess(config)

@@ -67,7 +67,13 @@ def test_a_training_that_an_earlier_start_completed_is_not_repeated(
     settings, metrics = config(*REQUEUE), tmp_path / "metrics.json"
     metrics.write_text('{"out": "here"}')
     assert restarts.finished(settings, tmp_path) is None
+    monkeypatch.setenv("SLURM_JOB_ID", "6")
+    restarts.record(settings, tmp_path, 0)
     monkeypatch.setenv(restarts.VARIABLE, "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # its first start failed, such as in the prolog
+    with pytest.raises(UsageError, match="of another training than job 7"):
+        command.run(settings, tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "6")
     assert command.run(settings, tmp_path) == {"out": "here"}
     assert "an earlier start of this job completed the training" in capsys.readouterr().err
     metrics.write_text("{")

@@ -22,6 +22,7 @@ from seatrial.cli.readmit import readmit
 from seatrial.cli.watch import watch
 from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.util import signals
+from seatrial.util.text import printable
 
 app = typer.Typer(
     help="Acceptance test for GPU clusters: measures nodes, fabric and training, and decides ACCEPTED, REJECTED or "
@@ -83,18 +84,30 @@ app.add_typer(hook, name="hook", epilog=EXAMPLES["hook"])
 
 
 def _print_error(text: str, code: int) -> int:
-    """Print ``text`` on standard error and return ``code``."""
+    """Print ``text`` on standard error, with control characters as escapes, and return ``code``."""
+    lines = "\n".join(map(printable, text.split("\n")))
     with contextlib.suppress(OSError):  # standard error is closed: the exit code still reports the error
-        print(f"seatrial: {text}", file=sys.stderr)
+        print(f"seatrial: {lines}", file=sys.stderr)
     return code
 
 
 def _prepare() -> None:
-    """Set up signal handlers and the encoding errors of standard streams."""
+    """Set up signal handlers, standard streams that the caller closed, and the encoding errors of the others."""
     signals.interrupt_once()
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # a path may contain any bytes, a terminal may accept only ASCII
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _open_closed_streams() -> None:
+    """Open standard descriptors that are closed on /dev/null: a pipe or a file would get their numbers otherwise."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def main() -> None:
@@ -105,11 +118,17 @@ def main() -> None:
         code = _print_error(str(error), EXIT_USAGE)
     except SeatrialError as error:
         code = _print_error(str(error), EXIT_CODES[DecisionValue.INCOMPLETE])
-    except BrokenPipeError:  # the reader of our output has exited, as in `| head`; this is no verdict on the cluster
+    except (BrokenPipeError, SystemExit) as error:
+        # The reader of our output has exited, as in `| head`: no verdict on the cluster. typer exits with 1 then
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_BROKEN_PIPE
-    except (KeyboardInterrupt, typer.Abort):
-        code = _print_error("interrupted", EXIT_INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort) as error:
+        if isinstance(error.__cause__, EOFError):  # of a truncated file; typer takes it for Ctrl-D
+            code = _print_error(traceback.format_exc(), EXIT_CODES[DecisionValue.INCOMPLETE])
+        else:
+            code = _print_error("interrupted", EXIT_INTERRUPTED)
     except Exception as error:  # typer's usage errors; the module of the class depends on the version
         if hasattr(error, "show"):
             error.show()

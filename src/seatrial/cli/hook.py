@@ -121,16 +121,20 @@ def _run(request: Request, as_json: bool) -> None:
     from seatrial.hook.run import run
 
     record, not_written = run(request)
-    if as_json:
-        print_json(record.model_dump(mode="json"))
-    else:
-        print(record.reason if request.caller == "npd" else record.text())
-    if not_written:
-        print(f"seatrial: the record could not be written: {not_written}", file=sys.stderr)
+    try:
+        if as_json:
+            print_json(record.model_dump(mode="json"))
+        else:
+            print(record.reason if request.caller == "npd" else record.text())
+        sys.stdout.flush()
+    except OSError:  # no reader, or a full disk: another exit code than the record's could drain the node
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError):
+        if not_written:
+            print(f"seatrial: the record could not be written: {not_written}", file=sys.stderr)
     if request.caller == "soperator" and record.exit_code:
         with contextlib.suppress(OSError):  # started by a person, without descriptor 3
             os.write(_DETAIL_DESCRIPTOR, record.reason.encode())
-    sys.stdout.flush()
     raise typer.Exit(record.exit_code)
 
 
@@ -200,6 +204,10 @@ def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: str |
     paths = [os.path.abspath(path) for path in (str(folder), records, *([state_dir] if state_dir else []))]
     if unusable := [path for path in paths if not re.fullmatch(r"[\w./+@=-]+", path)]:
         raise UsageError(f"{unusable[0]!r}: slurm.conf and systemd need a path of letters, digits and ./_+@=-")
+    if expected.model and not re.fullmatch(r"[\w .,()/+-]+", expected.model):
+        raise UsageError(
+            f"--gpu-model {expected.model!r}: expected letters, digits, spaces and .,()/+- of a GPU's name"
+        )
     return HookSite(
         folder=paths[0],
         seatrial=os.path.abspath(Path(sys.prefix) / "bin" / "seatrial"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 from seatrial.model import Frozen, UsageError
 from seatrial.util.files import atomic_folder, write_json
 from seatrial.util.input_files import read_bytes
+from seatrial.util.text import printable
 
 MANIFEST = "installed.json"
 _MAX_FILE_BYTES = 2**20
@@ -77,9 +77,15 @@ def _manifest(folder: Path) -> Manifest:
     except (OSError, ValueError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a list of installed files"
         raise UsageError(f"{path}: {reason}; expected a folder of `seatrial hook install`") from error
-    if outside := [name for name in manifest.files if os.path.isabs(name) or ".." in Path(name).parts]:
-        raise UsageError(f"{path} lists files outside its folder: {', '.join(outside)}; nothing was removed")
+    if outside := [name for name in manifest.files if not _is_inside(folder, name)]:
+        names = printable(", ".join(outside))
+        raise UsageError(f"{path} lists files outside its folder: {names}; nothing was removed")
     return manifest
+
+
+def _is_inside(folder: Path, name: str) -> bool:
+    """Return whether a file is in the folder, also if a folder on its path is a link."""
+    return "\0" not in name and (folder / name).parent.resolve().is_relative_to(folder.resolve())
 
 
 def _is_unchanged(path: Path, digest: str) -> bool:

@@ -26,7 +26,7 @@ class Problem(Frozen):
     def of_verdict(cls, verdict: Verdict) -> Problem:
         return cls(
             check=verdict.check,
-            subject=verdict.subject,
+            subject=printable(verdict.subject),
             metric=verdict.metric,
             text=printable(verdict.summary),
             fix=verdict.fix,

@@ -13,8 +13,9 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from seatrial.model import Frozen, SeatrialError
 from seatrial.util.input_files import read_bytes
@@ -22,6 +23,7 @@ from seatrial.util.input_files import read_bytes
 FOLDER = "drains"  # in the state folder
 _NAME = re.compile(r"(\d{6,12})\.json")
 _MAX_ENTRY_BYTES = 2**16
+_MAX_TIME = 2.0**37  # the year 6325: localtime accepts it
 _KEPT_WINDOWS = 24  # older entries are removed: with a window of an hour, after a day
 _MAX_TRIES = 1000  # of the next free number: as many nodes as can fail in the same moment
 
@@ -46,7 +48,7 @@ class Drain(Frozen):
     node: str
     run_id: str
     reason: str
-    time: float
+    time: Annotated[float, Field(ge=0, lt=_MAX_TIME, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)

@@ -106,9 +106,14 @@ def _prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
 def _load_blocks(blocks_folder: Path) -> Blocks:
     try:
         info = DatasetInfo(**read_json(blocks_folder / INFO_FILE))
-        return Blocks(np.load(blocks_folder / BLOCKS_FILE, mmap_mode="r"), info)
-    except (OSError, ValueError, TypeError) as error:
-        raise SeatrialError(f"cannot read the prepared data in {blocks_folder}: {error}") from error
+        tokens = np.load(blocks_folder / BLOCKS_FILE, mmap_mode="r")
+        if tokens.ndim != 2 or not tokens.size:
+            raise ValueError(f"{BLOCKS_FILE} has the shape {tokens.shape}, expected (blocks, seq_len + 1)")
+        return Blocks(tokens, info)
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        raise SeatrialError(
+            f"cannot read the prepared data in {blocks_folder}: {error}. Remove this folder; it is written again"
+        ) from error
 
 
 def _disable_readahead(tokens: np.ndarray[Any, Any]) -> None:

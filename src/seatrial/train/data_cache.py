@@ -64,6 +64,7 @@ def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared
     """The existing folder of ``key`` below ``folder`` or the cache of the environment; else the folder to write.
 
     ``folder``: data.cache, or a folder of the run. A training never writes to the cache of the environment.
+    Raises UsageError for a damaged folder in a cache.
     """
     shared = os.environ.get(VARIABLE)
     name = f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
@@ -71,6 +72,10 @@ def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared
     hit = next((parent / name for parent in folders if (parent / name).is_dir()), None)
     if not (config.data.cache or shared):
         return Prepared(hit or folder / name, hit is not None, "")
+    if hit and _difference(hit, key) != (hit.name, []):
+        raise UsageError(
+            f"{hit} is damaged: {KEY_FILE} is missing or differs. Remove this folder; the next call writes it again"
+        )
     if hit:
         return Prepared(hit, True, f"prepared data: hit, {hit}")
     reason = _miss_reason(folders[-1], prefix, key)

@@ -13,6 +13,7 @@ from typing import Any
 
 from seatrial.model import UsageError
 from seatrial.train.train_config import TrainConfig
+from seatrial.util import journal
 from seatrial.util.input_files import read_json
 from seatrial.util.journal import Journal
 
@@ -47,14 +48,22 @@ def resumed(config: TrainConfig, out: Path | None) -> TrainConfig:
 
 
 def finished(config: TrainConfig, out: Path | None) -> dict[str, Any] | None:
-    """The content of metrics.json if an earlier start of this job has completed the training; else None."""
+    """The content of metrics.json if an earlier start of this job has completed the training; else None.
+
+    Raises UsageError if it cannot be read, or if another job wrote it: this one may never have started, as after a
+    failed prolog.
+    """
     path = Path(out or "") / "metrics.json"
     if not (config.checkpoint.requeue and count() and path.is_file()):
         return None
     try:
         metrics: dict[str, Any] = read_json(path)
+        starts, _ = journal.read(path.with_name(STARTS_FILE))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path} of an earlier start of this job: {error}") from error
+    job = os.environ.get("SLURM_JOB_ID", "")
+    if job not in [start.get("job") for start in starts]:
+        raise UsageError(f"{path} is of another training than job {job} (not in {STARTS_FILE}): set another --out")
     if os.environ.get("RANK", "0") == "0":
         print(f"an earlier start of this job completed the training in {out}", file=sys.stderr)
     return metrics

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from seatrial.model import UsageError
+from seatrial.model import SeatrialError, UsageError
 from seatrial.train import data_cache, markov
 from seatrial.train.disk import atomic_write_folder
 from seatrial.train.hf import blocks, ranks, tokenization
@@ -26,11 +26,16 @@ from seatrial.util.files import write_json
 
 
 class Blocks(Dataset[dict[str, Tensor]]):
-    """The Trainer's dataset of blocks, memory-mapped from disk."""
+    """The Trainer's dataset of blocks, memory-mapped from disk. Raises SeatrialError for a damaged file."""
 
     def __init__(self, folder: Path) -> None:
-        self._inputs = np.load(folder / "inputs.npy", mmap_mode="r")
-        self._labels = np.load(folder / "labels.npy", mmap_mode="r")
+        try:
+            self._inputs = np.load(folder / "inputs.npy", mmap_mode="r")
+            self._labels = np.load(folder / "labels.npy", mmap_mode="r")
+        except (OSError, ValueError, EOFError) as error:
+            raise SeatrialError(
+                f"cannot read the prepared data in {folder}: {error}. Remove this folder; it is written again"
+            ) from error
 
     def __len__(self) -> int:
         return len(self._inputs)
