@@ -81,7 +81,17 @@ def test_in_place_variant_is_exact(results: dict[str, Any], name: str) -> None:
 
 
 def test_every_operation_has_a_check() -> None:
-    others = ("transport", "pairs", "gpu_pairs", "each_node", "rails", "nccl_settings", "scaling", "localization", "one_gpu")
+    others = (
+        "transport",
+        "pairs",
+        "gpu_pairs",
+        "each_node",
+        "rails",
+        "nccl_settings",
+        "scaling",
+        "localization",
+        "one_gpu",
+    )
     other_checks = {f"collectives.{name}" for name in others}
     assert {f"collectives.{name}" for name in OPERATIONS} == {
         name for name in catalog() if name.startswith("collectives.") and name not in other_checks
