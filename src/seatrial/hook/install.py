@@ -77,13 +77,13 @@ def _manifest(folder: Path) -> Manifest:
     except (OSError, ValueError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a list of installed files"
         raise UsageError(f"{path}: {reason}; expected a folder of `seatrial hook install`") from error
-    if outside := [name for name in manifest.files if not _is_inside(folder, name)]:
+    if outside := [name for name in manifest.files if not _is_below(folder, name)]:
         names = printable(", ".join(outside))
         raise UsageError(f"{path} lists files outside its folder: {names}; nothing was removed")
     return manifest
 
 
-def _is_inside(folder: Path, name: str) -> bool:
+def _is_below(folder: Path, name: str) -> bool:
     """Return whether a file is in the folder, also if a folder on its path is a link."""
     return "\0" not in name and (folder / name).parent.resolve().is_relative_to(folder.resolve())
 
