@@ -43,6 +43,17 @@ def test_only_a_restarted_job_resumes_and_not_forever(tmp_path: Path, monkeypatc
         command.run(settings, tmp_path)
 
 
+def test_steps_of_another_job_are_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first start of this job failed in the prolog, and --out has an unfinished training."""
+    (tmp_path / restarts.STEPS_FILE).write_text('{"step": 1}\n')
+    monkeypatch.setenv(restarts.VARIABLE, "1")
+    with pytest.raises(UsageError, match="is of another training than job 7"):
+        restarts.resumed(config(*REQUEUE), tmp_path)
+    assert restarts.resumed(config(*REQUEUE, "checkpoint.resume=true"), tmp_path).checkpoint.resume
+    restarts.record(config(*REQUEUE), tmp_path, 0)
+    assert restarts.resumed(config(*REQUEUE), tmp_path).checkpoint.resume
+
+
 def test_each_start_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,7 +61,7 @@ class Record(Frozen):
         """Return the record as lines for a person."""
         lines = [f"{self.result.upper()} {self.reason}"]
         lines += [f"  {each.check} {each.subject}: {each.text}. Fix: {each.fix}" for each in self.failures]
-        lines += [f"  drain limit: {self.limit}"] if self.limit else []
+        lines += [f"  {self.limit}"] if self.limit else []
         lines += [f"  warning: {each.check} {each.subject}: {each.text}" for each in self.warnings]
         lines += [f"  not measured: {check}: {reason}" for check, reason in self.not_measured.items()]
         lines += [f"  not judged: {subject}: {reason}" for subject, reason in self.not_judged.items()]

@@ -132,7 +132,10 @@ def _request_drain(request: Request, run_id: str, reason: str, nodes: int | None
         answer = drain_limit.request_drain(
             folder, node_name(), run_id, reason, limit, time.time(), dry_run=request.dry_run
         )
-        return [answer.granted, answer.reason or f"granted: {len(answer.drains)} of at most {limit.max_nodes}"]
+        return [
+            answer.granted,
+            answer.reason or f"drain limit: granted, {len(answer.drains)} of at most {limit.max_nodes}",
+        ]
 
     answer, error = _call(ask, deadline, f"the folder {folder} does not answer")
     return (False, error) if error else (answer[0], answer[1])

@@ -19,7 +19,7 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util import journal
 from seatrial.util.files import write_json
 
-STEPS_FILE = "steps.jsonl"
+STEPS_FILE = restarts.STEPS_FILE
 LOST_LOCK_S = 120.0  # how long a restarted job waits for the lock of its earlier start
 TERMINAL_INTERVAL_S = 1.0  # of the progress line on a terminal
 

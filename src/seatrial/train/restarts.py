@@ -19,6 +19,7 @@ from seatrial.util.journal import Journal
 
 VARIABLE = "SLURM_RESTART_COUNT"
 STARTS_FILE = "starts.jsonl"
+STEPS_FILE = "steps.jsonl"  # of the training
 
 
 def count() -> int:
@@ -30,7 +31,8 @@ def count() -> int:
 def resumed(config: TrainConfig, out: Path | None) -> TrainConfig:
     """The config, with checkpoint.resume set to true if checkpoint.requeue is and Slurm has restarted the job.
 
-    Raises UsageError after checkpoint.max_restarts, and if ``out`` is None: each start would get a new folder.
+    Raises UsageError after checkpoint.max_restarts, if ``out`` is None (each start would get a new folder), and if it
+    has steps of another job: this one may never have started, as after a failed prolog.
     """
     settings, restarts = config.checkpoint, count()
     if not settings.requeue:
@@ -43,6 +45,9 @@ def resumed(config: TrainConfig, out: Path | None) -> TrainConfig:
             f"restart {restarts} of job {job}: checkpoint.max_restarts is {settings.max_restarts}. {out} is unchanged. "
             f"Run first: scontrol show job {job}; sinfo -R"
         )
+    steps = out / STEPS_FILE
+    if restarts and not settings.resume and steps.is_file() and steps.stat().st_size:
+        _require_earlier_start(steps)
     resume = settings.resume or restarts > 0
     return config.model_copy(update={"checkpoint": settings.model_copy(update={"resume": resume})})
 
@@ -50,23 +55,30 @@ def resumed(config: TrainConfig, out: Path | None) -> TrainConfig:
 def finished(config: TrainConfig, out: Path | None) -> dict[str, Any] | None:
     """The content of metrics.json if an earlier start of this job has completed the training; else None.
 
-    Raises UsageError if it cannot be read, or if another job wrote it: this one may never have started, as after a
-    failed prolog.
+    Raises UsageError if it cannot be read, or if another job wrote it.
     """
     path = Path(out or "") / "metrics.json"
     if not (config.checkpoint.requeue and count() and path.is_file()):
         return None
     try:
         metrics: dict[str, Any] = read_json(path)
-        starts, _ = journal.read(path.with_name(STARTS_FILE))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path} of an earlier start of this job: {error}") from error
-    job = os.environ.get("SLURM_JOB_ID", "")
-    if job not in [start.get("job") for start in starts]:
-        raise UsageError(f"{path} is of another training than job {job} (not in {STARTS_FILE}): set another --out")
+    _require_earlier_start(path)
     if os.environ.get("RANK", "0") == "0":
         print(f"an earlier start of this job completed the training in {out}", file=sys.stderr)
     return metrics
+
+
+def _require_earlier_start(path: Path) -> None:
+    """Raise UsageError if the training that wrote ``path`` is not of this job, or if that cannot be read."""
+    file, job = path.with_name(STARTS_FILE), os.environ.get("SLURM_JOB_ID", "")
+    try:
+        starts = journal.read(file)[0] if file.exists() else []
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {file}: {error}") from error
+    if job not in [start.get("job") for start in starts]:
+        raise UsageError(f"{path} is of another training than job {job} (not in {STARTS_FILE}): set another --out")
 
 
 def record(config: TrainConfig, out: Path, completed_steps: int) -> None:
