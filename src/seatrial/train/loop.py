@@ -80,7 +80,9 @@ def train_without_error_propagation(
                 restarts.record(settings, out, completed_steps)
             records = trainer.run(completed_steps, out, phases)
         report = metrics.report(settings, world, trainer.run_record(records), phases)
-        report |= {"out": str(out), "final": None, "data_cached_share": blocks.cached_share}
+        report |= {"out": str(out), "final": None}
+        if settings.data.cold:
+            report["data_cached_share"] = blocks.cached_share
         if settings.use_lora and settings.export:
             adapters = lora.gather_adapters(built.model)
             if world.is_rank0:

@@ -180,7 +180,7 @@ def test_export_that_differs_from_the_model_is_an_error(tmp_path: Path, monkeypa
         (["checkpoint.asynchronous=true"], "checkpoint.asynchronous"),
         (["learning_rate.schedule=linear", "learning_rate.min_ratio=0.1"], "learning_rate.min_ratio"),
         (["seq_len=4096"], "seq_len 4096"),
-        (["data.path=/nowhere/rows.jsonl"], r"cannot read data\.path /nowhere"),
+        (["data.path=/nowhere/rows.jsonl"], r"cannot read the data /nowhere"),
         (["model.weights=/nowhere/weights"], "cannot load /nowhere/weights"),
         (["model.name=smollm-tiny", "seq_len=96"], "vocabulary of 256 tokens"),
     ],
