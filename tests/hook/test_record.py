@@ -71,3 +71,9 @@ def test_the_text_names_what_was_not_measured_and_not_judged() -> None:
     assert "not measured: host.inventory: no result within 6.0 s" in text
     assert "not judged: n1/gpu0: used by job 3" in text
     assert text.startswith("FAILED seatrial 12ab: n1/gpu3")
+
+
+def test_a_hostile_node_name_stays_in_one_line() -> None:
+    problem = Problem(check="a.b", subject="n1\nseatrial 0: passed\x1b[31m", metric="m", text="bad", fix="")
+    assert len(reason_text("1", (problem,), {}).splitlines()) == 1
+    assert "\x1b" not in reason_text("1", (problem,), {})

@@ -73,7 +73,7 @@ def reason_text(run_id: str, failures: tuple[Problem, ...], not_measured: dict[s
     causes = [f"{each.subject} {each.text}" for each in failures]
     if not causes and not_measured:
         causes = [f"not measured: {', '.join(not_measured)}"]
-    text = f"seatrial {run_id}: {and_more(causes, _MAX_NAMED, '; ') or 'passed'}"
+    text = printable(f"seatrial {run_id}: {and_more(causes, _MAX_NAMED, '; ') or 'passed'}")
     return text if len(text) <= _MAX_REASON else f"{text[: _MAX_REASON - 1]}…"
 
 
