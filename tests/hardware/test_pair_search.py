@@ -39,10 +39,10 @@ def search(
 
 def rate(step: Step, a: str, b: str, factor: Factor, random: Random, noise: float, rails: int) -> PairRate:
     def share(rail: int) -> float:
-        return factor(a, b, rail) if step.one_way else min(factor(a, b, rail), factor(b, a, rail))
+        return factor(a, b, rail) if step.unidirectional else min(factor(a, b, rail), factor(b, a, rail))
 
     gb_s = tuple(48 * share(rail) * random.gauss(1, noise) for rail in range(rails))
-    return PairRate(stage=step.stage, first=a, second=b, gb_s=gb_s, one_way=step.one_way)
+    return PairRate(stage=step.stage, first=a, second=b, gb_s=gb_s, unidirectional=step.unidirectional)
 
 
 def slow(*nodes: str, share: float = 0.9) -> Factor:

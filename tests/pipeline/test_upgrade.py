@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from seatrial.checks import catalog
+from seatrial.hardware.pair_rates import PAIR_RATES, PairRate
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.pipeline.upgrade import upgrade
@@ -148,3 +149,11 @@ def test_rules_on_ranks_and_nvls_do_not_apply_to_earlier_records(
     upgraded = document["measurements"][0]["facts"]  # type: ignore[index]
     assert upgraded.keys() - facts.keys() == added
     assert all(str(upgraded[name]).startswith("no: ") for name in added)
+
+
+def test_pair_rates_of_version_2_have_the_present_field_name() -> None:
+    rate = {"stage": "directions", "first": "n0", "second": "n1", "gb_s": [1.0]}
+    for section in ("measurements", "localization"):
+        measurement = {"check": "collectives.localization", "facts": {PAIR_RATES: [{**rate, "one_way": True}]}}
+        (upgraded,) = upgrade({"schema_version": "2", section: [measurement]})[section]  # type: ignore[index]
+        assert PairRate.model_validate(upgraded["facts"][PAIR_RATES][0]).unidirectional

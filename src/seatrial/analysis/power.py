@@ -150,7 +150,7 @@ def _sensitivity(rule: Rule, metrics: Sequence[_WithFacts], references: Referenc
     if healthy <= 0:
         return None
     noisiest, facts = max(metrics, key=lambda pair: max(pair[0].samples) - min(pair[0].samples))
-    limit = _limit(rule, references.applied(rule.reference or "", facts), healthy) / healthy
+    limit = _limit(rule, references.applicable(rule.reference or "", facts), healthy) / healthy
     if limit >= 1:
         return None
     noise = deviation(noisiest.samples) / healthy

@@ -74,7 +74,7 @@ def threshold_insights(
                 thresholds[metric] = threshold
     for metric, threshold in thresholds.items():
         if metric.startswith("busbw.") and threshold.op in _LOWER_BOUNDS:
-            applied = references.applied(reference_key(metric, rules), facts)
+            applied = references.applicable(reference_key(metric, rules), facts)
             reference = applied[0] if applied else "no reference value"
             yield from _threshold_insight(collective, metric, threshold, reference, measured.get(metric))
 
@@ -115,7 +115,7 @@ def _rule_thresholds(
 ) -> Iterator[tuple[str, Threshold]]:
     """Yield the value below which a measured metric fails its rule's reference."""
     for rule in (rule for rule in rules if rule.reference and rule.metric in measured):
-        if applied := references.applied(rule.reference or "", facts):
+        if applied := references.applicable(rule.reference or "", facts):
             required = max(reference.required_value(rule.fail_below) for reference in applied)
             yield rule.metric, Threshold(op=">=", value=float(f"{required:.4g}"), unit=applied[0].unit)
 

@@ -310,10 +310,11 @@ class _Writer:
         return [str(subject) for subject in subjects] if isinstance(subjects, list) else []
 
     def _rates_of(self, node: str) -> str:
-        """Up to six pairs of the node with their GB/s, from all two-way steps."""
+        """Up to six pairs of the node with their GB/s, from all bidirectional steps."""
         rates = _pair_rates(self.search)
-        two_way = {rate.pair: median(rate.gb_s) for rate in rates if node in rate.pair and not rate.one_way}
-        return and_more([f"{a}-{b} {gb_s:.3g} GB/s" for (a, b), gb_s in two_way.items()], _MAX_NAMED)
+        of_node = [rate for rate in rates if node in rate.pair and not rate.unidirectional]
+        bidirectional = {rate.pair: median(rate.gb_s) for rate in of_node}
+        return and_more([f"{a}-{b} {gb_s:.3g} GB/s" for (a, b), gb_s in bidirectional.items()], _MAX_NAMED)
 
     def _likely_cause(self, node: str) -> str:
         """The likely cause: other bad verdicts on the node, and its settings that differ from most nodes."""

@@ -13,8 +13,8 @@ from seatrial.hardware.references import MODEL_SEPARATOR, References, Sku
 from seatrial.hardware.training_flops import TrainingWork, training_work
 from seatrial.model import format_value
 
-# Names of bounds beside the lines of a SKU's spec (bf16, hbm, pcie, nvlink). BIDIRECTIONAL: both directions of a GPU's
-# links. COLLECTIVE: the bandwidth of a collective over the GPU's links, its switches and the network.
+# Values of ``MetricLookup.bounded_by`` that are no key of a SKU's spec (bf16, hbm, pcie, nvlink). BIDIRECTIONAL: both
+# directions of a GPU's links. COLLECTIVE: the bandwidth of a collective over the GPU's links, switches and the network.
 BIDIRECTIONAL, COLLECTIVE = "bidirectional", "collective"
 _FABRIC = re.compile(r"(?:ib|roce)-(\d+)x([\d.]+)")  # links.Links.fabric
 
@@ -32,7 +32,7 @@ class Bound:
 class MetricLookup:
     """Where to find the reference value and the hardware bound of the metric ``metric``.
 
-    ``reference_key`` is a key of the SKU data. ``bounded_by`` is a line of a SKU's spec, BIDIRECTIONAL or COLLECTIVE;
+    ``reference_key`` is a key of the SKU data. ``bounded_by`` is a key of a SKU's spec, BIDIRECTIONAL or COLLECTIVE;
     it is empty for a training metric and for a metric without a hardware bound. ``operation`` is the collective that
     ``reference_key`` belongs to, by its nccl-tests name.
     """
@@ -71,22 +71,22 @@ def _sku_bound(
 
 def _training_bound(sku: Sku, work: TrainingWork) -> Bound | None:
     """Training speed if every matrix product runs at the peak of its data type; MFU is relative to the bf16 peak."""
-    spec, bf16 = sku.spec.get(work.spec_line), sku.spec.get("bf16")
+    spec, bf16 = sku.spec.get(work.spec_key), sku.spec.get("bf16")
     if work.is_mfu and spec and bf16:
         limit = 100 * spec.value / bf16.value
-        text = f"{sku.name} has {_spec_text(sku, work.spec_line)}, and MFU is relative to {bf16.value:g} of bf16"
+        text = f"{sku.name} has {_spec_text(sku, work.spec_key)}, and MFU is relative to {bf16.value:g} of bf16"
         return Bound(limit, "%", f"{text}: {format_value(limit, '%')}")
     if work.is_mfu or not spec or not work.flops_per_token:
         return None
     limit = spec.value * 1e12 / work.flops_per_token
     gflop = work.flops_per_token / 1e9
-    text = f"a token takes {gflop:.4g} GFLOP, and {sku.name} has {_spec_text(sku, work.spec_line)}"
+    text = f"a token takes {gflop:.4g} GFLOP, and {sku.name} has {_spec_text(sku, work.spec_key)}"
     return Bound(limit, "tokens/s/GPU", f"{text}: {format_value(round(limit), 'tokens/s/GPU')}")
 
 
-def _spec_text(sku: Sku, line: str) -> str:
-    spec = sku.spec[line]
-    return f"{format_value(spec.value, spec.unit)} of {line} ({spec.source})"
+def _spec_text(sku: Sku, key: str) -> str:
+    spec = sku.spec[key]
+    return f"{format_value(spec.value, spec.unit)} of {key} ({spec.source})"
 
 
 def _ranks_and_nodes(facts: Mapping[str, JsonValue]) -> tuple[int, int]:
@@ -100,18 +100,18 @@ def _ranks_and_nodes(facts: Mapping[str, JsonValue]) -> tuple[int, int]:
 def _collective_bound(
     sku: Sku, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
 ) -> Bound | None:
-    """The busbw or algbw that the GPU's links allow, or the network if its bound is lower."""
+    """The busbw or algbw that the GPU's links and the network allow: the lower of both bounds."""
     ranks, nodes = _ranks_and_nodes(facts)
     intra_node = _intra_node_bound(sku, ranks, nodes)
     if not intra_node:
         return None
     operation, is_algbw = lookup.operation, lookup.metric.startswith("algbw")
     if sku.nvls and ranks > 1 and operation in ("", "all_reduce") and not is_algbw:
-        switches = 1 if sku.across_nodes else nodes
-        gain = max(1.0, 1 / nvlink_to_busbw_ratio("all_reduce", "NVLS", ranks, switches))
-        intra_node = _scaled(intra_node, gain, f" ({ranks // switches} GPUs reduce in the switch, NVLS)")
+        nvlink_domains = 1 if sku.across_nodes else nodes
+        gain = max(1.0, 1 / nvlink_to_busbw_ratio("all_reduce", "NVLS", ranks, nvlink_domains))
+        intra_node = _scaled(intra_node, gain, f" ({ranks // nvlink_domains} GPUs reduce in the switch, NVLS)")
     if is_algbw and ranks > 1:
-        intra_node = _scaled(intra_node, ranks / (ranks - 1), f" (each of {ranks} GPUs already holds one part)")
+        intra_node = _scaled(intra_node, ranks / (ranks - 1), f" (1 of {ranks} parts is on the GPU already)")
     if not operation or sku.across_nodes:
         return intra_node
     inter_node = _inter_node_bound(operation, ranks, nodes, references.fabric)
@@ -119,7 +119,7 @@ def _collective_bound(
 
 
 def _intra_node_bound(sku: Sku, ranks: int, nodes: int) -> Bound | None:
-    """Unidirectional bandwidth of a GPU in GB/s: NVLink, else PCIe, which bridged GPUs share.
+    """Unidirectional bandwidth of a GPU in GB/s: NVLink; else PCIe, times the GPUs that one NVLink bridge connects.
 
     None if a bridge can join all GPUs of the node: the rate of the bridge is not in the SKU data.
     """

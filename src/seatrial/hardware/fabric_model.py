@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Metric → the forced algorithm; "": NCCL's own choice
 _ALGORITHM_BY_METRIC = {"busbw": "", "busbw_ring": "Ring"}
-# Buffers of at least 1 GiB reach the bandwidth of one node (data/skus)
+# Sizes at which the all-reduce of one node reaches its full bandwidth (data/skus)
 _SATURATING_SIZES = ("1GiB", "4GiB", "8GiB", "16GiB")
 
 
@@ -72,9 +72,10 @@ def model_value(
     nvls = all(sku.nvls for sku in skus) and environment.get("NCCL_NVLS_ENABLE") != "0"
     logged = _ALGORITHM_BY_METRIC[quantity] or links.algorithms.get((operation, size), "")
     algorithm = logged or default_algorithm(operation, nodes, nvls=nvls)
-    count, gbps, text = network
+    port_count, port_gbps, ports_text = network
     bounds = [
-        network_bound(operation, algorithm, nodes, node_links(sku, ranks // nodes, count, gbps, text)) for sku in skus
+        network_bound(operation, algorithm, nodes, node_links(sku, ranks // nodes, port_count, port_gbps, ports_text))
+        for sku in skus
     ]
     present = [bound for bound in bounds if bound]
     if not present or len(present) < len(bounds):
@@ -82,7 +83,7 @@ def model_value(
     lowest = min(present, key=lambda bound: bound.value)
     if lowest.link is Link.PCIE:
         value = format_value(lowest.value, "GB/s")
-        return f"PCIe limits {operation} to {value}, and no share of it that good clusters reach is published"
+        return f"PCIe limits {operation} to {value}; no source states the share of it that good clusters reach"
     assumed = "" if logged or algorithm == "point to point" else " (assumed, not in the log)"
     return ModelValue(f"{links.fabric}, {algorithm}{assumed} on {nodes} nodes", lowest, limit)
 
@@ -91,13 +92,13 @@ def node_links(sku: Sku, gpus: int, ports: int, port_gbps: float, ports_text: st
     """The links of a node with ``gpus`` GPUs of this model and these network ports."""
     nvlink = sku.spec.get("nvlink_nccl") or sku.spec.get("nvlink")
     pcie = sku.spec.get("pcie")
-    figures = [
+    node_busbw = [
         reference.value
         for size in _SATURATING_SIZES
         for reference in sku.expected.get(f"all_reduce.busbw.{size}", ())
         if (reference.gpus, reference.nodes) == (gpus, 1)
     ]
-    node_bound = max(figures, default=None)
+    highest = max(node_busbw, default=None)
     return NodeLinks(
         gpus=gpus,
         ports=ports,
@@ -105,8 +106,8 @@ def node_links(sku: Sku, gpus: int, ports: int, port_gbps: float, ports_text: st
         ports_text=ports_text,
         nvlink=nvlink.value if nvlink else None,
         pcie=pcie.value if pcie else None,
-        nvls_busbw=node_bound if sku.nvls else None,
-        busbw=None if sku.nvls else node_bound,
+        nvls_busbw=highest if sku.nvls else None,
+        busbw=None if sku.nvls else highest,
     )
 
 

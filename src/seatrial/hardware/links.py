@@ -222,8 +222,8 @@ class _NodePorts:
 def _common_ports(ports_of_nodes: Collection[_NodePorts | None]) -> RdmaPorts | None:
     """The ports of all nodes; None if they are unknown on a node, or differ.
 
-    If all nodes have equally many ports, but some ports are slower on some nodes, the ports of the best node count: a
-    slow port is a fault, and the expected bandwidth is that of healthy nodes.
+    If all nodes have equally many ports, but some ports are slower on some nodes, the ports of the node with the most
+    fast ports are returned: a slow port is a fault, and the expected bandwidth is that of healthy nodes.
     """
     present = [ports for ports in ports_of_nodes if ports]
     kinds = {(ports.fastest.kind, ports.fastest.gbps) for ports in present}
@@ -247,7 +247,7 @@ def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
         ports = [(name, port) for name, port in ports if name in used]
         if {name for name, _ in ports} != used:
             return None
-    active: dict[tuple[float, str], int] = {}
+    active: dict[tuple[float, str], int] = {}  # (Gbit/s, kind) → number of active ports
     for _, port in ports:
         rate, kind = _RATE.match(str(port.get("rate") or "")), _KINDS.get(str(port.get("link_layer")))
         if port.get("state") == "ACTIVE" and rate and kind and (kind, float(rate[1])) != ("efa", _EFA_UNKNOWN_GBPS):
@@ -255,7 +255,8 @@ def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
     if not active:
         return None
     (gbps, kind), count = max(active.items())
-    return _NodePorts(RdmaPorts(kind, count, gbps), sum(n for (_, other), n in active.items() if other == kind))
+    same_kind = sum(number for (_, other), number in active.items() if other == kind)
+    return _NodePorts(RdmaPorts(kind, count, gbps), same_kind)
 
 
 def _tcp_interfaces(nics: Any, names: frozenset[str]) -> TcpInterfaces:

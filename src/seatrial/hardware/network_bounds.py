@@ -1,7 +1,7 @@
 """The bus bandwidth that the links of several nodes allow: by operation, algorithm and number of nodes. Pure.
 
-Each bound is the lowest of the links that the operation loads: the network ports of a node, the PCIe links between its
-GPUs and its ports, and its NVLinks. The shares of a bound that good clusters reach are in ``network_limits``.
+The bound is that of the slowest link that the operation uses: the network ports of a node, the PCIe links between its
+GPUs and its ports, or its NVLinks. The shares of a bound that good clusters reach are in ``network_limits``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PCIE_SHARE = 1 / 3
 
 
 class Link(StrEnum):
-    """The link that binds an operation."""
+    """The kind of the binding link, which limits an operation."""
 
     PORTS = "network ports"
     PCIE = "PCIe of the GPUs"
@@ -85,7 +85,7 @@ def network_bound(operation: str, algorithm: str, nodes: int, node: NodeLinks) -
     return NetworkBound(value, link, algorithm, f"{text}; binding link: {link}")
 
 
-_Bound = tuple[float, Link, str]
+_Bound = tuple[float, Link, str]  # busbw in GB/s, the link that limits it, and the arithmetic as text
 
 
 def _ports_bound(operation: str, algorithm: str, ratio: float, node: NodeLinks) -> _Bound:

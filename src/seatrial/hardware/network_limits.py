@@ -10,13 +10,13 @@ from pydantic import Field, model_validator
 from seatrial.model import ByteSize, Frozen
 from seatrial.util import data_files
 
-Share = Field(gt=0, lt=1)
+_SHARE = Field(gt=0, lt=1)
 
 
 class NetworkLimit(Frozen):
     """The limits of some operations on ``nodes`` to ``max_nodes`` nodes, as shares of the bound of the network.
 
-    ``setting``: a variable of NCCL that the share depends on, so that a low value may not be a fault.
+    ``setting``: an NCCL variable that the share depends on: with another setting a low value is no fault.
     """
 
     operations: tuple[str, ...] = Field(min_length=1)
@@ -24,8 +24,8 @@ class NetworkLimit(Frozen):
     nodes: int = Field(ge=2)
     max_nodes: int | None = None
     min_size: ByteSize
-    fail_below: float = Share
-    warn_below: float = Share
+    fail_below: float = _SHARE
+    warn_below: float = _SHARE
     setting: str = ""
     reason: str = Field(min_length=1)
     source: str = Field(min_length=1)

@@ -12,7 +12,7 @@ from seatrial.model import format_bytes
 # A size is timed by at least five operations: three before the timing, one timed and one whose data is checked
 # (bench.collectives, time_operation)
 OPERATIONS_PER_SIZE = 5
-SLOW_FACTOR = 4.0  # time limits are this multiple of the expected time, as for the time requested from a scheduler
+SLOW_FACTOR = 4.0  # time limits are this multiple of the expected time, as in model.job.REQUEST_FACTOR
 MAX_SIZE_S = 60.0  # default sizes that take longer are left out, down to the smallest size with limits for TCP
 
 
@@ -41,12 +41,12 @@ class TcpNetwork:
         """Seconds that one size takes."""
         return OPERATIONS_PER_SIZE * self.operation_s(operation, size)
 
-    def reason(self, operation: str, size: int) -> str:
-        """Why a size is left out, as text."""
+    def left_out_reason(self, operation: str, size: int) -> str:
+        """Why a size is left out, as text: its expected seconds and the limit."""
         seconds = f"about {self.size_s(operation, size):.0f} s on a network of {self.gbps:g} Gb/s"
         return f"{format_bytes(size)} takes {seconds} (limit {MAX_SIZE_S:g} s)"
 
-    def left_out(self, operation: str, sizes: Iterable[int]) -> list[int]:
+    def left_out_sizes(self, operation: str, sizes: Iterable[int]) -> list[int]:
         """The sizes in bytes that take longer than MAX_SIZE_S; never the smallest one that has limits for TCP."""
         smallest = _limit(operation, self.nodes).min_size
         return [size for size in sizes if size > smallest and self.size_s(operation, size) > MAX_SIZE_S]

@@ -1,4 +1,4 @@
-"""What a search for slow nodes measures, and what it concludes: steps, rates, slow ports and slow paths."""
+"""The records of a search for slow nodes: limits, steps, rates, slow ports, slow paths and the conclusion."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ PAIR_RATES, RANKS_BY_NODE = "pair_rates", "ranks_by_node"
 
 @dataclass(frozen=True)
 class Limits:
-    """``min_deficit``: the smallest fault, as a share of the healthy rate. ``min_noise``: the least relative noise of a
-    rate that is assumed, since few pairs may agree by chance. ``use_best``: the fastest of several rates counts, not
-    their median, since what disturbs a rate makes it lower only."""
+    """The limits from which a rate is slow.
+
+    ``min_deficit``: the smallest fault, as a share of the healthy rate. ``min_noise``: the smallest relative noise to
+    assume, since few pairs may agree by chance. ``use_best``: of repeated rates the fastest counts instead of the
+    median, since disturbances only lower a rate.
+    """
 
     min_deficit: float
     min_noise: float
@@ -31,6 +34,7 @@ class Limits:
 
     @property
     def log_deficit(self) -> float:
+        """``min_deficit`` on the scale of ``log_ratio``, as a positive number."""
         return -log1p(-self.min_deficit)
 
 
@@ -42,21 +46,21 @@ CPU_LIMITS = Limits(min_deficit=0.6, min_noise=0.2, use_best=True)
 
 @dataclass(frozen=True)
 class Step:
-    """Disjoint pairs to measure concurrently. ``one_way``: only the first node of each pair sends."""
+    """Disjoint pairs to measure concurrently. ``unidirectional``: only the first node of each pair sends."""
 
     stage: Stage
     pairs: tuple[Pair, ...]
-    one_way: bool = False
+    unidirectional: bool = False
 
 
 class PairRate(Frozen):
-    """The rate of each rail between two nodes in GB/s per direction; ``one_way``: only ``first`` sent."""
+    """The rate of each rail between two nodes in GB/s per direction; ``unidirectional``: only ``first`` sent."""
 
     stage: Stage
     first: str
     second: str
     gb_s: tuple[Annotated[FiniteFloat, Field(ge=0, le=1e6)], ...] = Field(min_length=1)
-    one_way: bool = False
+    unidirectional: bool = False
 
     @model_validator(mode="after")
     def _require_two_nodes(self) -> PairRate:
@@ -85,9 +89,9 @@ class SlowPort:
 
 @dataclass(frozen=True)
 class SlowPath:
-    """Two nodes that are slow with each other on a rail and not with others; fields as of SlowPort.
+    """Two nodes that are slow with each other on a rail, but not with other nodes.
 
-    ``direction``: sends: from the first to the second node.
+    ``deficits`` as in SlowPort. ``direction``: "sends" is from the first to the second node of ``pair``.
     """
 
     pair: Pair
@@ -98,11 +102,11 @@ class SlowPath:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What the rates of a search show.
+    """The slow ports, paths and rails among ``nodes`` nodes with ``rails`` rails each.
 
-    ``suspects``: nodes that were slow in the first rounds, less than half of all. ``noise``: relative standard
-    deviation of healthy pairs. ``healthy_gb_s``: median, and ``healthy_range_gb_s`` lowest and highest rate of the
-    ``healthy_pairs`` of the first rounds.
+    ``suspects``: nodes that were slow in the first rounds, fewer than half of all. ``noise``: relative standard
+    deviation of healthy pairs. ``healthy_gb_s``: their typical rate per rail. ``healthy_pairs``: their number in the
+    first rounds; ``healthy_range_gb_s``: the lowest and the highest of their mean rates per rail.
     """
 
     nodes: int

@@ -1,9 +1,8 @@
-"""Locates slow nodes, GPUs, rails and paths by bandwidth between pairs of nodes: which pairs to measure, and what they
-show. Pure.
+"""Locates slow nodes, GPUs, rails and paths: selects the pairs of nodes to measure and evaluates their bandwidth. Pure.
 
 ``pair_search`` yields steps of disjoint pairs, which run concurrently, and receives their rates: rounds of all nodes,
-then the suspects with partners that are good, then slow paths again, then each direction. ``conclude`` reads the same
-rates and decides. Without repeated measurements nothing is slow: the first rounds select what is slow by chance too.
+then the suspects with good partners, then the slow paths, then each direction. ``conclude`` evaluates the same rates.
+Only nodes and paths with repeated measurements can be slow: the first rounds also select those slow by chance.
 
 A transfer between two nodes is as fast as the slower of them, so a node is slow if all of its pairs are. Rates are
 compared on a logarithmic scale with the healthy pairs of the same rail in the same step. Two nodes are one pair: see
@@ -64,7 +63,7 @@ def round_robin(count: int, max_rounds: int) -> list[list[tuple[int, int]]]:
 def pair_search(
     nodes: Sequence[str], limits: Limits, rounds: int = ROUNDS
 ) -> Generator[Step, Sequence[PairRate], Conclusion]:
-    """Yield the steps to measure; each ``send`` takes the rates of the step. Returns what all rates show.
+    """Yield the steps to measure; each ``send`` takes the rates of the step. Returns the conclusion from all rates.
 
     The same rates give the same steps.
     """
@@ -83,15 +82,15 @@ def pair_search(
     for step in _steps("paths", _disjoint(paths) * PATH_REPEATS, good):
         rates += yield step
     slow_paths = list(dict.fromkeys(path.pair for path in _slow_paths(rates, first, slow_nodes)))
-    one_way = _with_partners(slow_nodes, good, REPEATS) + _disjoint(slow_paths) * REPEATS
-    for step in _steps("directions", one_way, good):
-        rates += yield replace(step, one_way=True)
-        rates += yield replace(step, one_way=True, pairs=tuple((second, first) for first, second in step.pairs))
+    unidirectional = _with_partners(slow_nodes, good, REPEATS) + _disjoint(slow_paths) * REPEATS
+    for step in _steps("directions", unidirectional, good):
+        rates += yield replace(step, unidirectional=True)
+        rates += yield replace(step, unidirectional=True, pairs=tuple((second, first) for first, second in step.pairs))
     return _conclude(rates, first)
 
 
 def conclude(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
-    """What the rates of a search show; without repetitions nothing is slow."""
+    """The slow ports, paths and rails according to the rates of a search; no slow port or path without repetitions."""
     if len({node for rate in rates for node in rate.pair}) == 2:
         return conclude_two_nodes(rates, limits)
     return _conclude(rates, _FirstRounds(rates, limits))
@@ -126,12 +125,12 @@ def _conclude(rates: Sequence[PairRate], first: _FirstRounds) -> Conclusion:
 
 @dataclass(frozen=True)
 class _Rail:
-    """One rail in the first rounds: its healthy rate in GB/s, its noise, and what is slower than both allow."""
+    """One rail in the first rounds: its healthy rate in GB/s, its relative noise, its suspect nodes and paths."""
 
     healthy: float
     noise: float
     nodes: Mapping[str, float]  # suspect → mean log of rate / healthy rate
-    paths: Mapping[Pair, float]
+    paths: Mapping[Pair, float]  # suspect → log of rate / healthy rate
 
 
 class _FirstRounds:
@@ -150,11 +149,11 @@ class _FirstRounds:
         self.suspect_paths = _lowest(rail.paths for rail in self.by_rail)[:MAX_PATHS]
 
     def typical(self, values: Sequence[float]) -> float:
-        """The value that stands for repeated rates of a suspect, or for logs of them."""
+        """The median of repeated rates of a suspect, or of their logs; the highest value with ``use_best``."""
         return max(values) if self.limits.use_best else median(values)
 
     def limit(self, rail: int, samples: int, controls: int) -> float:
-        """The log of the smallest deficit that is a fault, for medians of so many rates."""
+        """The log of the smallest deficit that is a fault, for medians of ``samples`` and of ``controls`` rates."""
         error = _MEDIAN_TO_MEAN * self.by_rail[rail].noise * sqrt(1 / samples + 1 / max(1, controls))
         return max(self.limits.log_deficit, _FAULT_Z * error)
 
@@ -170,22 +169,18 @@ def _rail(rates: Mapping[Pair, float], limits: Limits) -> _Rail:
     """Split the pairs of one rail into healthy and suspect ones, in two passes.
 
     The first pass takes reference and noise from the upper quartile of the rates, which faults hardly change: they make
-    pairs slower only. The second takes them from the pairs that the first leaves.
+    pairs slower only. The second takes them from the pairs without slow nodes of the first.
     """
     ordered = sorted(rates.values())
     quartile = ordered[ceil(0.75 * (len(ordered) - 1))]
     noise = max(limits.min_noise, log_ratio(ordered[ceil(0.95 * (len(ordered) - 1))], quartile))
     residuals = {pair: log_ratio(rate, quartile) for pair, rate in rates.items()}
     slow = _slow_nodes(residuals, noise, limits)
-    left = [residual for pair, residual in residuals.items() if slow.keys().isdisjoint(pair)] or list(
-        residuals.values()
-    )
-    center = median(left)
+    healthy = [residual for pair, residual in residuals.items() if slow.keys().isdisjoint(pair)]
+    healthy = healthy or list(residuals.values())
+    center = median(healthy)
     # of few values either estimate may be too high by chance, and slow paths raise the second
-    noise = max(
-        limits.min_noise * (1 + 2 / len(left)),
-        min(deviation(left), pstdev(left, center)),
-    )
+    noise = max(limits.min_noise * (1 + 2 / len(healthy)), min(deviation(healthy), pstdev(healthy, center)))
     residuals = {pair: residual - center for pair, residual in residuals.items()}
     below = -max(limits.log_deficit / 2, _SUSPECT_Z * noise)
     return _Rail(
@@ -234,7 +229,7 @@ def _lowest(by_rail: Iterable[Mapping[Key, float]]) -> list[Key]:
 
 
 def _with_partners(suspects: Sequence[str], good: Sequence[str], count: int) -> list[list[Pair]]:
-    """``count`` steps in which each suspect has a good partner, another one in each step. There are more good nodes."""
+    """``count`` steps in which each suspect has a good partner, another one in each step; needs more good nodes."""
     return [
         [(node, good[(index + step) % len(good)]) for index, node in enumerate(suspects)]
         for step in range(count if suspects else 0)
@@ -254,7 +249,7 @@ def _disjoint(pairs: Iterable[Pair]) -> list[list[Pair]]:
 
 
 def _steps(stage: Stage, steps: Sequence[Sequence[Pair]], good: Sequence[str]) -> Iterator[Step]:
-    """The steps with pairs of good nodes as control; if none has a control, steps with a control alone follow."""
+    """The steps with pairs of good nodes as controls; if no step has one, steps with only a control pair follow."""
     has_controls = not steps
     for pairs in steps:
         used = set(chain.from_iterable(pairs))
@@ -271,9 +266,9 @@ def _slow_ports(rates: Sequence[PairRate], first: _FirstRounds) -> Iterator[Slow
     repeated = [rate for rate in rates if rate.stage == "suspects"]
     controls = [rate for rate in repeated if not suspects & set(rate.pair)]
     for node in first.suspect_nodes:
-        earlier = [rate for rate in first.rates if suspects & set(rate.pair) == {node}]
+        first_rates = [rate for rate in first.rates if suspects & set(rate.pair) == {node}]
         of_node = [rate for rate in repeated if node in rate.pair]
-        for rail, deficits in _slow_rails(earlier, of_node, controls, first):
+        for rail, deficits in _confirmed_rails(first_rates, of_node, controls, first):
             yield SlowPort(node, rail, deficits)
 
 
@@ -281,9 +276,10 @@ def _slow_paths(rates: Sequence[PairRate], first: _FirstRounds, slow_nodes: Coll
     paths = [pair for pair in first.suspect_paths if not set(slow_nodes) & set(pair)]
     repeated = [rate for rate in rates if rate.stage == "paths"]
     controls = [rate for rate in repeated if rate.pair not in set(paths)]
-    earlier, again = _by_pair(first.rates), _by_pair(repeated)
+    first_rates, repeated_rates = _by_pair(first.rates), _by_pair(repeated)
     for pair in paths:
-        for rail, deficits in _slow_rails(earlier.get(pair, []), again.get(pair, []), controls, first):
+        initial, second = first_rates.get(pair, []), repeated_rates.get(pair, [])
+        for rail, deficits in _confirmed_rails(initial, second, controls, first):
             yield SlowPath(pair, rail, deficits)
 
 
@@ -294,21 +290,21 @@ def _by_pair(rates: Iterable[PairRate]) -> dict[Pair, list[PairRate]]:
     return by_pair
 
 
-def _slow_rails(
-    earlier: Sequence[PairRate], repeated: Sequence[PairRate], controls: Sequence[PairRate], first: _FirstRounds
+def _confirmed_rails(
+    first_rates: Sequence[PairRate], repeated: Sequence[PairRate], controls: Sequence[PairRate], first: _FirstRounds
 ) -> Iterator[tuple[int, tuple[float, ...]]]:
     """The rails on which a suspect is slow, with the deficits of the repetitions; none without repetitions.
 
-    ``earlier``: its rates in the first rounds, which count too unless only the best rate does.
+    ``first_rates``: its rates in the first rounds, which count too, except with ``use_best``.
     """
     for rail in range(first.rails if repeated else 0):
         healthy = first.by_rail[rail].healthy
         reference = median(rate.gb_s[rail] for rate in controls) if controls else healthy
-        again = [log_ratio(rate.gb_s[rail], reference) for rate in repeated]
-        before = [] if first.limits.use_best else [log_ratio(rate.gb_s[rail], healthy) for rate in earlier]
-        limit = first.limit(rail, len(before) + len(again), len(controls) or len(first.rates))
-        if max(first.typical([*before, *again]), first.typical(again)) < -limit:
-            yield rail, tuple(-expm1(ratio) for ratio in again)
+        second = [log_ratio(rate.gb_s[rail], reference) for rate in repeated]
+        initial = [] if first.limits.use_best else [log_ratio(rate.gb_s[rail], healthy) for rate in first_rates]
+        limit = first.limit(rail, len(initial) + len(second), len(controls) or len(first.rates))
+        if max(first.typical([*initial, *second]), first.typical(second)) < -limit:
+            yield rail, tuple(-expm1(ratio) for ratio in second)
 
 
 class _Directions:
@@ -326,18 +322,18 @@ class _Directions:
 
     def of_path(self, path: SlowPath) -> SlowPath:
         first, second = path.pair
-        there = [rate.gb_s[path.rail] for rate in self._rates if (rate.first, rate.second) == (first, second)]
-        back = [rate.gb_s[path.rail] for rate in self._rates if (rate.first, rate.second) == (second, first)]
-        return replace(path, direction=self._direction(there, back, path.rail))
+        sent = [rate.gb_s[path.rail] for rate in self._rates if (rate.first, rate.second) == (first, second)]
+        received = [rate.gb_s[path.rail] for rate in self._rates if (rate.first, rate.second) == (second, first)]
+        return replace(path, direction=self._direction(sent, received, path.rail))
 
     def _direction(self, sent: Sequence[float], received: Sequence[float], rail: int) -> Direction | None:
         """Without control pairs the faster direction is the reference, so that only one direction can be slow."""
         if not sent or not received:
             return None
-        out, back = self._first.typical(sent), self._first.typical(received)
+        sent_rate, received_rate = self._first.typical(sent), self._first.typical(received)
         controls = [rate.gb_s[rail] for rate in self._controls]
-        reference = median(controls) if controls else max(out, back)
+        reference = median(controls) if controls else max(sent_rate, received_rate)
         limit = -self._first.limit(rail, len(sent), len(controls))
-        if log_ratio(out, reference) < limit:
-            return "both" if log_ratio(back, reference) < limit else "sends"
-        return "receives" if log_ratio(back, reference) < limit else None
+        if log_ratio(sent_rate, reference) < limit:
+            return "both" if log_ratio(received_rate, reference) < limit else "sends"
+        return "receives" if log_ratio(received_rate, reference) < limit else None

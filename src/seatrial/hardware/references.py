@@ -189,7 +189,7 @@ class References:
             reference = self._cache[cache_key] = self._site_or_sku_reference(key, facts)
         return reference
 
-    def applied(self, key: str, facts: Mapping[str, JsonValue]) -> tuple[Reference, ...]:
+    def applicable(self, key: str, facts: Mapping[str, JsonValue]) -> tuple[Reference, ...]:
         """The values that a metric must meet: the site's and the SKU's; only the site's if its baseline overrides.
 
         Between nodes, the bound of the network takes the place of a SKU's value that is missing.
@@ -207,15 +207,15 @@ class References:
         """The same references without the site's baseline."""
         return replace(self, site=None, _cache={})
 
-    def _model_reference(self, key: str, facts: Mapping[str, JsonValue], without: str) -> Reference | str:
-        """The bound of the network as a reference; else why there is none, after ``without``, the reason so far."""
+    def _model_reference(self, key: str, facts: Mapping[str, JsonValue], sku_reason: str) -> Reference | str:
+        """The bound of the network as a reference; else why there is none, after ``sku_reason``."""
         models = [self.sku(name) for name in str(facts.get("gpu") or "").split(MODEL_SEPARATOR)]
         matching = [sku for sku in models if isinstance(sku, Sku)]
         if len(matching) < len(models):
-            return without
+            return sku_reason
         model = model_value(key, facts, matching, self.links, self.tcp)
         if isinstance(model, str):
-            return f"{without}; {model}"
+            return f"{sku_reason}; {model}"
         return Reference(
             model.bound.value,
             "GB/s",
@@ -260,8 +260,8 @@ class References:
             return Reference(value.value, value.unit, BasisKind.SKU, sku.name, value.source, required=value.required)
         nodes = facts.get("nodes")
         fabric = f" over {self.fabric or 'an unknown network'}" if isinstance(nodes, int) and nodes > 1 else ""
-        count = f"{nodes} node{'' if nodes == 1 else 's'}"
-        return f"{sku.name} has no reference value {key} for {facts.get('world_size')} GPUs on {count}{fabric}"
+        nodes_text = f"{nodes} node{'' if nodes == 1 else 's'}"
+        return f"{sku.name} has no reference value {key} for {facts.get('world_size')} GPUs on {nodes_text}{fabric}"
 
 
 NO_REFERENCES = References()
@@ -287,7 +287,7 @@ def _nodes(facts: Mapping[str, JsonValue]) -> int:
 def _site_value(
     values: Sequence[ReferenceValue], facts: Mapping[str, JsonValue], gpu: str, fabric: str
 ) -> ReferenceValue | None:
-    """As ``_matching_value``, but a value for several nodes needs a known fabric."""
+    """The first matching value of the site's baseline; of values for several nodes, only those with a known fabric."""
     return _matching_value([value for value in values if value.nodes == 1 or value.fabric], facts, gpu, fabric)
 
 
@@ -295,8 +295,8 @@ def _matching_value(
     values: Sequence[ReferenceValue], facts: Mapping[str, JsonValue], gpu: str, fabric: str
 ) -> ReferenceValue | None:
     """The first value for this number of ranks and nodes, this GPU model and this fabric."""
-    shape = (facts.get("world_size"), facts.get("nodes"), gpu)
+    hardware = (facts.get("world_size"), facts.get("nodes"), gpu)
     for value in values:
-        if (value.gpus, value.nodes, value.gpu) == shape and value.fabric in ("", fabric):
+        if (value.gpus, value.nodes, value.gpu) == hardware and value.fabric in ("", fabric):
             return value
     return None

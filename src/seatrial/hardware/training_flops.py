@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 MFU, TOKENS_PER_GPU = "mfu", "tokens_per_second_per_gpu"
-# Metrics with a bound from arithmetic: NAME, or NAME.RUN if a check trains several times
+# Metrics whose bound follows from peak FLOP/s: NAME, or NAME.RUN if a check trains several times
 BOUNDED_METRICS = (MFU, TOKENS_PER_GPU)
 _METRIC = re.compile(rf"(?:(?P<mfu>{MFU})|{TOKENS_PER_GPU})(?P<run>(?:\.\w+)?)")
-# Compute precision -> line of a SKU's spec with its peak. torch can be set to run fp32 products in TF32.
-_SPEC_LINES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "tf32"}
+# Compute precision → key of a SKU's spec with its peak. torch can be set to run fp32 products in TF32.
+_SPEC_KEYS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "tf32"}
 _MAX_FLOPS_PER_TOKEN = 1e18  # more than any existing model needs
 
 
 @dataclass(frozen=True)
 class TrainingWork:
-    """``flops_per_token`` is None if not recorded; ``spec_line`` names a line of a SKU's spec; MFU is in percent."""
+    """``flops_per_token`` is None if not recorded; ``spec_key`` is a key of a SKU's spec; MFU is in percent."""
 
     flops_per_token: float | None
-    spec_line: str
+    spec_key: str
     is_mfu: bool
 
 
@@ -35,8 +35,8 @@ def training_work(metric: str, facts: Mapping[str, JsonValue]) -> TrainingWork |
     training = facts.get(f"run{match['run']}") or facts.get("training") if match else None
     if not match or not isinstance(training, Mapping):
         return None
-    spec_line = _SPEC_LINES.get(str(training.get("precision")).partition(" ")[0])
-    return TrainingWork(_flops(training.get("flops_per_token")), spec_line, bool(match["mfu"])) if spec_line else None
+    spec_key = _SPEC_KEYS.get(str(training.get("precision")).partition(" ")[0])
+    return TrainingWork(_flops(training.get("flops_per_token")), spec_key, bool(match["mfu"])) if spec_key else None
 
 
 def _flops(value: JsonValue) -> float | None:

@@ -1,8 +1,8 @@
 """Locates what is slow between two nodes: rails (GPU i of both nodes, with their NICs) and directions. Pure.
 
 There is one pair only, so a rail is compared with the other rails, and a direction with the opposite one. The rates
-never tell which of the two nodes is at fault, and a fault that is the same on all rails and in both directions has
-nothing to be compared with.
+never show which of the two nodes is at fault. A fault that is the same on all rails and in both directions is not
+detected.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ def two_node_steps(first: str, second: str) -> Generator[Step, Sequence[PairRate
     for _ in range(_REPEATS):
         rates += yield Step("rounds", ((first, second),))
     for _ in range(_REPEATS):
-        rates += yield Step("directions", ((first, second),), one_way=True)
-        rates += yield Step("directions", ((second, first),), one_way=True)
+        rates += yield Step("directions", ((first, second),), unidirectional=True)
+        rates += yield Step("directions", ((second, first),), unidirectional=True)
     return rates
 
 
 def conclude_two_nodes(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
-    """The rails and directions between two nodes that are slower than the others; without repetitions nothing is."""
+    """The rails and directions between two nodes that are slower than the others; none without repetitions."""
     pair = rates[0].pair
     rails = min(len(rate.gb_s) for rate in rates)
     both = _Rates([rate for rate in rates if rate.stage == "rounds"], rails, limits)
-    sent = _Rates([rate for rate in rates if rate.one_way and rate.first == pair[0]], rails, limits)
-    received = _Rates([rate for rate in rates if rate.one_way and rate.first == pair[1]], rails, limits)
+    sent = _Rates([rate for rate in rates if rate.unidirectional and rate.first == pair[0]], rails, limits)
+    received = _Rates([rate for rate in rates if rate.unidirectional and rate.first == pair[1]], rails, limits)
     noise = max(limits.min_noise, both.noise, sent.noise, received.noise)
     # the standard error of a difference of two means; noise of few values is uncertain
     limit = max(limits.log_deficit, _FAULT_Z * noise * sqrt(2 / _REPEATS))
-    healthy, healthy_one_way = _upper_quartile(both.typical), _upper_quartile([*sent.typical, *received.typical])
+    healthy, healthy_unidirectional = _upper_quartile(both.typical), _upper_quartile([*sent.typical, *received.typical])
     paths = []
     is_complete = min(len(each.rates) for each in (both, sent, received)) > 1
     for rail in range(rails if is_complete else 0):
         slow_both = both.is_slow(rail, healthy, limit)
-        slow_sent, slow_received = (each.is_slow(rail, healthy_one_way, limit) for each in (sent, received))
+        slow_sent, slow_received = (each.is_slow(rail, healthy_unidirectional, limit) for each in (sent, received))
         if not (slow_both or slow_sent or slow_received):
             continue
         slow = both if slow_both else sent if slow_sent else received
-        reference = healthy if slow_both else healthy_one_way
+        reference = healthy if slow_both else healthy_unidirectional
         deficits = tuple(-expm1(log_ratio(rate.gb_s[rail], reference)) for rate in slow.rates)
         paths.append(SlowPath(pair, rail, deficits, _direction(slow_sent, slow_received)))
     good = [rate for rail, rate in enumerate(both.typical) if rail not in {path.rail for path in paths}]

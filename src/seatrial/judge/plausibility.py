@@ -93,7 +93,7 @@ def above_reference(
 
     Training metrics are exempt, since they depend on settings that a trial may change.
     """
-    applied = references.applied(lookup.reference_key, facts) if lookup.bounded_by else ()
+    applied = references.applicable(lookup.reference_key, facts) if lookup.bounded_by else ()
     applied = tuple(reference for reference in applied if reference.kind is not BasisKind.FABRIC_MODEL)
     if threshold.op not in _LOWER_BOUNDS or not applied or applied[0].unit != unit:
         return ""

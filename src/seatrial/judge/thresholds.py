@@ -278,7 +278,7 @@ class _SiteEvaluator:
 
     def __init__(self, evaluator: RuleEvaluator) -> None:
         references = evaluator.references
-        applied = references.applied(evaluator.lookup.reference_key, evaluator.facts)
+        applied = references.applicable(evaluator.lookup.reference_key, evaluator.facts)
         self._site, self._includes_run = applied[0], references.site_includes_run
         self._comparisons = [_ReferenceEvaluator(evaluator, reference) for reference in applied]
 

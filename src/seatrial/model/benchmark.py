@@ -50,7 +50,7 @@ class BenchmarkResult(Frozen):
     ``problems``: why the operation is UNJUDGED.
     """
 
-    name: str
+    name: str = Field(description="operation or testcase")
     outcome: Outcome
     variant: str = Field(default="", description="data type, reduction and root")
     check: str = Field(default="", description="check of seatrial that measures the same; empty if there is none")

@@ -1,4 +1,4 @@
-"""What ``seatrial watch`` reads of a running job: state, GPU use, training speed and the end of its log."""
+"""The status of a job as ``seatrial watch`` shows it: state, GPU use, training speed and the end of its log."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ class GpuUse(Frozen):
     """The use of one GPU; None: not supported by the GPU, or not readable."""
 
     node: str
-    gpu: str = Field(description="gpu and NVML's index")
+    gpu: str = Field(description="``gpu`` and the NVML index: gpu3")
     utilization: float | None = Field(default=None, description="% of the last sampling period with a running kernel")
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     power_w: float | None = None
     temperature_c: float | None = None
     sm_clock_mhz: float | None = None
-    age_s: float | None = Field(default=None, description="seconds since it was read, where not now")
+    age_s: float | None = Field(default=None, description="seconds since it was read; None: just read")
 
 
 class TrainingSpeed(Frozen):
-    """The last steps of ``seatrial train``; rates are over the timed duration of ``steps`` steps, of all ranks."""
+    """The last steps of ``seatrial train``; rates are sums of all ranks over the last ``steps`` timed steps."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 

@@ -15,7 +15,8 @@ class Topology(Frozen):
     switches: dict[str, tuple[str, ...]] = Field(description="node → its switches, from the leaf switch to the top")
     racks: dict[str, str] = Field(default={}, description="node → its rack")
     rails: dict[str, tuple[str, ...]] = Field(
-        default={}, description="leaf switch → the switch of each rail that it stands for: of each GPU of a node"
+        default={},
+        description="leaf switch that stands for several → the switch of each rail, by GPU",
     )
 
     @property
@@ -23,13 +24,12 @@ class Topology(Frozen):
         return frozenset((*self.switches, *self.racks))
 
     def knows(self, node: str) -> bool:
-        return bool(self._names(node))
+        return bool(self._listed_name(node))
 
     def switches_of(self, node: str) -> tuple[str, ...]:
         """The switches of a node, from the leaf switch to the top; without switches its rack; empty if unknown."""
-        for name in self._names(node):
-            return self.switches.get(name) or (self.racks[name],)
-        return ()
+        name = self._listed_name(node)
+        return self.switches.get(name) or ((self.racks[name],) if name in self.racks else ())
 
     def leaf(self, node: str) -> str:
         """The leaf switch of a node, else its rack; empty if unknown."""
@@ -37,7 +37,7 @@ class Topology(Frozen):
 
     def rack(self, node: str) -> str:
         """The rack of a node; empty if unknown."""
-        return next((self.racks[name] for name in self._names(node) if name in self.racks), "")
+        return self.racks.get(self._listed_name(node), "")
 
     def rail_switch(self, node: str, gpu: int) -> str:
         """The switch of a GPU's rail; empty if unknown."""
@@ -48,10 +48,10 @@ class Topology(Frozen):
         """The switches between two nodes; empty if unknown."""
         return switch_path(self.switches_of(a), self.switches_of(b))
 
-    def _names(self, node: str) -> list[str]:
-        """The name of a node in this topology: the given name, else the name without its domain."""
-        names = dict.fromkeys((node, node.partition(".")[0]))
-        return [name for name in names if name in self.switches or name in self.racks][:1]
+    def _listed_name(self, node: str) -> str:
+        """The name that this topology lists a node under: with or without its domain; empty if it is not listed."""
+        names = (node, node.partition(".")[0])
+        return next((name for name in names if name in self.switches or name in self.racks), "")
 
 
 def switch_path(up: tuple[str, ...], down: tuple[str, ...]) -> tuple[str, ...]:

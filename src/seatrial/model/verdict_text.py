@@ -95,9 +95,11 @@ def basis_text(basis: Basis) -> str:
         text = f"{_label(basis)}{value}" + (f" ({basis.source})" if basis.source else "")
     limits = []
     if basis.fail_below is not None:
-        slow = basis.kind is BasisKind.OWN_MEDIAN
+        is_own_median = basis.kind is BasisKind.OWN_MEDIAN
         limits = [
-            f"slow windows are those below {basis.fail_below:.0%}" if slow else f"FAIL below {basis.fail_below:.0%}"
+            f"slow windows are those below {basis.fail_below:.0%}"
+            if is_own_median
+            else f"FAIL below {basis.fail_below:.0%}"
         ]
     limits += [f"WARN below {basis.warn_below:.0%}"] if basis.warn_below is not None else []
     if basis.asymmetry_limit is not None:

@@ -8,6 +8,7 @@ from typing import Any
 from seatrial.checks.fabric import transport
 from seatrial.checks.training import ddp, fsdp, parity, throughput
 from seatrial.config import renames
+from seatrial.hardware.pair_rates import PAIR_RATES
 
 Record = dict[str, Any]
 # New names of the fields of each record: version 1 -> version 2
@@ -55,6 +56,10 @@ def _with_present_facts(document: Record) -> Record:
         if measurement["check"] == _SHARED:
             facts = measurement.get("facts", {})
             measurement["facts"] = {renames.new_fact(_SHARED, name): value for name, value in facts.items()}
+    for measurement in (*document.get("measurements", ()), *document.get("localization", ())):
+        facts = measurement.get("facts", {})
+        if PAIR_RATES in facts:
+            facts[PAIR_RATES] = [_rename_fields(rate, {"one_way": "unidirectional"}) for rate in facts[PAIR_RATES]]
     _add_stages(document)
     _add_p99_ratio_measured(document)
     _add_facts_of_new_metrics(document)

@@ -15,9 +15,12 @@ SIZE = 10**9
 
 
 def test_ranks_with_the_same_index_are_partners_and_one_side_receives() -> None:
-    two_way, one_way = Step("rounds", (("n0", "n2"),)), Step("directions", (("n2", "n0"),), one_way=True)
-    assert _partners(two_way, MEMBERS) == ({0: 4, 4: 0, 1: 5, 5: 1}, set())
-    assert _partners(one_way, MEMBERS) == ({4: 0, 0: 4, 5: 1, 1: 5}, {0, 1})
+    bidirectional, unidirectional = (
+        Step("rounds", (("n0", "n2"),)),
+        Step("directions", (("n2", "n0"),), unidirectional=True),
+    )
+    assert _partners(bidirectional, MEMBERS) == ({0: 4, 4: 0, 1: 5, 5: 1}, set())
+    assert _partners(unidirectional, MEMBERS) == ({4: 0, 0: 4, 5: 1, 1: 5}, {0, 1})
 
 
 @pytest.mark.parametrize(("best", "expected"), [(True, (1.0, 0.5)), (False, (0.5, 0.5))])
@@ -25,8 +28,8 @@ def test_rate_is_that_of_the_slower_rank(best: bool, expected: tuple[float, floa
     """A sender may be done before its data has arrived."""
     timings = [PairTiming(0, 4, (0.1, 0.1, 0.1), None), PairTiming(4, 0, (1.0, 2.0, 4.0), None)]
     timings += [PairTiming(1, 5, (2.0, 2.0, 2.0), None), PairTiming(5, 1, (0.1, 0.1, 0.1), None)]
-    (rate,) = _rates(Step("directions", (("n0", "n2"),), one_way=True), MEMBERS, timings, SIZE, best=best)
-    assert (rate.first, rate.second, rate.one_way) == ("n0", "n2", True)
+    (rate,) = _rates(Step("directions", (("n0", "n2"),), unidirectional=True), MEMBERS, timings, SIZE, best=best)
+    assert (rate.first, rate.second, rate.unidirectional) == ("n0", "n2", True)
     assert rate.gb_s == pytest.approx(expected)
 
 

@@ -83,10 +83,10 @@ class CollectiveOptions(Options):
 
     @model_validator(mode="after")
     def _require_whole_elements(self) -> CollectiveOptions:
-        element = ELEMENT_SIZES[self.dtype]
+        element_bytes = ELEMENT_SIZES[self.dtype]
         for size in (*(self.sizes or ()), *(self.cuda_graph_sizes or ()), *(self.percentile_sizes or ())):
-            if size == 0 or size % element:
-                raise ValueError(f"size {size} B is not a whole number of {self.dtype} elements of {element} B")
+            if size == 0 or size % element_bytes:
+                raise ValueError(f"size {size} B is not a whole number of {self.dtype} elements of {element_bytes} B")
         return self
 
 
@@ -124,7 +124,7 @@ def default_sizes(name: str, nodes: int = 1, network: TcpNetwork | None = None) 
     """The default sizes of the operation ``name`` on this number of nodes, without those too slow for ``network``."""
     sizes = _SIZES_BY_OPERATION.get(name, DefaultSizes())
     gpu = sizes.gpu if nodes < MANY_NODES else tuple({*sizes.gpu, MANY_NODES_SIZE})
-    left_out = network.left_out(name, gpu) if network else []
+    left_out = network.left_out_sizes(name, gpu) if network else []
     return replace(sizes, gpu=tuple(size for size in gpu if size not in left_out))
 
 
@@ -132,7 +132,7 @@ def left_out_sizes(name: str, options: CollectiveOptions, network: TcpNetwork | 
     """The default sizes that the network is too slow for, and that the trial's ``sizes`` do not have."""
     if network is None:
         return []
-    too_slow = network.left_out(name, default_sizes(name, network.nodes).gpu)
+    too_slow = network.left_out_sizes(name, default_sizes(name, network.nodes).gpu)
     return [size for size in too_slow if size not in (options.sizes or ())]
 
 

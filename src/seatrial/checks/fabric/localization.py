@@ -143,7 +143,7 @@ def _partners(step: Step, members: Mapping[str, Sequence[int]]) -> tuple[dict[in
     for first, second in step.pairs:
         for sender, receiver in zip(members[first], members[second], strict=True):
             partners |= {sender: receiver, receiver: sender}
-            receivers |= {receiver} if step.one_way else set()
+            receivers |= {receiver} if step.unidirectional else set()
     return partners, receivers
 
 
@@ -163,7 +163,7 @@ def _rates(
             first=first,
             second=second,
             gb_s=tuple(rate(*ranks) for ranks in zip(members[first], members[second], strict=True)),
-            one_way=step.one_way,
+            unidirectional=step.unidirectional,
         )
         for first, second in step.pairs
     ]
