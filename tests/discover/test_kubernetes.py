@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.discover.kubernetes import device_count, parse_events, parse_nodes, parse_pods, terms
+from seatrial.discover.kubernetes import device_count, kubernetes_data, parse_events, parse_nodes, parse_pods
 from seatrial.model import SeatrialError
 
 
@@ -26,7 +26,7 @@ def test_a_node_with_the_least_fields() -> None:
     }
     node = {"metadata": {"name": "n"}, "status": {"nodeInfo": {"kubeletVersion": "v1.34.1"}}}
     (bare,) = parse_nodes([node])
-    assert (bare.ready.status, bare.has_gpus, bare.driver_version, bare.allocatable("nvidia.com/gpu")) == (
+    assert (bare.ready_condition.status, bare.has_gpus, bare.driver_version, bare.allocatable("nvidia.com/gpu")) == (
         "Unknown",
         False,
         None,
@@ -101,6 +101,6 @@ def test_what_is_no_node_is_an_error(node: dict[str, object]) -> None:
 
 
 def test_terms() -> None:
-    assert terms().bad_conditions["NebiusGPUError"] == "True"
-    assert terms().bad_conditions["AcceleratedHardwareReady"] == "False"
-    assert "nvidia.com/gpu.clique" in terms().topology_prefixes
+    assert kubernetes_data().bad_conditions["NebiusGPUError"] == "True"
+    assert kubernetes_data().bad_conditions["AcceleratedHardwareReady"] == "False"
+    assert "nvidia.com/gpu.clique" in kubernetes_data().topology_prefixes

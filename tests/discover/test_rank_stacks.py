@@ -53,7 +53,7 @@ def test_ranks_are_grouped_by_place_and_the_other_one_is_named(tmp_path: Path) -
     states = "".join(worker("n1", rank, 10 + rank) for rank in range(4))
     collected = evidence(tmp_path, states, stacks, 4)
     assert collected is not None
-    assert collected.culprits == (2,)
+    assert collected.ranks_at_fault == (2,)
     assert collected.text() == (
         "rank 2: all_reduce, called from step in train/ddp.py:99; "
         "ranks 0-1, 3: all_reduce, called from step in train/ddp.py:120"
@@ -67,7 +67,7 @@ def test_process_state_names_the_rank(state: str, meaning: str, tmp_path: Path) 
     states = worker("n1", 0, 10) + "n2: noise\n" + worker("n2", 1, 10, state, wchan="nfs_wait_bit")
     collected = evidence(tmp_path, states, {0: STACK.format(line=1)}, 2)
     assert collected is not None
-    assert (collected.culprits, collected.snapshots[1].node) == ((1,), "n2")
+    assert (collected.ranks_at_fault, collected.snapshots[1].node) == ((1,), "n2")
     assert meaning in collected.snapshots[1].abnormal_state
     assert collected.snapshots[1].place == "no Python stack"
 
@@ -82,7 +82,7 @@ def test_stack_by_py_spy_is_used_for_a_rank_without_one(tmp_path: Path) -> None:
 def test_same_place_on_all_ranks_names_none(tmp_path: Path) -> None:
     collected = evidence(tmp_path, "", dict.fromkeys(range(4), STACK.format(line=1)), 4)
     assert collected is not None
-    assert collected.culprits == ()
+    assert collected.ranks_at_fault == ()
 
 
 def test_a_missing_stack_names_no_rank(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_missing_stack_names_no_rank(tmp_path: Path) -> None:
     collected = evidence(tmp_path, states, dict.fromkeys(range(3), STACK.format(line=1)), 4)
     assert collected is not None
     assert len(collected.by_place()) == 2
-    assert collected.culprits == ()
+    assert collected.ranks_at_fault == ()
 
 
 def test_no_files_are_no_evidence(tmp_path: Path) -> None:

@@ -39,13 +39,13 @@ def test_rank_that_sleeps_is_named_with_the_stacks_of_all(tmp_path: Path) -> Non
     assert result.failed_subject.startswith("rank 1 (")
     evidence = read_evidence(tmp_path / "jobs" / "ranks" / "attempt1", 3)
     assert evidence is not None
-    assert evidence.culprits == (1,)
+    assert evidence.ranks_at_fault == (1,)
     places = {ranks: place for place, ranks in evidence.by_place().items()}
     assert "all_reduce, called from reduce_gradients in hanging/sitecustomize.py:" in places[0, 2]
     assert places[1,].startswith("measure in hanging/sitecustomize.py:")
     assert all(place in result.cause for place in places.values())
     (hang,) = evidence.hangs
-    assert (hang.culprits, hang.name, tuple(hang.waiting)) == ((1,), "all_reduce", (0, 2))
+    assert (hang.ranks_at_fault, hang.name, tuple(hang.waiting)) == ((1,), "all_reduce", (0, 2))
     (error,) = [measurement for measurement in listener.measurements if measurement.error]
     assert {Path(artifact.path).name for artifact in error.artifacts} >= {"rank0.txt", "rank1.txt", "rank2.txt"}
 
@@ -67,7 +67,7 @@ def test_stopped_rank_and_rank_that_holds_the_lock(tmp_path: Path) -> None:
     thread.join()
     evidence = read_evidence(tmp_path / "jobs" / "ranks" / "attempt1", 3)
     assert evidence is not None
-    assert (result.state, evidence.culprits) == (JobState.TIMEOUT, (2,))
+    assert (result.state, evidence.ranks_at_fault) == (JobState.TIMEOUT, (2,))
     assert "hold_lock in hanging/sitecustomize.py:" in evidence.snapshots[1].place
     assert (evidence.snapshots[2].state, evidence.snapshots[2].frames) == ("T", ())
     assert "process state T (stopped by a signal)" in result.cause

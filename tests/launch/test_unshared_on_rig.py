@@ -150,5 +150,5 @@ def test_stacks_of_a_hang_are_fetched_from_unshared_nodes(make_site: Callable[..
     assert evidence is not None
     assert [snapshot.state for snapshot in evidence.snapshots].index("T") == 2
     assert [bool(snapshot.frames) for snapshot in evidence.snapshots] == [True, True, False, True]
-    assert evidence.culprits == (2,)
+    assert evidence.ranks_at_fault == (2,)
     assert site.left_on_nodes() == ""

@@ -55,8 +55,9 @@ def hang_text(hang: CollectiveHang) -> str:
     for what, ranks in hang.differences.items():
         values = [f"{value or 'none'} on {rank_list(those)}" for value, those in ranks.items()]
         texts.append(f"{what} differs: {and_more(values, _MAX_NAMED, separator='; ')}")
-        different = [hang.waiting[rank] for rank in hang.culprits if rank in hang.waiting]
-        texts += [f"{rank_list(hang.culprits)}{_called(different[0])}"] if different and different[0].frame else []
+        different = [hang.waiting[rank] for rank in hang.ranks_at_fault if rank in hang.waiting]
+        if different and different[0].frame:
+            texts.append(f"{rank_list(hang.ranks_at_fault)}{_called(different[0])}")
     if hang.not_started:
         texts.append(f"the GPU of {rank_list(hang.not_started)} has not started it; the GPUs of the other ranks have")
     if hang.without_dump:
@@ -74,13 +75,15 @@ def _readable(paths: Sequence[Path], errors: list[str]) -> Iterable[Dump]:
 
 
 def _finding(hang: CollectiveHang, hangs: Sequence[CollectiveHang], folder: Path, source: str) -> Finding:
-    culprits = hang.culprits
+    ranks_at_fault = hang.ranks_at_fault
     title, fix, confidence = hang_title(hang)
     others = [other.group for other in hangs if other is not hang]
-    consequences = f". Also incomplete: process group {and_more(others, _MAX_NAMED)}" if others and culprits else ""
+    consequences = (
+        f". Also incomplete: process group {and_more(others, _MAX_NAMED)}" if others and ranks_at_fault else ""
+    )
     return Finding(
         title=title,
-        subject=rank_list(culprits) if culprits else f"process group {hang.group}",
+        subject=rank_list(ranks_at_fault) if ranks_at_fault else f"process group {hang.group}",
         confidence=confidence,
         evidence=f"{hang_text(hang)}{consequences}",
         first_command=_first_command(hang, folder),
@@ -93,10 +96,10 @@ def _finding(hang: CollectiveHang, hangs: Sequence[CollectiveHang], folder: Path
 
 def hang_title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
     """Title, fix and confidence of the finding."""
-    culprits = rank_list(hang.culprits)
-    if hang.absent and hang.culprits:
+    ranks = rank_list(hang.ranks_at_fault)
+    if hang.absent and hang.ranks_at_fault:
         return (
-            f"{culprits[:1].upper()}{culprits[1:]} did not arrive in the {hang.name} in which the others wait",
+            f"{ranks[:1].upper()}{ranks[1:]} did not arrive in the {hang.name} in which the others wait",
             "Find what the absent rank does instead: its stack, its log, its process state (D: storage or driver, T: "
             "stopped). A branch that only some ranks take, such as saving on rank 0, must not skip a collective.",
             "high",
@@ -117,14 +120,14 @@ def hang_title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
         )
     if hang.without_dump:
         return (
-            f"{culprits[:1].upper()}{culprits[1:]} left no dump; the others wait in {hang.name}",
+            f"{ranks[:1].upper()}{ranks[1:]} left no dump; the others wait in {hang.name}",
             "Find why the rank wrote no dump: it was killed (dmesg), its node is gone, or it could not write the file. "
             "Until then it is only the most likely one.",
             "medium",
         )
     if hang.not_started:
         return (
-            f"The GPU of {culprits} has not started the {hang.name} in which the others wait",
+            f"The GPU of {ranks} has not started the {hang.name} in which the others wait",
             "An earlier kernel or copy occupies this GPU: look for Xid errors and for the work before this collective.",
             "medium",
         )
@@ -144,17 +147,17 @@ def hang_title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
 
 def _first_command(hang: CollectiveHang, folder: Path) -> str:
     """The stack of an absent rank, the state of an occupied GPU, or the line that calls a different collective."""
-    culprits = hang.culprits or tuple(hang.waiting)
+    ranks_at_fault = hang.ranks_at_fault or tuple(hang.waiting)
     if hang.differences and not hang.absent:
-        frame = hang.waiting[culprits[0]].frame if culprits[0] in hang.waiting else None
+        frame = hang.waiting[ranks_at_fault[0]].frame if ranks_at_fault[0] in hang.waiting else None
         if frame:
             return f"sed -n {max(1, frame.line - 5)},{frame.line + 5}p {shlex.quote(frame.file)}"
         return f"ls -l {shlex.quote(str(folder))}"
-    if not hang.culprits and not hang.members_recorded:
+    if not hang.ranks_at_fault and not hang.members_recorded:
         return f"ls -l {shlex.quote(str(folder))}"
     if not hang.absent and not hang.without_dump:
         return "nvidia-smi -q -d UTILIZATION,PERFORMANCE; dmesg -T | grep -i xid | tail"
-    condition = f"grep -qzx RANK={culprits[0]} $p/environ 2>/dev/null"  # on the node of the rank
+    condition = f"grep -qzx RANK={ranks_at_fault[0]} $p/environ 2>/dev/null"  # on the node of the rank
     return f"for p in /proc/[0-9]*; do {condition} && py-spy dump --pid ${{p#/proc/}}; done"
 
 

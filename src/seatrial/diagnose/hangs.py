@@ -50,12 +50,12 @@ def hang_findings(
 def _finding(
     result: JobResult, evidence: HangEvidence, attempt: Path, explains: tuple[Explained, ...], node_prefix: str
 ) -> Finding:
-    culprits = evidence.culprits
-    first = evidence.snapshots[culprits[0]] if culprits else None
+    ranks_at_fault = evidence.ranks_at_fault
+    first = evidence.snapshots[ranks_at_fault[0]] if ranks_at_fault else None
     title, confidence = _title(evidence)
     fix, action = _FIXES.get(first.state if first else "", (_ELSEWHERE, "none"))
     texts = [evidence.text(), *(hang_text(hang) for hang in evidence.hangs[:1])]
-    stacks = attempt / FOLDER / STACKS.format(culprits[0] if culprits else 0)
+    stacks = attempt / FOLDER / STACKS.format(ranks_at_fault[0] if ranks_at_fault else 0)
     command = f"cat {shlex.quote(str(stacks if stacks.is_file() else attempt / FOLDER / STATES))}"
     if first and first.state == "D":
         command = node_command("dmesg -T | grep -A 20 'blocked for more than' | tail -n 40", first.node, node_prefix)
@@ -75,15 +75,15 @@ def _finding(
 
 
 def _title(evidence: HangEvidence) -> tuple[str, Confidence]:
-    culprits = evidence.culprits
-    if not culprits:
+    ranks_at_fault = evidence.ranks_at_fault
+    if not ranks_at_fault:
         is_one_place = len(evidence.by_place()) == 1
         return ("All ranks hang at the same place" if is_one_place else "Ranks hang at different places"), "low"
-    ranks = rank_list(culprits)
+    ranks = rank_list(ranks_at_fault)
     name = f"{ranks[:1].upper()}{ranks[1:]}"
-    if state := evidence.snapshots[culprits[0]].abnormal_state:
+    if state := evidence.snapshots[ranks_at_fault[0]].abnormal_state:
         return f"{name}: {state}", "high"
-    if evidence.hangs and evidence.hangs[0].culprits == culprits:
+    if evidence.hangs and evidence.hangs[0].ranks_at_fault == ranks_at_fault:
         title, _, confidence = hang_title(evidence.hangs[0])
         return title, confidence
     return f"{name} did not arrive where all others wait", "medium"

@@ -15,7 +15,10 @@ _TIME_ERROR = 5
 
 
 class ClockFacts(Frozen):
-    """``synchronised``: with a time server. ``max_error_s``: the kernel's bound of the error. None: unreadable."""
+    """The state of the system clock; None: unreadable.
+
+    ``synchronised``: with a time server. ``max_error_s``: the kernel's bound of the error. ``source``: such as tsc.
+    """
 
     synchronised: bool | None
     max_error_s: float | None

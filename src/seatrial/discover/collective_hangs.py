@@ -40,7 +40,7 @@ class CollectiveHang:
         return tuple(rank for rank, state in states.items() if state == "scheduled" and "started" in states.values())
 
     @property
-    def culprits(self) -> tuple[int, ...]:
+    def ranks_at_fault(self) -> tuple[int, ...]:
         """The ranks at fault, as far as the dumps show: absent, else without a dump, different, or not started."""
         absent = tuple(rank for rank in self.absent if rank not in self.elsewhere)
         if absent or self.absent:
@@ -65,16 +65,16 @@ def collective_hangs(dumps: Iterable[Dump], world_size: int = 0) -> list[Collect
             groups.setdefault((group.name, group.members), {})[rank] = group
     hangs = []
     for (name, members), group_by_rank in groups.items():
-        is_default, recorded = DEFAULT_GROUP in name, bool(members)
+        is_default, members_recorded = DEFAULT_GROUP in name, bool(members)
         if not members:
             members = tuple(range(max(world_size, max(by_rank) + 1))) if is_default else tuple(group_by_rank)
         if hang := _collective_hang(name, members, group_by_rank, by_rank):
-            hangs.append(replace(hang, members_recorded=recorded or (is_default and world_size > 0)))
+            hangs.append(replace(hang, members_recorded=members_recorded or (is_default and world_size > 0)))
         else:
             hangs += _transfer_hangs(name, members, group_by_rank, by_rank)
     waits_in = {rank: hang.group for hang in hangs for rank in hang.waiting}
     located = [_with_elsewhere(hang, waits_in) for hang in hangs]
-    return sorted(located, key=lambda hang: (not hang.culprits, hang.group))
+    return sorted(located, key=lambda hang: (not hang.ranks_at_fault, hang.group))
 
 
 def _collective_hang(

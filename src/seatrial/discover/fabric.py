@@ -38,7 +38,11 @@ class NicFacts(Frozen):
 
 
 class RdmaPort(Frozen):
-    """``state`` is the logical state (``ACTIVE``), ``physical_state`` e.g. ``LinkUp``; ``netdev`` is for RoCE only."""
+    """A port of an RDMA device, with the texts of /sys.
+
+    ``state``: logical state, such as ACTIVE; ``physical_state``: LinkUp; ``rate``: 400 Gb/sec (4X NDR). ``netdev``: of
+    RoCE ports only.
+    """
 
     port: str
     state: str | None

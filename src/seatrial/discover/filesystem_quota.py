@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from seatrial.model import Frozen
 from seatrial.util.processes import CommandResult, run_command
@@ -131,9 +131,9 @@ def parse_quota_table(text: str) -> Quota | None:
     numbers = [match for token in tokens if (match := _NUMBER.fullmatch(token))]
     if len(numbers) != 6:  # used, soft and hard limit of bytes and of files; grace periods are no numbers
         raise ValueError(_unexpected("a row of six numbers", " ".join(body)))
-    kib = 1 if unit in ("kbytes", "blocks") else 0
+    power = 1 if unit in ("kbytes", "blocks") else 0  # numbers without a suffix are KiB, or bytes
     values = [
-        *(_scaled(match, 1024, kib) for match in numbers[:3]),
+        *(_scaled(match, 1024, power) for match in numbers[:3]),
         *(_scaled(match, 1000, 0) for match in numbers[3:]),
     ]
     # The soft limit is enforced after the grace period, and so the lower one counts
@@ -229,9 +229,5 @@ def _fullest(quotas: Sequence[Quota], text: str) -> Quota:
 
 
 def _unexpected(expected: str, text: str) -> str:
-    first = next(_nonempty(text), "no output")
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "no output")
     return f"expected {expected}, read {printable(first)[:120]!r}: unknown version of the tool"
-
-
-def _nonempty(text: str) -> Iterator[str]:
-    return (line.strip() for line in text.splitlines() if line.strip())

@@ -136,11 +136,11 @@ def _digest(machine_id: str) -> str:
 
 def _container(root: Path) -> str | None:
     """The container runtime, from files and variables that the runtimes set; None outside of containers."""
-    marks = {"docker": os.path.exists(root / ".dockerenv"), "podman": os.path.exists(root / "run/.containerenv")}
+    detected = {"docker": os.path.exists(root / ".dockerenv"), "podman": os.path.exists(root / "run/.containerenv")}
     variables = {"APPTAINER_CONTAINER": "apptainer", "SINGULARITY_CONTAINER": "singularity"}
-    marks |= {kind: variable in os.environ for variable, kind in variables.items()}
-    marks["kubernetes"] = "KUBERNETES_SERVICE_HOST" in os.environ
-    return next((kind for kind, marked in marks.items() if marked), None)
+    detected |= {kind: variable in os.environ for variable, kind in variables.items()}
+    detected["kubernetes"] = "KUBERNETES_SERVICE_HOST" in os.environ
+    return next((runtime for runtime, is_detected in detected.items() if is_detected), None)
 
 
 def _limits(root: Path) -> LimitFacts:

@@ -134,6 +134,6 @@ class Kubectl:
 
 
 def _is_object(item: Any) -> bool:
-    """Return whether ``item`` has the parts that all kinds share, as far as they are set, as JSON objects."""
+    """Return whether ``item`` is a JSON object, and so are its metadata, spec and status if it has them."""
     parts = ("metadata", "spec", "status")
     return isinstance(item, dict) and all(isinstance(item.get(part, {}), dict) for part in parts)

@@ -112,7 +112,7 @@ class Node(ApiObject):
         return self.metadata.labels
 
     @property
-    def ready(self) -> Condition:
+    def ready_condition(self) -> Condition:
         """The condition Ready; Unknown if the node does not report it."""
         reported = (condition for condition in self.status.conditions if condition.type == "Ready")
         return next(reported, Condition(type="Ready", status="Unknown", reason="not reported"))
@@ -120,13 +120,13 @@ class Node(ApiObject):
     @property
     def problems(self) -> list[Condition]:
         """The conditions other than Ready that report a problem, by data/kubernetes.yaml."""
-        bad = terms().bad_conditions
+        bad = kubernetes_data().bad_conditions
         return [condition for condition in self.status.conditions if bad.get(condition.type) == condition.status]
 
     @property
     def unknown_conditions(self) -> list[Condition]:
         """The conditions that data/kubernetes.yaml does not list, with status True."""
-        listed = {"Ready", *terms().bad_conditions}
+        listed = {"Ready", *kubernetes_data().bad_conditions}
         return [row for row in self.status.conditions if row.type not in listed and row.status == "True"]
 
     @property
@@ -154,8 +154,8 @@ class Node(ApiObject):
 
     @property
     def topology(self) -> dict[str, str]:
-        """The labels of the node's place in the network."""
-        return {key: value for key, value in self.labels.items() if key.startswith(terms().topology_prefixes)}
+        """The labels that give the node's place in the network."""
+        return {key: value for key, value in self.labels.items() if key.startswith(kubernetes_data().topology_prefixes)}
 
     def capacity(self, resource: str) -> int:
         """The number of devices of ``resource``, with those that are unhealthy."""
@@ -170,7 +170,7 @@ class Node(ApiObject):
         """The names of the resources that device plugins report, such as ``rdma/hca``."""
         return [name for name in self.status.allocatable if is_extended(name)]
 
-    def barring_taints(self, tolerations: Sequence[Toleration]) -> list[Taint]:
+    def untolerated_taints(self, tolerations: Sequence[Toleration]) -> list[Taint]:
         """The taints that keep a pod with ``tolerations`` off the node."""
         return [
             taint
@@ -240,11 +240,11 @@ class Pod(ApiObject):
 
     @property
     def start_s(self) -> float | None:
-        """The seconds from the pod's place on a node to the start of its container; None if it has not started."""
+        """The seconds from the pod's scheduling to the start of its container; None if it has not started."""
         times = [row.last_transition_time for row in self.status.conditions if row.type == "PodScheduled"]
         if not self._started_at or not times or not times[0]:
             return None
-        return max(0.0, (self._started_at - times[0]).total_seconds())  # two clocks
+        return max(0.0, (self._started_at - times[0]).total_seconds())  # the times are of two clocks
 
     @property
     def _started_at(self) -> datetime | None:
@@ -288,7 +288,7 @@ class Event(ApiObject):
         return sum(float(number) * _GO_SECONDS[unit] for number, unit in _GO_DURATION.findall(match[1]))
 
 
-class Terms(Frozen):
+class KubernetesData(Frozen):
     """Content of data/kubernetes.yaml: condition → status that reports a problem; prefixes of labels; namespaces.
 
     ``operator_namespaces``: namespace → regular expression of the names of the pods there that belong to operators.
@@ -300,10 +300,10 @@ class Terms(Frozen):
 
 
 @cache
-def terms() -> Terms:
+def kubernetes_data() -> KubernetesData:
     """The conditions, labels and namespaces of data/kubernetes.yaml."""
     content = data_files.read("kubernetes.yaml")
-    return Terms(
+    return KubernetesData(
         bad_conditions={kind: row["status"] for row in content["conditions"] for kind in row["types"]},
         topology_prefixes=tuple(row["prefix"] for row in content["topology_labels"]),
         operator_namespaces={row["name"]: row.get("pods", "") for row in content["operator_namespaces"]},

@@ -46,7 +46,7 @@ _STARTING = re.compile(r"Collective test starting:\s*(?:\S*/)?(\w+?)_perf")
 _CONCLUDED = "Collective test concluded"
 _OUT_OF_BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)")
 _AVERAGE = re.compile(r"Avg bus bandwidth\s*:")
-OTHER_ALGBW = ("hypercube", "alltoallv")
+OTHER_ALGBW = ("hypercube", "alltoallv")  # programs whose algbw is not size ÷ time
 _EXPORT = re.compile(r"^\s*(?:\+ )?export\s")
 _SETTING = re.compile(r"\b(NCCL_[A-Z0-9_]{1,60})=['\"]?([\w.,:^/+-]{1,200})")
 _NCCL_LINE = re.compile(r"NCCL (?:INFO|WARN|version|TRACE)\b")
@@ -386,5 +386,6 @@ def is_consistent(row: Row, timing: Timing) -> bool:
     if timing.time_us <= 0:
         return row.size == 0
     algbw = row.size / timing.time_us / 1e3
+    # rounding: algbw and time have two decimals, algbw fewer from 1000 on; with a margin of 0.2 %
     tolerance = 0.005 + algbw * (0.002 + 0.006 / timing.time_us)
     return abs(algbw - timing.algbw) <= tolerance + (0.5 if timing.algbw >= 1000 else 0)

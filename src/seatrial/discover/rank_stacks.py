@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -107,12 +107,12 @@ class HangEvidence:
     hangs: tuple[CollectiveHang, ...]
 
     @property
-    def culprits(self) -> tuple[int, ...]:
+    def ranks_at_fault(self) -> tuple[int, ...]:
         """The ranks at fault: with an abnormal state, else absent from a collective, else alone at their place."""
         abnormal = tuple(snapshot.rank for snapshot in self.snapshots if snapshot.abnormal_state)
         if abnormal and len(abnormal) < len(self.snapshots):
             return abnormal
-        absent = self.hangs[0].culprits if self.hangs else ()
+        absent = self.hangs[0].ranks_at_fault if self.hangs else ()
         if present := tuple(rank for rank in absent if rank < len(self.snapshots)):  # a dump may name other ranks
             return present
         places = sorted(self.by_place().values(), key=len)
@@ -149,12 +149,9 @@ def read_evidence(attempt: Path, rank_count: int) -> HangEvidence | None:
             continue
     if not any(snapshot.frames or snapshot.state for snapshot in snapshots):
         return None
-    return HangEvidence(tuple(snapshots), tuple(_job_hangs(dumps, rank_count)))
-
-
-def _job_hangs(dumps: Sequence[Dump], rank_count: int) -> Iterable[CollectiveHang]:
-    """The hangs in the dumps, in which a rank without a dump counts as absent; none if no rank has a dump."""
-    return collective_hangs(dumps, rank_count) if dumps else ()
+    # a rank without a dump counts as absent, except if no rank has a dump
+    hangs = collective_hangs(dumps, rank_count) if dumps else ()
+    return HangEvidence(tuple(snapshots), tuple(hangs))
 
 
 def _workers(text: str) -> tuple[dict[int, _Worker], dict[tuple[str, int], tuple[Frame, ...]]]:

@@ -93,10 +93,10 @@ class PortDetails(Frozen):
 
     def roce_gid(self, configured_index: int | None) -> Gid | None:
         """The RoCE v2 GID that NCCL uses: at NCCL_IB_GID_INDEX, else the first routable one, IPv4 before IPv6."""
-        usable = [gid for gid in self.gids if gid.type == "RoCE v2" and gid.is_valid]
+        valid = [gid for gid in self.gids if gid.type == "RoCE v2" and gid.is_valid]
         if configured_index is not None:
-            return next((gid for gid in usable if gid.index == configured_index), None)
-        return min(usable, key=lambda gid: (":" in gid.address, gid.index), default=None)
+            return next((gid for gid in valid if gid.index == configured_index), None)
+        return min(valid, key=lambda gid: (":" in gid.address, gid.index), default=None)
 
 
 def read_ports(root: Path = Path("/")) -> tuple[PortDetails, ...]:
@@ -166,7 +166,7 @@ def parse_devinfo(text: str) -> dict[tuple[str, str], int]:
 
 
 def _active_mtus() -> dict[tuple[str, str], int]:
-    """Empty where ibv_devinfo is not installed or does not answer: /sys does not show the active MTU."""
+    """(device, port) → active MTU, which /sys does not show; empty if ibv_devinfo is missing or does not answer."""
     try:
         return parse_devinfo(processes.run_command(["ibv_devinfo"], TOOL_TIMEOUT_S).out)
     except OSError:
@@ -229,7 +229,7 @@ def _gids(folder: Path) -> tuple[Gid, ...]:
 
 
 def _line(path: Path) -> str | None:
-    """None where the file cannot be read: the type of a GID of another network namespace, for example."""
+    """The line in a file; None if it cannot be read, such as the type of a GID of another network namespace."""
     try:
         return read_line(path)
     except (OSError, ValueError):
@@ -246,7 +246,7 @@ def _table(path: Path, columns: int) -> list[list[str]]:
 
 
 def _ethtool_capability(netdev: str) -> float:
-    """Raises OSError if ethtool is not installed, or ValueError."""
+    """Gbit/s of the fastest link mode. Raises OSError if ethtool is not installed, ValueError if it lists none."""
     result = processes.run_command(["ethtool", netdev], TOOL_TIMEOUT_S)
     if result.code is None:
         raise ValueError(f"ethtool {netdev} did not end within {TOOL_TIMEOUT_S:g} s")

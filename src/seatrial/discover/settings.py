@@ -121,8 +121,8 @@ def _gpudirect_rdma(root: Path) -> str:
 
 def _redirecting_bridges(root: Path) -> JsonValue:
     """The PCIe bridges above GPUs and RDMA devices whose ACS redirects peer-to-peer traffic."""
-    flags = re.search(r"^flags\s*:.*\bhypervisor\b", read_text(root / "proc/cpuinfo"), re.MULTILINE)
-    if flags:
+    is_virtual = re.search(r"^flags\s*:.*\bhypervisor\b", read_text(root / "proc/cpuinfo"), re.MULTILINE)
+    if is_virtual:
         raise NotSupportedError("virtual machine: the hypervisor controls ACS")
     bridges = pcie.bridges_above([*pcie.gpus(root), *pcie.rdma_devices(root)])
     redirects = {bridge.name: pcie.redirects_peer_traffic(bridge) for bridge in bridges}

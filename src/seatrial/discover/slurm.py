@@ -25,7 +25,7 @@ from seatrial.util.processes import CommandResult
 # Slurm's clients time out earlier: without a controller after a few times MessageTimeout (10 s by default), without
 # slurm.conf after a minute
 COMMAND_TIMEOUT_S = 90.0
-SLURMD_RUNS = "slurmd runs"  # the end of such an answer of slurmd_answer
+SLURMD_RUNS = "slurmd runs"  # the answer of slurmd_answer ends with it if slurmd accepts connections
 _SLURMD_TIMEOUT_S = 3.0  # Linux repeats a lost SYN after 1 s
 
 
@@ -159,7 +159,8 @@ def accounts(user: str, cluster: str | None, partition: str | None) -> tuple[str
     if any(len(row) != 2 for row in rows):
         raise SlurmRefused(f"unexpected output of sacctmgr: {rows[0]}. Run first: {shlex.join(argv)}")
     # an association without a partition is valid in all of them
-    return tuple(sorted({account for account, of in rows if account and (not of or partition in (None, of))}))
+    valid = {account for account, valid_in in rows if account and (not valid_in or partition in (None, valid_in))}
+    return tuple(sorted(valid))
 
 
 def job(job_id: str | int) -> Job:

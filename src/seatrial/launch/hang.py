@@ -88,9 +88,9 @@ def _save(attempt: Path, rank_count: int, states: str) -> None:
 
 def _subject(cause: RootCause, evidence: HangEvidence, ranks: Sequence[Rank]) -> tuple[str, int | None]:
     """Return the rank at fault, if the cause has none and the evidence has exactly one."""
-    if cause.rank is not None or len(evidence.culprits) != 1:
+    if cause.rank is not None or len(evidence.ranks_at_fault) != 1:
         return cause.subject, cause.rank
-    rank = ranks[evidence.culprits[0]]
+    rank = ranks[evidence.ranks_at_fault[0]]
     return rank.name, rank.number
 
 

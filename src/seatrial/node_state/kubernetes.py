@@ -134,9 +134,9 @@ class KubernetesCandidates:
 
     def _untestable(self, node: Node) -> str:
         """Return why no pod of the test can start on the node; empty if it can."""
-        if node.ready.status != "True":
-            return f"{node.ready}. Run first: kubectl describe node {node.name}"
-        taints = node.barring_taints(self._tolerations)
+        if node.ready_condition.status != "True":
+            return f"{node.ready_condition}. Run first: kubectl describe node {node.name}"
+        taints = node.untolerated_taints(self._tolerations)
         return f"untolerated taint {', '.join(map(str, taints))}: add it to kubernetes.tolerations" if taints else ""
 
     def _unusable_as_partner(self, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.checks.kubernetes._cluster import lacking, unusual
+from seatrial.checks.kubernetes._cluster import missing_names, nodes_differing
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from seatrial.checks.kubernetes._cluster import lacking, unusual
     ],
 )
 def test_unusual(values: str, different: dict[int, str]) -> None:
-    assert unusual({str(index): value for index, value in enumerate(values)}) == {
+    assert nodes_differing({str(index): value for index, value in enumerate(values)}) == {
         str(key): different[key] for key in different
     }
 
@@ -37,5 +37,5 @@ def test_unusual(values: str, different: dict[int, str]) -> None:
     ],
 )
 def test_lacking(names: list[str], missing: dict[int, list[str]]) -> None:
-    result = lacking({str(index): set(text) for index, text in enumerate(names)})
+    result = missing_names({str(index): set(text) for index, text in enumerate(names)})
     assert result == {str(key): missing[key] for key in missing}

@@ -45,7 +45,7 @@ def trial_nodes(context: Context, settings: Kubernetes) -> tuple[Node, ...]:
         if all(node.labels.get(key) == value for key, value in settings.node_selector.items())
     ]
     if context.expected_gpus == 0:
-        return tuple(node for node in nodes if not node.barring_taints(settings.tolerations))
+        return tuple(node for node in nodes if not node.untolerated_taints(settings.tolerations))
     return tuple(node for node in nodes if node.has_gpus)
 
 
@@ -55,7 +55,7 @@ def requested_devices(context: Context, settings: Kubernetes) -> dict[str, int]:
     return devices if context.expected_gpus is None else {GPU_RESOURCE: context.expected_gpus, **devices}
 
 
-def unusual(values: Mapping[str, Value]) -> dict[str, Value]:
+def nodes_differing(values: Mapping[str, Value]) -> dict[str, Value]:
     """Return the nodes whose value differs from the one that more than half of the other nodes have, with that value.
 
     Of two nodes with different values both are returned.
@@ -70,8 +70,8 @@ def unusual(values: Mapping[str, Value]) -> dict[str, Value]:
     return different
 
 
-def lacking(names_by_node: Mapping[str, set[str]]) -> dict[str, list[str]]:
-    """Return for each node the names that it lacks and more than half of the other nodes have."""
+def missing_names(names_by_node: Mapping[str, set[str]]) -> dict[str, list[str]]:
+    """Return node → the names that more than half of the other nodes have, and it does not; without complete nodes."""
     counts = Counter(name for names in names_by_node.values() for name in names)
     common = [name for name, count in sorted(counts.items()) if count > (len(names_by_node) - 1) / 2]
     missing = {node: [name for name in common if name not in names] for node, names in names_by_node.items()}

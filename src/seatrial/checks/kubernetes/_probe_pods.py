@@ -34,7 +34,7 @@ RESOLVE_S = 60  # in which the names of other pods must resolve; a DNS server ma
 _PROBE_LABEL = "seatrial.dev/probe"
 _DELETE_TIMEOUT_S = 90
 _NAME_FILE = "probe-job"  # in the artifacts, from the creation of the Job until its deletion
-_KEPT_S = 60  # of a Job that has ended, in seconds
+_KEPT_S = 60  # Kubernetes deletes a Job this long after its end
 
 
 class ProbeOptions(KubernetesOptions):

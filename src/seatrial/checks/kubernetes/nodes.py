@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from seatrial.checks.base import PERMISSION_DENIED, Check, Context, RuleFact, facts, metrics
 from seatrial.checks.kubernetes._cluster import (
     KubernetesOptions,
-    lacking,
+    missing_names,
+    nodes_differing,
     requested_devices,
     require_nodes,
     trial_nodes,
-    unusual,
 )
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes, Toleration
 from seatrial.discover.kubectl import Kubectl, KubectlError
-from seatrial.discover.kubernetes import CLIQUE_LABEL, Node, Pod, parse_pods, terms
+from seatrial.discover.kubernetes import CLIQUE_LABEL, Node, Pod, kubernetes_data, parse_pods
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 
 METRICS = {
@@ -188,7 +188,9 @@ def measure(context: Context, options: KubernetesOptions) -> Iterator[Observatio
     nodes = trial_nodes(context, settings)
     devices = requested_devices(context, settings)
     unusable = {
-        node.name: "; ".join(reasons) for node in nodes if (reasons := _reasons(node, settings.tolerations, devices))
+        node.name: "; ".join(reasons)
+        for node in nodes
+        if (reasons := _unusable_reasons(node, settings.tolerations, devices))
     }
     missing = max(0, context.expected_nodes - len(nodes) + len(unusable))
     yield from facts({"unusable": unusable, "several_nodes": "yes" if len(nodes) > 1 else "no"})
@@ -204,9 +206,9 @@ def measure(context: Context, options: KubernetesOptions) -> Iterator[Observatio
     yield from _operator_metrics(nodes, settings)
 
 
-def _reasons(node: Node, tolerations: Sequence[Toleration], devices: Mapping[str, int]) -> list[str]:
+def _unusable_reasons(node: Node, tolerations: Sequence[Toleration], devices: Mapping[str, int]) -> list[str]:
     """Return why the trial's pods cannot run on the node; empty if they can."""
-    reasons = [str(node.ready)] if node.ready.status != "True" else []
+    reasons = [str(node.ready_condition)] if node.ready_condition.status != "True" else []
     reasons += _barriers(node, tolerations)
     return reasons + [
         f"{node.allocatable(resource)} {resource} allocatable, {count} requested"
@@ -216,15 +218,16 @@ def _reasons(node: Node, tolerations: Sequence[Toleration], devices: Mapping[str
 
 
 def _barriers(node: Node, tolerations: Sequence[Toleration]) -> list[str]:
+    """Return why the scheduler places no pod of the trial on the node: cordoned, or its taints."""
     cordoned = ["cordoned"] if node.spec.unschedulable else []
-    return cordoned + [f"taint {taint}" for taint in node.barring_taints(tolerations)]
+    return cordoned + [f"taint {taint}" for taint in node.untolerated_taints(tolerations)]
 
 
 def _states(nodes: Sequence[Node], tolerations: Sequence[Toleration]) -> Iterator[Observation]:
     barriers = {node.name: _barriers(node, tolerations) for node in nodes}
     yield from facts(
         {
-            "not_ready": {node.name: str(node.ready) for node in nodes if node.ready.status != "True"},
+            "not_ready": {node.name: str(ready) for node in nodes if (ready := node.ready_condition).status != "True"},
             "not_schedulable": {name: rows for name, rows in barriers.items() if rows},
             "problem_conditions": {node.name: [*map(str, node.problems)] for node in nodes if node.problems},
             "unknown_conditions": {
@@ -234,7 +237,7 @@ def _states(nodes: Sequence[Node], tolerations: Sequence[Toleration]) -> Iterato
     )
     for node in nodes:
         values = {
-            "ready": node.ready.status == "True",
+            "ready": node.ready_condition.status == "True",
             "schedulable": not barriers[node.name],
             "problem_conditions": len(node.problems),
         }
@@ -265,18 +268,18 @@ def _gpu_metrics(nodes: Sequence[Node], expected: int | None) -> Iterator[Observ
 def _device_metrics(nodes: Sequence[Node], devices: Mapping[str, int]) -> Iterator[Observation]:
     """Yield the number of device resources that are missing on each node, other than GPUs."""
     present = {node.name: {name for name in node.extended_resources if node.allocatable(name)} for node in nodes}
-    lacking_names = lacking(present)
+    missing_vs_peers = missing_names(present)
     missing = {}
     for node in nodes:
         too_few = {name for name, count in devices.items() if node.allocatable(name) < count}
-        missing[node.name] = sorted({*too_few, *lacking_names.get(node.name, ())} - {GPU_RESOURCE})
+        missing[node.name] = sorted({*too_few, *missing_vs_peers.get(node.name, ())} - {GPU_RESOURCE})
     yield from facts({"resources_missing": {name: rows for name, rows in missing.items() if rows}})
     for name, rows in missing.items():
         yield from metrics(METRICS, {"resources_missing": len(rows)}, name)
 
 
 def _topology_metrics(nodes: Sequence[Node]) -> Iterator[Observation]:
-    missing = lacking({node.name: set(node.topology) for node in nodes})
+    missing = missing_names({node.name: set(node.topology) for node in nodes})
     cliques: dict[str, list[str]] = {}
     for node in nodes:
         if clique := node.labels.get(CLIQUE_LABEL):
@@ -297,7 +300,7 @@ def _version_metrics(nodes: Sequence[Node]) -> Iterator[Observation]:
     }
     for name, by_node in values.items():
         yield from facts({f"{name}s": _grouped(by_node)})
-        different = unusual(by_node)
+        different = nodes_differing(by_node)
         for node in nodes:
             yield from metrics(METRICS, {f"{name}_differs": node.name in different}, node.name)
     for fact, name in (("driver_labels", "driver_version"), ("model_labels", "gpu_model")):
@@ -316,19 +319,19 @@ def _grouped(by_node: Mapping[str, str]) -> dict[str, list[str]]:
 def _operator_metrics(nodes: Sequence[Node], settings: Kubernetes) -> Iterator[Observation]:
     """Yield the DaemonSet pods of the operators that are not ready or missing, by node."""
     pods, refused = _operator_pods(settings)
-    sets: dict[str, set[str]] = {node.name: set() for node in nodes}
+    daemon_sets: dict[str, set[str]] = {node.name: set() for node in nodes}
     not_ready: dict[str, list[str]] = {node.name: [] for node in nodes}
     for pod in pods:
-        if pod.daemon_set and pod.spec.node_name in sets:
-            sets[pod.spec.node_name].add(f"{pod.metadata.namespace}/{pod.daemon_set}")
+        if pod.daemon_set and pod.spec.node_name in daemon_sets:
+            daemon_sets[pod.spec.node_name].add(f"{pod.metadata.namespace}/{pod.daemon_set}")
             if not pod.ready:
                 not_ready[pod.spec.node_name].append(f"{pod.metadata.namespace}/{pod}")
-    if not any(sets.values()):
-        namespaces = ", ".join(terms().operator_namespaces)
+    if not any(daemon_sets.values()):
+        namespaces = ", ".join(kubernetes_data().operator_namespaces)
         none = f"no: no DaemonSet of an operator has pods on the nodes (namespaces {namespaces})"
         yield from facts({"operator_pods": f"{PERMISSION_DENIED}: {refused[0]}" if refused else none})
         return
-    missing = lacking(sets)
+    missing = missing_names(daemon_sets)
     yield from facts(
         {
             "operator_pods": "yes",
@@ -337,7 +340,7 @@ def _operator_metrics(nodes: Sequence[Node], settings: Kubernetes) -> Iterator[O
             "namespaces_refused": refused,
         }
     )
-    for name in sets:
+    for name in daemon_sets:
         values = {"operator_pods_not_ready": len(not_ready[name]), "operator_pods_missing": len(missing.get(name, ()))}
         yield from metrics(METRICS, values, name)
 
@@ -349,7 +352,7 @@ def _operator_pods(settings: Kubernetes) -> tuple[list[Pod], list[str]]:
     """
     pods: list[Pod] = []
     refused = []
-    for namespace, pattern in terms().operator_namespaces.items():
+    for namespace, pattern in kubernetes_data().operator_namespaces.items():
         try:
             listed = parse_pods(Kubectl(namespace, settings.context).get("pods"))
         except KubectlError as error:

@@ -1,4 +1,4 @@
-"""kubernetes.pods: what a pod of the trial has on each node, by one small probe pod per node."""
+"""kubernetes.pods: start, devices, limits and name resolution of a pod on each node, from one probe pod per node."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RULES = (
         metric="started",
         evidence_facts=("not_started", "warnings"),
         expect="== 1 bool",
-        meaning="a pod with the trial's image, devices and volumes has a place on this node, but does not start",
+        meaning="a pod with the trial's image, devices and volumes was assigned to this node, but does not start",
         fix="kubectl get events --field-selector type=Warning; on the node: crictl pull IMAGE; journalctl -u kubelet",
     ),
     Rule(
@@ -94,7 +94,7 @@ RULES = (
 
 
 def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
-    """Yield what the probe pods see, by node.
+    """Yield the metrics of each probe pod, by node.
 
     Raises NotApplicable with another launcher, KubectlError if the pods cannot be created.
     """
@@ -109,11 +109,12 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
         yield from _gpu_metrics(results, context.expected_gpus)
         yield from _limit_metrics(results, any(name != GPU_RESOURCE for name in devices))
         yield from _name_metrics(results, probes.count)
-    if silent := [
+    if without_result := [
         f"{pod.metadata.name} on {pod.spec.node_name}" for pod in started if pod.metadata.name not in containers
     ]:
         raise SeatrialError(
-            f"no result of {len(silent)} probe pods: {and_more(silent, 4)}. Does the image have sh and df?"
+            f"no result of {len(without_result)} probe pods: {and_more(without_result, 4)}. Does the image have sh "
+            "and df?"
         )
 
 
