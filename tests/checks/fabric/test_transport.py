@@ -17,6 +17,7 @@ from seatrial.checks.fabric import transport
 from seatrial.checks.fabric._algorithms import requests
 from seatrial.checks.fabric.transport import CHECK, RankTransport, TransportOptions
 from seatrial.discover import nccl_log
+from seatrial.discover.fabric import RdmaDevice, RdmaFacts
 from seatrial.judge.rules import judge_check
 from seatrial.model import Fact, Measurement, Metric, Outcome
 from seatrial.worker import measure
@@ -287,3 +288,9 @@ def test_interfaces_of_sockets_are_recorded(context: Context, monkeypatch: pytes
         "n0": ["lo"]
     }
     assert not run_check(context, monkeypatch, LOGS / "h200-nvlink-2.28.9.log").facts["socket_interfaces"]
+
+
+def test_unreadable_access_to_a_device_is_named() -> None:
+    device = RdmaDevice.model_construct(name="mlx5_0", ports=(), unreadable={"verbs_accessible": "denied"})
+    rdma = RdmaFacts.model_construct(devices=(device,), unreadable={})
+    assert transport._unreadable_states(rdma) == "mlx5_0 verbs_accessible: denied"

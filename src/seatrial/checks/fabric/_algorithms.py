@@ -67,8 +67,8 @@ def requests(
             options = CollectiveOptions.model_validate(values)
             defaults = default_sizes(name, nodes, network)
             sizes = {size for mode in options.modes for size in defaults.for_mode(mode, options, gpu=True)}
-            shape = {"operation": name, "dtype": options.dtype, "buffers": options.buffers}
-            yield from ({**shape, "size": size} for size in sorted(sizes, reverse=True))
+            request = {"operation": name, "dtype": options.dtype, "buffers": options.buffers}
+            yield from ({**request, "size": size} for size in sorted(sizes, reverse=True))
 
 
 def parse_answer(requested: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> dict[str, Any]:

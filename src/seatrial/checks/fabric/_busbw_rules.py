@@ -27,7 +27,7 @@ def busbw_rule(name: str, size: str, *, reference_optional: bool = False) -> Rul
 
     ``reference_optional``: for operations without published figures that training uses less.
     """
-    depends = name in POINT_TO_POINT_OPERATIONS
+    uses_peer_channels = name in POINT_TO_POINT_OPERATIONS
     setting = (
         f"Between nodes, first measure again with --set env.{CHANNELS_PER_PEER}=4: if that is faster, the setting was "
         f"too low and nothing is broken (fact {NET_PEER_CHANNELS}). "
@@ -39,10 +39,10 @@ def busbw_rule(name: str, size: str, *, reference_optional: bool = False) -> Rul
         warn_below=0.95,
         applies_if={"backend": "nccl"},
         reference_optional=reference_optional,
-        evidence_facts=(NET_PEER_CHANNELS,) if depends else (),
+        evidence_facts=(NET_PEER_CHANNELS,) if uses_peer_channels else (),
         meaning="This size saturates the links; communication of gradients, parameters or tokens is slower by the "
         "same factor.",
-        fix=f"{setting if depends else ''}"
+        fix=f"{setting if uses_peer_channels else ''}"
         "Run `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: all links of every GPU must be up at full speed. "
         "Run `nvidia-smi -q -d PERFORMANCE,CLOCK` to find throttled GPUs. Across nodes, run again with "
         "NCCL_DEBUG=INFO: `NET/Socket` instead of `NET/IB` means that NCCL does not use RDMA; see `ibstat`.",

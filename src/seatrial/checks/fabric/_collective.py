@@ -133,10 +133,10 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
     subjects, group = rank.gather(context.subject), collectives.describe_group()
     nodes = len({subject.partition("/")[0] for subject in subjects})
     modes = _Modes(operation, default_sizes(name, nodes, context.tcp_network), options, context, subjects)
-    shape = {"nodes": nodes, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
-    shape["api"] = collectives.describe_api(context.device)
+    settings = {"nodes": nodes, "dtype": options.dtype, "in_place": operation.in_place, "buffers": buffers}
+    settings["api"] = collectives.describe_api(context.device)
     if is_rank_0:
-        yield from facts({**group, **shape, "modes": list(options.modes)})
+        yield from facts({**group, **settings, "modes": list(options.modes)})
         if name in POINT_TO_POINT_OPERATIONS and nodes > 1:
             channels = os.environ.get(CHANNELS_PER_PEER)
             value = f"{CHANNELS_PER_PEER}={channels}" if channels else f"{CHANNELS_PER_PEER} is not set: NCCL's default"
@@ -150,7 +150,7 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
         raise SeatrialError(f"no buffer could be allocated: {modes.not_allocated}")
     if not modes.data_checks:
         raise NotApplicable(NO_CUDA_GRAPH)
-    timed_checks = len(modes.data_checks)
+    timed_check_count = len(modes.data_checks)
     modes.check_other_dtypes()
     if modes.back_to_back:
         size = max(modes.back_to_back)
@@ -159,12 +159,12 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
     if is_rank_0:
         yield from _results.wrong_data_results(modes.mismatches())
         yield _results.p99_ratio_fact(modes.percentiles)
-        yield Fact(name="additional_data_checks", value=[label for label, _ in modes.data_checks[timed_checks:]])
+        yield Fact(name="additional_data_checks", value=[label for label, _ in modes.data_checks[timed_check_count:]])
         yield metric("sizes_not_allocated", len(modes.not_allocated), "sizes")
         yield from facts({"not_allocated": modes.not_allocated} if modes.not_allocated else {})
         yield from modes.not_requested()
         yield Fact(name="transports", value=group["transports"])
-        method = _results.method_text(group, shape, modes.applicable, modes.back_to_back, operation)
+        method = _results.method_text(group, settings, modes.applicable, modes.back_to_back, operation)
         yield Fact(name="method", value=method)
 
 
@@ -257,8 +257,8 @@ class _Modes:
     ) -> ModeResults:
         """Yield the metrics of each size of a mode; return the results of the sizes that fit on every rank."""
         requested = self.defaults.for_mode(mode, self.options, gpu=self.context.on_gpu)
-        element = ELEMENT_SIZES[self.options.dtype]
-        sizes = {self.operation.nominal_size(size, element, self.context.world_size) for size in requested}
+        element_bytes = ELEMENT_SIZES[self.options.dtype]
+        sizes = {self.operation.nominal_size(size, element_bytes, self.context.world_size) for size in requested}
         results: dict[int, CollectiveResult] = {}
         for size in sorted(sizes, reverse=True):
             name = f"{label} {_results.size_label(size)}".lstrip()
@@ -313,7 +313,7 @@ class _Modes:
         reason = f"the trial's options set {f'sizes {sizes}' if requested else 'no mode back_to_back'}"
         reasons = {_results.size_label(size): reason for size in default if size not in requested}
         if network and left_out:
-            reasons |= {_results.size_label(size): network.reason(name, size) for size in left_out}
+            reasons |= {_results.size_label(size): network.left_out_reason(name, size) for size in left_out}
             largest = _results.size_label(max(size for size in default if size not in left_out))
             yield Fact(name=JUDGED_INSTEAD, value={_results.size_label(size): largest for size in left_out})
         if reasons:

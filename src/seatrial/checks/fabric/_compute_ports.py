@@ -75,12 +75,12 @@ def select_compute_ports(nodes: Mapping[str, NodePorts]) -> ComputePorts:
     """The compute ports of all nodes. Raises SeatrialError if NCCL_IB_HCA selects no port of a node that has some."""
     others: dict[str, str] = {}
     candidates = {node: _candidates(node, node_ports, others) for node, node_ports in nodes.items()}
-    strength = _rate_by_kind(candidates)
+    rate_by_kind = _rate_by_kind(candidates)
     compute: dict[str, tuple[PortDetails, ...]] = {}
     for node, ports in candidates.items():
         compute[node] = ports
         if ports and not _is_list(nodes[node].nccl_ib_hca):
-            kind = max((port.kind for port in ports), key=strength.__getitem__)
+            kind = max((port.kind for port in ports), key=rate_by_kind.__getitem__)
             compute[node] = tuple(port for port in ports if port.kind == kind)
             reason = f"not of the compute ports' kind ({kind_text(kind)})"
             others |= {
@@ -167,7 +167,7 @@ def _model_rates() -> dict[str, dict[str, float]]:
 
 
 def _unused(compute: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:
-    """The ports that may be not ACTIVE: NODE/PORT → reason.
+    """The ports that need not be ACTIVE: NODE/PORT → reason.
 
     A port should be ACTIVE if the port of this name is ACTIVE on another node, or if most ports of its node are ACTIVE
     and no other port of its card is. On a node without an ACTIVE port all ports should be ACTIVE.
@@ -179,7 +179,7 @@ def _unused(compute: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:
         active_cards = {port.card for port in active if port.card}
         most_are_active = 2 * len(active) > len(ports)
         for port in ports if active else ():
-            is_alone = most_are_active and port.card not in active_cards
-            if port.state and not port.is_active and port.name not in active_names and not is_alone:
+            should_be_active = most_are_active and port.card not in active_cards
+            if port.state and not port.is_active and port.name not in active_names and not should_be_active:
                 unused[f"{node}/{port.name}"] = f"unused: {port.state}, and not ACTIVE on any other node"
     return unused

@@ -164,19 +164,19 @@ def _pair_results(paths: Sequence[RailPath]) -> Iterator[Observation]:
 
 
 def _path_shares(bandwidths: Sequence[RailPath], best: Mapping[str, _PortBandwidth]) -> Iterator[Observation]:
-    """Yield for each pair of nodes its slowest path, as a share of the lower best of the two ports.
+    """Yield for each pair of nodes its slowest path, as a share of the lower of its ports' best bandwidths.
 
     The fact ``slow_paths`` lists the paths below MIN_SHARE.
     """
     lowest: dict[str, float] = {}
     slow_paths: dict[str, str] = {}
     for path in bandwidths:
-        lower = min(best[end].gbps if end in best else 0.0 for end in path.ends)
-        if path.value is not None and lower:
-            share = path.value / lower
+        lower_best = min(best[end].gbps if end in best else 0.0 for end in path.ends)
+        if path.value is not None and lower_best:
+            share = path.value / lower_best
             lowest[path.pair] = min(lowest.get(path.pair, share), share)
             if share < MIN_SHARE:
-                slow_paths[path.key] = f"{path.value:g} of {lower:g} Gb/s"
+                slow_paths[path.key] = f"{path.value:g} of {lower_best:g} Gb/s"
     for pair, share in lowest.items():
         yield metric("path_share", share, "of the best", pair)
     yield Fact(name="slow_paths", value=slow_paths)

@@ -88,14 +88,14 @@ def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]
         "busbw = algbw · 2(n−1)/n",
     )
     yield metric(f"busbw.{size_label(size)}", result.busbw(size), "GB/s", context.node)
-    similar = [
+    similar_busbw = [
         median(other.busbw(size))
         for other in results
         if (models_by_rank[other.ranks[0]], len(other.ranks)) == (models, len(result.ranks))
     ]
-    yield Fact(name="comparable", value="yes" if len(similar) > 1 else "no: no other node has the same GPUs")
-    if len(similar) > 1:
-        shares = [busbw / max(similar) for busbw in result.busbw(size)]
+    yield Fact(name="comparable", value="yes" if len(similar_busbw) > 1 else "no: no other node has the same GPUs")
+    if len(similar_busbw) > 1:
+        shares = [busbw / max(similar_busbw) for busbw in result.busbw(size)]
         yield metric("node_share", shares, "of the best", context.node)
     yield from group_wrong_data_results({context.node: result}, context.node)
     yield metric("sizes_not_allocated", len(not_allocated), "sizes", context.node)

@@ -178,8 +178,8 @@ def results_by_node(
     by_node: dict[str, tuple[list[PairTiming], list[PairTiming]]] = {
         node: ([], []) for node, ranks in nodes.items() if len(ranks) > 1
     }
-    for index, group in enumerate((timings, retries)):
-        for timing in group:
+    for index, measured in enumerate((timings, retries)):
+        for timing in measured:
             by_node[node_of_rank[timing.rank]][index].append(timing)
     # Sorted by subject, so that a pair has the same name in a retry of the check that orders the ranks differently
     ordered = {node: sorted(nodes[node], key=lambda rank: (len(subjects[rank]), subjects[rank])) for node in by_node}

@@ -1,7 +1,7 @@
 """All-reduce of every GPU with itself: a communicator of one rank, as in a training on one GPU.
 
-It shows that NCCL loads, creates a communicator and launches its operations on each GPU, without any link: what fails
-here has its cause in the GPU, the driver or the library. It has no bandwidth: nothing is sent, and busbw = algbw ·
+It shows that NCCL loads, creates a communicator and launches its operations on each GPU. No link is used, so the cause
+of a failure is the GPU, the driver or the library. There is no bandwidth: nothing is sent, and busbw = algbw ·
 2(n−1)/n is 0 for one rank. nccl-tests with one GPU measures a copy in the GPU's memory, as device.memory does.
 """
 
@@ -15,7 +15,7 @@ from seatrial.checks.fabric._results import group_wrong_data_results, transport_
 from seatrial.model import Fact, Observation, Phase, Rule, Scope
 
 SIZE = 1024  # bytes: a latency; the data check compares all elements
-SECONDS = 0.2  # of timing: ten thousands of operations on a GPU
+SECONDS = 0.2  # timed duration: tens of thousands of operations on a GPU
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:

@@ -62,8 +62,8 @@ def compare_ports(compute: ComputePorts, gid_index: Mapping[str, int | None]) ->
             "three_ports": "yes" if min(map(len, by_node.values())) > 2 else "no",
             "any_active": "yes" if rates else "no",
             "roce": "yes" if roce else "no",
-            "capability_known": _all_given(port.capability_gbps for _, port in compute if port.rate_gbps),
-            "pci_link_known": _all_given(port.pci_gbps for _, port in compute if port.rate_gbps),
+            "capability_known": _any_readable(port.capability_gbps for _, port in compute if port.rate_gbps),
+            "pci_link_known": _any_readable(port.pci_gbps for _, port in compute if port.rate_gbps),
             "compute_ports": {
                 node: dict(Counter(f"{kind_text(port.kind)}, {port.rate}" for port in ports))
                 for node, ports in by_node.items()
@@ -85,22 +85,24 @@ def compare_ports(compute: ComputePorts, gid_index: Mapping[str, int | None]) ->
     yield Fact(name="gids_unusable", value=missing)
 
 
-def _all_given(values: Iterator[float | None]) -> str:
+def _any_readable(values: Iterator[float | None]) -> str:
     return "yes" if any(value is not None for value in values) else "no"
 
 
 def _states_of_nodes(compute: ComputePorts) -> Iterator[Observation]:
     """Yield the number of active, missing and unreadable ports of each node, and the number of NIC models."""
     counts = {node: Counter(port.kind[0] for port in ports) for node, ports in compute.by_node.items()}
-    most: Counter[str] = Counter()
+    max_counts: Counter[str] = Counter()  # NIC model → largest number of its ports on one node
     for count in counts.values():
-        most |= count
+        max_counts |= count
     for node, ports in compute.by_node.items():
         yield metric("active_ports", sum(port.is_active for port in ports), "ports", node)
-        models = counts[node] or dict(most.most_common(1))  # a node without any port lacks the ports of the other nodes
-        yield metric("ports_missing", sum(most[model] - counts[node][model] for model in models), "ports", node)
+        models = counts[node] or dict(
+            max_counts.most_common(1)
+        )  # a node without any port lacks the ports of the other nodes
+        yield metric("ports_missing", sum(max_counts[model] - counts[node][model] for model in models), "ports", node)
         yield metric("ports_unreadable", sum(port.rate_gbps is None for port in ports), "ports", node)
-    yield metric("nic_models", len(most), "models")
+    yield metric("nic_models", len(max_counts), "models")
     yield Fact(
         name="unreadable",
         value={f"{node}/{port.name}": port.unreadable for node, port in compute if port.rate_gbps is None},
@@ -154,7 +156,7 @@ def _differences(compute: ComputePorts) -> Iterator[Observation]:
 
 
 SEVERAL_NODES, ONE_NODE = {"several_nodes": "yes"}, {"several_nodes": "no"}
-NODES_RULES = ((SEVERAL_NODES, Outcome.FAIL), (ONE_NODE, Outcome.WARN))  # one node does not use the network
+OUTCOMES_BY_CONDITION = ((SEVERAL_NODES, Outcome.FAIL), (ONE_NODE, Outcome.WARN))  # one node does not use the network
 LINK_FIX = (
     "Run mlxlink -d DEVICE -m -c on the node (speed, width, errors, cable), then compare the cable and the switch port "
     "with those of a good port. Polling: check the cable and the switch port; LinkUp but INIT: no subnet manager "
@@ -197,7 +199,7 @@ RULES = (
             fix="Run ibstat and ibdev2netdev. All ports Polling: cables or switch; INIT: no subnet manager (sminfo); "
             "no device: lspci | grep -i mellanox, modprobe mlx5_ib, dmesg | grep mlx5.",
         )
-        for condition, outcome in NODES_RULES
+        for condition, outcome in OUTCOMES_BY_CONDITION
     ),
     Rule(
         metric="ports_missing",
@@ -256,7 +258,7 @@ RULES = (
             "to that of the RoCE v2 GID with an IPv4 address, or unset it (NCCL 2.21 and newer choose it themselves). "
             "If NCCL should use TCP: NCCL_NET=Socket.",
         )
-        for condition, outcome in NODES_RULES
+        for condition, outcome in OUTCOMES_BY_CONDITION
     ),
     Rule(
         metric="settings_differing",

@@ -1,8 +1,9 @@
 """RDMA between pairs of nodes below NCCL: ib_write_bw and ib_write_lat (linux-rdma/perftest) on each rail.
 
-Nodes are paired in rounds as in collectives.pairs. In a round all pairs run concurrently: rail by rail, first from the
-one node to the other, then back, then the latency. Rail i connects the compute port i of both nodes. The bandwidth is
-that between the memories of the GPUs nearest to the ports where perftest is built for CUDA on all nodes, else of hosts.
+Nodes are paired in rounds as in collectives.pairs. In a round all pairs run concurrently, with as many rails as the
+ranks have CPUs for: the bandwidth in one direction, then in the other, then the latency. Rail i connects the compute
+port i of both nodes. The data is in the memory of the GPUs nearest to the ports if perftest is built for CUDA on all
+nodes, else in host memory.
 """
 
 from __future__ import annotations
@@ -64,13 +65,14 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
     tools = {name: each for name, (_, each) in zip(participants.names, answers, strict=True)}
     ports, unusable = usable_ports(nodes, tools)
     names = [node for node in ports if node not in unusable]
-    cuda = gpu_memory_options(tools, names, options) if context.on_gpu else ((), "this trial has no GPU")
+    no_gpu: tuple[tuple[str, ...], str] = ((), "this trial has no GPU")
+    cuda_options, no_gpu_memory = gpu_memory_options(tools, names, options) if context.on_gpu else no_gpu
     places = rank.gather(rank_place(context))
     if context.rank == 0:
-        yield from _facts(ports, tools, unusable, names, cuda[1])
+        yield from _facts(ports, tools, unusable, names, no_gpu_memory)
     if len(names) < 2:
         return
-    runner = TransferRunner(context, options, nodes, ports, places, cuda[0])
+    runner = TransferRunner(context, options, nodes, ports, places, cuda_options)
     max_rounds = options.rounds or (len(names) if len(names) <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
     rounds = round_robin(len(names), max_rounds)
     paths: list[RailPath] = []
@@ -226,7 +228,7 @@ RULES = (
     Rule(
         metric="path_share",
         expect=f">= {MIN_SHARE} of the best",
-        outcome_if_violated=Outcome.WARN,  # all pairs run at the same time; collectives.pairs measures slow paths alone
+        outcome_if_violated=Outcome.WARN,  # pairs run concurrently; collectives.pairs retries slow paths alone
         applies_if=_COMPARABLE,
         evidence_facts=("slow_paths",),
         meaning="Both nodes are faster with other nodes: the path between them is slow, or shared with other pairs.",

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 # GPUs (coreweave/nccl-tests, README). CPU_SIZE is for CPU-only runs.
 GPU_SIZE, MAX_GPU_SIZE, BYTES_PER_RANK = map(parse_bytes, ("1GiB", "16GiB", "16MiB"))
 CPU_SIZE = parse_bytes("1MiB")
-PAIR_SIZE = parse_bytes("256MiB")  # that collectives.pairs sends; at most ``size``
+PAIR_SIZE = parse_bytes("256MiB")  # as in collectives.pairs, but at most ``size``
 TWO_NODES, ALL_NODES = "2nodes", "all_nodes"
 RING_LIMIT_S = 120.0  # of the child processes, which start in seconds; without the time on a slow network
 # Published healthy clusters reach 0.90 of the slower link and more: H100 8x400 330 of 365 GB/s without NVLS
@@ -85,7 +85,7 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
         (results[count],) = subgroups.measure_all_reduce([ranks], size, context.device, options.seconds)
     context.progress("NICs of two nodes")
     pair_size, partners = min(size, PAIR_SIZE), pairs.partner_map([(0, 1)], members)
-    network = pairs.measure_pairs(partners, pair_size, context.device, options.seconds)
+    pair_timings = pairs.measure_pairs(partners, pair_size, context.device, options.seconds)
     transports = group["transports"] = _nccl_log.connections_by_transport(context.device)
     rings: dict[str, Sequence[float]] = {}
     if context.on_gpu and len(nodes) > 2:
@@ -99,7 +99,9 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
         yield from _observations(results, size)
         first_node = set(members[0])
         rates = [
-            [pair_size / seconds / 1e9 for seconds in timing.seconds] for timing in network if timing.rank in first_node
+            [pair_size / seconds / 1e9 for seconds in timing.seconds]
+            for timing in pair_timings
+            if timing.rank in first_node
         ]
         yield from _efficiencies(results, size, [sum(window) for window in zip(*rates, strict=True)], rings)
         located: list[tuple[Mapping[str, JsonValue], Mismatch]] = [
@@ -107,16 +109,16 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
             for count, result in results.items()
             for rank, mismatch in result.mismatches.items()
         ]
-        located += [({"from": pair.partner, "to": pair.rank}, pair.mismatch) for pair in network if pair.mismatch]
+        located += [({"from": pair.partner, "to": pair.rank}, pair.mismatch) for pair in pair_timings if pair.mismatch]
         yield from wrong_data_results(located)
-        shape = ", ".join(f"{len(result.ranks)} on {_nodes_label(count)}" for count, result in results.items())
+        rank_counts = ", ".join(f"{len(result.ranks)} on {_nodes_label(count)}" for count, result in results.items())
         yield Fact(
             name="method",
             value=f"{transport_text(group)}: all-reduce of {format_bytes(size)} over the first nodes in rank order "
-            f"({shape}), the other nodes idle; efficiency.BASE = busbw of all nodes / busbw of BASE; network_busbw: "
-            f"each GPU of the first node exchanges {format_bytes(pair_size)} with the same GPU of the second, sum per "
-            "direction; link_efficiency = busbw.2nodes / the lower of busbw.1node and network_busbw; ring_efficiency: "
-            "all nodes / the first and the last node, with NCCL_ALGO=Ring in new processes",
+            f"({rank_counts}), the other nodes idle; efficiency.BASE = busbw of all nodes / busbw of BASE; "
+            f"network_busbw: each GPU of the first node exchanges {format_bytes(pair_size)} with the same GPU of the "
+            "second, sum per direction; link_efficiency = busbw.2nodes / the lower of busbw.1node and network_busbw; "
+            "ring_efficiency: all nodes / the first and the last node, with NCCL_ALGO=Ring in new processes",
         )
 
 

@@ -77,17 +77,17 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
 
 
 def _nvls(ranks: Mapping[str, RankTransport]) -> Iterator[Observation]:
-    """Whether NCCL should use NVLink SHARP (NVLS), and the number of ranks without it."""
+    """Yield whether NCCL should use NVLink SHARP (NVLS), and the number of ranks that do not."""
     per_node = Counter(subject.partition("/")[0] for subject in ranks)
     with_nvls = {name for sku in skus() if sku.nvls for name in sku.nvml_names}
     unknown = [subject for subject, transport in ranks.items() if transport.log.nvls_channels is None]
-    others = sorted({transport.gpu for transport in ranks.values()} - with_nvls)
+    models_without_nvls = sorted({transport.gpu for transport in ranks.values()} - with_nvls)
     reason = ""
     listed = {name for sku in skus() for name in sku.nvml_names}
-    if unlisted := [name or "a GPU without a name" for name in others if name not in listed]:
+    if unlisted := [name or "a GPU without a name" for name in models_without_nvls if name not in listed]:
         reason = f"no data on NVLink SHARP of {' and '.join(unlisted)}"
-    elif others:
-        reason = f"{' and '.join(others)}: the switches do not reduce"
+    elif models_without_nvls:
+        reason = f"{' and '.join(models_without_nvls)}: the switches do not reduce"
     elif min(per_node.values()) <= _GPUS_WITHOUT_NVLS:
         reason = f"{min(per_node.values())} GPUs on a node"
     elif unknown:
@@ -124,7 +124,7 @@ def _unreadable_states(rdma: RdmaFacts) -> str:
         f"{place} {name}: {reason}".lstrip()
         for place, unreadable in by_place.items()
         for name, reason in unreadable.items()
-        if name in ("devices", "verbs", "ports", "state")
+        if name in ("devices", "verbs_accessible", "ports", "state")
     )
     return "; ".join(reasons)
 
@@ -150,9 +150,9 @@ def _transport_facts(ranks: Mapping[str, RankTransport], options: TransportOptio
         values: dict[str, object] = {"network": log.network, "net_plugin": log.plugin, "settings": log.settings}
         if deviation := {name: value for name, value in values.items() if value != first_values[name]}:
             deviations[subject] = deviation
-    mark = " (set by seatrial)"  # NCCL's log does not say who set a variable
+    suffix = " (set by seatrial)"  # NCCL's log does not say who set a variable
     settings = {
-        name: f"{value}{mark if name in group.set_by_seatrial else ''}" for name, value in first.settings.items()
+        name: f"{value}{suffix if name in group.set_by_seatrial else ''}" for name, value in first.settings.items()
     }
     connections = ", ".join(f"{count} connections over {name}" for name, count in total.most_common())
     network = "network that NCCL would use between nodes" if first.nodes == 1 else "network between nodes"
