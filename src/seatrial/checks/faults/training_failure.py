@@ -174,8 +174,8 @@ def _fault_observations(runner: TrialRunner, fault: Fault, trial: Trial, teardow
         runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD_FILE, trial
     )
     result = trial.results[-1]
-    scheduler = result.launcher == "slurm"
-    kill_wait_s = slurm.settings().kill_wait_s if scheduler else 0
+    uses_slurm = result.launcher == "slurm"
+    kill_wait_s = slurm.settings().kill_wait_s if uses_slurm else 0
     allowed = {
         "teardown_s": teardown_s,
         # time between SIGTERM and SIGKILL: slurm.conf(5)
@@ -183,9 +183,9 @@ def _fault_observations(runner: TrialRunner, fault: Fault, trial: Trial, teardow
         # only the heartbeat timeout detects a stopped process
         "heartbeat_timeout_s": runner.config.limits.heartbeat_timeout_s if fault == "stop" else 0.0,
     }
-    yield Fact(name="scheduler", value="slurm" if scheduler else "none")
+    yield Fact(name="scheduler", value="slurm" if uses_slurm else "none")
     yield from report_observations(injected, trial, allowed)
-    if scheduler:
+    if uses_slurm:
         yield from allocation_observations(fault, slurm.job(result.scheduler_id))
     name = f"{fault}-leftovers"
     run = str(runner.folder / fault)
@@ -208,13 +208,13 @@ def report_observations(injected: FaultRecord, trial: Trial, allowed: dict[str, 
         )
     verdicts = [verdict for verdict in trial.verdicts if verdict.check == failing_job.CHECK.name]
     end_s, limit_s = max(0.0, ended - injected.time), sum(allowed.values())
-    terms = " + ".join(f"{name} {seconds:g} s" for name, seconds in allowed.items() if seconds)
+    limit_parts = " + ".join(f"{name} {seconds:g} s" for name, seconds in allowed.items() if seconds)
     record = {
         "failing_rank": f"rank {injected.rank} ({injected.subject}, pid {injected.pid})",
         "root_cause": result.failed_subject,
         "cause": result.cause,
         "state": result.state.value,
-        "ended": f"{end_s:.1f} s after the fault; limit {limit_s:g} s: {terms}",
+        "ended": f"{end_s:.1f} s after the fault; limit {limit_s:g} s: {limit_parts}",
         "report": [f"{verdict.outcome} {verdict.subject}: {verdict.message}" for verdict in verdicts],
     }
     fault = injected.fault

@@ -64,7 +64,7 @@ CHECK = Check(
             metric="hardware_xids",
             expect="== 0 Xids",
             # WARN: the log keeps an Xid until the node boots, also after a reset that repaired the GPU. Lasting faults,
-            # such as a lost GPU or a pending row remap, fails in gpu.inventory.
+            # such as a lost GPU or a pending row remap, fail in gpu.inventory.
             outcome_if_violated=Outcome.WARN,
             applies_if={"gpu_node": "yes", "log_status": "readable"},
             evidence_facts=("xids_of_hardware",),

@@ -122,10 +122,10 @@ def _quota(name: str, row: TierFilesystem | None, entries: list[MountEntry], con
     tool = row.kind.quota_tool
     # lfs and statvfs take any path; a folder of WekaFS has its own quota
     reading = filesystem_quota.read_quota(tool, row.path if tool in ("lfs", "statvfs") else row.mount.target, mounted)
-    share = reading.quota.used_percent if reading.quota else None
+    used_percent = reading.quota.used_percent if reading.quota else None
     if reading.reason:
         yield from facts({fact: f"not_supported: {reading.reason}"})
-    elif not reading.quota or share is None:
+    elif not reading.quota or used_percent is None:
         yield from facts({fact: f"no: no quota for this user ({reading.command})"})
     else:
         quota = reading.quota
@@ -133,7 +133,7 @@ def _quota(name: str, row: TierFilesystem | None, entries: list[MountEntry], con
         files_limit = "unlimited" if quota.files_limit is None else f"{quota.files_limit:,}"
         size, files = f"{format_bytes(quota.bytes_used)} of {limit}", f"{quota.files_used:,} of {files_limit} files"
         yield from facts({fact: "yes", f"quota_in_use_{name}": f"{size}, {files} ({reading.command})"})
-        yield metric(f"quota_used.{name}", share, "%", context.node)
+        yield metric(f"quota_used.{name}", used_percent, "%", context.node)
 
 
 def _targets(name: str, row: TierFilesystem | None, context: Context) -> Iterator[Observation]:

@@ -123,9 +123,9 @@ def _measure(
             progress(f"{name}: repeat {repeat + 1} of {options.repeats}, {mode}")
             for operation, passes in _repeat(mode_folder, options, f"{mode}_{repeat}", shared):
                 key = f"{operation}_{mode}"
-                done = sum(by_node.files for by_node in passes)
-                files[key] = min(done, files.get(key, done))
-                rates.setdefault(key, []).append(done / max(by_node.seconds for by_node in passes))
+                file_count = sum(node_pass.files for node_pass in passes)
+                files[key] = min(file_count, files.get(key, file_count))
+                rates.setdefault(key, []).append(file_count / max(node_pass.seconds for node_pass in passes))
         repeats = repeat + 1
         if folder.run_on_first(lambda: time.monotonic() - started) > options.seconds:
             break
@@ -138,9 +138,9 @@ def _measure(
 
 def noise(samples: list[float]) -> str:
     """Median and spread of the repeats as text."""
-    middle = median(samples)
-    spread = 100 * (max(samples) - min(samples)) / middle
-    return f"{middle:,.0f} files/s, {min(samples):,.0f} to {max(samples):,.0f}: spread {spread:.0f} % of the median"
+    typical = median(samples)
+    spread = 100 * (max(samples) - min(samples)) / typical
+    return f"{typical:,.0f} files/s, {min(samples):,.0f} to {max(samples):,.0f}: spread {spread:.0f} % of the median"
 
 
 def _repeat(
@@ -152,15 +152,15 @@ def _repeat(
 
     count, limit_s = max(1, options.files // len(folder.names)), options.step_s
     timeout_s = STEP_TIMEOUT_S + 2 * limit_s
-    written, read = folder.file(name), (folder.next_file if shared else folder.file)(name)
-    created = folder.run_on_all(lambda: metadata.create_files(written, count, limit_s), timeout_s)
+    written_folder, read_folder = folder.file(name), (folder.next_file if shared else folder.file)(name)
+    created = folder.run_on_all(lambda: metadata.create_files(written_folder, count, limit_s), timeout_s)
     yield "create", created
     index, written_count = folder.index, created[folder.index].files
     read_count = created[(index + 1) % len(created)].files if shared else written_count
-    yield "stat", folder.run_on_all(lambda: metadata.stat_files(read, read_count, limit_s), timeout_s)
-    yield "list", folder.run_on_all(lambda: metadata.list_files(read, read_count), timeout_s)
-    unlink_s = STEP_TIMEOUT_S + sum(by_node.files for by_node in created) / _UNLINK_RATE
-    yield "unlink", folder.run_on_all(lambda: metadata.unlink_files(written, written_count), unlink_s)
+    yield "stat", folder.run_on_all(lambda: metadata.stat_files(read_folder, read_count, limit_s), timeout_s)
+    yield "list", folder.run_on_all(lambda: metadata.list_files(read_folder, read_count), timeout_s)
+    unlink_s = STEP_TIMEOUT_S + sum(node_pass.files for node_pass in created) / _UNLINK_RATE
+    yield "unlink", folder.run_on_all(lambda: metadata.unlink_files(written_folder, written_count), unlink_s)
 
 
 def _tier_rules(name: str) -> Iterator[Rule]:

@@ -135,10 +135,11 @@ def _clock_skews(names: Sequence[str], result: ConnectivityResult) -> Iterator[O
     first, clocks = names[0], dict[str, str]()
     for index, name in enumerate(names[1:], 1):
         forward, backward = result.connections[0][name], result.connections[index][first]
-        link, sign = (forward, 1) if isinstance(forward, Connection) else (backward, -1)
-        if isinstance(link, Connection):
-            clocks[name] = f"{sign * link.clock_offset:+.6f} s relative to {first}, ± {link.clock_uncertainty:.6f} s"
-            yield metric("clock_skew", max(0.0, abs(link.clock_offset) - link.clock_uncertainty), "s", name)
+        connection, sign = (forward, 1) if isinstance(forward, Connection) else (backward, -1)
+        if isinstance(connection, Connection):
+            offset, uncertainty = sign * connection.clock_offset, connection.clock_uncertainty
+            clocks[name] = f"{offset:+.6f} s relative to {first}, ± {uncertainty:.6f} s"
+            yield metric("clock_skew", max(0.0, abs(offset) - uncertainty), "s", name)
     yield Fact(name="clocks", value=dict(clocks))
 
 
@@ -152,9 +153,9 @@ def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
         if len(set(values.values())) == 1:
             common[component] = next(iter(values.values()))
             continue
-        shown = {node: value or "none" for node, value in values.items()}
-        differing[component] = _nodes_by_value(shown)
-        _add_minority(minority, component, shown)
+        texts = {node: value or "none" for node, value in values.items()}
+        differing[component] = _nodes_by_value(texts)
+        _add_minority(minority, component, texts)
     yield Fact(name="versions", value=dict(common))
     yield Fact(name="version_differences", value={name: dict(nodes) for name, nodes in differing.items()})
     yield Fact(name="nodes_differing", value={node: dict(versions) for node, versions in minority.items()})

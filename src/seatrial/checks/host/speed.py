@@ -21,7 +21,7 @@ from seatrial.util.text import error_text
 
 # Filesystems on a disk of the node; `overlay` is the root of a container. Others are shared, or in memory.
 _LOCAL_FILESYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay")
-_MEMORY_SHARE = 8  # at most one eighth of the memory of the job is used
+_MEMORY_DIVISOR = 8  # at most one eighth of the memory of the job is used
 _RATE = "iterations/s"
 METRICS = {
     "hash_single": _RATE,
@@ -53,9 +53,9 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     yield metric("hash_all", host_speed.hash_rate(cpus, options.seconds), _RATE, context.node)
     context.progress("memory")
     memory = cpu_memory.read_memory(context.root)
-    usable = min(filter(None, (memory.available_bytes, memory.limit_bytes)))
-    block = min(host_speed.COPY_BYTES, usable // _MEMORY_SHARE // len(cpus) // 2)
-    rates = host_speed.copy_rates(list(numa.values()), options.seconds, block)
+    usable_bytes = min(filter(None, (memory.available_bytes, memory.limit_bytes)))
+    block_bytes = min(host_speed.COPY_BYTES, usable_bytes // _MEMORY_DIVISOR // len(cpus) // 2)  # source and target
+    rates = host_speed.copy_rates(list(numa.values()), options.seconds, block_bytes)
     yield Fact(name="memory_copy_by_numa_node", value=dict(zip(numa, rates, strict=True)))
     yield metric("memory_copy", sum(rates), "GB/s", context.node)
     context.progress("local disk")

@@ -32,7 +32,7 @@ def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[lis
     """The outdated versions with their minimum, and why no version could be compared; empty if one could."""
     if installed.reason:
         return [], installed.reason
-    has_version, reasons = False, list[str]()
+    is_compared, reasons = False, list[str]()
     outdated = []
     for version in installed.versions:
         if minimum.models and version.model not in minimum.models:
@@ -43,10 +43,10 @@ def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[lis
         except UnknownVersionError as error:
             reasons.append(str(error))
             continue
-        has_version = True
+        is_compared = True
         if required:
             outdated += [f"{text} is older than {required}" for text in _texts([version])]
-    return outdated, "" if has_version else "; ".join(dict.fromkeys(reasons))
+    return outdated, "" if is_compared else "; ".join(dict.fromkeys(reasons))
 
 
 def _texts(installed: Sequence[InstalledVersion]) -> list[str]:

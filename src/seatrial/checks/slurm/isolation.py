@@ -74,7 +74,8 @@ def measure(context: Context, options: IsolationOptions) -> Iterator[Observation
     Raises NotApplicable if nodes run one job at a time, SeatrialError if two jobs do not run on one node.
     """
     require_client()
-    settings, partition = slurm.settings(), _partition(options)
+    # a --partition in the option ``extra`` is not read
+    settings, partition = slurm.settings(), slurm.partition_of_jobs(options.partition)
     reason = f"SelectType={settings.select_type} allocates whole nodes" if settings.allocates_whole_nodes else ""
     if partition and partition.oversubscribe == "EXCLUSIVE":
         reason = reason or f"partition {partition.name} has OverSubscribe=EXCLUSIVE"
@@ -95,12 +96,6 @@ def measure(context: Context, options: IsolationOptions) -> Iterator[Observation
         first, second = (_single_task(jobs.run_step(job.id, tuple(size), probe), job) for job in pair)
         _require_running(jobs, pair)
     yield from _compare(first, second, devices_confined=settings.constrains_devices, have_several_gpus=gpus > 1)
-
-
-def _partition(options: IsolationOptions) -> Partition | None:
-    """Return the partition of the probe jobs; None if unknown. A --partition in the option ``extra`` is not read."""
-    name = options.partition
-    return next((row for row in slurm.partitions() if (row.name == name if name else row.default)), None)
 
 
 def _condition_facts(settings: Settings, partition: Partition | None, gpus: int) -> Iterator[Fact]:

@@ -20,7 +20,7 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """The reference run takes ``steps`` steps and saves at ``saved_step``, half of them, and at the end.
+    """The uninterrupted run takes ``steps`` steps and saves at ``saved_step``, half of them, and at the end.
 
     ``rate_config``: the config whose saves and loads are timed; it saves after every step.
     """
@@ -97,7 +97,8 @@ def _with_data(config: TrainConfig, ranks: int, cache: Path) -> TrainConfig:
     return config.model_copy(update={"data": data})
 
 
-def uninterrupted_and_killed(plan: CheckpointPlan) -> list[Variant]:
+def first_runs(plan: CheckpointPlan) -> list[Variant]:
+    """The uninterrupted run, and the same run that is killed while it saves its last checkpoint."""
     from seatrial.train.variants import InjectedFault, Variant
 
     config = plan.run_config(plan.steps, plan.saved_step)
@@ -108,9 +109,7 @@ def uninterrupted_and_killed(plan: CheckpointPlan) -> list[Variant]:
     ]
 
 
-def fewer_ranks_started(
-    plan: CheckpointPlan, settings: ChildSettings
-) -> AbstractContextManager[StartedVariants | None]:
+def run_on_fewer_ranks(plan: CheckpointPlan, settings: ChildSettings) -> AbstractContextManager[StartedVariants | None]:
     """The started run on fewer ranks; None with one rank."""
     from seatrial.train.variants import Variant, started_variants
 
@@ -121,7 +120,8 @@ def fewer_ranks_started(
     return started_variants(fewer, settings, plan.run_folder("start2"), groups=[range(plan.fewer_ranks)])
 
 
-def resumed(plan: CheckpointPlan) -> list[Variant]:
+def resumed_runs(plan: CheckpointPlan) -> list[Variant]:
+    """The killed run from its checkpoint, and a run per strategy from the checkpoint of the fewer ranks."""
     from seatrial.train.variants import Variant
 
     resumed = plan.run_config(plan.steps, plan.handover_step, resume=True, asynchronous=True)
@@ -134,7 +134,7 @@ def resumed(plan: CheckpointPlan) -> list[Variant]:
     ]
 
 
-def faulty(plan: CheckpointPlan) -> tuple[Variant, Variant]:
+def faulty_runs(plan: CheckpointPlan) -> tuple[Variant, Variant]:
     """A run that resumes from the checkpoint with a flipped bit, and a run with a NaN gradient."""
     from seatrial.train.variants import InjectedFault, Variant
 
@@ -146,7 +146,7 @@ def faulty(plan: CheckpointPlan) -> tuple[Variant, Variant]:
     )
 
 
-def timed(plan: CheckpointPlan) -> list[Variant]:
+def timed_runs(plan: CheckpointPlan) -> list[Variant]:
     """A run that saves after every step, and its continuation, which loads once and saves asynchronously.
 
     Two asynchronous saves at least: the first one allocates the host memory.
@@ -163,9 +163,9 @@ def timed(plan: CheckpointPlan) -> list[Variant]:
 
 
 def link_checkpoints(plan: CheckpointPlan) -> None:
-    """Link the checkpoint of all ranks for the fewer ranks, and the checkpoint of the fewer ranks for all ranks.
+    """Link the checkpoints from which a run resumes into its folder; each run has its own metrics.json.
 
-    Also the checkpoints of the timed run, for its continuation: each run has its own metrics.json.
+    The fewer ranks resume from all ranks, all ranks from the fewer ranks, and the second timed run from the first.
     """
     saved = Path(CHECKPOINTS, checkpoint_name(plan.saved_step))
     links = {

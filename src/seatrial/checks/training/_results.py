@@ -195,12 +195,12 @@ def train_on_one_gpu(
     return result
 
 
-def efficiency(name: str, runs: Sequence[TrainingResult], baseline: Sequence[TrainingResult]) -> Iterator[Metric]:
-    """Metric efficiency.NAME: median tokens/s/GPU of ``runs`` in percent of ``baseline``'s; none if one is unknown.
+def efficiency(name: str, trainings: Sequence[TrainingResult], baseline: Sequence[TrainingResult]) -> Iterator[Metric]:
+    """Metric efficiency.NAME: median tokens/s/GPU of ``trainings`` in percent of ``baseline``'s; none if unknown.
 
     Its samples are the ratios of the windows in order: their interval has the noise of both.
     """
-    (speed, windows), (baseline_speed, baseline_windows) = _median_speeds(runs), _median_speeds(baseline)
+    (speed, windows), (baseline_speed, baseline_windows) = _median_speeds(trainings), _median_speeds(baseline)
     if speed and baseline_speed:
         samples = ratios(windows, baseline_windows, 100)
         yield Metric(

@@ -67,6 +67,10 @@ class CheckpointOptions(Options):
 
 
 def measure(context: Context, options: CheckpointOptions) -> Iterator[Observation]:
+    """Yield the comparisons of the runs and the rates (GB/s) on rank 0; at the end the checkpoints are removed.
+
+    Raises UsageError if a config does not save at the steps that the runs need.
+    """
     from seatrial.train import variants
 
     facts = _results.device_facts(context)
@@ -103,15 +107,15 @@ def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator
 
     settings = variants.ChildSettings(context.device, context.local_rank, limit_s)
     is_rank0 = context.rank == 0
-    resumed, (bit_flip, nan) = _runs.resumed(plan), _runs.faulty(plan)
+    resumed, (bit_flip, nan) = _runs.resumed_runs(plan), _runs.faulty_runs(plan)
     # all at once, so that the later ones import torch while the first trains; rates are measured in the last one
     with (
         variants.started_variants(
-            _runs.uninterrupted_and_killed(plan), settings, plan.run_folder("start1"), killed_rank=plan.ranks - 1
+            _runs.first_runs(plan), settings, plan.run_folder("start1"), killed_rank=plan.ranks - 1
         ) as first,
-        _runs.fewer_ranks_started(plan, settings) as second,
+        _runs.run_on_fewer_ranks(plan, settings) as second,
         variants.started_variants(
-            [*resumed, bit_flip, nan, *_runs.timed(plan)], settings, plan.run_folder("start3")
+            [*resumed, bit_flip, nan, *_runs.timed_runs(plan)], settings, plan.run_folder("start3")
         ) as third,
     ):
         context.progress("uninterrupted run; run that is killed while saving")

@@ -37,6 +37,7 @@ class FsdpOptions(WorkloadOptions):
 
 
 def measure(context: Context, options: FsdpOptions) -> Iterator[Observation]:
+    """Train with each stack on all ranks; yield sharding, memory, speed and the times of the ranks on rank 0."""
     from seatrial.bench import rank
     from seatrial.train import memory, train_config
 

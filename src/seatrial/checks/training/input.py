@@ -30,6 +30,10 @@ class InputOptions(WorkloadOptions):
 
 
 def measure(context: Context, options: InputOptions) -> Iterator[Observation]:
+    """Train from data outside of the page cache; yield the data wait of each rank on rank 0.
+
+    Raises SeatrialError if the folder for the data cannot be used.
+    """
     from seatrial.bench import one_rank_per_node, rank, storage
 
     facts, subjects = _results.device_facts(context), rank.gather(context.subject)

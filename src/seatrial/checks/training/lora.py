@@ -32,6 +32,7 @@ METRICS = {
 
 
 def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
+    """Train with each stack on single GPUs and with DDP; yield speeds, efficiencies and exports on rank 0."""
     from seatrial.bench import rank
     from seatrial.train import train_config
 

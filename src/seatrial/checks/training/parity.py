@@ -53,6 +53,7 @@ class ParityOptions(Options):
 
 
 def measure(context: Context, options: ParityOptions) -> Iterator[Observation]:
+    """Run all trainings; yield their differences from one process and the memory of a rank on rank 0."""
     from seatrial.train import variants
 
     facts = _results.device_facts(context)

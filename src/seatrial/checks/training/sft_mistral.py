@@ -13,6 +13,7 @@ NAME = "sft-mistral-7b-1gpu"
 
 
 def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
+    """Train on the GPU of rank 0; yield the metrics of the training on rank 0."""
     # the export would write 14.5 GB
     result = yield from _results.train_on_one_gpu(context, options, NAME, "export=false", after_training="no export")
     if context.rank == 0:

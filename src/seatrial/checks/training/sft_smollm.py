@@ -17,6 +17,7 @@ GENERATED_TOKENS = 8
 
 
 def measure(context: Context, options: WorkloadOptions) -> Iterator[Observation]:
+    """Train on the GPU of rank 0; yield metrics, checkpoints and generated tokens on rank 0."""
     result = yield from _results.train_on_one_gpu(
         context, options, NAME, after_training="then final/ is loaded", generate_tokens=GENERATED_TOKENS
     )

@@ -40,6 +40,7 @@ class ThroughputOptions(WorkloadOptions):
 
 
 def measure(context: Context, options: ThroughputOptions) -> Iterator[Observation]:
+    """Train once per stage; yield the speeds, the efficiencies and the times of the ranks on rank 0."""
     from seatrial.bench import rank, subgroups
     from seatrial.train import train_config
 
