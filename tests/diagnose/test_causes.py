@@ -208,7 +208,7 @@ def test_record_with_a_busy_gpu_has_one_finding_that_names_the_process() -> None
     (finding,) = cause_findings([*judged, *failed], [*inventory, *busy.measurements], checks)
     assert finding.title == "another program uses the GPU: python3 (pid 1800)"
     assert finding.subject == "vm/gpu1"
-    assert {Explained.of(verdict) for verdict in failed} < set(finding.explains)
+    assert {Explained.key(verdict) for verdict in failed} < set(finding.explains)
     assert len({verdict.check for verdict in failed}) == 5
     assert finding.first_command.endswith("; ps -o pid,user,lstart,args -p 1800")
 

@@ -74,6 +74,6 @@ def test_machine_is_not_named_again_where_a_cause_explains_it() -> None:
     slow = verdicts(0.6 * NATIVE, 0.6 * HF)
     (machine,) = findings(slow)
     thermal = machine.model_copy(
-        update={"cause": "thermal_slowdown", "confidence": "high", "explains": tuple(map(Explained.of, slow))}
+        update={"cause": "thermal_slowdown", "confidence": "high", "explains": tuple(map(Explained.key, slow))}
     )
     assert findings(slow, (thermal,)) == []

@@ -43,7 +43,7 @@ def test_state_gives_the_cause_and_the_command_for_the_node(state: str, cause: s
     (finding,) = missing_node_findings([result(state), result("other")], [error])
     assert (finding.cause, finding.subject, finding.evidence) == (cause, "node1", f"node1: {state}")
     assert "node1" in finding.first_command
-    assert finding.explains == (Explained.of(error),)
+    assert finding.explains == (Explained.key(error),)
 
 
 def test_every_state_has_a_cause_with_placeholders_that_are_filled() -> None:

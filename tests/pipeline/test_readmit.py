@@ -30,7 +30,7 @@ def failed(subject: str, check: str = "collectives.pairs") -> Verdict:
 
 
 def located(place: str, *verdicts: Verdict) -> Finding:
-    explains = tuple(Explained.of(verdict) for verdict in verdicts)
+    explains = tuple(Explained.key(verdict) for verdict in verdicts)
     return Finding(title=f"{place} is slow", subject=place, confidence="high", evidence="", explains=explains)
 
 

@@ -21,7 +21,7 @@ VERDICTS = (
 
 
 def cause(title: str, *verdicts: Verdict) -> Finding:
-    explains = tuple(map(Explained.of, verdicts))
+    explains = tuple(map(Explained.key, verdicts))
     return Finding(title=title, subject="n/gpu1", confidence="high", evidence="PID 7", cause="c", explains=explains)
 
 

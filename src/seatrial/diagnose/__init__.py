@@ -186,7 +186,7 @@ def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
                 is_named = named_rank.removeprefix("rank ").isdigit()
                 subject = named_rank if is_named else rank[0] if rank else verdict.subject
                 finding = _finding(match, subject, "high")
-                yield finding.model_copy(update={"explains": (Explained.of(verdict),)})
+                yield finding.model_copy(update={"explains": (Explained.key(verdict),)})
 
 
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:

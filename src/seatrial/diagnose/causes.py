@@ -100,11 +100,11 @@ def _needed_findings(explained: Sequence[tuple[_Suspect, Sequence[Verdict]]]) ->
         if suspect.consequence_of and evidence_explained.issuperset(suspect.evidence_verdicts):
             continue  # a cause of this cause has a finding
         rank = _CONFIDENCE_ORDER.index(suspect.finding.confidence)
-        keys = [Explained.of(verdict) for verdict in consequences]
+        keys = [Explained.key(verdict) for verdict in consequences]
         is_needed = any(best.get(key, rank) >= rank for key in keys)
         is_warning = suspect.report_warning and suspect.evidence_verdicts
         if is_needed or is_warning or any(v.outcome is Outcome.FAIL for v in suspect.evidence_verdicts):
-            all_keys = dict.fromkeys([*map(Explained.of, suspect.evidence_verdicts), *keys])
+            all_keys = dict.fromkeys([*map(Explained.key, suspect.evidence_verdicts), *keys])
             for key in all_keys:
                 best.setdefault(key, rank)
             findings.append(suspect.finding.model_copy(update={"explains": tuple(all_keys)}))

@@ -43,7 +43,9 @@ def hang_findings(
         count = max((int(number[1]) for number in numbers if number), default=-1) + 1
         if evidence := read_evidence(attempt, count):
             errors = [verdict for verdict in verdicts if verdict.outcome is Outcome.ERROR]
-            explained = [Explained.of(verdict) for verdict in errors if result.cause and result.cause in verdict.detail]
+            explained = [
+                Explained.key(verdict) for verdict in errors if result.cause and result.cause in verdict.detail
+            ]
             yield _finding(result, evidence, attempt, tuple(dict.fromkeys(explained)), node_prefix)
 
 

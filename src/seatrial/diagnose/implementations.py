@@ -33,7 +33,7 @@ def implementation_findings(
         slow = [each for each, judged in speeds.items() if any(map(_is_slow, judged))]
         bad = [verdict for each in slow for verdict in speeds[each] if _is_slow(verdict)]
         good = [v for each in speeds if each not in slow for v in speeds[each] if _as_fast_as_reference(v)]
-        if slow and len(slow) == len(speeds) and not explained.issuperset(map(Explained.of, bad)):
+        if slow and len(slow) == len(speeds) and not explained.issuperset(map(Explained.key, bad)):
             yield _slow_machine(check.implementations.machine_command, bad)
         elif slow and good:
             yield _slow_implementation(check.implementations.software_command, ", ".join(slow), bad, good)
@@ -59,7 +59,7 @@ def _slow_machine(command: str, slow: Sequence[Verdict]) -> Finding:
         "of all is good, check CPUs, environment variables and the container.",
         action="none",
         source=_source(slow),
-        explains=tuple(map(Explained.of, slow)),
+        explains=tuple(map(Explained.key, slow)),
     )
 
 
@@ -75,7 +75,7 @@ def _slow_implementation(command: str, name: str, slow: Sequence[Verdict], fast:
         "replace hardware because of this.",
         action="fix-environment",
         source=_source(slow),
-        explains=tuple(map(Explained.of, slow)),
+        explains=tuple(map(Explained.key, slow)),
     )
 
 

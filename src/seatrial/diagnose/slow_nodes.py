@@ -159,7 +159,7 @@ def localization_findings(
         writer = _Writer(conclusion, search, node_differences(measurements, checks), causes, node_prefix)
         for finding in writer.findings():
             explains = tuple(
-                dict.fromkeys(Explained.of(each) for each in bad if _follows(each, finding.subject.split(", ")))
+                dict.fromkeys(Explained.key(each) for each in bad if _follows(each, finding.subject.split(", ")))
             )
             findings[finding.cause, finding.subject] = finding.model_copy(update={"explains": explains})
     return list(findings.values())

@@ -41,7 +41,7 @@ class CollectiveHang:
 
     @property
     def ranks_at_fault(self) -> tuple[int, ...]:
-        """The ranks at fault, as far as the dumps show: absent, else without a dump, different, or not started."""
+        """The ranks at fault by the dumps: absent, else different, else without a dump, else not started."""
         absent = tuple(rank for rank in self.absent if rank not in self.elsewhere)
         if absent or self.absent:
             return absent

@@ -48,7 +48,7 @@ _NO_GPU = ("", "-1", "NoDevFiles")  # NoDevFiles: set by Slurm for a job without
 class GpuFacts(Frozen):
     """GPUs from NVML and from the PCI bus.
 
-    ``gpus``: usable. ``failed_gpus``: listed by the driver, but a query fails (index and error).
+    ``gpus``: the usable ones. ``failed_gpus``: listed by the driver, but a query fails (index and error).
     ``permission_denied``: GPUs that this user may not open. ``pci_devices``: addresses of all GPUs on the PCI bus.
     ``not_assigned``: GPUs on the PCI bus that belong to a virtual machine or to other containers. ``topology``: the
     connection of each pair of ``gpus``, by the names of nvidia-smi topo -m; ``X``: itself, ``?``: unreadable.

@@ -218,7 +218,7 @@ class PodSpec(ApiObject):
 
 
 class Pod(ApiObject):
-    """A pod, as far as its place and its readiness matter."""
+    """A pod: its node, its state and its readiness."""
 
     metadata: Metadata
     spec: PodSpec = PodSpec()
@@ -327,7 +327,7 @@ def parse_events(objects: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
 
 def _parse(objects: Sequence[Mapping[str, Any]], kind: type[Item]) -> tuple[Item, ...]:
     try:
-        return tuple(kind.model_validate(each) for each in objects)
+        return tuple(kind.model_validate(item) for item in objects)
     except ValidationError as error:
         raise SeatrialError(f"kubectl returned an invalid {kind.__name__}: {first_validation_error(error)}") from error
 

@@ -163,7 +163,7 @@ class _OpenRow:
 
 
 class _Reader:
-    """Reads line by line; ``open_rows`` are by the prefix of their lines, since ranks print at the same time."""
+    """Reads line by line; ``open_rows``: by the prefix of their lines, since ranks print at the same time."""
 
     def __init__(self) -> None:
         self.tables: list[Table] = []
@@ -382,7 +382,7 @@ def _timing(numbers: list[str]) -> Timing | None:
 
 
 def is_consistent(row: Row, timing: Timing) -> bool:
-    """Whether algbw is size ÷ time within rounding; not so if a number was cut or mixed with another one."""
+    """Whether algbw is size ÷ time within rounding; false if a number was cut or mixed with another one."""
     if timing.time_us <= 0:
         return row.size == 0
     algbw = row.size / timing.time_us / 1e3

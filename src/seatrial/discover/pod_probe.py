@@ -1,4 +1,4 @@
-"""What a container of a pod has: GPUs, /dev/shm, limits, RDMA devices and the names of other pods; by a shell script.
+"""GPUs, /dev/shm, limits, RDMA devices and name resolution of a pod's container, from the output of a shell script.
 
 The script writes its findings to the log of the pod. Anything may be in a log: a line that is not one of these
 findings is ignored, and a value of another form is an error.

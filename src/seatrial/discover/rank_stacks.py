@@ -85,7 +85,7 @@ class RankSnapshot:
 
     @property
     def place(self) -> str:
-        """The user's frame and what it calls there; the process state if the stack could not be read."""
+        """The user's frame and the function that it calls; "no Python stack" if the stack could not be read."""
         frame = user_frame(self.frames)
         if frame is None:
             return "no Python stack"

@@ -21,7 +21,7 @@ PAIR_RATES, RANKS_BY_NODE = "pair_rates", "ranks_by_node"
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits from which a rate is slow.
+    """The deficit and the noise from which a rate counts as slow.
 
     ``min_deficit``: the smallest fault, as a share of the healthy rate. ``min_noise``: the smallest relative noise to
     assume, since few pairs may agree by chance. ``use_best``: of repeated rates the fastest counts instead of the

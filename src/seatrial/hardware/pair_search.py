@@ -37,7 +37,7 @@ Key = TypeVar("Key")
 ROUNDS = 3
 REPEATS = 3  # of each suspect, with another partner each time, and of each direction
 PATH_REPEATS = 4  # of each slow path: of many pairs, more are slow by chance
-CONTROL_PAIRS = 4  # pairs of good nodes beside the suspects, as the reference
+CONTROL_PAIRS = 4  # pairs of good nodes in a step with suspects, as the reference
 MAX_PATHS = 128  # slow paths to repeat; most of them are disjoint and run concurrently
 # In standard deviations: for a suspect, and for a fault after the repetition. 2.2 misses 1 in 400 paths that are slow
 # by 5 % with noise of 1 %; the repetition clears those that are slow by chance.
@@ -267,8 +267,8 @@ def _slow_ports(rates: Sequence[PairRate], first: _FirstRounds) -> Iterator[Slow
     controls = [rate for rate in repeated if not suspects & set(rate.pair)]
     for node in first.suspect_nodes:
         first_rates = [rate for rate in first.rates if suspects & set(rate.pair) == {node}]
-        of_node = [rate for rate in repeated if node in rate.pair]
-        for rail, deficits in _confirmed_rails(first_rates, of_node, controls, first):
+        node_rates = [rate for rate in repeated if node in rate.pair]
+        for rail, deficits in _confirmed_rails(first_rates, node_rates, controls, first):
             yield SlowPort(node, rail, deficits)
 
 
@@ -278,8 +278,8 @@ def _slow_paths(rates: Sequence[PairRate], first: _FirstRounds, slow_nodes: Coll
     controls = [rate for rate in repeated if rate.pair not in set(paths)]
     first_rates, repeated_rates = _by_pair(first.rates), _by_pair(repeated)
     for pair in paths:
-        initial, second = first_rates.get(pair, []), repeated_rates.get(pair, [])
-        for rail, deficits in _confirmed_rails(initial, second, controls, first):
+        confirmed = _confirmed_rails(first_rates.get(pair, []), repeated_rates.get(pair, []), controls, first)
+        for rail, deficits in confirmed:
             yield SlowPath(pair, rail, deficits)
 
 
@@ -300,11 +300,11 @@ def _confirmed_rails(
     for rail in range(first.rails if repeated else 0):
         healthy = first.by_rail[rail].healthy
         reference = median(rate.gb_s[rail] for rate in controls) if controls else healthy
-        second = [log_ratio(rate.gb_s[rail], reference) for rate in repeated]
-        initial = [] if first.limits.use_best else [log_ratio(rate.gb_s[rail], healthy) for rate in first_rates]
-        limit = first.limit(rail, len(initial) + len(second), len(controls) or len(first.rates))
-        if max(first.typical([*initial, *second]), first.typical(second)) < -limit:
-            yield rail, tuple(-expm1(ratio) for ratio in second)
+        repeated_ratios = [log_ratio(rate.gb_s[rail], reference) for rate in repeated]
+        first_ratios = [] if first.limits.use_best else [log_ratio(rate.gb_s[rail], healthy) for rate in first_rates]
+        limit = first.limit(rail, len(first_ratios) + len(repeated_ratios), len(controls) or len(first.rates))
+        if max(first.typical([*first_ratios, *repeated_ratios]), first.typical(repeated_ratios)) < -limit:
+            yield rail, tuple(-expm1(ratio) for ratio in repeated_ratios)
 
 
 class _Directions:

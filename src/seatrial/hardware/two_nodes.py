@@ -40,10 +40,11 @@ def conclude_two_nodes(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
     limit = max(limits.log_deficit, _FAULT_Z * noise * sqrt(2 / _REPEATS))
     healthy, healthy_unidirectional = _upper_quartile(both.typical), _upper_quartile([*sent.typical, *received.typical])
     paths = []
-    is_complete = min(len(each.rates) for each in (both, sent, received)) > 1
+    is_complete = min(len(repeated.rates) for repeated in (both, sent, received)) > 1
     for rail in range(rails if is_complete else 0):
         slow_both = both.is_slow(rail, healthy, limit)
-        slow_sent, slow_received = (each.is_slow(rail, healthy_unidirectional, limit) for each in (sent, received))
+        slow_sent = sent.is_slow(rail, healthy_unidirectional, limit)
+        slow_received = received.is_slow(rail, healthy_unidirectional, limit)
         if not (slow_both or slow_sent or slow_received):
             continue
         slow = both if slow_both else sent if slow_sent else received
@@ -77,7 +78,7 @@ class _Rates:
 
 
 def _upper_quartile(values: Sequence[float]) -> float:
-    """The faster of two values; faults make rails slower only."""
+    """The value at the upper quartile (the faster of two), since faults make rails slower only."""
     ordered = sorted(values)
     return ordered[ceil(0.75 * (len(ordered) - 1))] if ordered else 0.0
 

@@ -46,8 +46,8 @@ class Explained(Frozen):
     metric: str = ""
 
     @classmethod
-    def of(cls, verdict: Verdict) -> Explained:
-        """The key of ``verdict``."""
+    def key(cls, verdict: Verdict) -> Explained:
+        """The fields that identify ``verdict``."""
         return cls(check=verdict.check, subject=verdict.subject, metric=verdict.metric)
 
 

@@ -276,7 +276,7 @@ def nodes_at_fault(trial: Trial, nodes: Sequence[str]) -> dict[str, str]:
     """
     at_fault: dict[str, str] = {}
     for verdict in (each for each in trial.verdicts if each.outcome is Outcome.FAIL):
-        findings = [each for each in trial.findings if Explained.of(verdict) in each.explains]
+        findings = [each for each in trial.findings if Explained.key(verdict) in each.explains]
         places = [(place, each.title) for each in findings for place in each.subject.split(", ")]
         places = [(node, title) for place, title in places if (node := _node_of(place, nodes))]
         if not places and (node := _node_of(verdict.subject, nodes)):

@@ -23,7 +23,7 @@ def causes(trial: Trial) -> list[CauseView]:
     by_key: dict[Explained, list[Verdict]] = {}  # a rule and a threshold of the trial may judge the same metric
     for verdict in trial.verdicts:
         if verdict.outcome in NOT_PASSED:
-            by_key.setdefault(Explained.of(verdict), []).append(verdict)
+            by_key.setdefault(Explained.key(verdict), []).append(verdict)
     views = []
     for finding in trial.findings:
         if finding.explains:

@@ -94,7 +94,7 @@ def _verdict_text(verdict: Verdict, causes: Mapping[Explained, str]) -> str:
     head = f"{verdict.outcome} {verdict.metric}".rstrip()
     fields = {"evidence": verdict.evidence, "threshold": verdict.basis_text, "fix": verdict.fix}
     if causes and verdict.outcome is not Outcome.SKIP:
-        fields["cause"] = causes.get(Explained.of(verdict), "unexplained")
+        fields["cause"] = causes.get(Explained.key(verdict), "unexplained")
     return "\n".join([f"{head}: {verdict.message}", *(f"{name}: {text}" for name, text in fields.items() if text)])
 
 

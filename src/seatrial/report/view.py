@@ -300,7 +300,7 @@ def problems(trial: Trial) -> list[Group]:
     If a job does not start, each of its checks has the same ERROR: these are one group too.
     """
     explained = {key for finding in trial.findings for key in finding.explains}
-    bad = [v for v in trial.verdicts if v.outcome in NOT_PASSED and not (explained and Explained.of(v) in explained)]
+    bad = [v for v in trial.verdicts if v.outcome in NOT_PASSED and not (explained and Explained.key(v) in explained)]
     groups: dict[object, list[Group]] = {}
     for group in grouped(bad):
         fields = tuple((v.subject, v.metric, v.detail, v.evidence, v.fix) for v in group.verdicts)

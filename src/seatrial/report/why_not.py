@@ -74,7 +74,7 @@ def _by_reason(trial: Trial) -> list[list[Verdict]]:
     for outcome in _BLOCKING:
         for verdict in (verdict for verdict in trial.verdicts if verdict.outcome is outcome):
             is_blocking = outcome is Outcome.FAIL or _is_required(trial, verdict.check)
-            if is_blocking and Explained.of(verdict) not in explained:
+            if is_blocking and Explained.key(verdict) not in explained:
                 reason: object = verdict.check
                 if outcome is not Outcome.FAIL:
                     reason = verdict.reasons, verdict.detail if outcome is Outcome.ERROR else ""

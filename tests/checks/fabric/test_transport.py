@@ -87,7 +87,7 @@ def test_nvls_is_missing_only_where_the_switches_reduce(
 ) -> None:
     log = nccl_log.NcclLog(nvls_channels=channels)
     ranks = {f"n0/gpu{index}": RankTransport(log, (), "", "", gpu) for index in range(gpus)}
-    values = {item.name: item.value for item in transport._nvls(ranks) if isinstance(item, Fact | Metric)}
+    values = {item.name: item.value for item in transport._nvls_observations(ranks) if isinstance(item, Fact | Metric)}
     assert (values["nvls_expected"], values.get("nvls_missing")) == (expected, missing)
 
 

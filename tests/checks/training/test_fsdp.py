@@ -29,7 +29,7 @@ def test_memory_and_sharding(gib: float, unsharded: int, outcome: Outcome) -> No
         "world_size": 2,
         "loss_entropy_bound": 1.3,
     }
-    observed = [*fsdp._sharding({"native": TrainingResult(metrics, Path(), "")})]
+    observed = [*fsdp._sharding_observations({"native": TrainingResult(metrics, Path(), "")})]
     names = ("unsharded_tensors", "memory_excess")
     rules = tuple(rule for rule in fsdp.CHECK.rules if rule.metric in names)
     measurement = Measurement(

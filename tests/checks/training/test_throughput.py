@@ -33,7 +33,7 @@ def test_efficiency_relative_to_each_baseline() -> None:
         "node": [result(99, 2), result(99, 2)],
         "cluster": [result(88, 4)],
     }
-    values = {item.name: item.value for item in throughput._scaling(runs) if isinstance(item, Metric)}
+    values = {item.name: item.value for item in throughput._scaling_observations(runs) if isinstance(item, Metric)}
     assert values == pytest.approx(
         {
             "efficiency.node_vs_gpu": 90.0,
@@ -99,7 +99,7 @@ def test_samples_of_an_efficiency_are_ratios_of_windows() -> None:
         return TrainingResult(metrics, Path(), "", steps=steps, ranks=tuple(range(ranks)))
 
     runs = {"gpu": [trained([1.0, 1.0]), trained([1.0, 1.0])], "node": [trained([1.25, 1.0], 2)]}
-    (metric,) = (item for item in throughput._scaling(runs) if isinstance(item, Metric))
+    (metric,) = (item for item in throughput._scaling_observations(runs) if isinstance(item, Metric))
     assert metric.value == pytest.approx(100 * 2 / 2.25)
     assert metric.samples == pytest.approx((80.0, 100.0))
 

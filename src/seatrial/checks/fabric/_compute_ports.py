@@ -88,7 +88,7 @@ def select_compute_ports(nodes: Mapping[str, NodePorts]) -> ComputePorts:
             }
     unused = {
         place: reason
-        for place, reason in _unused(compute).items()
+        for place, reason in _unused_ports(compute).items()
         if not _is_list(nodes[place.partition("/")[0]].nccl_ib_hca)
     }
     by_node = {
@@ -166,7 +166,7 @@ def _model_rates() -> dict[str, dict[str, float]]:
     return rates
 
 
-def _unused(compute: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:
+def _unused_ports(compute: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:
     """The ports that need not be ACTIVE: NODE/PORT → reason.
 
     A port should be ACTIVE if the port of this name is ACTIVE on another node, or if most ports of its node are ACTIVE

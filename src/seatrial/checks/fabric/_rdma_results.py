@@ -104,7 +104,7 @@ def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
         yield metric("latency_vs_peers", value / median_latency, "x", subject)
     yield from _path_shares(bandwidths, best)
     yield from _pair_results(paths)
-    yield Fact(name="paths", value=_table(paths))
+    yield Fact(name="paths", value=_values_by_tool(paths))
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _path_shares(bandwidths: Sequence[RailPath], best: Mapping[str, _PortBandwid
     yield Fact(name="slow_paths", value=slow_paths)
 
 
-def _table(paths: Sequence[RailPath]) -> dict[str, dict[str, float | None]]:
+def _values_by_tool(paths: Sequence[RailPath]) -> dict[str, dict[str, float | None]]:
     """Tool → path → Gb/s or us."""
     table: dict[str, dict[str, float | None]] = {}
     for path in paths:

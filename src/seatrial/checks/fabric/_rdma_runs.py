@@ -71,7 +71,7 @@ class TransferRunner:
     ) -> None:
         self._context, self._options, self._nodes, self._ports = context, options, nodes, ports
         self._places, self._cuda_options = places, cuda_options
-        self._ranks = {node: ranks_of_ports(of_node, node, places) for node, of_node in ports.items()}
+        self._ranks = {node: ranks_of_ports(node_ports, node, places) for node, node_ports in ports.items()}
         # Batches of rails that run one after another: perftest polls, so concurrent rails need one CPU each
         self._batches = max(
             -(-ranks.count(rank) // places[rank].cpu_count) for ranks in self._ranks.values() for rank in {*ranks}

@@ -2,7 +2,7 @@
 
 A node with slow NVLinks or switches slows the all-reduce of the whole cluster, which does not name the node. Here no
 data leaves a node. Each node is compared with the reference value of one node, and with the fastest node of its kind,
-so that also the slower one of two nodes is found.
+so that the slower of two nodes is found too.
 """
 
 from __future__ import annotations

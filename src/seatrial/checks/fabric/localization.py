@@ -1,7 +1,7 @@
 """Locates slow nodes, GPUs, rails and paths between nodes by transfers between pairs of nodes.
 
 A run starts it automatically when a check of several nodes is below a threshold (``localize`` in the trial). The
-steps measure pairs in rounds, then suspected nodes with good partners, slow paths a second time, and each direction:
+steps measure pairs in rounds, then suspected nodes with good partners, suspected paths again, and each direction:
 hardware.pair_search. All pairs of a step run concurrently in one job, so that a thousand nodes take minutes.
 
 Rates are compared with those of other pairs only, so that no reference value is needed. With GPUs, GPU i of a node
@@ -53,8 +53,8 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairTiming
 
-# About 5 ms at the 50 GB/s of a 400 Gb/s NIC. CPU: 0.2 s at 200 Mbit/s. Traffic shapers, as those of the tests, pass a
-# first burst unlimited; this size is 128 times the burst, so that the link is measured.
+# About 5 ms at the 50 GB/s of a 400 Gb/s NIC. CPU: 0.2 s at 200 Mbit/s. Traffic shapers, such as those of the tests, do
+# not limit a first burst; this size is 128 times the burst, so that the link is measured.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("4MiB")
 MAX_OPERATION_S = 0.1  # on a TCP network: a search has 13 to 19 steps of at least five operations
 

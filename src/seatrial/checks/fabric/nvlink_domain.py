@@ -34,7 +34,7 @@ def compare(domains: Mapping[str, str]) -> Iterator[Observation]:
         domains_by_node.setdefault(node, set()).add(domain)
         if domain and node not in nodes_by_domain.setdefault(domain, []):
             nodes_by_domain[domain].append(node)
-    without = [subject for subject, domain in domains.items() if not domain]
+    without_domain = [subject for subject, domain in domains.items() if not domain]
     split = [node for node, its_domains in domains_by_node.items() if len(its_domains - {""}) > 1]
     # Does not apply to several nodes with an HGX board each: no NVLink domain spans two of them
     across_nodes = any(len(nodes) > 1 for nodes in nodes_by_domain.values())
@@ -43,12 +43,12 @@ def compare(domains: Mapping[str, str]) -> Iterator[Observation]:
         {
             "nvlink_across_nodes": "yes" if applies else "no",
             "domains": nodes_by_domain,
-            "without_domain": without,
+            "without_domain": without_domain,
             "split_nodes": split,
         }
     )
     if applies:
-        yield metric("gpus_without_domain", len(without), "GPUs")
+        yield metric("gpus_without_domain", len(without_domain), "GPUs")
         yield metric("split_nodes", len(split), "nodes")
         yield metric("additional_domains", max(0, len(nodes_by_domain) - math.ceil(len(domains) / MAX_GPUS)), "count")
 

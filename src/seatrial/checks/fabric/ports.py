@@ -31,7 +31,7 @@ from seatrial.model import (
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
-    """Yield the ports of its node on one rank per node, and the comparison on rank 0.
+    """Yield on one rank per node the ports of the node, and on rank 0 their comparison.
 
     Raises NotApplicable without a compute port.
     """
@@ -48,7 +48,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
         raise NotApplicable(compute.absence)
     if context.rank == 0:
         yield from facts({"not_compute_ports": dict(compute.others), PORTS_USED: port_names(compute)})
-        yield from compare_ports(compute, {node: each.gid_index for node, each in by_node.items()})
+        yield from compare_ports(compute, {node: node_ports.gid_index for node, node_ports in by_node.items()})
 
 
 def compare_ports(compute: ComputePorts, gid_index: Mapping[str, int | None]) -> Iterator[Observation]:
@@ -70,9 +70,9 @@ def compare_ports(compute: ComputePorts, gid_index: Mapping[str, int | None]) ->
             },
         }
     )
-    yield from _states_of_nodes(compute)
-    yield from _rates(compute)
-    yield from _differences(compute)
+    yield from _state_observations(compute)
+    yield from _rate_observations(compute)
+    yield from _setting_differences(compute)
     gids = {(node, port.name): port.roce_gid(gid_index[node]) for node, port in roce}
     missing = {}
     for node, port in roce:
@@ -89,7 +89,7 @@ def _any_readable(values: Iterator[float | None]) -> str:
     return "yes" if any(value is not None for value in values) else "no"
 
 
-def _states_of_nodes(compute: ComputePorts) -> Iterator[Observation]:
+def _state_observations(compute: ComputePorts) -> Iterator[Observation]:
     """Yield the number of active, missing and unreadable ports of each node, and the number of NIC models."""
     counts = {node: Counter(port.kind[0] for port in ports) for node, ports in compute.by_node.items()}
     max_counts: Counter[str] = Counter()  # NIC model → largest number of its ports on one node
@@ -109,7 +109,7 @@ def _states_of_nodes(compute: ComputePorts) -> Iterator[Observation]:
     )
 
 
-def _rates(compute: ComputePorts) -> Iterator[Observation]:
+def _rate_observations(compute: ComputePorts) -> Iterator[Observation]:
     """Yield each port's rate in Gb/s, and the shares of the best peer, of the capability and of the PCI link."""
     best_by_name: dict[str, float] = {}
     best_by_node: dict[str, float] = {}
@@ -133,7 +133,7 @@ def _rates(compute: ComputePorts) -> Iterator[Observation]:
     yield Fact(name="slow_ports", value=slow_ports)
 
 
-def _differences(compute: ComputePorts) -> Iterator[Observation]:
+def _setting_differences(compute: ComputePorts) -> Iterator[Observation]:
     """Yield for each port the number of settings (MTU, firmware) that differ from most ports of its kind."""
     differences: dict[str, dict[str, str]] = {}
     for name in ("mtu", "active_mtu", "firmware"):

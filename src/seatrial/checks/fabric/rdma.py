@@ -62,7 +62,7 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
         raise NotApplicable("one node: no pairs of nodes")
     answers = participants.run_on_all(lambda: (read_node_ports(context.root), read_tools(context)), 3 * TOOL_TIMEOUT_S)
     nodes = {name: ports for name, (ports, _) in zip(participants.names, answers, strict=True)}
-    tools = {name: each for name, (_, each) in zip(participants.names, answers, strict=True)}
+    tools = {name: node_tools for name, (_, node_tools) in zip(participants.names, answers, strict=True)}
     ports, unusable = usable_ports(nodes, tools)
     names = [node for node in ports if node not in unusable]
     no_gpu: tuple[tuple[str, ...], str] = ((), "this trial has no GPU")
@@ -119,21 +119,21 @@ def usable_ports(
     if compute.absence:
         raise NotApplicable(compute.absence)
     ports, unusable = dict[str, tuple[PortDetails | None, ...]](), dict[str, str]()
-    for node, of_node in compute.by_node.items():
-        reasons = [_unusable(port, nodes[node].gid_index) for port in of_node]
-        ports[node] = tuple(None if reason else port for port, reason in zip(of_node, reasons, strict=True))
+    for node, node_ports in compute.by_node.items():
+        reasons = [_unusable_reason(port, nodes[node].gid_index) for port in node_ports]
+        ports[node] = tuple(None if reason else port for port, reason in zip(node_ports, reasons, strict=True))
         if not any(ports[node]):
             unusable[node] = "; ".join(dict.fromkeys(reasons)) or "no compute port"
     if len(unusable) == len(nodes):
         reasons_by_node = "; ".join(f"{node}: {reason}" for node, reason in unusable.items())
         raise NotApplicable(f"no RDMA port that can be used: {reasons_by_node}")
-    without_tools = {node: f"not installed: {', '.join(each.missing)}" for node, each in tools.items() if each.missing}
+    without_tools = {node: f"not installed: {', '.join(row.missing)}" for node, row in tools.items() if row.missing}
     if len(without_tools) == len(nodes):
         raise NotApplicable("perftest (ib_write_bw, ib_write_lat) is not installed on any node")
-    return ports, {**unusable, **without_tools, **{node: each.problem for node, each in tools.items() if each.problem}}
+    return ports, {**unusable, **without_tools, **{node: row.problem for node, row in tools.items() if row.problem}}
 
 
-def _unusable(port: PortDetails, gid_index: int | None) -> str:
+def _unusable_reason(port: PortDetails, gid_index: int | None) -> str:
     """Why perftest cannot use the port; empty if it can."""
     if not port.is_active:
         return f"{port.name} is {port.state or 'in an unknown state'}"

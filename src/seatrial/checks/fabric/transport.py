@@ -60,7 +60,7 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
     choices = _algorithms.logged_choices(context)
     if context.rank == 0:
         yield from facts(_transport_facts(ranks, options))
-        yield from _nvls(ranks)
+        yield from _nvls_observations(ranks)
         yield Fact(name="nccl_choices", value=choices)
     unreadable = {
         subject: transport.unreadable_ports for subject, transport in ranks.items() if transport.rdma_state_unknown
@@ -76,7 +76,7 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
         yield metric("rdma_without_gpudirect", without_gpudirect, "ranks")
 
 
-def _nvls(ranks: Mapping[str, RankTransport]) -> Iterator[Observation]:
+def _nvls_observations(ranks: Mapping[str, RankTransport]) -> Iterator[Observation]:
     """Yield whether NCCL should use NVLink SHARP (NVLS), and the number of ranks that do not."""
     per_node = Counter(subject.partition("/")[0] for subject in ranks)
     with_nvls = {name for sku in skus() if sku.nvls for name in sku.nvml_names}
@@ -94,9 +94,9 @@ def _nvls(ranks: Mapping[str, RankTransport]) -> Iterator[Observation]:
         reason = f"the log of {unknown[0]} has no number of NVLS channels"
     yield Fact(name="nvls_expected", value=f"no: {reason}" if reason else "yes")
     if not reason:
-        without = [subject for subject, transport in ranks.items() if transport.log.nvls_channels == 0]
-        yield Fact(name="ranks_without_nvls", value=without)
-        yield metric("nvls_missing", len(without), "ranks")
+        ranks_without_nvls = [subject for subject, transport in ranks.items() if transport.log.nvls_channels == 0]
+        yield Fact(name="ranks_without_nvls", value=ranks_without_nvls)
+        yield metric("nvls_missing", len(ranks_without_nvls), "ranks")
 
 
 def _rank_transport(context: Context) -> RankTransport:

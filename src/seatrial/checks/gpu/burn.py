@@ -78,10 +78,10 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
             if (counters := errors.gpu) is None:
                 raise SeatrialError(f"cannot read the error counters of {context.subject}: {errors.fact()}")
         result = compute.burn(dtype, size, context.device, options.seconds)
-    yield from _throughput(result, compute.flops(size), context.subject)
+    yield from _throughput_observations(result, compute.flops(size), context.subject)
     yield Metric(name=f"relative_error.{dtype}", value=result.error, unit="ratio", subject=context.subject)
     if load and counters:
-        yield from _gpu_state(load, counters, result, context.subject)
+        yield from _gpu_observations(load, counters, result, context.subject)
     timing = result.timing
     method = (
         f"{size} × {size} products in {dtype} for {sum(timing.windows) * timing.per_window:.1f} s after "
@@ -92,7 +92,7 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
     yield Fact(name="method", value=method)
 
 
-def _throughput(result: BurnResult, flop: int, subject: str) -> Iterator[Observation]:
+def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Iterator[Observation]:
     timing = result.timing
     x, rates = _curve(timing.windows, timing.per_window, flop)
     rate = flop / fmean(timing.windows) / 1e12
@@ -111,7 +111,9 @@ def _curve(windows: Sequence[float], per_window: int, flop: int) -> tuple[tuple[
     return tuple(ends), tuple(flop / fmean(group) / 1e12 for group in groups)
 
 
-def _gpu_state(load: GpuLoad, counters: GpuErrorCounters, result: BurnResult, subject: str) -> Iterator[Observation]:
+def _gpu_observations(
+    load: GpuLoad, counters: GpuErrorCounters, result: BurnResult, subject: str
+) -> Iterator[Observation]:
     if reason := counters.gpu_lost or load.reader.gpu_lost:
         raise SeatrialError(f"{subject} was lost under load: {reason}")
     started, ended = result.timing.started, result.timing.ended

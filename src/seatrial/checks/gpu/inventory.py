@@ -113,7 +113,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 def _gpu_metrics(used: Sequence[Gpu], node: str) -> Iterator[Observation]:
     processes = _foreign_processes(used)
     yield Fact(name="foreign_processes", value=[process.model_dump() for process in processes])
-    values_by_gpu = [(gpu, _values(gpu, used, processes)) for gpu in used]
+    values_by_gpu = [(gpu, _metric_values(gpu, used, processes)) for gpu in used]
     missing: dict[str, list[str]] = {}
     for gpu, values in values_by_gpu:
         for name, value in values.items():
@@ -169,7 +169,7 @@ def _supported_features(gpus: Sequence[Gpu]) -> dict[str, bool]:
     return {**fields, "has_usable_gpu": bool(gpus), "has_fabric": fabric, "has_memory_repair": repair}
 
 
-def _values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[ForeignProcess]) -> Values:
+def _metric_values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[ForeignProcess]) -> Values:
     same_model = [other for other in gpus if other.name == gpu.name]
     remapped = (gpu.rows_remapped_correctable, gpu.rows_remapped_uncorrectable)
     reasons = None if gpu.clocks_event_reasons is None else set(gpu.clocks_event_reasons)

@@ -30,7 +30,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     except FileNotFoundError as error:  # in a container
         yield from facts({"log_status": f"{NOT_SUPPORTED}: {error}"})
         return
-    of_hardware = [xid for xid in log.xids if xid.number in _hardware_xids()]
+    hardware_xids = [xid for xid in log.xids if xid.number in _hardware_xids()]
     yield from facts(
         {
             "log_status": "readable",
@@ -38,11 +38,11 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
             "xids": len(log.xids),
             "xids_of_hardware": [
                 f"{xid.seconds:.0f} s after boot, PCI {xid.address}: Xid {xid.number} ({_hardware_xids()[xid.number]})"
-                for xid in of_hardware[-_MAX_LISTED:]
+                for xid in hardware_xids[-_MAX_LISTED:]
             ],
         }
     )
-    yield metric("hardware_xids", len(of_hardware), "Xids", context.node)
+    yield metric("hardware_xids", len(hardware_xids), "Xids", context.node)
 
 
 @cache

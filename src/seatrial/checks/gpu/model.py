@@ -24,8 +24,8 @@ def measure(context: Context, options: ModelOptions) -> Iterator[Observation]:
     inventory = gpu.read(context.root)
     if not inventory.gpus:
         raise NotApplicable("no usable GPU; gpu.inventory judges missing ones")
-    others = [each for each in inventory.gpus if options.expected.lower() not in (each.name or "").lower()]
-    names = [f"gpu{each.index}: {each.name or 'name not readable'}" for each in others]
+    others = [device for device in inventory.gpus if options.expected.lower() not in (device.name or "").lower()]
+    names = [f"gpu{device.index}: {device.name or 'name not readable'}" for device in others]
     yield from facts({"expected_model": options.expected, "other_models": names})
     yield metric("gpus_of_other_model", len(others), "GPUs", context.node)
 

@@ -69,8 +69,8 @@ def measure(context: Context, options: TransferOptions) -> Iterator[Observation]
         copied = pinned.size * BUFFERS_PER_COPY[name.partition("_")[0]]
         yield timing.metric(name, copied / 1e9, "GB/s", context.subject)
     yield Fact(name="timing", value={name: timing.describe() for name, timing in timings.items()})
-    on_this_node = [row for node, row in rank.gather((context.node, timings)) if node == context.node]
-    overlap = {name: ran_concurrently([row[f"{name}_concurrent"] for row in on_this_node]) for name in copies}
+    gpu_timings = [row for node, row in rank.gather((context.node, timings)) if node == context.node]
+    overlap = {name: ran_concurrently([row[f"{name}_concurrent"] for row in gpu_timings]) for name in copies}
     yield Fact(name="concurrent", value=overlap)
     yield Fact(
         name="method",

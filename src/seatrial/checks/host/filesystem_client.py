@@ -40,13 +40,13 @@ class TierFilesystem(Frozen):
 
 
 def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
-    """Yield what is mounted for each tier, with the metrics of its settings, quota and storage targets."""
+    """Yield the filesystem of each tier, with the metrics of its settings, quota and storage targets."""
     paths = options.paths or _tiers.default_paths(str(context.artifacts_dir), os.environ)
     entries = filesystem.mountinfo(read_text(context.root / "proc/self/mountinfo"))
     must_exist = bool(options.paths)
     by_tier = {name: _filesystem_at(path, must_exist, entries, context.root) for name, path in paths.items()}
     kinds = {name: row.kind for name, row in by_tier.items() if row.kind}
-    unwise = {name: values for name, kind in kinds.items() if (values := _unwise(kind))}
+    unwise = {name: values for name, kind in kinds.items() if (values := _unwise_settings(kind))}
     misplaced = {name: kind.name for name, kind in kinds.items() if kind.network and _needs_local_disk(name)}
     yield from facts(
         {
@@ -63,8 +63,8 @@ def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
     yield metric("unwise_settings", sum(map(len, unwise.values())), "components", context.node)
     yield metric("paths_misplaced", len(misplaced), "paths", context.node)
     for name in dict.fromkeys([*tiers(), *by_tier]):
-        yield from _quota(name, by_tier.get(name), entries, context)
-        yield from _targets(name, by_tier.get(name), context)
+        yield from _quota_observations(name, by_tier.get(name), entries, context)
+        yield from _target_observations(name, by_tier.get(name), context)
 
 
 def _filesystem_at(path: str, must_exist: bool, entries: list[MountEntry], root: Path) -> TierFilesystem:
@@ -103,11 +103,13 @@ def _settings(kind: FilesystemKind) -> dict[str, JsonValue]:
     return {setting.name: f"{setting.value} ({setting.effect}; {setting.source})" for setting in kind.settings}
 
 
-def _unwise(kind: FilesystemKind) -> dict[str, str]:
+def _unwise_settings(kind: FilesystemKind) -> dict[str, str]:
     return {row.name: f"{row.value}: {row.advice}" for row in kind.settings if row.advice}
 
 
-def _quota(name: str, row: TierFilesystem | None, entries: list[MountEntry], context: Context) -> Iterator[Observation]:
+def _quota_observations(
+    name: str, row: TierFilesystem | None, entries: list[MountEntry], context: Context
+) -> Iterator[Observation]:
     """Yield the share of the quota in use, with a fact that says whether it is known."""
     fact = f"quota_{name}"
     if not row or not row.kind or not row.mount:
@@ -136,7 +138,7 @@ def _quota(name: str, row: TierFilesystem | None, entries: list[MountEntry], con
         yield metric(f"quota_used.{name}", used_percent, "%", context.node)
 
 
-def _targets(name: str, row: TierFilesystem | None, context: Context) -> Iterator[Observation]:
+def _target_observations(name: str, row: TierFilesystem | None, context: Context) -> Iterator[Observation]:
     """Yield how full the storage targets of Lustre are, with a fact that says whether this is known."""
     fact = f"targets_{name}"
     if not row or not row.kind or row.kind.name != "Lustre":

@@ -62,7 +62,7 @@ def measure(context: Context, options: MetadataOptions) -> Iterator[Observation]
         yield from facts({"several_nodes": several, "failed": failed, "method": _method(options)})
         leftovers.update(_leftovers_of_other_runs(context))
         yield from facts({"leftovers": leftovers})
-        yield from facts({f"has_{name}": _has_tier(name, paths, failed) for name in tiers()})
+        yield from facts({f"has_{name}": _has_tier_text(name, paths, failed) for name in tiers()})
         yield from _tiers.observations(paths)
         yield metric("paths_failed", len(failed), "paths")
         yield metric("leftover_folders", len([text for text in leftovers.values() if text != "removed"]), "paths")
@@ -77,7 +77,7 @@ def _method(options: MetadataOptions) -> str:
     )
 
 
-def _has_tier(name: str, paths: dict[str, str], failed: dict[str, str]) -> str:
+def _has_tier_text(name: str, paths: dict[str, str], failed: dict[str, str]) -> str:
     if name not in paths:
         return "no: no path of this tier"
     return "no: see paths_failed" if paths[name] in failed else "yes"

@@ -100,7 +100,7 @@ def _measure(
 
 
 def _streams(folder: SharedFolder, size: int, shared: bool) -> Iterator[tuple[str, list[StreamResult]]]:
-    """Yield the results of write and read; in a shared folder each node reads the next node's, uncached, file."""
+    """Yield the results of write and read; in a shared folder each node reads the file of the next node."""
     from seatrial.bench import storage
     from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S
 

@@ -59,7 +59,7 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     yield Fact(name="memory_copy_by_numa_node", value=dict(zip(numa, rates, strict=True)))
     yield metric("memory_copy", sum(rates), "GB/s", context.node)
     context.progress("local disk")
-    yield from _disk(context, options)
+    yield from _disk_observations(context, options)
 
 
 def _numa_groups(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
@@ -71,7 +71,7 @@ def _numa_groups(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
     return groups if sum(map(len, groups.values())) == len(cpus) else {"all": cpus}
 
 
-def _disk(context: Context, options: SpeedOptions) -> Iterator[Observation]:
+def _disk_observations(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     from seatrial.bench import host_speed
 
     folder = context.artifacts_dir

@@ -18,7 +18,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     yield from facts(
         {
             "gpu_node": "yes" if settings.is_gpu_node(context.root) else "no",
-            "versions": {name: _texts(component.versions) for name, component in installed.items()},
+            "versions": {name: _version_texts(component.versions) for name, component in installed.items()},
         }
     )
     for name, minimum in minimum_versions().items():
@@ -45,11 +45,11 @@ def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[lis
             continue
         is_compared = True
         if required:
-            outdated += [f"{text} is older than {required}" for text in _texts([version])]
+            outdated += [f"{text} is older than {required}" for text in _version_texts([version])]
     return outdated, "" if is_compared else "; ".join(dict.fromkeys(reasons))
 
 
-def _texts(installed: Sequence[InstalledVersion]) -> list[str]:
+def _version_texts(installed: Sequence[InstalledVersion]) -> list[str]:
     return [f"{version.place} {version.model} {version.version}".strip() for version in installed]
 
 

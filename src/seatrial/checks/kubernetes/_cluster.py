@@ -71,7 +71,7 @@ def nodes_differing(values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def missing_names(names_by_node: Mapping[str, set[str]]) -> dict[str, list[str]]:
-    """Return node → the names that more than half of the other nodes have, and it does not; without complete nodes."""
+    """Return node → the names that it lacks and more than half of the other nodes have; only nodes that lack some."""
     counts = Counter(name for names in names_by_node.values() for name in names)
     common = [name for name, count in sorted(counts.items()) if count > (len(names_by_node) - 1) / 2]
     missing = {node: [name for name in common if name not in names] for node, names in names_by_node.items()}

@@ -197,7 +197,7 @@ def measure(context: Context, options: KubernetesOptions) -> Iterator[Observatio
     counts = {"nodes": len(nodes), "nodes_usable": len(nodes) - len(unusable), "nodes_missing": missing}
     yield from metrics(METRICS, counts)
     require_nodes(nodes, settings)
-    yield from _states(nodes, settings.tolerations)
+    yield from _state_metrics(nodes, settings.tolerations)
     yield from _gpu_metrics(nodes, context.expected_gpus)
     yield from _device_metrics(nodes, devices)
     yield from _topology_metrics(nodes)
@@ -223,7 +223,7 @@ def _barriers(node: Node, tolerations: Sequence[Toleration]) -> list[str]:
     return cordoned + [f"taint {taint}" for taint in node.untolerated_taints(tolerations)]
 
 
-def _states(nodes: Sequence[Node], tolerations: Sequence[Toleration]) -> Iterator[Observation]:
+def _state_metrics(nodes: Sequence[Node], tolerations: Sequence[Toleration]) -> Iterator[Observation]:
     barriers = {node.name: _barriers(node, tolerations) for node in nodes}
     yield from facts(
         {

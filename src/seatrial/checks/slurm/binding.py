@@ -219,9 +219,9 @@ def _task_summary(task: Task) -> dict[str, object]:
 
 def _memory_metrics(tasks: Sequence[Task], allocations: Mapping[str, Allocation]) -> Iterator[Observation]:
     """Yield memory_confined per task; no value for a task without a readable memory cgroup."""
-    with_cgroup = [task for task in tasks if task.memory_limits]
-    yield Fact(name="memory", value={task.name: task.memory_limit for task in with_cgroup})
-    for task in with_cgroup:
+    limited_tasks = [task for task in tasks if task.memory_limits]
+    yield Fact(name="memory", value={task.name: task.memory_limit for task in limited_tasks})
+    for task in limited_tasks:
         confined = task.memory_limit is not None and task.memory_limit <= allocations[task.node].memory_bytes
         yield from metrics(METRICS, {"memory_confined": confined}, task.name)
 

@@ -20,7 +20,7 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """The uninterrupted run takes ``steps`` steps and saves at ``saved_step``, half of them, and at the end.
+    """The uninterrupted run takes ``steps`` steps and saves after ``saved_step`` (half of them) and at the end.
 
     ``rate_config``: the config whose saves and loads are timed; it saves after every step.
     """

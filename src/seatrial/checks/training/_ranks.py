@@ -1,4 +1,4 @@
-"""The slow rank and the rank that waits for data: metrics of each rank and their rules, for checks on several ranks."""
+"""Slowdown and data wait of each rank, with their rules, for trainings on several ranks."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def observations(
     """
     by_index = slowdowns(list(compute_times.values()))
     by_subject = {subject: by_index[index] for index, subject in enumerate(compute_times) if index in by_index}
-    yield Fact(name="ranks_compared", value="yes" if by_subject else f"no: {_not_compared(compute_times)}")
+    yield Fact(name="ranks_compared", value="yes" if by_subject else f"no: {_not_compared_reason(compute_times)}")
     for subject, slowdown in by_subject.items():
         yield Metric(name=SLOWDOWN, value=max(0.0, 100 * (slowdown.low - 1)), unit="%", subject=subject)
     if by_subject:
         slowest = sorted(by_subject, key=lambda subject: -by_subject[subject].ratio)
         named = [subject for subject in slowest if by_subject[subject].ratio > 1][:_MAX_NAMED] or slowest[:1]
-        yield Fact(name="slowest_ranks", value={subject: _text(by_subject[subject]) for subject in named})
+        yield Fact(name="slowest_ranks", value={subject: _slowdown_text(by_subject[subject]) for subject in named})
     shares = {
         subject: share for subject, times in data_wait_times.items() if (share := times.data_wait_share) is not None
     }
@@ -101,7 +101,7 @@ def observations(
         yield Fact(name="longest_data_waits", value=value)
 
 
-def _not_compared(ranks: Mapping[str, RankTimes]) -> str:
+def _not_compared_reason(ranks: Mapping[str, RankTimes]) -> str:
     timed = [rank for rank in ranks.values() if rank.compute_s]
     if len(ranks) < 2:
         return "fewer than 2 ranks"
@@ -113,7 +113,7 @@ def _not_compared(ranks: Mapping[str, RankTimes]) -> str:
     return "no two ranks have the same device model"
 
 
-def _text(slowdown: Slowdown) -> str:
+def _slowdown_text(slowdown: Slowdown) -> str:
     return (
         f"{slowdown.ratio:.2f} times the compute time of the other ranks (95 % interval {slowdown.low:.2f} to "
         f"{slowdown.high:.2f}, {slowdown.steps} steps)"

@@ -210,13 +210,13 @@ def efficiency(name: str, trainings: Sequence[TrainingResult], baseline: Sequenc
 
 def _median_speeds(results: Sequence[TrainingResult]) -> tuple[float | None, list[float]]:
     """The median tokens/s/GPU of concurrent trainings, and that of each window; None and no window if unknown."""
-    with_speed = [(speed, _relative_speeds(result)) for result in results if (speed := result.value(TOKENS_PER_GPU))]
-    if not with_speed:
+    known_speeds = [(speed, _relative_speeds(result)) for result in results if (speed := result.value(TOKENS_PER_GPU))]
+    if not known_speeds:
         return None, []
     windows = zip(
-        *([speed * relative for relative in relative_speeds] for speed, relative_speeds in with_speed), strict=False
+        *([speed * relative for relative in relative_speeds] for speed, relative_speeds in known_speeds), strict=False
     )
-    return median(speed for speed, _ in with_speed), [median(concurrent) for concurrent in windows]
+    return median(speed for speed, _ in known_speeds), [median(concurrent) for concurrent in windows]
 
 
 def training_observations(

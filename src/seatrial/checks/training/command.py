@@ -165,7 +165,7 @@ def measure(context: Context, options: CommandOptions) -> Iterator[Observation]:
     runs = [_create_run(context, options, gpus, number) for number in gpu_numbers]
     yield Fact(name="device", value="cuda" if gpus else "cpu")
     yield Fact(name="command", value={run.subject: shlex.join(run.argv) for run in runs})
-    for name, configured in _configured(options).items():
+    for name, configured in _configured_facts(options).items():
         yield Fact(name=name, value="yes" if configured else "no")
     results = run_all(runs, options.train_limit_s, context)
     yield Fact(name="exit_reason", value={run.subject: end_reason(result.exit_code) for run, result in results})
@@ -227,7 +227,7 @@ def cuda_device(gpu: Gpu) -> str:
     return gpu.uuid or str(gpu.index)
 
 
-def _configured(options: CommandOptions) -> dict[str, bool]:
+def _configured_facts(options: CommandOptions) -> dict[str, bool]:
     """Which metrics the options configure, as facts: rules on the others do not apply."""
     return {
         "loss_configured": options.loss_source != "none",

@@ -183,8 +183,8 @@ def _parity_observations(comparison: DdpComparison) -> Iterator[Observation]:
     yield Fact(name="data", value=f"a Markov chain with entropy {ENTROPY:.4f} nats/token, the lower bound of the loss")
     parameters = sum(parameter.numel() for parameter in comparison.model.parameters())
     yield Fact(name="parity_model", value={"parameters": parameters, "steps": len(comparison.ddp_steps)})
-    yield from _curve("loss.ddp", comparison.ddp_steps)
-    yield from _curve("loss.single_process", comparison.single_process_steps or [])
+    yield from _loss_curve("loss.ddp", comparison.ddp_steps)
+    yield from _loss_curve("loss.single_process", comparison.single_process_steps or [])
     losses = [step.loss for step in comparison.ddp_steps if math.isfinite(step.loss)]
     if losses:
         yield _metric("loss_first", losses[0])
@@ -197,7 +197,7 @@ def _parity_observations(comparison: DdpComparison) -> Iterator[Observation]:
         yield _metric("parity_max_relative_difference", comparison.max_relative_difference)
 
 
-def _curve(name: str, steps: Sequence[Step]) -> Iterator[Series]:
+def _loss_curve(name: str, steps: Sequence[Step]) -> Iterator[Series]:
     y = tuple(step.loss for step in steps if math.isfinite(step.loss))
     if y:
         x = tuple(float(step) for step in range(1, len(y) + 1))
@@ -223,7 +223,7 @@ def _speed_observations(speed: Speed, device: str) -> Iterator[Observation]:
     yield _metric("tokens_per_second", median(total), total)
     per_gpu = [tokens / ranks for tokens in total]
     yield _metric("tokens_per_second_per_gpu", median(per_gpu), per_gpu)
-    yield from _scaling(speed.scaling_efficiency())
+    yield from _scaling_observations(speed.scaling_efficiency())
     yield Fact(name="scaling_baseline", value=SCALING_BASELINE)
     settings = speed.settings
     architecture = settings.architecture()
@@ -246,7 +246,7 @@ def _precision(speed: Speed) -> str:
     return "bf16 compute, fp32 weights" if speed.settings.bf16 else "fp32"
 
 
-def _scaling(percent: Sequence[float]) -> Iterator[Observation]:
+def _scaling_observations(percent: Sequence[float]) -> Iterator[Observation]:
     """Scaling efficiency and its uncertainty; the efficiency is not reported if it is above 100 % or too noisy."""
     confidence = median_interval(percent)  # None with too few samples
     low, high = confidence or (min(percent), max(percent))

@@ -63,11 +63,11 @@ def measure(context: Context, options: FsdpOptions) -> Iterator[Observation]:
     ]
     results = yield from _results.run_stages(context, config, stages, options.limit_s)
     if context.rank == 0:
-        yield from _sharding({stack: result for stack, (result,) in results.items()})
+        yield from _sharding_observations({stack: result for stack, (result,) in results.items()})
         yield from _ranks.observations_of_trainings({"native": results["native"]}, subjects)
 
 
-def _sharding(results: Mapping[str, TrainingResult]) -> Iterator[Observation]:
+def _sharding_observations(results: Mapping[str, TrainingResult]) -> Iterator[Observation]:
     """Unsharded parameter tensors of both stacks, and memory of the native stack."""
     tensors = {stack: result.value("parameter_tensors") for stack, result in results.items() if result.metrics}
     sharded = {stack: results[stack].value("sharded_tensors") for stack in tensors}

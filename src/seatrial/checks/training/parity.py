@@ -111,11 +111,11 @@ def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Iterator[Observati
     """Metrics, curves and facts from the steps of all runs of ``training_configs``."""
     single = runs["single_process"]
     yield _metric("loss_drop", single[0]["loss"] - single[-1]["loss"])
-    yield _curve("loss.single_process", single)
+    yield _loss_curve("loss.single_process", single)
     yield Fact(name="fsdp2_variants", value="yes")
     for strategy in (*STRATEGIES, *VARIANTS):
         run = runs[strategy]
-        yield _curve(f"loss.{strategy}", run)
+        yield _loss_curve(f"loss.{strategy}", run)
         different_tokens = compare.differing_steps(run, single, "trained_tokens")
         yield _metric(f"steps_with_different_tokens.{strategy}", len(different_tokens))
         for quantity in ("loss", "grad_norm"):
@@ -173,7 +173,7 @@ def _metric(name: str, value: float) -> Metric:
     return Metric(name=name, value=value, unit=unit, subject=CLUSTER)
 
 
-def _curve(name: str, run: Sequence[StepRecord]) -> Series:
+def _loss_curve(name: str, run: Sequence[StepRecord]) -> Series:
     x, y = tuple(float(record["step"]) for record in run), tuple(record["loss"] for record in run)
     return Series(name=name, subject=CLUSTER, x=x, y=y, x_unit="step", y_unit="nats")
 

@@ -65,7 +65,7 @@ def measure(context: Context, options: ThroughputOptions) -> Iterator[Observatio
         stages.append(Stage(stage, overrides, groups, {GPU: first_subjects, NODE: nodes, ALL: []}[stage]))
     results = yield from _results.run_stages(context, config, stages, options.limit_s)
     if context.rank == 0:
-        yield from _scaling(results)
+        yield from _scaling_observations(results)
         yield from _ranks.observations_of_trainings(results, subjects)
         trainings = [result for stage_results in results.values() for result in stage_results]
         if strategies := sorted({result.value("strategy") for result in trainings if result.metrics}):
@@ -101,7 +101,7 @@ def stage_facts(ranks: int, nodes: int) -> dict[str, str]:
     }
 
 
-def _scaling(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observation]:
+def _scaling_observations(results: Mapping[str, Sequence[TrainingResult]]) -> Iterator[Observation]:
     """Efficiency of node and cluster relative to single GPUs, and of the cluster relative to single nodes."""
     for stage, baseline in ((NODE, GPU), (ALL, GPU), (ALL, NODE)):
         yield from _results.efficiency(f"{stage}_vs_{baseline}", results.get(stage, ()), results.get(baseline, ()))
