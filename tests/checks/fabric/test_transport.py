@@ -291,6 +291,14 @@ def test_interfaces_of_sockets_are_recorded(context: Context, monkeypatch: pytes
 
 
 def test_unreadable_access_to_a_device_is_named() -> None:
-    device = RdmaDevice.model_construct(name="mlx5_0", ports=(), unreadable={"verbs_accessible": "denied"})
-    rdma = RdmaFacts.model_construct(devices=(device,), unreadable={})
+    device = RdmaDevice(
+        name="mlx5_0",
+        model=None,
+        firmware=None,
+        numa_node=None,
+        verbs_accessible=None,
+        ports=(),
+        unreadable={"verbs_accessible": "denied"},
+    )
+    rdma = RdmaFacts(devices=(device,), peermem=False)
     assert transport._unreadable_states(rdma) == "mlx5_0 verbs_accessible: denied"

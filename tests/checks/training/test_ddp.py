@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from seatrial.checks.base import Context
-from seatrial.checks.training.ddp import CHECK, METRICS, _scaling
+from seatrial.checks.training.ddp import CHECK, METRICS, _scaling_observations
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Measurement, Metric, Outcome, Threshold
 from seatrial.train.markov import ENTROPY
@@ -200,7 +200,7 @@ def test_efficiency_above_100_percent_is_not_reported(runs: Runs) -> None:
 @pytest.mark.parametrize(("device", "noise"), [("cuda", Outcome.WARN), ("cpu", Outcome.SKIP)])
 def test_noisy_efficiency_warns_on_gpus(device: str, noise: Outcome) -> None:
     """On a CPU ranks share cores: the noise is recorded, and a threshold on the efficiency is an ERROR."""
-    metrics = tuple(item for item in _scaling([99, 140, 120, 60, 110, 105]) if isinstance(item, Metric))
+    metrics = tuple(item for item in _scaling_observations([99, 140, 120, 60, 110, 105]) if isinstance(item, Metric))
     measured = [Measurement(check=CHECK.name, subject="node0/rank0", metrics=metrics, facts={"device": device})]
     verdicts = outcomes(measured)
     assert (verdicts["scaling_above_limit"], verdicts["scaling_noise"]) == (Outcome.PASS, noise)
@@ -221,7 +221,7 @@ def test_noisy_efficiency_warns_on_gpus(device: str, noise: Outcome) -> None:
     ],
 )
 def test_scaling_limits(percent: list[float], above_limit: float, reported: bool) -> None:
-    metrics = {item.name: item for item in _scaling(percent) if isinstance(item, Metric)}
+    metrics = {item.name: item for item in _scaling_observations(percent) if isinstance(item, Metric)}
     assert metrics["scaling_above_limit"].value == pytest.approx(above_limit)
     assert ("scaling_efficiency" in metrics) is reported
     assert metrics["scaling_above_limit"].samples == tuple(percent)
