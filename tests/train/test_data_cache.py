@@ -21,7 +21,7 @@ def rows(tmp_path: Path) -> Path:
 def test_a_training_uses_the_prepared_rows_and_names_the_reason_of_a_miss(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(data_cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(data_cache.CACHE_VARIABLE, str(tmp_path / "cache"))
     first, second = preprocess(settings(rows)), preprocess(settings(rows))
     assert first is not None
     assert second is not None
@@ -33,7 +33,7 @@ def test_a_training_uses_the_prepared_rows_and_names_the_reason_of_a_miss(
     assert capfd.readouterr().err == f"prepared data: hit, {first['folder']}\n"
     assert not (tmp_path / "out").exists()
     monkeypatch.undo()
-    monkeypatch.setenv(data_cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(data_cache.CACHE_VARIABLE, str(tmp_path / "cache"))
     other = prepare(settings(moved, "seq_len=16"), tmp_path / "out")
     assert other.tokens.shape[1] == 17 != used.tokens.shape[1]
     err = capfd.readouterr().err

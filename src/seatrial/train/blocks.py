@@ -35,7 +35,7 @@ class DatasetInfo:
 
 
 def prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
-    """The blocks of the rows in data.path, from ``folder`` or the cache; written to ``folder`` if missing.
+    """The blocks of the rows in data.path, from ``folder`` or SEATRIAL_DATA_CACHE; written to ``folder`` if missing.
 
     Raises UsageError if data or tokenizer cannot be read, SeatrialError or OSError if the blocks cannot be written.
     """

@@ -21,14 +21,14 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 from seatrial.util.input_files import open_file, read_json
 
-VARIABLE = "SEATRIAL_DATA_CACHE"  # used if data.cache is not set: `seatrial preprocess` writes it, trainings read it
+CACHE_VARIABLE = "SEATRIAL_DATA_CACHE"  # without data.cache: `seatrial preprocess` writes the folder, trainings read it
 KEY_FILE = "key.json"
-FORMAT = 1  # in every key: increase it if seatrial makes other tokens of the same rows
-# of a tokenizer's folder, which may also hold the weights of its model
+FORMAT = 1  # in every key: increase it with each change of seatrial that changes the tokens of the same rows
+# The files of a tokenizer's folder that determine the tokens; the folder may also hold the weights of a model
 _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 
-Key = Mapping[str, Any]  # values of JSON
-Version = tuple[int, int, int] | None
+Key = Mapping[str, Any]  # JSON values
+Version = tuple[int, int, int] | None  # inode, size and modification time; None for a missing file
 
 
 class Prepared(NamedTuple):
@@ -61,16 +61,16 @@ def content(path: Path, description: str) -> dict[str, str]:
 
 
 def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared:
-    """The existing folder of ``key`` below ``folder`` or the cache of the environment; else the folder to write.
+    """The existing folder of ``key`` in ``folder`` or SEATRIAL_DATA_CACHE; else the folder to write.
 
-    ``folder``: data.cache, or a folder of the run. A training never writes to the cache of the environment.
-    Raises UsageError for a damaged folder in a cache.
+    ``folder``: data.cache, or a folder of the run. A training never writes to SEATRIAL_DATA_CACHE. Raises UsageError
+    for a damaged folder in a cache.
     """
-    shared = os.environ.get(VARIABLE)
+    environment_cache = os.environ.get(CACHE_VARIABLE)
     name = f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
-    folders = [folder, *([Path(shared)] if shared and not config.data.cache else [])]
+    folders = [folder, *([Path(environment_cache)] if environment_cache and not config.data.cache else [])]
     hit = next((parent / name for parent in folders if (parent / name).is_dir()), None)
-    if not (config.data.cache or shared):
+    if not (config.data.cache or environment_cache):
         return Prepared(hit or folder / name, hit is not None, "")
     if hit and _difference(hit, key) != (hit.name, []):
         raise UsageError(
@@ -108,10 +108,10 @@ def _field_difference(name: str, cached: Any, needed: Any) -> str:
 
 @contextmanager
 def write(folder: Path, key: Key, inputs: Mapping[Path, Version]) -> Iterator[Path]:
-    """Yield a temporary folder that becomes ``folder``; a folder that another process finished meanwhile is kept.
+    """Yield a temporary folder that becomes ``folder``, unless another process has finished ``folder`` meanwhile.
 
-    ``inputs``: versions of the files, read before ``key`` was computed. Raises DiskFullError, OSError, and UsageError
-    if one of them has changed.
+    ``inputs``: versions of the input files from before ``key`` was computed. Raises DiskFullError, OSError, and
+    UsageError if an input file has changed.
     """
     with atomic_write_folder(folder) as temporary:
         yield temporary

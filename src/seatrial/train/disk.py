@@ -139,7 +139,10 @@ def _reports_disk_full(error: BaseException) -> bool:
 
 
 def _is_full(path: Path) -> bool:
-    """Whether writing a probe file next to ``path`` fails for lack of space; True if a file size limit is set."""
+    """Whether writing a probe file next to ``path`` fails for lack of space.
+
+    True also with a file size limit (ulimit -f), which a small probe file does not reach.
+    """
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         return True
     try:

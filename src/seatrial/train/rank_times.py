@@ -1,8 +1,9 @@
 """The compute time of each rank compared with that of the other ranks, and its wait for data. Pure; no torch.
 
-Step times are equal on all ranks, since each step waits for the slowest. The time of a rank up to its last gradient
-contains no wait for other ranks with DDP, so it shows which rank the others wait for. With FSDP2 the forward passes of
-the innermost groups do, each timed after its weights were gathered; with stack hf and DDP the forward pass.
+Step times are equal on all ranks, since each step waits for the slowest rank. Compute time contains no wait for other
+ranks, so it shows which rank the others wait for. With DDP it ends at the last gradient of the rank. With FSDP2 it is
+the time of the forward passes of the innermost groups, each timed after its weights were gathered; with stack hf and
+DDP, the time of the forward pass.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Sample = tuple[list[int], list[bool]]  # tokens, and for each whether it is trai
 
 
 def prepare(config: TrainConfig, folder: Path) -> data_cache.Prepared:
-    """The blocks of the rows in data.path or generated, from ``folder`` or the cache; written if missing.
+    """The blocks of the rows in data.path or generated, from ``folder`` or SEATRIAL_DATA_CACHE; written if missing.
 
     Not for the layout markov_chain, which has no rows. Raises UsageError if rows or tokenizer cannot be read, OSError
     or DiskFullError if the blocks cannot be written.
@@ -64,7 +64,7 @@ def print_rejected(numbers: Mapping[str, Any]) -> None:
 
 
 def _key(config: TrainConfig, tokenizer: str | None) -> data_cache.Key:
-    """Everything that determines the blocks. The content of a Hub repository is not known: its name stands for it."""
+    """Everything that determines the blocks. The content of a Hub repository is not known: the key has its name."""
     data = config.data
 
     def content(name: str, description: str) -> Any:
@@ -79,13 +79,9 @@ def _key(config: TrainConfig, tokenizer: str | None) -> data_cache.Key:
         "data": content(data.path, "the data") if data.path else {"generated with seed": str(config.seed)},
         # a missing tokenizer is an error of tokenization.load
         "tokenizer": content(tokenizer, "the tokenizer")
-        if tokenizer and _exists(tokenizer)
+        if tokenizer and (hub.hub_repository(tokenizer) or Path(tokenizer).exists())
         else tokenizer or "trained",
     }
-
-
-def _exists(name: str) -> bool:
-    return bool(hub.hub_repository(name)) or Path(name).exists()
 
 
 def _write_files(config: TrainConfig, folder: Path) -> None:
