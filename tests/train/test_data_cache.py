@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model import SeatrialError, UsageError
+from seatrial.model import UsageError
 from seatrial.train import blocks, data_cache
 from seatrial.train.preprocess import preprocess
 from tests.train.prepared import names, prepare, settings, write_rows
@@ -60,9 +60,17 @@ def test_a_damaged_folder_is_named_and_not_used(rows: Path, tmp_path: Path) -> N
     result = preprocess(config)
     assert result
     folder = Path(result["folder"])
+    tokens = (folder / blocks.BLOCKS_FILE).read_bytes()
+    (folder / blocks.BLOCKS_FILE).write_bytes(tokens[:-1] + b"\x7f")  # the same size: only preprocess reads it
+    assert prepare(config, tmp_path / "cache").tokens.size
+    with pytest.raises(UsageError, match=f"{folder} is damaged: blocks.npy has sha256"):
+        preprocess(config)
     (folder / blocks.BLOCKS_FILE).write_bytes(b"")  # after a crash of the machine
-    with pytest.raises(SeatrialError, match=f"prepared data in {folder}: .* Remove this folder"):
-        prepare(config, tmp_path / "cache")
+    for use in (preprocess, lambda _: prepare(config, tmp_path / "cache")):
+        with pytest.raises(
+            UsageError, match=f"{folder} is damaged: blocks.npy has bytes 0, written with {len(tokens)}"
+        ):
+            use(config)
     (folder / data_cache.KEY_FILE).write_bytes(b"")
     with pytest.raises(UsageError, match=f"{folder} is damaged"):
         preprocess(config)

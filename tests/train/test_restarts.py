@@ -82,7 +82,7 @@ def test_a_training_that_an_earlier_start_completed_is_not_repeated(
     restarts.record(settings, tmp_path, 0)
     monkeypatch.setenv(restarts.COUNT_VARIABLE, "1")
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # its first start failed, such as in the prolog
-    with pytest.raises(UsageError, match="of another training than job 7"):
+    with pytest.raises(UsageError, match="was not written by job 7"):
         command.run(settings, tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "6")
     assert command.run(settings, tmp_path) == {"out": "here"}
