@@ -77,7 +77,7 @@ def measure_connectivity(participants: Participants, resolve: Callable[[str], Se
 
 
 class ConnectivityProbe:
-    """Listens, connects to all other participants, and measures the connections."""
+    """Listens on this node, connects to all other participants, and measures the connections."""
 
     def __init__(self, index: int, names: Sequence[str]) -> None:
         # Starting with the next node, so that not all nodes connect to the same one at once

@@ -1,4 +1,4 @@
-"""Speed of the CPUs, the memory and a local disk of one node, in seconds and without torch.
+"""Speed of the CPUs, the memory and a local disk of one node; the tests take seconds and need no torch.
 
 Python's threads suffice: the kernels (PBKDF2 of OpenSSL, memmove of libc, system calls) run without the interpreter's
 lock. The rates are for comparison with nodes of the same CPU model, not with other benchmarks.
@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 from threading import Barrier
 
-WINDOWS = 3
-_CALIBRATION_ITERATIONS = 2000
+WINDOWS = 3  # the median is not that of one disturbed window
+_CALIBRATION_ITERATIONS = 2000  # less than a millisecond: the basis for the number of iterations of a window
 COPY_BYTES = 2**25  # per thread and buffer: two of them exceed a thread's share of any cache
 DISK_CHUNK_BYTES = 2**22
 _START_TIMEOUT_S = 30.0  # until all threads have their memory
@@ -29,7 +29,7 @@ _START_TIMEOUT_S = 30.0  # until all threads have their memory
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    """Sequential rates in GB/s with O_DIRECT, and the number of bytes."""
+    """Sequential rates ``write`` and ``read`` in GB/s with O_DIRECT, and the ``size`` of the file in bytes."""
 
     write: float
     read: float

@@ -1,8 +1,8 @@
 """Tries the rendezvous of a job before torchrun: ``python -m seatrial.bench.rendezvous ADDRESS PORT KEY`` on each node.
 
-The first node (SLURM_NODEID 0) listens; the others resolve the address and connect. A node that cannot prints one line,
-``preflight: NODE: …``, which ends the job: torchrun would wait for minutes, and name no node. The exit code is 0: after
-any other, srun would end the other nodes before they have printed their lines.
+The first node (SLURM_NODEID 0) listens; the others resolve the address and connect. KEY identifies the job. A node that
+fails prints one line, ``preflight: NODE: …``, which ends the job: torchrun would wait for minutes and name no node. The
+exit code is 0: after any other, srun would end the other nodes before they have printed their lines.
 
 A pod of Kubernetes adds its INDEX, the number of NODES and the SECONDS within which all pods start; until then the name
 of the first pod may not exist. Its exit code is 1 after a problem.
@@ -71,21 +71,21 @@ def serve(port: int, token: bytes, clients: int, limit_s: float) -> str:
         listener = listen(port)
     except OSError as error:
         return f"cannot listen on port {port} for the rendezvous: {error_text(error)}"
-    deadline, answers = time.monotonic() + limit_s, list[Thread]()
+    deadline, answering = time.monotonic() + limit_s, list[Thread]()
     with listener:
-        while len(answers) < clients and (left_s := deadline - time.monotonic()) > 0:
+        while len(answering) < clients and (left_s := deadline - time.monotonic()) > 0:
             listener.settimeout(left_s)
             with suppress(OSError):
                 connection, _ = listener.accept()
-                answers.append(Thread(target=_answer, args=(connection, token), daemon=True))
-                answers[-1].start()
-        for answer in answers:
-            answer.join(max(0.0, deadline - time.monotonic()))
+                answering.append(Thread(target=_answer, args=(connection, token), daemon=True))
+                answering[-1].start()
+        for thread in answering:
+            thread.join(max(0.0, deadline - time.monotonic()))
     return ""
 
 
 def _answer(connection: socket.socket, token: bytes) -> None:
-    """Send the token and wait for the client's end, so that the port is free for torchrun at once."""
+    """Send the token and wait until the client has closed the connection, so that torchrun can use the port at once."""
     with connection, suppress(OSError):
         connection.settimeout(CONNECT_LIMIT_S)
         connection.sendall(token)
