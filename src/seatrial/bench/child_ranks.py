@@ -29,7 +29,7 @@ from seatrial.util.failures import Failure, exit_hint, exit_reason, first_failur
 from seatrial.util.node_name import node_name
 
 _POLL_S = 0.05  # between looks at this rank's child process
-_READY_POLL_S = 0.5
+_READY_POLL_S = 0.5  # between reads of the number of ready children in the store
 _STORE_POLL_S = 1.0  # between reads of the store, which thousands of ranks may read
 _STDERR_CHARACTERS = 1500  # the end of a failed child's stderr that its error quotes
 EXIT_TIMEOUT = 124  # as timeout(1)

@@ -28,7 +28,7 @@ from seatrial.bench.tcp import (
 from seatrial.util.resolver import RESOLVE_TIMEOUT_S
 from seatrial.util.text import error_text
 
-MAX_PARALLEL_CONNECTS = 32
+MAX_PARALLEL_CONNECTS = 32  # threads per node
 PINGS = 10  # per pair, so that at least one of them is not delayed by a queue
 _TIMESTAMPS = struct.Struct("!dd")
 

@@ -23,7 +23,7 @@ from threading import Barrier
 WINDOWS = 3  # the median is not that of one disturbed window
 _CALIBRATION_ITERATIONS = 2000  # less than a millisecond: the basis for the number of iterations of a window
 COPY_BYTES = 2**25  # per thread and buffer: two of them exceed a thread's share of any cache
-DISK_CHUNK_BYTES = 2**22
+DISK_CHUNK_BYTES = 2**22  # per read or write
 _START_TIMEOUT_S = 30.0  # until all threads have their memory
 
 

@@ -1,4 +1,4 @@
-"""Metadata operations on many empty files in one folder: create, stat, list, unlink, each for a limited time.
+"""Metadata operations on many empty files in one folder: create and stat for a limited time, then list and unlink.
 
 Files of a killed run stay behind in a folder whose name begins with PREFIX; ``remove_leftovers`` removes them.
 """

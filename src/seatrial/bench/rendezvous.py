@@ -5,7 +5,7 @@ fails prints one line, ``preflight: NODE: …``, which ends the job: torchrun wo
 exit code is 0: after any other, srun would end the other nodes before they have printed their lines.
 
 A pod of Kubernetes adds its INDEX, the number of NODES and the SECONDS within which all pods start; until then the name
-of the first pod may not exist. Its exit code is 1 after a problem.
+of the first pod may not exist. The exit code in a pod is 1 after a problem.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from seatrial.bench.tcp import Endpoint, listen, open_connection, resolve_names
 from seatrial.util.resolver import resolve
 from seatrial.util.text import error_text
 
-# Between the first and the last start of a node: seconds with srun, more with containers or Python on a busy filesystem
+# How long nodes wait for each other. They start within seconds with srun, later with containers or a busy filesystem
 CONNECT_LIMIT_S, LISTEN_LIMIT_S = 30.0, 60.0
-_RETRY_S = 0.2
-_LOOKUP_RETRY_S = 2.0  # many pods ask one DNS service
-_TOKEN_BYTES = 16
+_RETRY_S = 0.2  # between two attempts to connect
+_LOOKUP_RETRY_S = 2.0  # between two lookups: many pods ask one DNS service
+_TOKEN_BYTES = 16  # which open_connection reads
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -53,11 +53,11 @@ def try_pod(address: str, port: int, token: bytes, *, index: int, nodes: int, li
     """Listen in pod 0, connect in the others; return why this is not possible within ``limit_s``, else empty."""
     if index == 0:
         return serve(port, token, nodes - 1, limit_s)
-    deadline, reported = time.monotonic() + limit_s, ""
+    deadline, printed = time.monotonic() + limit_s, ""
     while (problem := resolve_names([address], resolve)[address].problem) and time.monotonic() < deadline:
-        if problem != reported:  # in the job's log, if seatrial ends the job before the limit
+        if problem != printed:  # for the job's log, if seatrial ends the job before the limit
             print(f"waiting for the address of the first pod, {address}: {problem}", file=sys.stderr, flush=True)
-        reported = problem
+        printed = problem
         time.sleep(_LOOKUP_RETRY_S)
     return connect(address, port, token, max(0.0, deadline - time.monotonic()))
 
@@ -93,7 +93,7 @@ def _answer(connection: socket.socket, token: bytes) -> None:
 
 
 def connect(address: str, port: int, token: bytes, limit_s: float) -> str:
-    """Connect to the first node; return why this is not possible, else empty. A refusal is retried for ``limit_s``."""
+    """Connect to the first node; return why this is not possible, else empty. It tries for ``limit_s``."""
     lookup = resolve_names([address], resolve)[address]
     if lookup.problem:
         return f"cannot resolve the address of the rendezvous, {address} (port {port}): {lookup.problem}"

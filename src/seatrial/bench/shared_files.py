@@ -28,10 +28,10 @@ REPLACE_S = 0.2  # duration of the first attempt of the rename probe
 PAGE_RECORDS = 1024  # of 4 bytes: one page
 MIN_REPLACEMENTS = 100  # per attempt, on a slow filesystem too
 RECORDS = 50  # appended by each participant
-RECORD_BYTES = 64
+RECORD_BYTES = 64  # of a record, and of the content of other small files
 APPEND_INTERVAL_S = 0.001  # so that the records of a participant are written separately
 LOCK_TURNS = 20  # per participant, if there are two
-LOCK_HOLD_S = 0.001
+LOCK_HOLD_S = 0.001  # how long a participant holds the lock in each turn
 LOCK_TIMEOUT_S = 20.0  # no participant holds the lock longer than LOCK_HOLD_S
 
 

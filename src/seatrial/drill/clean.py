@@ -16,7 +16,7 @@ from seatrial.drill.injection import Injection
 from seatrial.drill.runner import record_of, unmet_need
 from seatrial.model import Frozen, SeatrialError, Trial, UsageError
 
-CONFIDENCE = 0.95
+CONFIDENCE = 0.95  # of ``upper_bound``
 
 
 class Alarm(Frozen):
@@ -178,7 +178,7 @@ def upper_bound(events: int, runs: int) -> float:
     if events >= runs:
         return 1.0
     low, high = events / runs, 1.0
-    for _ in range(60):
+    for _ in range(60):  # bisection to the precision of a float
         share = (low + high) / 2
         at_most = sum(math.comb(runs, k) * share**k * (1 - share) ** (runs - k) for k in range(events + 1))
         low, high = (share, high) if at_most > 1 - CONFIDENCE else (low, share)

@@ -24,7 +24,7 @@ from seatrial.util import processes
 from seatrial.util.input_files import read_json
 from seatrial.worker import Heartbeat
 
-POLL_S = 0.1
+POLL_S = 0.1  # between looks at the trial
 _CANCEL_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL: a trial writes its reports, or cancels its Slurm job
 _NEW_MOUNTS = ("unshare", "--mount", "--propagation", "private")
 

@@ -43,10 +43,10 @@ def decide(
     """The decision on a trial; ``required`` maps each check to whether the decision needs it.
 
     ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early. So do
-    ``untested_nodes``, which the reason of REJECTED names too. The reason of
-    ACCEPTED lists the thresholds that were not evaluated and counts the checks in ``metrics_without_threshold``.
-    A trial that used no GPU (``cpu_only``) is accepted only with ``cpu_only_requested``.
-    Every reason ends with the ``notes``, such as the baseline that the verdicts use.
+    ``untested_nodes``, which the reason of REJECTED names too. The reason of ACCEPTED lists the thresholds that were
+    not evaluated and counts the checks in ``metrics_without_threshold``. A trial that used no GPU (``cpu_only``) is
+    accepted only with ``cpu_only_requested``. Every reason ends with the ``notes``, such as the baseline that the
+    verdicts use.
     """
     outcomes = _outcomes_by_check(verdicts)
     reason_code = None
@@ -138,7 +138,7 @@ def _threshold_messages(verdicts: Sequence[Verdict], outcome: Outcome) -> list[s
 def _missing_results(
     required: Mapping[str, bool], verdicts: Sequence[Verdict], excluded_checks: Mapping[str, str]
 ) -> list[str]:
-    """The reasons against acceptance: excluded, inconclusive and missing checks."""
+    """The reasons against acceptance: checks that are bad, not measured, excluded or not in the configuration."""
     outcomes = _outcomes_by_check(verdicts)
     not_measured = {verdict.check for verdict in verdicts if Reason.NOT_MEASURED in verdict.reasons}
     needed = [name for name, is_required in required.items() if is_required]

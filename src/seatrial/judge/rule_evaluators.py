@@ -65,7 +65,7 @@ class RuleEvaluators:
             if self._rule.peer_fail_below:
                 node_peers = self._peer_groups.node_group_of(group.model, metric.subject)
         key = group, peers, node_peers, metric.unit
-        if key != self._last_key:  # the pairs of a node have the same key
+        if key != self._last_key:  # successive subjects often have the same key, such as the pairs of a node
             self._last_key, self._last_evaluator = key, self._evaluator(group, peers, node_peers, metric.unit)
         verdict = self._last_evaluator.verdict(metric)
         if self._rule.single_metric and verdict.outcome not in _FAIL_OR_ERROR:

@@ -42,9 +42,9 @@ def prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
     data, path = settings.data, Path(settings.data.path or "")
     inputs = {file: data_cache.version(file) for file in (path, *([Path(data.tokenizer)] if data.tokenizer else []))}
     key = {
-        **data_cache.options(settings, "tokenizers"),
-        "data": data_cache.content(path, "the data"),
-        "tokenizer": data_cache.content(Path(data.tokenizer), "the tokenizer") if data.tokenizer else "trained",
+        **data_cache.common_key(settings, "tokenizers"),
+        "data": data_cache.content_hashes(path, "the data"),
+        "tokenizer": data_cache.content_hashes(Path(data.tokenizer), "the tokenizer") if data.tokenizer else "trained",
         "samples": data.samples,
     }
     prepared = data_cache.locate(settings, folder, PREFIX, key)

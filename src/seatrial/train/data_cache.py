@@ -1,6 +1,6 @@
 """Prepared data on disk: one folder per key, named after a hash of everything that determines its tokens.
 
-``key.json`` in the folder holds the key: SHA-256 of data and tokenizer, and the options; and size and SHA-256 of each
+``key.json`` in the folder holds the key (SHA-256 of data and tokenizer, and the options), and size and SHA-256 of each
 other file. A folder is renamed when it is complete, so that no process reads a partial one. A training compares the
 sizes, `seatrial preprocess` also the digests. No torch: a login node may not have it.
 """
@@ -41,7 +41,7 @@ class Prepared(NamedTuple):
     message: str
 
 
-def options(config: TrainConfig, *packages: str) -> dict[str, Any]:
+def common_key(config: TrainConfig, *packages: str) -> dict[str, Any]:
     """The part of a key that both stacks share; ``packages``: those whose version may change the tokens."""
     return {
         "format": FORMAT,
@@ -51,7 +51,7 @@ def options(config: TrainConfig, *packages: str) -> dict[str, Any]:
     }
 
 
-def content(path: Path, description: str) -> dict[str, str]:
+def content_hashes(path: Path, description: str) -> dict[str, str]:
     """Suffix → SHA-256 of a file, or file name → SHA-256 of the tokenizer's files in a folder. Raises UsageError."""
     try:
         if not path.is_dir():
@@ -74,8 +74,8 @@ def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared
     hit = next((parent / name for parent in folders if (parent / name).is_dir()), None)
     if not (config.data.cache or environment_cache):
         return Prepared(hit or folder / name, hit is not None, "")
-    if hit and _difference(hit, key) != (hit.name, []):
-        raise _damaged(hit, f"{KEY_FILE} is missing or differs")
+    if hit and _key_difference(hit, key) != (hit.name, []):
+        raise _damage_error(hit, f"{KEY_FILE} is missing or differs")
     if hit:
         _compare_files(hit, lambda path: {"bytes": path.stat().st_size})
         return Prepared(hit, True, f"prepared data: hit, {hit}")
@@ -95,12 +95,12 @@ def _compare_files(folder: Path, read: Callable[[Path], Mapping[str, Any]]) -> N
         for name, expected in recorded.items():
             for field, value in read(folder / name).items():
                 if value != expected[field]:
-                    raise _damaged(folder, f"{name} has {field} {value}, written with {expected[field]}")
+                    raise _damage_error(folder, f"{name} has {field} {value}, written with {expected[field]}")
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise _damaged(folder, f"its files cannot be compared with {KEY_FILE}: {error}") from error
+        raise _damage_error(folder, f"its files cannot be compared with {KEY_FILE}: {error}") from error
 
 
-def _damaged(folder: Path, problem: str) -> UsageError:
+def _damage_error(folder: Path, problem: str) -> UsageError:
     return UsageError(f"{folder} is damaged: {problem}. Remove this folder; the next call writes it again")
 
 
@@ -110,14 +110,14 @@ def _properties(path: Path) -> dict[str, Any]:
 
 def _miss_reason(cache: Path, prefix: str, key: Key) -> str:
     """The differences to the most similar key in ``cache``."""
-    differences = [difference for path in cache.glob(f"{prefix}-*") if (difference := _difference(path, key))]
+    differences = [difference for path in cache.glob(f"{prefix}-*") if (difference := _key_difference(path, key))]
     if not differences:
         return "it has no data of this kind (`seatrial preprocess CONFIG` writes it)"
     name, fields = min(differences, key=lambda difference: len(difference[1]))
     return f"{name} differs in {', '.join(fields)}"
 
 
-def _difference(folder: Path, key: Key) -> tuple[str, list[str]] | None:
+def _key_difference(folder: Path, key: Key) -> tuple[str, list[str]] | None:
     """Name of ``folder``, and the fields in which its key differs; None if it is not complete or not readable."""
     try:
         other = read_json(folder / KEY_FILE)

@@ -77,7 +77,7 @@ def train_without_error_propagation(
             phases.end_phase("build")
             completed_steps = trainer.resume(out) if settings.checkpoint.resume else 0
             if world.is_rank0:
-                restarts.record(settings, out, completed_steps)
+                restarts.record_start(settings, out, completed_steps)
             records = trainer.run(completed_steps, out, phases)
         report = metrics.report(settings, world, trainer.run_record(records), phases)
         report |= {"out": str(out), "final": None}

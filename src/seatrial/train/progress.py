@@ -175,7 +175,7 @@ def _open_tensorboard(out: Path, completed_steps: int) -> Any:
 
 
 def _existing_run_error(out: Path) -> UsageError:
-    if restarts.count():
+    if restarts.restart_count():
         return UsageError(
             f"Slurm restarted this job, and {out} contains the run of its first start: to resume it, submit the job "
             "with --set checkpoint.requeue=true --set checkpoint.every=STEPS"
@@ -185,7 +185,7 @@ def _existing_run_error(out: Path) -> UsageError:
 
 def _lock(file: TextIO, out: Path) -> None:
     # a filesystem keeps the lock of a lost node for a while, 90 s by default with NFSv4
-    deadline = time.monotonic() + (LOCK_TIMEOUT_S if restarts.count() else 0)
+    deadline = time.monotonic() + (LOCK_TIMEOUT_S if restarts.restart_count() else 0)
     while not (locked := journal.lock(file.fileno(), out)) and time.monotonic() < deadline:
         time.sleep(1)
     if not locked:

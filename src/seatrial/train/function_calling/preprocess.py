@@ -24,7 +24,7 @@ from seatrial.util.input_files import MAX_RECORD_BYTES, open_file, read_bytes
 
 Split = Literal["train", "seen", "unseen"]
 SPLITS: tuple[Split, ...] = ("train", "seen", "unseen")
-EXAMPLES_PER_REASON = 3
+EXAMPLES_PER_REASON = 3  # rejected rows that the report quotes for each reason
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from seatrial.model import UsageError
 from seatrial.train import disk
 from seatrial.train.train_config import HUB_PREFIX, TrainConfig
 
-PROBE_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 5.0  # for a TCP connection to the Hub
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 LOGIN_HINT = "Request access on the repository's page, then run `hf auth login` or set HF_TOKEN."
 LOCAL_HINT = (

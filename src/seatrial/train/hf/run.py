@@ -50,7 +50,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
             if checkpoints.saved_step(checkpoint) >= config.max_steps:
                 raise SeatrialError(f"cannot resume {out}: all of its {config.max_steps} steps are done")
         if world.is_rank0:
-            restarts.record(config, out, checkpoints.saved_step(checkpoint) if checkpoint else 0)
+            restarts.record_start(config, out, checkpoints.saved_step(checkpoint) if checkpoint else 0)
         try:
             with safe_loading.weights_only(*_deepspeed_classes(config)):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
