@@ -59,6 +59,7 @@ def relative_error(dtype: str, size: int, device: str) -> float:
 
 
 def _error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
+    """The ``relative_error`` of ``product``, which was computed from ``a`` and ``b``."""
     exact = a[::CHECKED_ROW_STRIDE].double() @ b.double()
     error = float((product[::CHECKED_ROW_STRIDE].double() - exact).abs().max() / exact.abs().max())
     return error if math.isfinite(error) else NON_FINITE_ERROR
@@ -66,7 +67,7 @@ def _error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class BurnResult:
-    """``changed_products``: windows whose last product differs from the first product; ``error``: as relative_error."""
+    """``changed_products``: windows whose last product differs from the first; ``error``: see relative_error."""
 
     timing: DeviceTiming
     changed_products: int

@@ -84,7 +84,7 @@ def run_transfers(
 def _run_programs(
     transfers: Sequence[Transfer], argv: Mapping[str, Sequence[str]], address: str, files: Path, limit_s: float
 ) -> dict[tuple[str, str], ProgramResult]:
-    """The results of this rank's programs by key and side; ``address``: that of this node for clients."""
+    """The results of this rank's programs by key and side; ``address``: of this node, for the clients."""
     rank = dist.get_rank()
     store_barrier()
     servers: dict[str, _Running | ProgramResult] = {}

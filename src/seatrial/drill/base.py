@@ -103,7 +103,7 @@ class DrillResult(Frozen):
     """The result of one drill. ``could_not_run``: why it could not run here; the other fields are then empty.
 
     ``seconds``: from the injection, or from the start of the trial if that is later, to the end of the trial.
-    ``action_right``: None for a refusal, which has no action. ``problems``: the expected and the read value of each
+    ``action_right``: None for a refusal, which has no action. ``problems``: the expected and the reported value of each
     part that does not hold.
     """
 

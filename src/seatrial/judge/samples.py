@@ -50,7 +50,7 @@ def violation(
 
 
 def slow_windows(check: str, metric: Metric) -> Verdict | None:
-    """A FAIL if the share of slow windows is significant, a WARN if it is notable; None otherwise.
+    """A FAIL if there are clearly more slow windows than in a healthy run, a WARN if probably or if one is very slow.
 
     Only rates and times are judged, relative to the metric's own median, so that no reference value is needed.
     """

@@ -80,7 +80,7 @@ class PhaseAxis:
     """Time axis of a phase, in seconds, without the pauses between its checks.
 
     The axis consists of segments. A segment begins on each node with its first check there, and is as long as on the
-    slowest node. ``cuts``: begin of each segment. ``spans``: the checks of the node that ran the most.
+    slowest node. ``cuts``: where each segment begins. ``spans``: the checks of the node that ran most checks.
     """
 
     def __init__(self, intervals: Intervals, hz: float) -> None:

@@ -22,8 +22,8 @@ IGNORE_INDEX = -100  # targets without loss, as in torch and transformers
 class DatasetInfo:
     """Description of the blocks. ``rows``: rows read, or sequences generated.
 
-    ``entropy_bound``: lowest possible loss in nats per token, None if unknown. ``details``: with stack hf, the number
-    of rejected rows by reason and the fraction of padding.
+    ``entropy_bound``: lowest possible loss in nats per token, None if unknown. ``details``: with stack hf, the folder
+    of the blocks and the content of its report.json.
     """
 
     source: str

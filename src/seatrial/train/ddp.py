@@ -23,7 +23,7 @@ from seatrial.util.node_name import node_name
 # Small on CPUs and GPUs: one process repeats the work of all ranks in seconds.
 SMALL_CONFIG = "tiny/ddp"
 BATCH_OVERRIDES: tuple[str, ...] = ("bsz=4",)  # sequences per rank and step, for the single-process comparison
-TINY_OVERRIDES = ("model.layers=1", "model.width=64", "seq_len=32")
+TINY_OVERRIDES = ("model.layers=1", "model.width=64", "seq_len=32")  # for ``endless_training``
 
 # DDP rebuilds its buckets after the first step; allocator and clocks stabilize in the following ones.
 UNTIMED_STEPS = 5

@@ -118,7 +118,7 @@ def filesystem_usage(path: Path) -> str:
 
 
 def _error_chain(error: BaseException) -> list[BaseException]:
-    """``error``, its cause or context, and so on."""
+    """``error`` and the errors that caused it (cause or context of each), nearest first."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:

@@ -26,7 +26,7 @@ TERMINAL_INTERVAL_S = 1.0  # of the progress line on a terminal
 
 @dataclass(frozen=True)
 class Step:
-    """One step of all ranks; times are those of this rank. None: unknown to the stack.
+    """One step of all ranks; times are those of this rank. A value that the stack does not know is None.
 
     ``loss``: nats per trained token. ``tokens``: all positions, including padding; ``trained_tokens``: those with a
     loss. ``compute_s``: compute time of this rank without waits for other ranks: from the start to its last gradient;

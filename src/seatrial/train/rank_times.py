@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from seatrial.train.progress import Step
 
 MIN_STEPS = 6  # the smallest sample whose median has a 95 % confidence interval
-MAX_STEPS = 200  # of the last steps that a rank reports: enough for an interval of a few percent
+MAX_STEPS = 200  # a rank reports the times of at most the last 200 steps: enough for an interval of a few percent
 _NAMES = ("compute_s", "data_wait_s", "seconds")  # of RankTimes, Step and metrics.json
 
 

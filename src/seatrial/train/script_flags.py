@@ -53,7 +53,7 @@ def overrides_from_flags(arguments: Sequence[str]) -> list[str]:
 def overrides_from_run_args(path: Path) -> list[str]:
     """The overrides in a run_args.json, of seatrial or of a script: an object with keys of the config, dotted or not.
 
-    Raises UsageError if the file cannot be read or a key is unknown under this name.
+    Raises UsageError if the file cannot be read or a key is no key of the config.
     """
     try:
         arguments = read_json(path)

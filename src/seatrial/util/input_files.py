@@ -37,9 +37,9 @@ class Readable(Protocol):
 def open_file(path: Path, pipes: bool = False) -> BinaryIO:
     """Open a regular file, or with ``pipes`` also a pipe, which is empty while no process writes to it.
 
-    Raises OSError for any other, where a read may block or never end.
+    Raises OSError for any other file: reading it may block or never end.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without it, opening a FIFO blocks
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without O_NONBLOCK, opening a FIFO blocks
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode) or (pipes and stat.S_ISFIFO(mode)):
         os.set_blocking(descriptor, True)

@@ -119,7 +119,7 @@ class StepRecorder(TrainerCallback):
         self._step_start, self._tokens_at_step_start = now, self.trainer.tokens
 
     def _compute_s(self) -> float | None:
-        """The time of the forward passes since the last call, whose loss the Trainer has read from the device."""
+        """The time of the forward passes since the last call. They have ended: the Trainer has read their loss."""
         return None if self._forward_timer is None else self._forward_timer.seconds(self._forward_timer.take())
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
