@@ -80,7 +80,7 @@ class RuleEvaluators:
         return replace(verdict, meaning=rule.meaning, evidence=evidence, fix=rule.fix)
 
     def _compare_with_single(self, group: MeasurementGroup, metric: Metric, verdict: Verdict) -> Verdict:
-        """``verdict``, or a worse one if this concurrent copy is far slower than a single one; else SKIP becomes PASS."""
+        """``verdict``, or a worse one if the concurrent copy is far slower than a single one; SKIP becomes PASS."""
         if group is not self._limits_group:
             self._limits_group, self._limits = group, self._concurrent_limits(group)
         limit = self._limits.get(metric.subject, 0.0)

@@ -26,7 +26,7 @@ _IDLE_LIMIT_S = 60.0
 
 
 class NodeAccess(Frozen):
-    """``enter``: the prefix of a command that runs on the node, without Slurm. ``link``: the end of its link on this host."""
+    """``enter``: the prefix of a command on the node, without Slurm. ``link``: the end of its link on this host."""
 
     enter: tuple[str, ...]
     link: str
