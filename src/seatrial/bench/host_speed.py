@@ -38,9 +38,9 @@ class DiskSpeed:
 
 def hash_rate(cpus: Sequence[int], seconds: float) -> float:
     """Iterations/s of PBKDF2-HMAC-SHA256 on all of ``cpus`` concurrently, one thread each; median of windows."""
-    (calibration_s,) = _on_all(cpus[:1], lambda: lambda: _hash(_CALIBRATION_ITERATIONS))
+    (calibration_s,) = _on_all(cpus[:1], lambda: lambda: _hash_s(_CALIBRATION_ITERATIONS))
     iterations = max(1, int(_CALIBRATION_ITERATIONS * seconds / WINDOWS / calibration_s))
-    return median(sum(_on_all(cpus, lambda: lambda: iterations / _hash(iterations))) for _ in range(WINDOWS))
+    return median(sum(_on_all(cpus, lambda: lambda: iterations / _hash_s(iterations))) for _ in range(WINDOWS))
 
 
 def copy_rates(cpus_by_group: Sequence[Sequence[int]], seconds: float, block: int = COPY_BYTES) -> list[float]:
@@ -85,7 +85,7 @@ def _stream(
     return total, time.perf_counter() - started
 
 
-def _hash(iterations: int) -> float:
+def _hash_s(iterations: int) -> float:
     started = time.perf_counter()
     hashlib.pbkdf2_hmac("sha256", b"seatrial", b"host speed", iterations)
     return time.perf_counter() - started

@@ -1,8 +1,8 @@
-"""Tests on a node what a trial needs, before a check starts: ``python -m seatrial.bench.preflight JOB.json ATTEMPT``.
+"""Tests whether this node meets the needs of a trial: ``python -m seatrial.bench.preflight JOB.json ATTEMPT``.
 
-It runs in the environment of the workers: their Python, virtual environment and container. A missing requirement ends
-it with exit code 1 and one line, ``preflight: NODE: …``. With further arguments, ``-m MODULE ARGUMENT…``, it then runs
-that module. It writes its facts to ``preflight/NODE.json`` in the attempt's folder.
+It runs before any check, in the environment of the workers: their Python, virtual environment and container. A missing
+requirement ends it with exit code 1 and one line, ``preflight: NODE: …``. With further arguments, ``-m MODULE
+ARGUMENT…``, it then runs that module. It writes its facts to ``preflight/NODE.json`` in the attempt's folder.
 
 Only the standard library is imported, in the syntax of old versions of Python, so that a Python that is too old can
 report it.
@@ -180,7 +180,7 @@ def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
 
 
 def _run_module(arguments: list[str]) -> None:
-    """Run ``MODULE ARGUMENT…`` instead of this program; torchrun in this process, which has imported torch already."""
+    """Run ``MODULE ARGUMENT…`` in place of this program: torchrun in this process, if it has imported torch."""
     if arguments[0] == "seatrial.bench.run_module" and "torch" in sys.modules:
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

@@ -186,7 +186,7 @@ class Injection:
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def last_error(self) -> str:
-        """The last line of the trial's standard error."""
+        """The last line of the trial's standard error, as a clause of a message."""
         return f"last line of its stderr: {(self.error_output().strip().splitlines() or ['empty'])[-1]}"
 
     def close(self) -> None:
