@@ -14,9 +14,9 @@ from seatrial.model import Measurement
 
 REFERENCES = References(skus=skus())
 H200: dict[str, Any] = {"backend": "nccl", "gpu": "NVIDIA H200", "world_size": 8, "nodes": 1}
-LINKS = Links(nvlinks=18, nvlink_gbps=478.1)
+LINKS = Links(nvlinks=18, nvlink_gb_s=478.1)
 EIGHT_GPUS = Collective(
-    "c", "all_reduce", 8, 1, {"1GiB": ("NVLS", "Simple")}, LINKS, planned_nvlink_gbps=None, nvls=True
+    "c", "all_reduce", 8, 1, {"1GiB": ("NVLS", "Simple")}, LINKS, planned_nvlink_gb_s=None, nvls=True
 )
 
 
@@ -31,13 +31,13 @@ def test_collective_has_shape_and_sku_values() -> None:
     collective = make()
     assert collective is not None
     assert (collective.operation, collective.ranks, collective.nodes) == ("all_reduce", 8, 1)
-    assert (collective.nvls, collective.planned_nvlink_gbps) == (h200.nvls, h200.spec["nvlink_nccl"].value)
+    assert (collective.nvls, collective.planned_nvlink_gb_s) == (h200.nvls, h200.spec["nvlink_nccl"].value)
 
 
 def test_unknown_gpu_has_no_planned_bandwidth_and_no_nvls() -> None:
     collective = make(gpu="NVIDIA Unknown")
     assert collective is not None
-    assert (collective.planned_nvlink_gbps, collective.nvls) == (None, False)
+    assert (collective.planned_nvlink_gb_s, collective.nvls) == (None, False)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_point_to_point_has_no_algorithm() -> None:
 
 
 def test_nvls_is_assumed_above_the_bandwidth_of_ring() -> None:
-    achievable = EIGHT_GPUS.achievable_gbps(NVLINK, 478.1)
+    achievable = EIGHT_GPUS.achievable_gb_s(NVLINK, 478.1)
     assert EIGHT_GPUS.intra_node_algorithm("2GiB", 0.99 * achievable) == "Ring"
     assert EIGHT_GPUS.intra_node_algorithm("2GiB", 1.01 * achievable) == "NVLS"
     assert replace(EIGHT_GPUS, nvls=False).intra_node_algorithm("2GiB", 1.01 * achievable) == "Ring"
@@ -79,7 +79,7 @@ def test_nvls_is_assumed_above_the_bandwidth_of_ring() -> None:
 
 
 def test_planned_bandwidth_replaces_the_nvlink_share_only() -> None:
-    planned = replace(EIGHT_GPUS, planned_nvlink_gbps=370.0)
-    assert planned.achievable_gbps(NVLINK, 478.1) == 370.0
-    assert planned.achievable_gbps(PORT, 50.0) == pytest.approx(48.0)
-    assert EIGHT_GPUS.achievable_gbps(NVLINK, 100.0) == pytest.approx(77.0)
+    planned = replace(EIGHT_GPUS, planned_nvlink_gb_s=370.0)
+    assert planned.achievable_gb_s(NVLINK, 478.1) == 370.0
+    assert planned.achievable_gb_s(PORT, 50.0) == pytest.approx(48.0)
+    assert EIGHT_GPUS.achievable_gb_s(NVLINK, 100.0) == pytest.approx(77.0)

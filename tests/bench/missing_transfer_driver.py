@@ -67,7 +67,7 @@ def main() -> str:
     results: dict[str, Any] = {"pairs": check_pairs()}
     with patch.object(operations, "collective_api", OutOfPlaceApi):
         for name, default in OPERATIONS.items():
-            for operation in filter(None, (default, default.in_place_variant())):
+            for operation in filter(None, (default, default.opposite_variant())):
                 placement = "in place" if operation.in_place else "out of place"
                 for dtype, torch_dtype in DTYPES.items():
                     results[f"{name} {placement} {dtype}"] = check(operation, torch_dtype)

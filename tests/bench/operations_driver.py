@@ -60,7 +60,7 @@ def main() -> str:
     for name, operation in OPERATIONS.items():
         for dtype in collectives.DTYPES:
             measure(f"{name} {dtype}", collectives.measure_back_to_back, operation, dtype)
-        if (variant := operation.in_place_variant()) and variant.in_place:
+        if (variant := operation.opposite_variant()) and variant.in_place:
             prepared = variant.prepare(12, torch.empty)
             results[f"{name} offsets"] = gather(abs(prepared.sent.data_ptr() - prepared.received.data_ptr()))
             measure(f"{name} in place", collectives.measure_back_to_back, variant)

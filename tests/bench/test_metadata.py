@@ -53,7 +53,7 @@ def test_leftovers_of_killed_runs_are_removed(tmp_path: Path) -> None:
     current, old, young = folder(tmp_path, "current", 0), folder(tmp_path, "old", 4000), folder(tmp_path, "young", 60)
     (tmp_path / f"{metadata.PREFIX}link").symlink_to("/etc")
     (tmp_path / "other").mkdir()
-    by_path = {row.path: row.problem for row in metadata.leftover_folders(tmp_path, current)}
+    by_path = {row.path: row.problem for row in metadata.remove_leftovers(tmp_path, current)}
     assert set(by_path) == {old, young}
     assert by_path[old] == ""
     assert "another run may use it" in by_path[young]
@@ -65,6 +65,6 @@ def test_leftovers_of_killed_runs_are_removed(tmp_path: Path) -> None:
 def test_a_leftover_of_another_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     current, old = folder(tmp_path, "current", 0), folder(tmp_path, "old", 4000)
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    (leftover,) = metadata.leftover_folders(tmp_path, current)
+    (leftover,) = metadata.remove_leftovers(tmp_path, current)
     assert leftover.problem.startswith("owned by uid")
     assert old.exists()

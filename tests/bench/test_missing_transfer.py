@@ -16,7 +16,7 @@ from tests.train import ranks as groups
 VARIANTS = [
     (name, "in place" if operation.in_place else "out of place")
     for name, default in OPERATIONS.items()
-    for operation in (default, default.in_place_variant())
+    for operation in (default, default.opposite_variant())
     if operation
 ]
 CASES = list(product(missing_transfer_driver.WORLD_SIZES, VARIANTS, DTYPES))

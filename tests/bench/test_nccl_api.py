@@ -152,7 +152,7 @@ def test_every_operation_makes_the_calls_of_nccl_tests(nccl: Torch, name: str) -
 
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast", "reduce"])
 def test_out_of_place_variant_is_the_same_call_with_two_buffers(nccl: Torch, name: str) -> None:
-    variant = OPERATIONS[name].in_place_variant()
+    variant = OPERATIONS[name].opposite_variant()
     assert variant
     (in_place,) = EXPECTED[name]
     assert in_place[1:3] == ("s+0", "s+0")
@@ -176,7 +176,7 @@ def test_all_to_all_before_nccl_2_28_is_sends_and_receives(nccl: Torch) -> None:
 
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter"])
 def test_in_place_block_is_at_the_offset_that_nccl_expects(nccl: Torch, name: str) -> None:
-    variant = OPERATIONS[name].in_place_variant()
+    variant = OPERATIONS[name].opposite_variant()
     assert variant
     (call,) = recorded_calls(nccl, variant)
     full, block = ("r+0", "s+0") if name == "all_gather" else ("s+0", "s+16")

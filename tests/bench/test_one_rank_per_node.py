@@ -98,7 +98,7 @@ def test_os_error_is_reported_with_the_participants_name() -> None:
 def test_hanging_work_times_out() -> None:
     started = time.monotonic()
     with pytest.raises(ParticipantError, match=r"no answer within 0\.1 s \(a\)") as raised:
-        select_participants("a").run_on_all(lambda: time.sleep(600), seconds=0.1)
+        select_participants("a").run_on_all(lambda: time.sleep(600), timeout_s=0.1)
     assert raised.value.timed_out
     assert time.monotonic() - started < 60
 

@@ -74,10 +74,10 @@ def test_in_place_variant_is_exact(results: dict[str, Any], name: str) -> None:
     assert results[f"{name} offsets"] == [0, 16, 32]  # the offsets of the ranks' blocks that NCCL expects
     assert results[f"{name} in place"]["mismatches"] == {}
     assert results[f"{name} in place"]["size"] == 996 * 4
-    variant = OPERATIONS[name].in_place_variant()
+    variant = OPERATIONS[name].opposite_variant()
     assert variant
     assert variant.in_place
-    assert variant.in_place_variant() is None
+    assert variant.opposite_variant() is None
 
 
 def test_every_operation_has_a_check() -> None:

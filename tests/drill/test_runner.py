@@ -10,7 +10,7 @@ import pytest
 
 from seatrial.drill.base import Needs
 from seatrial.drill.injection import Injection
-from seatrial.drill.runner import run_drill, run_drills, why_not_here
+from seatrial.drill.runner import run_drill, run_drills, unmet_need
 from seatrial.model import SeatrialError
 from tests.drill.test_injection import DRILL
 
@@ -27,13 +27,13 @@ from tests.drill.test_injection import DRILL
     ],
 )
 def test_missing_needs_are_named(needs: Needs, reason: str) -> None:
-    assert why_not_here(needs).startswith(reason)
+    assert unmet_need(needs).startswith(reason)
 
 
 def test_root_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert why_not_here(Needs(root=True)) == "needs root"
-    assert why_not_here(Needs()) == ""
+    assert unmet_need(Needs(root=True)) == "needs root"
+    assert unmet_need(Needs()) == ""
 
 
 def test_drill_that_cannot_run_starts_nothing(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_tree_sends_more_with_more_nodes(nodes: int, sent: float) -> None:
 def test_the_gpu_with_the_fewest_links_counts() -> None:
     trial_links = read([gpus(18, 17)])
     assert trial_links.nvlinks == 17
-    assert trial_links.nvlink_gbps == pytest.approx(17 * 26.562)
+    assert trial_links.nvlink_gb_s == pytest.approx(17 * 26.562)
     assert read([gpus(18, 0)]) == Links()
 
 

@@ -58,7 +58,24 @@ def test_an_entry_ends_with_its_window(state: Path) -> None:
 def test_a_clock_that_is_ahead_does_not_free_a_place(state: Path) -> None:
     assert ask(state, "n1", NOW + 86400).granted
     assert ask(state, "n2", NOW + 86400).granted
-    assert not ask(state, "n3", NOW).granted
+    refused = ask(state, "n3", NOW)
+    assert not refused.granted
+    assert "entries of n1, n2 are from the future" in refused.reason
+
+
+def test_a_clock_that_is_behind_does_not_free_a_place(state: Path) -> None:
+    assert ask(state, "n1").granted
+    assert ask(state, "n2", NOW - 86400).granted  # its entry is younger than the one of n1
+    assert not ask(state, "n3").granted
+    assert ask(state, "n3", NOW + 3600).granted
+
+
+def test_the_time_of_the_file_counts_if_it_is_later_than_that_of_the_entry(state: Path) -> None:
+    for node in ("n1", "n2"):
+        assert ask(state, node, NOW - 86400).granted
+    for number in (1, 2):
+        os.utime(state / "drains" / f"00000{number}.json", (NOW, NOW))
+    assert not ask(state, "n3").granted
 
 
 @pytest.mark.parametrize(("share", "nodes", "expected"), [(0.1, 4, 1), (0, 100, 1), (0.29, 100, 29), (1, 3, 3)])

@@ -35,7 +35,7 @@ BUSY, CABLE = cause("GPU busy", *VERDICTS[1:]), cause("bad cable", VERDICTS[2])
 def test_verdicts_are_shown_below_their_first_cause_only() -> None:
     first, second = causes(trial(BUSY, CABLE))
     assert [group.first for group in first.groups] == list(VERDICTS[1:])
-    assert (first.also, second.groups, second.also) == (0, (), 1)
+    assert (first.explained_earlier, second.groups, second.explained_earlier) == (0, (), 1)
     (rest,) = problems(trial(BUSY, CABLE))
     assert rest.verdicts == VERDICTS[:1]
 

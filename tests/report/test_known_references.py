@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from seatrial.analysis.known_references import ReferenceMetric, Unjudged
+from seatrial.analysis.known_references import ReferenceMetric, UnjudgedMetric
 from seatrial.hardware.references import Sku
 from seatrial.model import ReferenceValue
 from seatrial.report import known_references
@@ -21,7 +21,7 @@ SKU = Sku(name="NVIDIA Test", nvml_names=("NVIDIA T",), expected={REDUCE.key: VA
 
 
 def test_the_note_names_each_check_and_the_networks_with_a_value() -> None:
-    unjudged = [Unjudged("a", "x"), Unjudged("a", "y", ("efa", "ib-8x400")), Unjudged("b", "z")]
+    unjudged = [UnjudgedMetric("a", "x"), UnjudgedMetric("a", "y", ("efa", "ib-8x400")), UnjudgedMetric("b", "z")]
     first, *checks, _fix = known_references.unjudged_note(unjudged, ["NVIDIA T"] * 8, nodes=2)
     assert "2 nodes with 8 × NVIDIA T" in first
     assert "3 metrics of 2 checks" in first

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from seatrial.drill.cluster._nodes import VARIABLE
+from seatrial.drill.cluster._nodes import CLUSTER_VARIABLE
 from tests.rig.cluster import Cluster
 
 
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         tempfile.TemporaryDirectory(prefix="rig") as folder,
         Cluster(nodes=options.nodes, gpus_per_node=options.gpus_per_node, folder=Path(folder)) as cluster,
     ):
-        return _run(options.command, {**cluster.env, VARIABLE: str(_access_file(cluster))})
+        return _run(options.command, {**cluster.env, CLUSTER_VARIABLE: str(_access_file(cluster))})
 
 
 def _access_file(cluster: Cluster) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model import SeatrialError, UsageError
+from seatrial.model import UsageError
 from seatrial.train import blocks, data_cache
 from seatrial.train.preprocess import preprocess
 from tests.train.prepared import names, prepare, settings, write_rows
@@ -21,7 +21,7 @@ def rows(tmp_path: Path) -> Path:
 def test_a_training_uses_the_prepared_rows_and_names_the_reason_of_a_miss(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(data_cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(data_cache.CACHE_VARIABLE, str(tmp_path / "cache"))
     first, second = preprocess(settings(rows)), preprocess(settings(rows))
     assert first is not None
     assert second is not None
@@ -33,7 +33,7 @@ def test_a_training_uses_the_prepared_rows_and_names_the_reason_of_a_miss(
     assert capfd.readouterr().err == f"prepared data: hit, {first['folder']}\n"
     assert not (tmp_path / "out").exists()
     monkeypatch.undo()
-    monkeypatch.setenv(data_cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(data_cache.CACHE_VARIABLE, str(tmp_path / "cache"))
     other = prepare(settings(moved, "seq_len=16"), tmp_path / "out")
     assert other.tokens.shape[1] == 17 != used.tokens.shape[1]
     err = capfd.readouterr().err
@@ -60,9 +60,17 @@ def test_a_damaged_folder_is_named_and_not_used(rows: Path, tmp_path: Path) -> N
     result = preprocess(config)
     assert result
     folder = Path(result["folder"])
+    tokens = (folder / blocks.BLOCKS_FILE).read_bytes()
+    (folder / blocks.BLOCKS_FILE).write_bytes(tokens[:-1] + b"\x7f")  # the same size: only preprocess reads it
+    assert prepare(config, tmp_path / "cache").tokens.size
+    with pytest.raises(UsageError, match=f"{folder} is damaged: blocks.npy has sha256"):
+        preprocess(config)
     (folder / blocks.BLOCKS_FILE).write_bytes(b"")  # after a crash of the machine
-    with pytest.raises(SeatrialError, match=f"prepared data in {folder}: .* Remove this folder"):
-        prepare(config, tmp_path / "cache")
+    for use in (preprocess, lambda _: prepare(config, tmp_path / "cache")):
+        with pytest.raises(
+            UsageError, match=f"{folder} is damaged: blocks.npy has bytes 0, written with {len(tokens)}"
+        ):
+            use(config)
     (folder / data_cache.KEY_FILE).write_bytes(b"")
     with pytest.raises(UsageError, match=f"{folder} is damaged"):
         preprocess(config)

@@ -16,7 +16,7 @@ REQUEUE = ("checkpoint.requeue=true", "checkpoint.every=2")
 
 @pytest.fixture(autouse=True)
 def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(restarts.VARIABLE, raising=False)
+    monkeypatch.delenv(restarts.COUNT_VARIABLE, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
 
 
@@ -32,13 +32,13 @@ def test_requeue_without_checkpoints_is_refused() -> None:
 def test_only_a_restarted_job_resumes_and_not_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = config(*REQUEUE, "checkpoint.max_restarts=2")
     with pytest.raises(UsageError, match=r"checkpoint\.requeue requires --out"):
-        restarts.resumed(settings, None)
-    assert restarts.resumed(settings, tmp_path) == settings
+        restarts.config_with_resume(settings, None)
+    assert restarts.config_with_resume(settings, tmp_path) == settings
     for number in ("1", "2"):
-        monkeypatch.setenv(restarts.VARIABLE, number)
-        assert restarts.resumed(settings, tmp_path).checkpoint.resume
-    assert not restarts.resumed(config(), None).checkpoint.resume
-    monkeypatch.setenv(restarts.VARIABLE, "3")
+        monkeypatch.setenv(restarts.COUNT_VARIABLE, number)
+        assert restarts.config_with_resume(settings, tmp_path).checkpoint.resume
+    assert not restarts.config_with_resume(config(), None).checkpoint.resume
+    monkeypatch.setenv(restarts.COUNT_VARIABLE, "3")
     with pytest.raises(UsageError, match=r"restart 3 of job 7: checkpoint\.max_restarts is 2\. .* scontrol show job 7"):
         command.run(settings, tmp_path)
 
@@ -46,24 +46,24 @@ def test_only_a_restarted_job_resumes_and_not_forever(tmp_path: Path, monkeypatc
 def test_steps_of_another_job_are_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first start of this job failed in the prolog, and --out has an unfinished training."""
     (tmp_path / restarts.STEPS_FILE).write_text('{"step": 1}\n')
-    monkeypatch.setenv(restarts.VARIABLE, "1")
-    with pytest.raises(UsageError, match="is of another training than job 7"):
-        restarts.resumed(config(*REQUEUE), tmp_path)
-    assert restarts.resumed(config(*REQUEUE, "checkpoint.resume=true"), tmp_path).checkpoint.resume
-    restarts.record(config(*REQUEUE), tmp_path, 0)
-    assert restarts.resumed(config(*REQUEUE), tmp_path).checkpoint.resume
+    monkeypatch.setenv(restarts.COUNT_VARIABLE, "1")
+    with pytest.raises(UsageError, match="was not written by job 7"):
+        restarts.config_with_resume(config(*REQUEUE), tmp_path)
+    assert restarts.config_with_resume(config(*REQUEUE, "checkpoint.resume=true"), tmp_path).checkpoint.resume
+    restarts.record_start(config(*REQUEUE), tmp_path, 0)
+    assert restarts.config_with_resume(config(*REQUEUE), tmp_path).checkpoint.resume
 
 
 def test_each_start_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    restarts.record(config(), tmp_path, 0)
+    restarts.record_start(config(), tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
-    restarts.record(config(*REQUEUE), tmp_path, 0)
+    restarts.record_start(config(*REQUEUE), tmp_path, 0)
     assert capsys.readouterr().err == ""
-    monkeypatch.setenv(restarts.VARIABLE, "1")
-    restarts.record(config(*REQUEUE), tmp_path, 4)
+    monkeypatch.setenv(restarts.COUNT_VARIABLE, "1")
+    restarts.record_start(config(*REQUEUE), tmp_path, 4)
     assert capsys.readouterr().err == "restart 1 of at most 3, on n[1-2]: continuing after step 4\n"
     starts = [json.loads(line) for line in (tmp_path / restarts.STARTS_FILE).read_text().splitlines()]
     assert [(start["restart"], start["completed_steps"], start["nodes"]) for start in starts] == [
@@ -77,26 +77,26 @@ def test_a_training_that_an_earlier_start_completed_is_not_repeated(
 ) -> None:
     settings, metrics = config(*REQUEUE), tmp_path / "metrics.json"
     metrics.write_text('{"out": "here"}')
-    assert restarts.finished(settings, tmp_path) is None
+    assert restarts.earlier_metrics(settings, tmp_path) is None
     monkeypatch.setenv("SLURM_JOB_ID", "6")
-    restarts.record(settings, tmp_path, 0)
-    monkeypatch.setenv(restarts.VARIABLE, "1")
+    restarts.record_start(settings, tmp_path, 0)
+    monkeypatch.setenv(restarts.COUNT_VARIABLE, "1")
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # its first start failed, such as in the prolog
-    with pytest.raises(UsageError, match="of another training than job 7"):
+    with pytest.raises(UsageError, match="was not written by job 7"):
         command.run(settings, tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "6")
     assert command.run(settings, tmp_path) == {"out": "here"}
     assert "an earlier start of this job completed the training" in capsys.readouterr().err
     metrics.write_text("{")
     with pytest.raises(UsageError, match=r"cannot read .*metrics\.json of an earlier start"):
-        restarts.finished(settings, tmp_path)
+        restarts.earlier_metrics(settings, tmp_path)
 
 
 def test_a_restarted_job_without_requeue_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / progress.STEPS_FILE).touch()
     with pytest.raises(UsageError, match=r"set another --out, or resume it"):
         progress.create_run_folder(config(), tmp_path)
-    monkeypatch.setenv(restarts.VARIABLE, "1")
+    monkeypatch.setenv(restarts.COUNT_VARIABLE, "1")
     with pytest.raises(UsageError, match=r"Slurm restarted this job, .* --set checkpoint\.requeue=true"):
         progress.create_run_folder(config(), tmp_path)
 
@@ -105,7 +105,7 @@ def test_a_restarted_job_waits_for_the_lock_of_the_lost_node(tmp_path: Path, mon
     answers = iter([False, True])
     monkeypatch.setattr("seatrial.util.journal.lock", lambda *_: next(answers))
     monkeypatch.setattr("time.sleep", lambda _: None)
-    monkeypatch.setenv(restarts.VARIABLE, "1")
+    monkeypatch.setenv(restarts.COUNT_VARIABLE, "1")
     (tmp_path / progress.STEPS_FILE).touch()
     progress.create_run_folder(config("checkpoint.resume=true"), tmp_path)
     assert next(answers, "used") == "used"

@@ -15,7 +15,7 @@ from seatrial.model import Measurement, format_bytes, parse_bytes
 
 AlgorithmProtocol = tuple[str, str]  # algorithm and protocol; empty where not logged
 OperationKey = tuple[str, str, str]  # operation, dtype, buffers
-Choices = Mapping[OperationKey, Mapping[str, AlgorithmProtocol]]  # … → size label → algorithm and protocol
+Choices = Mapping[OperationKey, Mapping[str, AlgorithmProtocol]]  # → size label → algorithm and protocol
 
 # Values of the facts where there is no algorithm; "not told" is in records of schema version 1
 _NO_ALGORITHM = ("not logged", "not told", "not measured", "point to point")

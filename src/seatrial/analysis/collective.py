@@ -19,7 +19,7 @@ _ACHIEVABLE_SHARE = {NVLINK: 0.77, PORT: 0.96}
 
 @dataclass(frozen=True)
 class Collective:
-    """A measured collective; ``operation`` is its name in nccl-tests, ``nvls`` whether the GPU model supports NVLS."""
+    """A measured collective. ``operation``: its name in nccl-tests. ``nvls``: whether the GPU model supports NVLS."""
 
     check: str
     operation: str
@@ -27,11 +27,11 @@ class Collective:
     nodes: int
     choices: Mapping[str, AlgorithmProtocol]  # size label → algorithm and protocol, from NCCL's log
     links: Links
-    planned_nvlink_gbps: float | None  # GB/s that NCCL plans for a GPU's NVLinks; None: unknown
+    planned_nvlink_gb_s: float | None  # GB/s that NCCL plans for a GPU's NVLinks; None: unknown
     nvls: bool = False
 
     def algorithm(self, label: str) -> str:
-        """The logged algorithm, else NCCL's usual one: Tree on two nodes (NVIDIA/nccl#812), Ring on other counts."""
+        """The logged algorithm, else NCCL's usual one: Tree on two nodes (NVIDIA/nccl#812), otherwise Ring."""
         usual = "Tree" if self.nodes == 2 and self.operation == "all_reduce" else "Ring"
         return self.choices[label][0] if label in self.choices else usual
 
@@ -46,16 +46,16 @@ class Collective:
 
         Without a log it is NVLS if Ring would need more than the NVLinks can carry.
         """
-        algorithm, line = self.algorithm(label), self.links.nvlink_gbps
+        algorithm, line = self.algorithm(label), self.links.nvlink_gb_s
         if line is None or label in self.choices or not self.nvls or self.operation != "all_reduce":
             return algorithm
         needed = expected * nvlink_to_busbw_ratio(self.operation, algorithm, self.ranks, self.nodes)
-        return "NVLS" if needed > self.achievable_gbps(NVLINK, line) else algorithm
+        return "NVLS" if needed > self.achievable_gb_s(NVLINK, line) else algorithm
 
-    def achievable_gbps(self, link: str, rate: float) -> float:
+    def achievable_gb_s(self, link: str, rate: float) -> float:
         """Bandwidth in GB/s of a link with line rate ``rate`` (GB/s) when it is the bottleneck of a collective."""
         return (
-            self.planned_nvlink_gbps if self.planned_nvlink_gbps and link == NVLINK else _ACHIEVABLE_SHARE[link] * rate
+            self.planned_nvlink_gb_s if self.planned_nvlink_gb_s and link == NVLINK else _ACHIEVABLE_SHARE[link] * rate
         )
 
 

@@ -33,7 +33,8 @@ def performance_insights(
     insights += sensitivity.per_node_insights(measurements, config, checks, references, links)
     operations = {name: check.operation for name, check in checks.items() if check.operation}
     for measurement in measurements:
-        if not measurement.series or measurement.check not in operations:  # only one of all ranks has the curves
+        # one rank of a check has the curves of all ranks
+        if not measurement.series or measurement.check not in operations:
             continue
         series = {curve.name: curve for curve in measurement.series}
         operation = operations[measurement.check]
@@ -62,18 +63,18 @@ def _latency(collective: Collective, busbw: Series, latency: Series) -> Iterator
     lines = latency_fit.fit_regimes(points)
     if not lines or len(busbw.x) != len(latency.x):
         return
-    factor = busbw.y[-1] * latency.y[-1] * 1e3 / latency.x[-1]  # busbw / algbw
-    text = "; ".join(_line_text(line, factor) for line in lines)
+    busbw_over_algbw = busbw.y[-1] * latency.y[-1] * 1e3 / latency.x[-1]
+    text = "; ".join(_line_text(line, busbw_over_algbw) for line in lines)
     regimes = [{**asdict(line), "sizes": list(line.sizes)} for line in lines]
-    values: dict[str, Any] = {"busbw_over_algbw": factor, "regimes": regimes}
+    values: dict[str, Any] = {"busbw_over_algbw": busbw_over_algbw, "regimes": regimes}
     yield Insight(check=collective.check, title="latency", text=f"T = α + S/β, in a CUDA graph: {text}", values=values)
 
 
-def _line_text(line: latency_fit.FittedLine, factor: float) -> str:
+def _line_text(line: latency_fit.FittedLine, busbw_over_algbw: float) -> str:
     sizes = f"{format_bytes(line.sizes[0])} to {format_bytes(line.sizes[-1])}"
     regime = f"{line.regime}, {sizes}" if line.regime else sizes
     alpha = f"α {line.alpha_us:.3g} µs" if line.alpha_us else "α too small to measure"
-    beta = f"β {line.gbps * factor:.4g} GB/s busbw" if line.gbps else "time does not grow with size"
+    beta = f"β {line.gbps * busbw_over_algbw:.4g} GB/s busbw" if line.gbps else "time does not grow with size"
     poor_fit = ": more than one protocol regime" if line.max_relative_error > _MAX_FIT_ERROR else ""
     return (
         f"{regime}: {alpha}, {beta}, max fit error {line.max_relative_error:.1%} over {len(line.sizes)} sizes{poor_fit}"
@@ -81,20 +82,20 @@ def _line_text(line: latency_fit.FittedLine, factor: float) -> str:
 
 
 def _bandwidth_limit(collective: Collective, busbw: Series) -> Iterator[Insight]:
-    """The load of each link at the largest size, relative to its line rate, and the link that limits the bandwidth."""
+    """The load of each link at the largest size relative to its line rate, and the link that limits the bandwidth."""
     label, value = size_label(busbw.x[-1]), busbw.y[-1]
     loads = _link_loads(collective, label)
     if not loads:
         text = f"{value:.4g} GB/s at {label}: limit unknown, no line rate of NVLinks or network ports was read"
         yield Insight(check=collective.check, title="bandwidth limit", text=text, values={"limiter": "unknown"})
         return
-    shares = {link: value * share / rate for link, (share, rate) in loads.items()}
+    shares = {link: value * ratio / line_rate for link, (ratio, line_rate) in loads.items()}
     load_texts = []
-    for link, (share, rate) in loads.items():
-        planned, of_planned = collective.planned_nvlink_gbps, ""
+    for link, (ratio, line_rate) in loads.items():
+        load, planned, of_planned = value * ratio, collective.planned_nvlink_gb_s, ""
         if planned and link == NVLINK:
-            of_planned = f", {value * share / planned:.0%} of NCCL's planned {planned:g} GB/s"
-        load_texts.append(f"{link} carries {value * share:.4g} of {rate:.4g} GB/s ({shares[link]:.0%}{of_planned})")
+            of_planned = f", {load / planned:.0%} of NCCL's planned {planned:g} GB/s"
+        load_texts.append(f"{link} carries {load:.4g} of {line_rate:.4g} GB/s ({shares[link]:.0%}{of_planned})")
     limiter = _limiter(collective, loads, value)
     if limiter == "unknown":
         conclusion = "no link saturated; limited by protocol, GPU or unknown"
@@ -114,7 +115,7 @@ def _bandwidth_limit(collective: Collective, busbw: Series) -> Iterator[Insight]
 def _limiter(collective: Collective, loads: Mapping[str, tuple[float, float]], value: float) -> str:
     """The saturated links; if there is none, the slow transport in NCCL's log; else ``unknown``."""
     utilization = {
-        link: value * share / collective.achievable_gbps(link, rate) for link, (share, rate) in loads.items()
+        link: value * ratio / collective.achievable_gb_s(link, line_rate) for link, (ratio, line_rate) in loads.items()
     }
     if saturated := [link for link, share in utilization.items() if share >= _SATURATED]:
         return " or ".join(saturated)
@@ -128,8 +129,8 @@ def _link_loads(collective: Collective, label: str) -> dict[str, tuple[float, fl
     links, algorithm = collective.links, collective.algorithm(label)
     operation, ranks, nodes = collective.operation, collective.ranks, collective.nodes
     loads = {}
-    if links.nvlink_gbps and ranks > nodes:
-        loads[NVLINK] = (nvlink_to_busbw_ratio(operation, algorithm, ranks, nodes), links.nvlink_gbps)
+    if links.nvlink_gb_s and ranks > nodes:
+        loads[NVLINK] = (nvlink_to_busbw_ratio(operation, algorithm, ranks, nodes), links.nvlink_gb_s)
     ratio = network_to_busbw_ratio(operation, algorithm, ranks, nodes) if nodes > 1 else None
     if links.ports and links.network == "rdma" and ratio is not None:
         loads[PORT] = (ratio / links.ports.count, links.ports.gbps / 8)

@@ -32,7 +32,7 @@ class ReferenceMetric:
 
 
 @dataclass(frozen=True)
-class Unjudged:
+class UnjudgedMetric:
     """A metric that will be UNJUDGED; ``fabrics`` are the networks over which it has a reference value."""
 
     check: str
@@ -59,11 +59,11 @@ def reference_metrics(checks: Mapping[str, Check]) -> tuple[ReferenceMetric, ...
     return tuple(dict.fromkeys(rows))
 
 
-def values_by_metric(sku: Sku, wanted: Sequence[ReferenceMetric]) -> dict[ReferenceMetric, tuple[ReferenceValue, ...]]:
+def values_by_metric(sku: Sku, metrics: Sequence[ReferenceMetric]) -> dict[ReferenceMetric, tuple[ReferenceValue, ...]]:
     """ReferenceMetric → its reference values for a GPU model, empty where there is none."""
     return {
         metric: tuple(value for value in sku.expected.get(metric.key, ()) if value.nodes == 1 or not metric.is_per_node)
-        for metric in wanted
+        for metric in metrics
     }
 
 
@@ -73,7 +73,7 @@ def unjudged_metrics(
     planned: Iterable[str],
     gpus: Sequence[str],
     site: Baseline | None,
-) -> tuple[Unjudged, ...]:
+) -> tuple[UnjudgedMetric, ...]:
     """The metrics of the ``planned`` checks that have neither a reference value nor a threshold of the trial.
 
     ``gpus`` are the NVML names of the GPUs of a node. The network is not known before the run: a metric between nodes
@@ -83,7 +83,7 @@ def unjudged_metrics(
         return ()
     planned, references = set(planned), References(site, skus())
     return tuple(
-        Unjudged(metric.check, metric.name, _fabrics(metric, facts, references))
+        UnjudgedMetric(metric.check, metric.name, _fabrics(metric, facts, references))
         for metric in reference_metrics(checks)
         if metric.check in planned and not _has_threshold(metric, config)
         if (facts := _facts(metric, checks[metric.check], config, gpus)) and not _is_judged(metric, facts, references)

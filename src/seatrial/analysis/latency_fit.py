@@ -42,11 +42,11 @@ def _line(regime: str, points: Sequence[Point]) -> FittedLine:
     """The least-squares line of the relative errors: each point has the weight 1/T²."""
     weights = [us**-2 for _, us, _ in points]
     total = sum(weights)
-    size = sum(w * x for w, (x, _, _) in zip(weights, points, strict=True)) / total
-    time = sum(w * y for w, (_, y, _) in zip(weights, points, strict=True)) / total
-    covariance = sum(w * (x - size) * (y - time) for w, (x, y, _) in zip(weights, points, strict=True))
-    slope = covariance / sum(w * (x - size) ** 2 for w, (x, _, _) in zip(weights, points, strict=True))
-    alpha = time - slope * size
+    mean_size = sum(w * x for w, (x, _, _) in zip(weights, points, strict=True)) / total
+    mean_us = sum(w * y for w, (_, y, _) in zip(weights, points, strict=True)) / total
+    covariance = sum(w * (x - mean_size) * (y - mean_us) for w, (x, y, _) in zip(weights, points, strict=True))
+    slope = covariance / sum(w * (x - mean_size) ** 2 for w, (x, _, _) in zip(weights, points, strict=True))
+    alpha = mean_us - slope * mean_size
     residual = max(abs((alpha + slope * x) / us - 1) for x, us, _ in points)
     gbps = 1 / slope / 1e3 if slope > 0 else None  # B/us → GB/s
     return FittedLine(regime, tuple(x for x, _, _ in points), alpha if alpha > 0 else None, gbps, residual)

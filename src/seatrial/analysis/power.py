@@ -1,8 +1,9 @@
 """The slowdowns that a limit rejects, from the noise and the number of samples. Pure.
 
 A value is the median of n samples with relative noise s, so its standard error is sqrt(pi/2)·s/sqrt(n). A trial is
-rejected if a measurement and its retry are both below the limit and the 95 % interval of all samples is, or if two of
-three measurements are below it (judge/retry.py). benchmarks/decision_power.py compares this with whole records.
+rejected in two cases (judge/retry.py): a measurement, its retry and the 95 % interval of all their samples are below
+the limit; or only one of the two is below it, and so is a third measurement. benchmarks/decision_power.py compares this
+with whole records.
 """
 
 from __future__ import annotations
@@ -20,29 +21,30 @@ from seatrial.model import Insight, Measurement, Metric, Rule
 from seatrial.util.quantiles import deviation, expected_half_width, independent_samples
 
 CERTAINTY = 0.99  # share of trials in which a detectable slowdown is rejected
-MAX_RATIO = 1.5  # of the detectable slowdown to the one that the limit states; above it, more samples are needed
+MAX_RATIO = 1.5  # of the detectable slowdown to the slowdown at the limit; above it, more samples are needed
 _STEPS = 400  # of the numerical integration
 _NORMAL = NormalDist()
 _WithFacts = tuple[Metric, Mapping[str, JsonValue]]  # a metric, and the facts of its measurement
 
 
 def rejected_share(slowdown: float, limit: float, noise: float, samples: float) -> float:
-    """Return the share of trials that reject a device of relative speed 1 - ``slowdown``; ``limit``: share of 1."""
+    """Return the share of trials that reject a device of relative speed 1 - ``slowdown``; ``limit``: relative speed."""
     error = standard_error(noise, samples)
     if error == 0:
         return float(1 - slowdown < limit)
     distance = (limit - (1 - slowdown)) / error
     bad = _NORMAL.cdf(distance)
-    # Both bad and conclusive together: u1, u2 > 0 and (u1 + u2)/2 > half width, in standard errors of one measurement
+    # Both measurements bad, and conclusive together: u1, u2 > 0 and (u1 + u2)/2 > half width, where u1 and u2 are their
+    # distances below the limit in standard errors of one measurement
     half_width = noise * expected_half_width(max(2, round(2 * samples))) / error
-    step = 12 / _STEPS
+    step = 12 / _STEPS  # from 6 standard errors below the mean to 6 above
     both = 0.0
     for index in range(_STEPS):
         first = distance - 6 + (index + 0.5) * step
         if first > 0:
             density = exp(-((first - distance) ** 2) / 2) / sqrt(2 * pi)
             both += step * density * _NORMAL.cdf(distance - max(0.0, 2 * half_width - first))
-    return both + 2 * bad * (1 - bad) * bad
+    return both + 2 * bad * (1 - bad) * bad  # the second term: one of two measurements is bad, and the third is bad too
 
 
 def detectable_slowdown(limit: float, noise: float, samples: float) -> float:

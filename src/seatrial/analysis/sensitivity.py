@@ -94,19 +94,22 @@ def per_node_insights(
             facts = measurement.facts
             key = measurement.check, str(facts.get("gpu")), str(facts.get("world_size"))
             groups.setdefault(key, []).append(measurement)
-    for (check, gpu, _), nodes in groups.items():
-        facts, sku = nodes[0].facts, references.sku(gpu)
+    for (check, gpu, _), node_measurements in groups.items():
+        first, sku = node_measurements[0], references.sku(gpu)
         # The NVLinks of this model: ``links`` has the minimum over all GPUs of the trial
         model_nvlinks = 0 if isinstance(sku, str) else sku.nvlinks
         node_links = replace(links, nvlinks=model_nvlinks) if links.nvlinks and model_nvlinks else links
-        if collective := collective_from(nodes[0], checks[check].operation, {}, node_links, references):
-            yield from threshold_insights(collective, facts, _medians(nodes), config, checks, references)
+        if collective := collective_from(first, checks[check].operation, {}, node_links, references):
+            medians = _busbw_medians(node_measurements)
+            yield from threshold_insights(collective, first.facts, medians, config, checks, references)
 
 
-def _medians(nodes: Sequence[Measurement]) -> dict[str, float]:
+def _busbw_medians(measurements: Sequence[Measurement]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
-    for metric in (metric for node in nodes for metric in node.metrics if metric.name.startswith("busbw.")):
-        values.setdefault(metric.name, []).append(metric.value)
+    for measurement in measurements:
+        for metric in measurement.metrics:
+            if metric.name.startswith("busbw."):
+                values.setdefault(metric.name, []).append(metric.value)
     return {name: median(node_values) for name, node_values in values.items()}
 
 
@@ -150,11 +153,11 @@ def _nvlink_fault(
     A node passes while its remaining links can carry the threshold, also where more links would not be faster.
     """
     share, links = threshold / expected, collective.links
-    if not links.nvlinks or not links.nvlink_gbps:
+    if not links.nvlinks or not links.nvlink_gb_s:
         return f"a slowdown of {1 - share:.0%}"
     algorithm = collective.intra_node_algorithm(label, expected)
     required = threshold * nvlink_to_busbw_ratio(collective.operation, algorithm, collective.ranks, collective.nodes)
-    sufficient_share = min(share, required / collective.achievable_gbps(NVLINK, links.nvlink_gbps))
+    sufficient_share = min(share, required / collective.achievable_gb_s(NVLINK, links.nvlink_gb_s))
     undetected = int(links.nvlinks * (1 - sufficient_share) + 1e-9)
     values["undetected_nvlinks_down"] = undetected
     nvls = " (with NVLS)" if algorithm == "NVLS" else ""

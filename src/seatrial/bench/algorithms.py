@@ -1,4 +1,4 @@
-"""Runs each collective operation once per size and records which part of NCCL's log describes it.
+"""Runs each collective operation once per size, and returns which bytes of NCCL's log describe it.
 
 ``python -m seatrial.bench.algorithms TASK``, started beside each rank by ``child_ranks.run_child_ranks``; prints JSON.
 NCCL logs algorithm, protocol and number of channels of each operation.
@@ -19,7 +19,7 @@ from seatrial.bench.collectives import DTYPES
 from seatrial.bench.operations import OPERATIONS, collective_api
 from seatrial.bench.rank import min_free_memory
 
-MEMORY_SHARE = 0.7  # share of the free memory for buffers; NCCL needs the rest
+MEMORY_SHARE = 0.7  # of the free memory, for the buffers of an operation; NCCL needs the rest
 
 
 def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -29,15 +29,18 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
     byte of its log lines, end of its log lines], or [exact size] if the buffers do not fit into memory.
     """
     log, target = group.nccl_log_path(), torch.device(device)
-    limit = MEMORY_SHARE * min_free_memory(device)  # the same on all ranks: all must make the same calls
-    return {"log": str(log), "log_ranges": [_run_once(request, target, log, limit) for request in task["requests"]]}
+    max_bytes = MEMORY_SHARE * min_free_memory(device)  # the same on all ranks: all must make the same calls
+    return {
+        "log": str(log),
+        "log_ranges": [_run_once(request, target, log, max_bytes) for request in task["requests"]],
+    }
 
 
-def _run_once(request: Mapping[str, Any], device: torch.device, log: Path, limit: float) -> list[int]:
+def _run_once(request: Mapping[str, Any], device: torch.device, log: Path, max_bytes: float) -> list[int]:
     operation, dtype = OPERATIONS[request["operation"]], DTYPES[request["dtype"]]
     count = operation.element_count(request["size"], dtype.itemsize, dist.get_world_size())
     size = count * dtype.itemsize
-    if size * (1 if operation.in_place else 2) > limit:
+    if size * (1 if operation.in_place else 2) > max_bytes:
         return [size]
     allocator = buffer_allocator(request["buffers"], device)
     prepared = operation.prepare(count, lambda elements: allocator.empty(elements, dtype, device))

@@ -28,8 +28,8 @@ from seatrial.util import processes
 from seatrial.util.failures import Failure, exit_hint, exit_reason, first_failure
 from seatrial.util.node_name import node_name
 
-_POLL_S = 0.05
-_READY_POLL_S = 0.5
+_POLL_S = 0.05  # between looks at this rank's child process
+_READY_POLL_S = 0.5  # between reads of the number of ready children in the store
 _STORE_POLL_S = 1.0  # between reads of the store, which thousands of ranks may read
 _STDERR_CHARACTERS = 1500  # the end of a failed child's stderr that its error quotes
 EXIT_TIMEOUT = 124  # as timeout(1)
@@ -56,11 +56,12 @@ class ChildResult:
 class StartedChildRanks:
     """Children that all ranks started together; each rank has an object with its own child (None: rank in no group).
 
-    The children import torch and then wait in ``open_child_group`` until ``results`` is called.
+    The children import torch and then wait in ``open_child_group`` until ``results`` is called. ``start_key`` and
+    ``group_name``: the key in the rendezvous store that starts the children, and the prefix of their group's keys.
     """
 
     start_key: str
-    name: str
+    group_name: str
     child: processes.Child | None
     process_count: int  # on all ranks
     files: Mapping[str, Path]
@@ -85,7 +86,7 @@ class StartedChildRanks:
             _rendezvous_store(_START_TIMEOUT).set(self.start_key, "")
         result = ChildResult()
         if self.child:
-            result = _wait_for_child(self.child, self.name, self.limit_s, on_poll)
+            result = _wait_for_child(self.child, self.group_name, self.limit_s, on_poll)
             result = replace(result, error=_with_stderr(result.error, self.files["err"])) if result.error else result
             result = result if result.error else _read_result(self.files["out"])
         store_barrier()
@@ -111,7 +112,7 @@ def run_child_ranks(
     ended after ``limit_s`` seconds, or when another child of its group fails. Called by all ranks together.
     """
     release_memory(device)
-    store_barrier()  # modules that open no group of children do not wait
+    store_barrier()  # children of a module without a process group do not wait for each other
     with started_child_ranks(
         module,
         task,
@@ -148,21 +149,21 @@ def started_child_ranks(
     for path in files.values():
         path.unlink(missing_ok=True)  # otherwise the output of an earlier attempt could be read as this one's
     all_groups = groups or [range(dist.get_world_size())]
-    number = next((number for number, ranks in enumerate(all_groups) if rank in ranks), None)
-    start_key, name = (f"seatrial/children/{run_number}/{key}" for key in ("start", number))
+    group_number = next((number for number, ranks in enumerate(all_groups) if rank in ranks), None)
+    start_key, group_name = (f"seatrial/children/{run_number}/{key}" for key in ("start", group_number))
     child = None
-    if number is not None:
-        ranks = all_groups[number]
+    if group_number is not None:
+        ranks = all_groups[group_number]
         identity = {"RANK": ranks.index(rank), "WORLD_SIZE": len(ranks), "LOCAL_RANK": local_rank}
         variables = {**env, **{key: str(value) for key, value in identity.items()}}
         # seatrial's value of NCCL_GRAPH_MIXING_SUPPORT forbids CUDA graphs concurrently with other operations, which a
         # training may run
         omitted = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_by_seatrial else ""
-        common = {"group": name, "start_key": start_key, "device": device, "limit_s": limit_s}
+        common = {"group": group_name, "start_key": start_key, "device": device, "limit_s": limit_s}
         argv = [sys.executable, "-m", module, json.dumps({**common, **task})]
         child = processes.start(argv, env=variables, stdout=files["out"], stderr=files["err"], without=omitted)
     try:
-        yield StartedChildRanks(start_key, name, child, sum(map(len, all_groups)), files, limit_s)
+        yield StartedChildRanks(start_key, group_name, child, sum(map(len, all_groups)), files, limit_s)
     finally:
         if child and child.poll() is None:
             processes.stop(child, grace_s=1.0)
@@ -220,9 +221,11 @@ def child_rank_main(run: Callable[[Mapping[str, Any], str], Any]) -> NoReturn:
     child_result.child_main(run_in_group)
 
 
-def _wait_for_child(child: processes.Child, name: str, limit_s: float, on_poll: Callable[[], None]) -> ChildResult:
+def _wait_for_child(
+    child: processes.Child, group_name: str, limit_s: float, on_poll: Callable[[], None]
+) -> ChildResult:
     """Wait until the child ends; a failure is published in the store, where the ranks of its group see it."""
-    store, key = dist.distributed_c10d._get_default_store(), f"{name}/failed"
+    store, key = dist.distributed_c10d._get_default_store(), f"{group_name}/failed"
     polled = started = time.monotonic()
     while (code := child.poll()) is None:
         time.sleep(_POLL_S)

@@ -15,7 +15,7 @@ from seatrial.bench.timing import DeviceTiming, time_on_device
 # Types of the inputs; tf32 is float32 data on tensor cores that keep 10 bits of the mantissa.
 DTYPES = ("bf16", "fp16", "tf32", "fp8", "fp32")
 _TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
-SEED = 2024
+SEED = 2024  # of the matrices, the same on all devices
 # Every 61st row of the product is compared with float64. Libraries compute tiles of 64 rows or more, each on one
 # multiprocessor, so every tile is checked; as 61 is prime, at different rows within it.
 CHECKED_ROW_STRIDE = 61
@@ -59,6 +59,7 @@ def relative_error(dtype: str, size: int, device: str) -> float:
 
 
 def _error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
+    """The ``relative_error`` of ``product``, which was computed from ``a`` and ``b``."""
     exact = a[::CHECKED_ROW_STRIDE].double() @ b.double()
     error = float((product[::CHECKED_ROW_STRIDE].double() - exact).abs().max() / exact.abs().max())
     return error if math.isfinite(error) else NON_FINITE_ERROR
@@ -66,7 +67,7 @@ def _error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class BurnResult:
-    """``changed_products``: windows whose last product differs from the first product; ``error``: as relative_error."""
+    """``changed_products``: windows whose last product differs from the first; ``error``: see relative_error."""
 
     timing: DeviceTiming
     changed_products: int

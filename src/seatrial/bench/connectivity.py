@@ -28,7 +28,7 @@ from seatrial.bench.tcp import (
 from seatrial.util.resolver import RESOLVE_TIMEOUT_S
 from seatrial.util.text import error_text
 
-MAX_PARALLEL_CONNECTS = 32
+MAX_PARALLEL_CONNECTS = 32  # threads per node
 PINGS = 10  # per pair, so that at least one of them is not delayed by a queue
 _TIMESTAMPS = struct.Struct("!dd")
 
@@ -77,7 +77,7 @@ def measure_connectivity(participants: Participants, resolve: Callable[[str], Se
 
 
 class ConnectivityProbe:
-    """Listens, connects to all other participants, and measures the connections."""
+    """Listens on this node, connects to all other participants, and measures the connections."""
 
     def __init__(self, index: int, names: Sequence[str]) -> None:
         # Starting with the next node, so that not all nodes connect to the same one at once

@@ -22,8 +22,8 @@ set_by_seatrial: set[str] = set()  # environment variables that seatrial set
 def enable_nccl_log(folder: Path) -> None:
     """Make NCCL log to one file per process in ``folder``; call this before the group is opened.
 
-    Raises NCCL_DEBUG to INFO, which includes WARN. An NCCL_DEBUG_FILE from the environment is kept if it names one file
-    per process (%p): a file shared by all ranks, or a pipe, cannot be read back.
+    Sets NCCL_DEBUG to INFO if it is unset or lower. An NCCL_DEBUG_FILE from the environment is kept if it names one
+    file per process (%p): a file shared by all ranks, or a pipe, cannot be read back.
     """
     if os.environ.get("NCCL_DEBUG", "").upper() in ("", "VERSION", "WARN"):
         _set("NCCL_DEBUG", "INFO")

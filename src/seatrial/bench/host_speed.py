@@ -1,4 +1,4 @@
-"""Speed of the CPUs, the memory and a local disk of one node, in seconds and without torch.
+"""Speed of the CPUs, the memory and a local disk of one node; the tests take seconds and need no torch.
 
 Python's threads suffice: the kernels (PBKDF2 of OpenSSL, memmove of libc, system calls) run without the interpreter's
 lock. The rates are for comparison with nodes of the same CPU model, not with other benchmarks.
@@ -20,16 +20,16 @@ from pathlib import Path
 from statistics import median
 from threading import Barrier
 
-WINDOWS = 3
-_CALIBRATION_ITERATIONS = 2000
+WINDOWS = 3  # the median is not that of one disturbed window
+_CALIBRATION_ITERATIONS = 2000  # less than a millisecond: the basis for the number of iterations of a window
 COPY_BYTES = 2**25  # per thread and buffer: two of them exceed a thread's share of any cache
-DISK_CHUNK_BYTES = 2**22
+DISK_CHUNK_BYTES = 2**22  # per read or write
 _START_TIMEOUT_S = 30.0  # until all threads have their memory
 
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    """Sequential rates in GB/s with O_DIRECT, and the number of bytes."""
+    """Sequential rates ``write`` and ``read`` in GB/s with O_DIRECT, and the ``size`` of the file in bytes."""
 
     write: float
     read: float
@@ -38,9 +38,9 @@ class DiskSpeed:
 
 def hash_rate(cpus: Sequence[int], seconds: float) -> float:
     """Iterations/s of PBKDF2-HMAC-SHA256 on all of ``cpus`` concurrently, one thread each; median of windows."""
-    (calibration_s,) = _on_all(cpus[:1], lambda: lambda: _hash(_CALIBRATION_ITERATIONS))
+    (calibration_s,) = _on_all(cpus[:1], lambda: lambda: _hash_s(_CALIBRATION_ITERATIONS))
     iterations = max(1, int(_CALIBRATION_ITERATIONS * seconds / WINDOWS / calibration_s))
-    return median(sum(_on_all(cpus, lambda: lambda: iterations / _hash(iterations))) for _ in range(WINDOWS))
+    return median(sum(_on_all(cpus, lambda: lambda: iterations / _hash_s(iterations))) for _ in range(WINDOWS))
 
 
 def copy_rates(cpus_by_group: Sequence[Sequence[int]], seconds: float, block: int = COPY_BYTES) -> list[float]:
@@ -85,7 +85,7 @@ def _stream(
     return total, time.perf_counter() - started
 
 
-def _hash(iterations: int) -> float:
+def _hash_s(iterations: int) -> float:
     started = time.perf_counter()
     hashlib.pbkdf2_hmac("sha256", b"seatrial", b"host speed", iterations)
     return time.perf_counter() - started

@@ -30,7 +30,7 @@ class PatternError:
 
 @dataclass(frozen=True)
 class PatternTestResult:
-    """Tested ``size`` and free memory in bytes, and the errors of each pattern."""
+    """The tested ``size`` and the memory that was free before, in bytes; ``errors``: one per pattern that failed."""
 
     size: int
     free_bytes: int

@@ -1,6 +1,6 @@
-"""Metadata operations on many empty files in one folder: create, stat, list, unlink, each for a limited time.
+"""Metadata operations on many empty files in one folder: create and stat for a limited time, then list and unlink.
 
-Files of a killed run stay behind in a folder whose name begins with PREFIX; ``leftover_folders`` finds them.
+Files of a killed run stay behind in a folder whose name begins with PREFIX; ``remove_leftovers`` removes them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ MIN_LEFTOVER_AGE_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Pass:
+class OperationTiming:
     """One operation on ``files`` files in ``seconds``."""
 
     files: int
@@ -39,19 +39,19 @@ class Leftover:
     problem: str
 
 
-def create_files(folder: Path, count: int, limit_s: float) -> Pass:
+def create_files(folder: Path, count: int, limit_s: float) -> OperationTiming:
     """Create a new folder with up to ``count`` empty files, within ``limit_s`` seconds. Raises OSError."""
     folder.mkdir()
     _require_free_inodes(folder, count)
-    return _pass(folder, count, limit_s, _create)
+    return _time_operation(folder, count, limit_s, _create)
 
 
-def stat_files(folder: Path, count: int, limit_s: float) -> Pass:
+def stat_files(folder: Path, count: int, limit_s: float) -> OperationTiming:
     """Stat up to ``count`` files by name, within ``limit_s`` seconds. Raises OSError."""
-    return _pass(folder, count, limit_s, os.stat)
+    return _time_operation(folder, count, limit_s, os.stat)
 
 
-def list_files(folder: Path, count: int) -> Pass:
+def list_files(folder: Path, count: int) -> OperationTiming:
     """Read all names of the folder. Raises OSError, also if there are fewer than ``count``."""
     started = time.perf_counter()
     with os.scandir(folder) as entries:
@@ -59,20 +59,21 @@ def list_files(folder: Path, count: int) -> Pass:
     seconds = time.perf_counter() - started
     if names < count:
         raise OSError(errno.EIO, f"{count - names} of {count} files are missing in the list", str(folder))
-    return Pass(names, seconds)
+    return OperationTiming(names, seconds)
 
 
-def unlink_files(folder: Path, count: int) -> Pass:
+def unlink_files(folder: Path, count: int) -> OperationTiming:
     """Delete ``count`` files and their folder, without a time limit: none may be left. Raises OSError."""
-    result = _pass(folder, count, float("inf"), os.unlink)
+    result = _time_operation(folder, count, float("inf"), os.unlink)
     folder.rmdir()
     return result
 
 
-def leftover_folders(parent: Path, run_folder: Path) -> list[Leftover]:
-    """Remove the folders of this user in ``parent`` that killed runs left there; ``run_folder``: of this run.
+def remove_leftovers(parent: Path, run_folder: Path) -> list[Leftover]:
+    """Remove the folders in ``parent`` that killed runs of this user left there; return all leftover folders.
 
-    A folder that may belong to a live run, or to another user, is kept. Ages are by the clock of the file server.
+    A folder that may belong to a live run, or to another user, is kept. Ages are by the clock of the file server, which
+    set the time of ``run_folder``, the new folder of this run.
     """
     now, leftovers = run_folder.lstat().st_mtime, []
     for path in sorted(parent.glob(f"{PREFIX}*")):
@@ -83,7 +84,7 @@ def leftover_folders(parent: Path, run_folder: Path) -> list[Leftover]:
 
 
 def _remove(path: Path, now: float) -> str:
-    """Remove a folder; why it was kept, or an empty text."""
+    """Remove a folder; return why it was kept, or an empty text."""
     try:
         status = path.lstat()
         if status.st_uid != os.geteuid():
@@ -98,18 +99,14 @@ def _remove(path: Path, now: float) -> str:
     return ""
 
 
-def _pass(folder: Path, count: int, limit_s: float, action: Callable[[str], object]) -> Pass:
+def _time_operation(folder: Path, count: int, limit_s: float, action: Callable[[str], object]) -> OperationTiming:
     done, started = 0, time.perf_counter()
-    for path in _paths(folder, count):
-        action(path)
+    for number in range(count):
+        action(f"{folder}/{number}")
         done += 1
         if time.perf_counter() - started > limit_s:
             break
-    return Pass(done, time.perf_counter() - started)
-
-
-def _paths(folder: Path, count: int) -> Iterator[str]:
-    return (f"{folder}/{number}" for number in range(count))
+    return OperationTiming(done, time.perf_counter() - started)
 
 
 def _create(path: str) -> None:

@@ -15,19 +15,19 @@ import torch.distributed as dist
 from seatrial.bench import child_ranks, group, subgroups
 from seatrial.bench.rank import min_free_memory
 
-MEMORY_SHARE = 0.5  # share of the free memory for one buffer; NCCL and the parent process need the rest
+MEMORY_SHARE = 0.5  # of the free memory, for one buffer; NCCL and the parent process need the rest
 
 
 def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Return bus bandwidths in GB/s, ``busbw[name][group][window]``, and NCCL's log of the group of all ranks.
 
     ``task``: ``size`` in bytes and ``seconds`` for the timed all-reduce in each of ``groups`` (name → groups of ranks
-    that run concurrently); ``untimed_sizes``: sizes of one untimed all-reduce each, for NCCL's log with the path
-    of the data. Also returned: ``wrong_elements``; ``log`` (path) and ``log_bytes``, the length of its part about the
-    group of all ranks; and ``not_allocated``, the sizes that did not fit into memory.
+    that run concurrently); ``untimed_sizes``: sizes of untimed all-reduces, for which NCCL logs the path of the data.
+    Also returned: ``wrong_elements``; ``log`` (path) and ``log_bytes``, the length of its part about the group of all
+    ranks; and ``not_allocated``, the sizes that did not fit into memory.
     """
-    limit = MEMORY_SHARE * min_free_memory(device)
-    sizes = [size for size in task["untimed_sizes"] if size <= limit]  # the same on all ranks: all make the same calls
+    max_bytes = MEMORY_SHARE * min_free_memory(device)
+    sizes = [size for size in task["untimed_sizes"] if size <= max_bytes]  # the same sizes on all ranks
     for size in dict.fromkeys([task["size"], *sizes]):
         dist.all_reduce(torch.zeros(size // 4, dtype=torch.float32, device=device))
         if device.startswith("cuda"):
@@ -40,10 +40,10 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
         name: subgroups.measure_all_reduce(groups, task["size"], device, task["seconds"])
         for name, groups in task["groups"].items()
     }
-    mismatches = [bad for by_group in results.values() for result in by_group for bad in result.mismatches.values()]
+    all_results = [result for by_group in results.values() for result in by_group]
     return {
         "busbw": {name: [result.busbw(task["size"]) for result in by_group] for name, by_group in results.items()},
-        "wrong_elements": sum(mismatch.wrong for mismatch in mismatches),
+        "wrong_elements": sum(mismatch.wrong for result in all_results for mismatch in result.mismatches.values()),
         "log": str(log),
         "log_bytes": log_bytes,
         "not_allocated": sorted(set(task["untimed_sizes"]) - set(sizes)),

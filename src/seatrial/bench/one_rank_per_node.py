@@ -54,13 +54,13 @@ class Participants:
         """The first participant only."""
         return Participants(self.names[:1], 0 if self.index == 0 else -1, self.several_nodes)
 
-    def run_on_all(self, work: Callable[[], T], seconds: float = STEP_TIMEOUT_S) -> list[T]:
+    def run_on_all(self, work: Callable[[], T], timeout_s: float = STEP_TIMEOUT_S) -> list[T]:
         """Run ``work`` on all participants, starting within milliseconds; the results of all participants on all ranks.
 
         Raises ParticipantError on all ranks if ``work`` raised OSError or ValueError on a participant, or took longer
-        than ``seconds``.
+        than ``timeout_s``.
         """
-        outcomes = [outcome for outcome in gather(_run(work, seconds) if self.index >= 0 else None) if outcome]
+        outcomes = [outcome for outcome in gather(_run(work, timeout_s) if self.index >= 0 else None) if outcome]
         failed = {
             name: outcome for name, outcome in zip(self.names, outcomes, strict=True) if isinstance(outcome, _Failed)
         }
@@ -89,18 +89,18 @@ def group_by_text(texts: Mapping[str, str]) -> str:
     return "; ".join(f"{text} ({', '.join(names)})" for text, names in names_by_text.items())
 
 
-def run_with_timeout(work: Callable[[], T], seconds: float) -> T:
-    """The result of ``work()``, run in a thread. Raises its exception, or TimeoutError after ``seconds``."""
-    return start_in_thread(work).result(seconds)
+def run_with_timeout(work: Callable[[], T], timeout_s: float) -> T:
+    """The result of ``work()``, run in a thread. Raises its exception, or TimeoutError after ``timeout_s``."""
+    return start_in_thread(work).result(timeout_s)
 
 
-def _run(work: Callable[[], T], seconds: float) -> _Done[T] | _Failed:
+def _run(work: Callable[[], T], timeout_s: float) -> _Done[T] | _Failed:
     pending = start_in_thread(work)
     try:
-        return _Done(pending.result(seconds))
+        return _Done(pending.result(timeout_s))
     except (OSError, ValueError) as error:
         timed_out = not pending.done()
-        return _Failed(f"no answer within {seconds:g} s" if timed_out else error_text(error), timed_out)
+        return _Failed(f"no answer within {timeout_s:g} s" if timed_out else error_text(error), timed_out)
 
 
 def nccl_version() -> str | None:

@@ -40,7 +40,7 @@ class Operation:
 
     ``busbw_formula`` is that factor as text. ``prepare_with(sent, received)`` prepares it on the buffers from
     ``allocate_buffers``. ``one_block_per_rank``: the buffer is divided into one block per rank; sizes are rounded down
-    to whole blocks. ``allocate_variant_buffers``: for the in-place or out-of-place variant, if nccl-tests has it.
+    to whole blocks. ``allocate_variant_buffers``: for ``opposite_variant``, if nccl-tests has it.
     """
 
     name: str
@@ -72,8 +72,8 @@ class Operation:
         exact = self.element_count(size, itemsize, ranks) * itemsize
         return size if abs(exact - size) <= size / 100 else exact
 
-    def in_place_variant(self) -> Operation | None:
-        """The out-of-place variant of an in-place operation or vice versa; None if there is none."""
+    def opposite_variant(self) -> Operation | None:
+        """The out-of-place variant of an in-place operation, or the in-place variant of another; None without one."""
         if not self.allocate_variant_buffers:
             return None
         return replace(
@@ -97,7 +97,7 @@ def collective_api(device: torch.device) -> NcclApi | TorchApi:
 def _one_buffer(count: int, allocate: Allocate) -> Buffers:
     """One buffer for both: the result replaces the input.
 
-    Sums grow with every run, finally to inf; as with nccl-tests in place, this does not change the time.
+    Sums grow with every run until they are inf, as with nccl-tests in place; this does not change the time.
     """
     buffer = allocate(count)
     return buffer, buffer

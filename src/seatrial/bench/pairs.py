@@ -30,9 +30,9 @@ class PairTiming:
 
 
 def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tuple[int, int]]]:
-    """Rounds of disjoint pairs of the indices in ``groups``; no pair occurs twice.
+    """Rounds of disjoint pairs of the indices of ``groups``; no pair occurs twice. ``groups[i]``: the group of index i.
 
-    Rounds alternate: partners of the same group, partners of different groups. An index without such a partner is
+    Rounds alternate: partners of the same group, then partners of different groups. An index without such a partner is
     paired with any other. Partners of different groups are half of all indices apart in the order of groups, so that a
     round uses the paths between many groups.
     """
@@ -43,7 +43,7 @@ def rounds_by_group(groups: Sequence[Hashable], max_rounds: int) -> list[list[tu
         in_group = number % 2 == 0
         paired: dict[int, int] = {}
         for any_group in (False, True):
-            # those with the fewest partners first: they were idle before
+            # indices with the fewest partners so far first: they were idle in an earlier round
             for position, index in sorted(enumerate(order), key=lambda entry: len(partners[entry[1]])):
                 if index in paired:
                     continue
@@ -159,6 +159,7 @@ class PairResults:
         return self._best((*self.timings, *self.retries))
 
     def _best(self, timings: Sequence[PairTiming]) -> dict[int, tuple[float, ...]]:
+        """Rank → its ``rates`` with the highest median."""
         best: dict[int, tuple[float, ...]] = {}
         for timing in timings:
             rates = self.rates(timing)

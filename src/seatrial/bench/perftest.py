@@ -22,7 +22,7 @@ from seatrial.util import processes
 
 START_LIMIT_S = 10.0  # a server listens before it allocates memory
 PORT_ATTEMPTS = 3  # another process may take a free port before the server does
-_POLL_S = 0.02
+_POLL_S = 0.02  # between looks at a program or its port
 _MAX_CHARACTERS = 1200  # kept of the output of one side: the table at its end, and the first errors
 _LISTEN = "0A"  # proc(5), /proc/net/tcp: state TCP_LISTEN
 
@@ -72,19 +72,19 @@ def run_transfers(
     A program that has not ended ``limit_s`` after the start of the clients is ended.
     """
     with TemporaryDirectory() as folder:
-        ended = _run_tool(transfers, argv, local_address() or node, Path(folder), limit_s)
+        ended = _run_programs(transfers, argv, local_address() or node, Path(folder), limit_s)
     store_barrier()
-    results = {place: result for of_rank in gather(ended) for place, result in of_rank.items()}
+    results = {key_and_side: result for by_side in gather(ended) for key_and_side, result in by_side.items()}
     return {
         transfer.key: TransferResult(results[transfer.key, "server"], results[transfer.key, "client"])
         for transfer in transfers
     }
 
 
-def _run_tool(
+def _run_programs(
     transfers: Sequence[Transfer], argv: Mapping[str, Sequence[str]], address: str, files: Path, limit_s: float
 ) -> dict[tuple[str, str], ProgramResult]:
-    """The results of this rank's programs by key and side; ``address``: that of this node for clients."""
+    """The results of this rank's programs by key and side; ``address``: of this node, for the clients."""
     rank = dist.get_rank()
     store_barrier()
     servers: dict[str, _Running | ProgramResult] = {}
@@ -94,7 +94,7 @@ def _run_tool(
             servers[transfer.key], port = _start_server(argv[transfer.key], files / f"{len(servers)}.server")
             if port:
                 endpoints[transfer.key] = address, port
-    all_endpoints = {key: endpoint for of_rank in gather(endpoints) for key, endpoint in of_rank.items()}
+    all_endpoints = {key: endpoint for by_key in gather(endpoints) for key, endpoint in by_key.items()}
     clients: dict[str, _Running | ProgramResult] = {}
     for transfer in transfers:
         if transfer.client == rank:
@@ -134,7 +134,7 @@ def _start_server(argv: Sequence[str], prefix: Path) -> tuple[_Running | Program
             if _is_listening(port):
                 return running, port
             if time.monotonic() > deadline:
-                return _ended(running, f"did not listen within {START_LIMIT_S:g} s"), 0
+                return _end(running, f"did not listen within {START_LIMIT_S:g} s"), 0
             time.sleep(_POLL_S)
         result = running.result()
         if "listen to port" not in result.err:
@@ -163,12 +163,12 @@ def _wait(running: _Running | ProgramResult, deadline: float, limit_s: float) ->
         return running
     while running.child.poll() is None:
         if time.monotonic() > deadline:
-            return _ended(running, f"did not end within {limit_s:g} s")
+            return _end(running, f"did not end within {limit_s:g} s")
         time.sleep(_POLL_S)
     return running.result()
 
 
-def _ended(running: _Running, error: str) -> ProgramResult:
+def _end(running: _Running, error: str) -> ProgramResult:
     """End the program and return its result."""
     remaining = processes.stop(running.child, grace_s=1.0)
     return running.result("; ".join(filter(None, [error, remaining])))

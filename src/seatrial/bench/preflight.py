@@ -1,10 +1,11 @@
-"""Tests on a node what a trial needs, before a check starts: ``python -m seatrial.bench.preflight JOB.json ATTEMPT``.
+"""Tests whether this node meets the needs of a trial: ``python -m seatrial.bench.preflight JOB.json ATTEMPT``.
 
-It runs in the environment of the workers: their Python, virtual environment and container. A missing requirement ends
-it with exit code 1 and one line, ``preflight: NODE: …``. With further arguments, ``-m MODULE ARGUMENT…``, it then runs
-that module. It writes its facts to ``preflight/NODE.json`` in the attempt's folder.
+It runs before any check, in the environment of the workers: their Python, virtual environment and container. A missing
+requirement ends it with exit code 1 and one line, ``preflight: NODE: …``. With further arguments, ``-m MODULE
+ARGUMENT…``, it then runs that module. It writes its facts to ``preflight/NODE.json`` in the attempt's folder.
 
-Only the standard library is imported, in the syntax of old versions of Python: they must be able to report themselves.
+Only the standard library is imported, in the syntax of old versions of Python, so that a Python that is too old can
+report it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Problem(Exception):
 
 
 def main(arguments: list[str]) -> None:
-    job_file, attempt, *rest = arguments
+    job_file, attempt, *module_arguments = arguments
     node = os.environ.get("SLURMD_NODENAME") or os.environ.get("SEATRIAL_NODE") or socket.gethostname()
     facts: dict[str, Any] = {"python": sys.version.split()[0], "executable": sys.executable, "prefix": sys.prefix}
     facts["image_id"], facts["evidence"] = os.environ.get("SEATRIAL_IMAGE_ID"), container_evidence()
@@ -58,8 +59,8 @@ def main(arguments: list[str]) -> None:
     if problems:
         text = "; ".join(str(problem) for problem in problems)
         sys.exit(f"preflight: {node}: {text}. Run first, on this node: {problems[0].command}")
-    if rest:
-        _run_module(rest[1:])
+    if module_arguments:
+        _run_module(module_arguments[1:])
 
 
 def container_evidence() -> list[str]:
@@ -105,16 +106,16 @@ def _try_interfaces(required: dict[str, Any], facts: dict[str, Any]) -> None:
 
     Gloo takes a list of names, NCCL a list of prefixes; ``^`` excludes, ``=`` is an exact name (NCCL user guide).
     """
-    here = facts["interfaces"] = sorted(name for _, name in socket.if_nameindex())
-    listed, problems = ", ".join(here), []
+    interfaces = facts["interfaces"] = sorted(name for _, name in socket.if_nameindex())
+    listed, problems = ", ".join(interfaces), []
     gloo = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    missing = [name for name in gloo.split(",") if name and name not in here]
+    missing = [name for name in gloo.split(",") if name and name not in interfaces]
     if missing:
         problems.append(f"GLOO_SOCKET_IFNAME={gloo}: this node has no interface {', '.join(missing)}, it has {listed}")
     nccl = os.environ.get("NCCL_SOCKET_IFNAME", "") if required["gpus"] else ""
     names = nccl.lstrip("=").split(",") if nccl and not nccl.startswith("^") else []
     if names and not any(
-        name == other or (nccl[0] != "=" and other.startswith(name)) for name in names for other in here
+        name == other or (nccl[0] != "=" and other.startswith(name)) for name in names for other in interfaces
     ):
         problems.append(f"NCCL_SOCKET_IFNAME={nccl}: this node has no such interface, it has {listed}")
     if problems:
@@ -179,7 +180,7 @@ def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
 
 
 def _run_module(arguments: list[str]) -> None:
-    """Run ``MODULE ARGUMENT…`` instead of this program; torchrun in this process, which has imported torch already."""
+    """Run ``MODULE ARGUMENT…`` in place of this program: torchrun in this process, if it has imported torch."""
     if arguments[0] == "seatrial.bench.run_module" and "torch" in sys.modules:
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

@@ -1,11 +1,11 @@
 """Tries the rendezvous of a job before torchrun: ``python -m seatrial.bench.rendezvous ADDRESS PORT KEY`` on each node.
 
-The first node (SLURM_NODEID 0) listens; the others resolve the address and connect. A node that cannot prints one line,
-``preflight: NODE: …``, which ends the job: torchrun would wait for minutes, and name no node. The exit code is 0: after
-any other, srun would end the other nodes before they have printed their lines.
+The first node (SLURM_NODEID 0) listens; the others resolve the address and connect. KEY identifies the job. A node that
+fails prints one line, ``preflight: NODE: …``, which ends the job: torchrun would wait for minutes and name no node. The
+exit code is 0: after any other, srun would end the other nodes before they have printed their lines.
 
 A pod of Kubernetes adds its INDEX, the number of NODES and the SECONDS within which all pods start; until then the name
-of the first pod may not exist. Its exit code is 1 after a problem.
+of the first pod may not exist. The exit code in a pod is 1 after a problem.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from seatrial.bench.tcp import Endpoint, listen, open_connection, resolve_names
 from seatrial.util.resolver import resolve
 from seatrial.util.text import error_text
 
-# Between the first and the last start of a node: seconds with srun, more with containers or Python on a busy filesystem
+# How long nodes wait for each other. They start within seconds with srun, later with containers or a busy filesystem
 CONNECT_LIMIT_S, LISTEN_LIMIT_S = 30.0, 60.0
-_RETRY_S = 0.2
-_LOOKUP_RETRY_S = 2.0  # many pods ask one DNS service
-_TOKEN_BYTES = 16
+_RETRY_S = 0.2  # between two attempts to connect
+_LOOKUP_RETRY_S = 2.0  # between two lookups: many pods ask one DNS service
+_TOKEN_BYTES = 16  # which open_connection reads
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -53,11 +53,11 @@ def try_pod(address: str, port: int, token: bytes, *, index: int, nodes: int, li
     """Listen in pod 0, connect in the others; return why this is not possible within ``limit_s``, else empty."""
     if index == 0:
         return serve(port, token, nodes - 1, limit_s)
-    deadline, reported = time.monotonic() + limit_s, ""
+    deadline, printed = time.monotonic() + limit_s, ""
     while (problem := resolve_names([address], resolve)[address].problem) and time.monotonic() < deadline:
-        if problem != reported:  # in the job's log, if seatrial ends the job before the limit
+        if problem != printed:  # for the job's log, if seatrial ends the job before the limit
             print(f"waiting for the address of the first pod, {address}: {problem}", file=sys.stderr, flush=True)
-        reported = problem
+        printed = problem
         time.sleep(_LOOKUP_RETRY_S)
     return connect(address, port, token, max(0.0, deadline - time.monotonic()))
 
@@ -71,21 +71,21 @@ def serve(port: int, token: bytes, clients: int, limit_s: float) -> str:
         listener = listen(port)
     except OSError as error:
         return f"cannot listen on port {port} for the rendezvous: {error_text(error)}"
-    deadline, answers = time.monotonic() + limit_s, list[Thread]()
+    deadline, answering = time.monotonic() + limit_s, list[Thread]()
     with listener:
-        while len(answers) < clients and (left_s := deadline - time.monotonic()) > 0:
+        while len(answering) < clients and (left_s := deadline - time.monotonic()) > 0:
             listener.settimeout(left_s)
             with suppress(OSError):
                 connection, _ = listener.accept()
-                answers.append(Thread(target=_answer, args=(connection, token), daemon=True))
-                answers[-1].start()
-        for answer in answers:
-            answer.join(max(0.0, deadline - time.monotonic()))
+                answering.append(Thread(target=_answer, args=(connection, token), daemon=True))
+                answering[-1].start()
+        for thread in answering:
+            thread.join(max(0.0, deadline - time.monotonic()))
     return ""
 
 
 def _answer(connection: socket.socket, token: bytes) -> None:
-    """Send the token and wait for the client's end, so that the port is free for torchrun at once."""
+    """Send the token and wait until the client has closed the connection, so that torchrun can use the port at once."""
     with connection, suppress(OSError):
         connection.settimeout(CONNECT_LIMIT_S)
         connection.sendall(token)
@@ -93,7 +93,7 @@ def _answer(connection: socket.socket, token: bytes) -> None:
 
 
 def connect(address: str, port: int, token: bytes, limit_s: float) -> str:
-    """Connect to the first node; return why this is not possible, else empty. A refusal is retried for ``limit_s``."""
+    """Connect to the first node; return why this is not possible, else empty. It tries for ``limit_s``."""
     lookup = resolve_names([address], resolve)[address]
     if lookup.problem:
         return f"cannot resolve the address of the rendezvous, {address} (port {port}): {lookup.problem}"

@@ -20,17 +20,18 @@ from pathlib import Path
 from seatrial.bench.one_rank_per_node import group_by_text
 from seatrial.bench.storage import SharedFolder, write_and_sync
 
-# For files of other nodes to become visible; NFS may hide a new name for up to 30 s by default (acdirmin, nfs(5))
+# Longest wait for files of other nodes; NFS may hide a new name for up to 30 s by default (acdirmin, nfs(5))
 VISIBILITY_TIMEOUT_S = 5.0
 POLL_S = 0.001
 ATTEMPTS = 5  # if no two participants access the file at the same time in any of them, the probe is inconclusive
 REPLACE_S = 0.2  # duration of the first attempt of the rename probe
 PAGE_RECORDS = 1024  # of 4 bytes: one page
+MIN_REPLACEMENTS = 100  # per attempt, on a slow filesystem too
 RECORDS = 50  # appended by each participant
-RECORD_BYTES = 64
+RECORD_BYTES = 64  # of a record, and of the content of other small files
 APPEND_INTERVAL_S = 0.001  # so that the records of a participant are written separately
 LOCK_TURNS = 20  # per participant, if there are two
-LOCK_HOLD_S = 0.001
+LOCK_HOLD_S = 0.001  # how long a participant holds the lock in each turn
 LOCK_TIMEOUT_S = 20.0  # no participant holds the lock longer than LOCK_HOLD_S
 
 
@@ -53,13 +54,13 @@ def invisible_files(folder: SharedFolder) -> str | None:
     """Check that every participant reads the content that every other participant wrote, not just the same name."""
     digests = folder.run_on_all(lambda: write_random(folder.file("mark")))
     visible = folder.run_on_all(lambda: tuple(sorted(wait_for_contents(folder.files("mark"), digests))))
-    readers: dict[tuple[int, ...], list[int]] = {}
+    readers_by_writers: dict[tuple[int, ...], list[int]] = {}
     for reader, writers in enumerate(visible):
-        readers.setdefault(writers, []).append(reader)
-    incomplete = {writers: group for writers, group in readers.items() if len(writers) < len(folder.names)}
+        readers_by_writers.setdefault(writers, []).append(reader)
     texts = [
-        f"{folder.join_names(group)} saw only files of {folder.join_names(writers) or 'no node'}"
-        for writers, group in incomplete.items()
+        f"{folder.join_names(readers)} saw only files of {folder.join_names(writers) or 'no node'}"
+        for writers, readers in readers_by_writers.items()
+        if len(writers) < len(folder.names)
     ]
     return "; ".join(texts) or None
 
@@ -143,9 +144,9 @@ def _replace_or_read(target: Path, index: int, seconds: float) -> ReadCounts | N
 
 
 def _replace_repeatedly(target: Path, seconds: float) -> None:
-    """Replace the file for ``seconds``, and at least 100 times."""
+    """Replace the file for ``seconds``, and at least MIN_REPLACEMENTS times."""
     end, version = time.monotonic() + seconds, 0
-    while version < 100 or time.monotonic() < end:
+    while version < MIN_REPLACEMENTS or time.monotonic() < end:
         version += 1
         replace(target, _page(version))
 

@@ -54,9 +54,9 @@ class SharedFolder:
         """Path of the next participant's file; with one participant, of its own file."""
         return self.files(kind)[(self.index + 1) % len(self.names)]
 
-    def run_on_all(self, work: Callable[[], T], seconds: float = STEP_TIMEOUT_S) -> list[T]:
+    def run_on_all(self, work: Callable[[], T], timeout_s: float = STEP_TIMEOUT_S) -> list[T]:
         """Results of ``work`` on all participants; see ``Participants.run_on_all``."""
-        return self.participants.run_on_all(work, seconds)
+        return self.participants.run_on_all(work, timeout_s)
 
     def run_on_first(self, work: Callable[[], T]) -> T:
         """Result of ``work`` on the first participant, while the others wait."""

@@ -66,7 +66,7 @@ def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, 
             fill_input(buffer, members.index(dist.get_rank()), len(members))
             run()
             mismatch = verify(buffer, len(members))
-        mismatches = {rank: bad for rank, bad in enumerate(gather(mismatch)) if bad}
+        mismatches = {rank: of_rank for rank, of_rank in enumerate(gather(mismatch)) if of_rank}
     return [
         GroupResult(
             tuple(ranks),

@@ -26,7 +26,7 @@ class Lookup:
 
 
 def resolve_names(names: Sequence[str], resolve: Callable[[str], Sequence[str]]) -> dict[str, Lookup]:
-    """Resolve all names in parallel on this node; a name without an answer within 10 s is unresolved."""
+    """Resolve all names in parallel on this node; a name without an answer within RESOLVE_TIMEOUT_S is unresolved."""
     pending = {name: start_in_thread(partial(resolve, name)) for name in names}
     wait(pending.values(), timeout=RESOLVE_TIMEOUT_S)
     return {name: _lookup(future) for name, future in pending.items()}

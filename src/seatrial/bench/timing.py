@@ -16,9 +16,9 @@ from seatrial.model import Metric
 from seatrial.util.quantiles import median_interval
 
 WINDOW_S = 0.05  # much longer than a kernel launch and than the clock's resolution
-MIN_WINDOWS = 10
+MIN_WINDOWS = 10  # fewer windows do not end the timing by convergence
 RETRY_MIN_WINDOWS = 30  # a retry takes more samples, since the first measurement was bad or inconclusive
-min_windows = MIN_WINDOWS  # of this process; the worker sets it before the first check of a retry
+min_windows = MIN_WINDOWS  # for this process; the worker sets it to RETRY_MIN_WINDOWS before a retry
 MAX_WINDOWS = 400  # 20 s, unless ``min_seconds`` is longer
 PRECISION = 0.01  # timing stops when the median is known to this fraction of its value
 # With less precise values, a limit of 10 % does not detect a slowdown of 15 % (analysis/power.py)

@@ -57,12 +57,12 @@ def drill(
     Exit codes: 0 all parts of all drills hold, 1 one does not, 3 a drill could not run here. With --clean: 0 no alarm,
     1 at least one.
     """
-    from seatrial.drill.runner import why_not_here
+    from seatrial.drill.runner import unmet_need
     from seatrial.drill.text import print_list
 
     selected = _selected(names or [], all_ or (list_ and not names))
     if list_:
-        rows = [(item, why_not_here(item.needs)) for item in selected]
+        rows = [(item, unmet_need(item.needs)) for item in selected]
         if as_json:
             print_json([_as_json(item, reason) for item, reason in rows])
         else:

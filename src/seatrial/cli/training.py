@@ -58,7 +58,8 @@ def preprocess(
     elif result is None:
         print("nothing to prepare: data.path is not set, and the training generates its sequences from the seed")
     else:
-        print(f"{'found' if result['existed'] else 'written'} in {result['seconds']:g} s: {result['folder']}")
+        text = "found (sizes and SHA-256 compared)" if result["existed"] else "written"
+        print(f"{text} in {result['seconds']:g} s: {result['folder']}")
 
 
 def evaluate(

@@ -50,10 +50,13 @@ class DrillTrial:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the trial must report. Patterns of checks and metrics are those of fnmatch, the others regular expressions.
+    """What the trial must report.
+
+    ``check`` and ``metric`` are patterns of fnmatch; ``place``, ``command`` and ``refusal`` are regular expressions;
+    ``cause`` is compared as text.
 
     - seen: a verdict on ``check`` and ``metric`` (empty: on the whole check) with one of ``outcomes``; or, if
-      ``refusal`` is set, no acceptance and a message with this text (standard error, or why the trial ended early).
+      ``refusal`` is set, no ACCEPTED and a message that matches it (standard error, or why the trial ended early).
     - located: ``place`` occurs in subject, title or evidence of the first finding, or in subject, detail or evidence of
       a verdict that shows the fault; in the message of a refusal.
     - explained: the first finding has ``cause`` as the id of its cause or of its signature. A refusal is explained if
@@ -72,7 +75,7 @@ class Expected:
     refusal: str = ""
 
 
-def _nothing(_injection: Injection) -> None:
+def _do_nothing(_injection: Injection) -> None:
     """The default of ``prepare`` and ``act``."""
 
 
@@ -90,8 +93,8 @@ class Drill:
     trial: DrillTrial
     expected: Expected
     needs: Needs = Needs()
-    prepare: Callable[[Injection], None] = _nothing
-    act: Callable[[Injection], None] = _nothing
+    prepare: Callable[[Injection], None] = _do_nothing
+    act: Callable[[Injection], None] = _do_nothing
     fault: str = ""
     limit_s: float = 300.0
 
@@ -99,8 +102,8 @@ class Drill:
 class DrillResult(Frozen):
     """The result of one drill. ``could_not_run``: why it could not run here; the other fields are then empty.
 
-    ``seconds``: from the injection, or the start of the trial if earlier, to the end of the trial.
-    ``action_right``: None for a refusal, which has no action. ``problems``: the expected and the read value of each
+    ``seconds``: from the injection, or from the start of the trial if that is later, to the end of the trial.
+    ``action_right``: None for a refusal, which has no action. ``problems``: the expected and the reported value of each
     part that does not hold.
     """
 

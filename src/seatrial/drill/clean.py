@@ -13,10 +13,10 @@ from pydantic import JsonValue
 from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillTrial, Needs
 from seatrial.drill.evaluate import cause_of
 from seatrial.drill.injection import Injection
-from seatrial.drill.runner import record_of, why_not_here
+from seatrial.drill.runner import record_of, unmet_need
 from seatrial.model import Frozen, SeatrialError, Trial, UsageError
 
-CONFIDENCE = 0.95
+CONFIDENCE = 0.95  # of ``upper_bound``
 
 
 class Alarm(Frozen):
@@ -59,7 +59,7 @@ def run_clean(
     """
     trials = clean_trials(drills)
     for trial in trials:
-        if reason := why_not_here(trial.needs):
+        if reason := unmet_need(trial.needs):
             raise SeatrialError(f"clean runs: {reason}")
     checks = tuple(dict.fromkeys(check for trial in trials for check in trial.trial.checks))
     alarms: list[Alarm] = []
@@ -147,7 +147,7 @@ def _settings_by_check(trial: DrillTrial) -> dict[str, JsonValue]:
 
 
 def _common(drill: Drill) -> tuple[object, ...]:
-    """What all checks of the trial of a drill share."""
+    """GPUs, nodes, launcher, arguments and settings that all checks of a drill's trial share."""
     trial, needs = drill.trial, drill.needs
     settings = {key: value for key, value in trial.settings.items() if key != "checks"}
     return needs.gpus, needs.nodes, trial.launcher, trial.arguments, settings
@@ -178,7 +178,7 @@ def upper_bound(events: int, runs: int) -> float:
     if events >= runs:
         return 1.0
     low, high = events / runs, 1.0
-    for _ in range(60):
+    for _ in range(60):  # bisection to the precision of a float
         share = (low + high) / 2
         at_most = sum(math.comb(runs, k) * share**k * (1 - share) ** (runs - k) for k in range(events + 1))
         low, high = (share, high) if at_most > 1 - CONFIDENCE else (low, share)

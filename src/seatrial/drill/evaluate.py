@@ -10,14 +10,15 @@ from fnmatch import fnmatchcase
 from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillResult, Expected
 from seatrial.model import DecisionValue, Finding, Trial, Verdict
 
-_MAX_TEXT = 300
+_MAX_CHARS = 300  # of a message in the result
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Results of a trial. ``trial``: None without a record. ``errors``: its standard error. ``seconds``: its duration.
+    """Results of a trial. ``trial``: None without a record. ``errors``: its standard error.
 
-    ``failure``: why the fault could not be injected or the trial did not end; empty otherwise.
+    ``seconds``: see DrillResult. ``failure``: why the fault could not be injected, or why the trial did not end; else
+    empty.
     """
 
     trial: Trial | None
@@ -30,12 +31,12 @@ def evaluate(drill: Drill, evidence: Evidence) -> DrillResult:
     """Compare what the trial reported with what the drill expects."""
     result = DrillResult(name=drill.name, title=drill.title, machine=drill.machine, seconds=evidence.seconds)
     if evidence.failure:
-        return result.model_copy(update={"problems": (evidence.failure[:_MAX_TEXT],)})
+        return result.model_copy(update={"problems": (evidence.failure[:_MAX_CHARS],)})
     if drill.expected.refusal:
         return _evaluate_refusal(result, drill.expected, evidence)
     if evidence.trial is None:
         lines = evidence.errors.strip().splitlines() or ["empty"]
-        return result.model_copy(update={"problems": (f"no record; last line of stderr: {lines[-1][:_MAX_TEXT]}",)})
+        return result.model_copy(update={"problems": (f"no record; last line of stderr: {lines[-1][:_MAX_CHARS]}",)})
     return _evaluate_record(result, drill.expected, evidence.trial)
 
 
@@ -55,7 +56,7 @@ def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> D
         "command_right": re.search(expected.command, command) is not None if command else False,
         "action_right": None if expected.action is None else action == expected.action,
     }
-    read = {
+    differences = {
         "seen": f"{expected.check} {expected.metric} {'|'.join(expected.outcomes)}; verdicts: {_bad_verdicts(trial)}",
         "located": f"{expected.place}; read: {'; '.join(_texts_with_place(first, shown)) or 'nothing'}",
         "explained": f"cause {expected.cause}; first finding: {cause or 'none'} ({first.title if first else 'none'})",
@@ -70,7 +71,9 @@ def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> D
             "place": first.subject if first else ", ".join(dict.fromkeys(verdict.subject for verdict in shown)),
             "first_command": command,
             "problems": tuple(
-                f"not {name}: expected {read[name]}"[:_MAX_TEXT] for name, holds in parts.items() if holds is False
+                f"not {name}: expected {differences[name]}"[:_MAX_CHARS]
+                for name, holds in parts.items()
+                if holds is False
             ),
         }
     )
@@ -117,9 +120,9 @@ def _evaluate_refusal(result: DrillResult, expected: Expected, evidence: Evidenc
             **parts,
             "action_right": None,
             "decision": trial.decision.value.value if trial else "refused",
-            "finding": line.strip()[:_MAX_TEXT],
+            "finding": line.strip()[:_MAX_CHARS],
             "problems": tuple(
-                f"not {name}: message: {(line or last)[:_MAX_TEXT]}" for name, holds in parts.items() if not holds
+                f"not {name}: message: {(line or last)[:_MAX_CHARS]}" for name, holds in parts.items() if not holds
             ),
         }
     )

@@ -24,13 +24,13 @@ from seatrial.util import processes
 from seatrial.util.input_files import read_json
 from seatrial.worker import Heartbeat
 
-POLL_S = 0.1
-_CANCEL_S = 60.0  # from SIGTERM to SIGKILL: a trial writes its reports, or cancels its Slurm job
+POLL_S = 0.1  # between looks at the trial
+_CANCEL_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL: a trial writes its reports, or cancels its Slurm job
 _NEW_MOUNTS = ("unshare", "--mount", "--propagation", "private")
 
 
 class TrialEndedEarly(SeatrialError):
-    """The trial of a drill ended, or did not reach the point of the injection, so that nothing was injected."""
+    """The trial of a drill ended, or did not reach the point of the injection: no fault was injected."""
 
 
 class Injection:
@@ -38,7 +38,8 @@ class Injection:
 
     If the drill is killed, they are undone too: the kernel ends its processes, and mounts exist in their namespace
     only.
-    ``folder``: for the drill's own files. ``environment``: variables of the trial. ``setup``: shell commands that run
+
+    ``folder``: for the files of the drill. ``environment``: variables of the trial. ``setup``: shell commands that run
     before the trial, in its process, such as ``ulimit -l 64``; with ``new_mounts`` they may mount filesystems that only
     the trial sees (needs root). ``settings``: keys of the trial file.
     """
@@ -51,7 +52,7 @@ class Injection:
         self.setup: list[str] = []
         self.new_mounts = False
         self.settings: dict[str, JsonValue] = dict(drill.trial.settings)
-        self.started = 0.0  # time.monotonic() of the injection
+        self.started = 0.0  # time.monotonic() of the injection, or of the start of the trial
         self._trial: processes.Child | None = None
         self._at_end = ExitStack()
 
@@ -62,7 +63,7 @@ class Injection:
     def use_fault(self, name: str) -> None:
         """Run ``install()`` of the module ``faults/NAME.py`` at the start of every Python process of the trial.
 
-        Only a file named sitecustomize.py in the drill's own folder does it: no option or variable of seatrial can.
+        Only a file named sitecustomize.py in the folder of the drill calls it: no option or variable of seatrial does.
         """
         module = f"seatrial.drill.faults.{name}"
         importlib.import_module(module)  # a wrong name fails here, not silently in the trial
@@ -98,7 +99,7 @@ class Injection:
         """Start a process that ends with the drill; its output goes to ``NAME.out`` and ``NAME.err``."""
         out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
         child = processes.start(argv, env=env or {}, stdout=out, stderr=err, without=without)
-        self.at_end(processes.stop, child, _CANCEL_S)
+        self.at_end(processes.stop, child, _CANCEL_TIMEOUT_S)
         return child
 
     def run_command(self, argv: Sequence[str], timeout_s: float = 30.0) -> str:
@@ -125,14 +126,14 @@ class Injection:
         """Record that the fault starts now; without this call it starts with the trial."""
         self.started = time.monotonic()
 
-    def wait_for(self, condition: Callable[[], bool], what: str, limit_s: float = 120.0) -> None:
-        """Wait until ``condition()``. Raises TrialEndedEarly if the trial ends first, or after ``limit_s``."""
+    def wait_for(self, condition: Callable[[], bool], goal: str, limit_s: float = 120.0) -> None:
+        """Wait for ``condition()``. Raises TrialEndedEarly, with ``goal``, if the trial ends, or after ``limit_s``."""
         deadline = time.monotonic() + limit_s
         while not condition():
             if self.trial.poll() is not None:
-                raise TrialEndedEarly(f"the trial ended before: {what}; {self.last_error()}")
+                raise TrialEndedEarly(f"the trial ended before: {goal}; {self.last_error()}")
             if time.monotonic() > deadline:
-                raise TrialEndedEarly(f"not reached within {limit_s:g} s: {what}; ranks: {self._statuses()}")
+                raise TrialEndedEarly(f"not reached within {limit_s:g} s: {goal}; ranks: {self._statuses()}")
             time.sleep(POLL_S)
 
     def wait_for_ranks(self, check: str, ranks: int, progress: str = "") -> dict[int, Heartbeat]:
@@ -150,7 +151,7 @@ class Injection:
 
     def heartbeats(self) -> dict[int, Heartbeat]:
         """The heartbeat of each rank of the job that started last, by rank."""
-        attempts = sorted(self.run_dir.glob("jobs/*/attempt*"), key=_modified)
+        attempts = sorted(self.run_dir.glob("jobs/*/attempt*"), key=_change_time)
         beats = {}
         for path in attempts[-1].glob("rank*.heartbeat.json") if attempts else ():
             with contextlib.suppress(OSError, ValueError):  # replaced or removed meanwhile
@@ -165,7 +166,7 @@ class Injection:
         except psutil.Error as error:
             raise SeatrialError(f"pid {beat.pid} of {beat.node}: {error}") from error
         jobs = str(self.run_dir / "jobs")
-        if "seatrial.worker" not in command or not any(word.startswith(jobs) for word in command):
+        if "seatrial.worker" not in command or not any(argument.startswith(jobs) for argument in command):
             raise SeatrialError(f"pid {beat.pid} is not a rank of this drill on this host: {shlex.join(command)[:200]}")
         self.mark_injected()
         os.kill(beat.pid, number)
@@ -185,7 +186,7 @@ class Injection:
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def last_error(self) -> str:
-        """The last line of the trial's standard error."""
+        """The last line of the trial's standard error, as a clause of a message."""
         return f"last line of its stderr: {(self.error_output().strip().splitlines() or ['empty'])[-1]}"
 
     def close(self) -> None:
@@ -197,7 +198,8 @@ class Injection:
         return "; ".join(texts) or "none"
 
 
-def _modified(path: Path) -> float:
+def _change_time(path: Path) -> float:
+    """The time of the last change in a folder; 0 if it was removed meanwhile."""
     try:
         return path.stat().st_ctime
     except OSError:

@@ -21,7 +21,7 @@ Progress = Callable[[str], None]
 def run_drills(drills: Iterable[Drill], folder: Path, progress: Progress) -> Iterator[DrillResult]:
     """Run the drills in order; yield the result of each when it ends. Records stay in ``folder``/NAME."""
     for drill in drills:
-        if reason := why_not_here(drill.needs):
+        if reason := unmet_need(drill.needs):
             progress(f"{drill.name}: cannot run here: {reason}")
             yield DrillResult(name=drill.name, title=drill.title, machine=drill.machine, could_not_run=reason)
             continue
@@ -59,8 +59,8 @@ def record_of(run_dir: Path) -> Trial | None:
     return load_trial(run_dir) if (run_dir / "trial.json").exists() else None
 
 
-def why_not_here(needs: Needs) -> str:
-    """Why a drill with these needs cannot run on this machine; empty if it can."""
+def unmet_need(needs: Needs) -> str:
+    """The first of ``needs`` that this machine does not meet, as text; empty if it meets all."""
     if needs.root and os.geteuid() != 0:
         return "needs root"
     if missing := [name for name in needs.programs if not shutil.which(name)]:

@@ -1,4 +1,4 @@
-"""Results of drills as a table on the terminal."""
+"""Results of drills and of clean runs, and the list of drills, as text on the terminal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from seatrial.drill.base import Drill, DrillResult
 from seatrial.drill.clean import CONFIDENCE, CleanRuns
 from seatrial.report.text import clean, plural
 
+# Field of DrillResult → its name on the terminal and in docs/drills.md
 PARTS = {
     "seen": "seen",
     "located": "located",

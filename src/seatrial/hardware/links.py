@@ -80,14 +80,14 @@ class TcpInterfaces:
 class Links:
     """Links between the GPUs of a trial; unknown values are None, 0 or empty.
 
-    ``nvlinks`` (number of active links) and ``nvlink_gbps`` (their total unidirectional GB/s) are those of the GPU with
+    ``nvlinks`` (number of active links) and ``nvlink_gb_s`` (their total unidirectional GB/s) are those of the GPU with
     the lowest rate.
     ``network`` is what NCCL uses between nodes: rdma, efa or tcp. ``mig_models``: GPU models in MIG mode.
     ``algorithms``: NCCL's algorithm by operation and size label, as logged.
     """
 
     nvlinks: int = 0
-    nvlink_gbps: float | None = None
+    nvlink_gb_s: float | None = None
     ports: RdmaPorts | None = None  # None: unknown, or not the same on all nodes
     network: str = ""
     intra_node_transports: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     names = sorted({name for _, value in transports if isinstance(value, Mapping) for name in value})
     return Links(
         nvlinks=lowest[0],
-        nvlink_gbps=lowest[1],
+        nvlink_gb_s=lowest[1],
         ports=_common_ports(ports_of_nodes),
         network=_network([name for name in names if name.startswith("NET/")]),
         intra_node_transports=tuple(name for name in names if not name.startswith("NET/")),

@@ -44,7 +44,7 @@ def coverage_errors(check: Check, plan: RecordedPlan, measured: Sequence[Measure
     mismatches = [*_metrics_beside_skip(measured)]
     if job:
         incomplete += [*_rank_errors(job, measured), *_partly_skipped(measured)]
-        incomplete += [*_place_errors(job, plan, measured), *_world_size_errors(check, job, measured)]
+        incomplete += [*_subject_errors(job, plan, measured), *_world_size_errors(check, job, measured)]
         mismatches += plan.problems(job)
         if job.placement != _PLACEMENTS[check.scope]:
             mismatches.append(f"in job {job.name} with placement {job.placement}, expected {_PLACEMENTS[check.scope]}")
@@ -155,7 +155,7 @@ def _metrics_beside_skip(measured: Sequence[Measurement]) -> Iterator[str]:
         yield f"{with_metrics.subject} has {len(with_metrics.metrics)} metrics, but was skipped: {with_metrics.skipped}"
 
 
-def _place_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
+def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
     """An error if the check ran on other nodes or ranks than the first check of the plan."""
     if job.placement == "control":
         return
@@ -173,7 +173,7 @@ def _place_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement])
 
 
 def _world_size_errors(check: Check, job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if a rank counted other ranks than the job has; with ``per_node`` it counts those of its node."""
+    """An error if a rank reports another world size than the job has; with ``per_node`` it is that of its node."""
     if job.placement != "ranks" or check.per_node:
         return
     planned = job.process_count

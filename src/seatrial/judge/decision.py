@@ -43,10 +43,10 @@ def decide(
     """The decision on a trial; ``required`` maps each check to whether the decision needs it.
 
     ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early. So do
-    ``untested_nodes``, which the reason of REJECTED names too. The reason of
-    ACCEPTED lists the thresholds that were not evaluated and counts the checks in ``metrics_without_threshold``.
-    A trial that used no GPU (``cpu_only``) is accepted only with ``cpu_only_requested``.
-    Every reason ends with the ``notes``, such as the baseline that the verdicts use.
+    ``untested_nodes``, which the reason of REJECTED names too. The reason of ACCEPTED lists the thresholds that were
+    not evaluated and counts the checks in ``metrics_without_threshold``. A trial that used no GPU (``cpu_only``) is
+    accepted only with ``cpu_only_requested``. Every reason ends with the ``notes``, such as the baseline that the
+    verdicts use.
     """
     outcomes = _outcomes_by_check(verdicts)
     reason_code = None
@@ -138,7 +138,7 @@ def _threshold_messages(verdicts: Sequence[Verdict], outcome: Outcome) -> list[s
 def _missing_results(
     required: Mapping[str, bool], verdicts: Sequence[Verdict], excluded_checks: Mapping[str, str]
 ) -> list[str]:
-    """The reasons against acceptance: excluded, inconclusive and missing checks."""
+    """The reasons against acceptance: checks that are bad, not measured, excluded or not in the configuration."""
     outcomes = _outcomes_by_check(verdicts)
     not_measured = {verdict.check for verdict in verdicts if Reason.NOT_MEASURED in verdict.reasons}
     needed = [name for name, is_required in required.items() if is_required]
@@ -146,7 +146,7 @@ def _missing_results(
     not_good = [name for name in by_check if name not in excluded_checks and worst(by_check[name]) not in _GOOD]
     reasons = [f"{name} is {worst(by_check[name])}" for name in not_good if name not in not_measured]
     missing = [name for name in needed if name in not_measured]
-    if missing and len(missing) < len(needed):  # none at all: see below
+    if missing and len(missing) < len(needed):  # if all are, the last reason says so
         reasons.append(f"not measured: {and_more(missing, _MAX_NAMED)}")
     # the user did not choose the checks that a time limit leaves out
     if excluded := [name for name, option in excluded_checks.items() if name in needed or option == TIME_LIMIT]:
@@ -161,7 +161,7 @@ def _missing_results(
 
 
 def _passed_checks(required: Mapping[str, bool], outcomes: Outcomes) -> str:
-    """The number of required checks that passed, and the names of checks with SKIP, WARN or no result."""
+    """The number of required checks that passed, and the names of those that were skipped, warn or are inconclusive."""
     outcome_by_check = {name: worst(outcomes.get(name, ())) for name in required}
     skipped = sorted(name for name, outcome in outcome_by_check.items() if outcome is Outcome.SKIP)
     warned = sorted(name for name, outcome in outcome_by_check.items() if outcome is Outcome.WARN)

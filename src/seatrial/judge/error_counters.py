@@ -26,7 +26,7 @@ from seatrial.util.text import and_more
 _MAX_NAMED = 6  # counters or subjects listed in one message
 _UNKNOWN_INCREASE = "they may have increased"
 _HEALTHY_KEYS = {"read", "not_supported"}  # the only keys of a fact if counters were read and none increased
-_MALFORMED = (TypeError, ValueError, KeyError, AttributeError)
+_MALFORMED = (TypeError, ValueError, KeyError, AttributeError)  # what reading a malformed fact raises
 
 
 def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]:
@@ -173,7 +173,7 @@ class _CheckSummary:
         try:
             self.counts.add(_counters_read(fact))
             self.gpus += 1
-            if len(fact) > 1:
+            if len(fact) > 1:  # more than ``read``
                 self._add_problems(subject, fact)
         except _MALFORMED:
             return

@@ -112,7 +112,7 @@ class MeasurementGroup:
         return tuple([value if type(value) in _HASHABLE else (repr(value),) for value in values])
 
     def rank_disagreement(self, names: Iterable[str]) -> str:
-        """The facts among ``names`` with different values on different ranks, with subjects, or empty."""
+        """The facts among ``names`` that differ between ranks, each value with one subject; empty if all agree."""
         for name in names:
             if name not in self._disagreements:
                 self._disagreements[name] = _disagreement(name, self._measurements)

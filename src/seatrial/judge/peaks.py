@@ -14,7 +14,7 @@ from seatrial.hardware.training_flops import BOUNDED_METRICS
 from seatrial.judge.thresholds import above_physical_limit
 from seatrial.model import Insight, Measurement, Metric, Verdict
 
-_LINKS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # bounds that have other insights, in analysis/
+_LINK_BOUNDS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # analysis/ has their insights
 
 
 def achieved_over_peak(
@@ -22,7 +22,7 @@ def achieved_over_peak(
 ) -> Iterator[Insight]:
     """One insight per check, GPU model and metric that is bounded by a line of the SKU's spec."""
     bounds = {
-        name: {metric: line for metric, line in check.bounds.items() if line not in _LINKS}
+        name: {metric: line for metric, line in check.bounds.items() if line not in _LINK_BOUNDS}
         for name, check in checks.items()
     }
     by_model: dict[tuple[str, str, str], list[Metric]] = {}

@@ -89,7 +89,7 @@ def threshold_error(
 def above_reference(
     threshold: Threshold, unit: str, lookup: MetricLookup, facts: Mapping[str, JsonValue], references: References
 ) -> str:
-    """Why a possible threshold is too high for good hardware; empty if it is not, or without a reference value.
+    """Why a threshold above the reference value is too high for good hardware; empty if it is not or there is no value.
 
     Training metrics are exempt, since they depend on settings that a trial may change.
     """

@@ -26,9 +26,9 @@ class RecordedPlan:
         self.nodes = nodes_of(subjects)
         self.ranks_check, self.ranks = self._first_measured(measurements, "ranks")
         self.nodes_of_ranks = nodes_of(self.ranks)
-        # without a GPU, ranks are numbered through all nodes: in a job on fewer nodes they have other numbers
-        self._smaller = self._checks_on_fewer_nodes()
-        others = {subject for name in self._smaller for subject in subjects_of(measurements.get(name, ()))}
+        # without GPUs, subjects have the ranks' numbers, which run through all nodes: a job on fewer nodes has others
+        self._on_fewer_nodes = self._checks_on_fewer_nodes()
+        others = {subject for name in self._on_fewer_nodes for subject in subjects_of(measurements.get(name, ()))}
         self._all_ranks = self.ranks | {subject for subject in others if "/" in subject}
         self._places = {CLUSTER} | self.nodes | self._all_ranks
         self._problems = {job.name: [*self._job_problems(job, measurements)] for job in jobs}
@@ -39,7 +39,7 @@ class RecordedPlan:
 
     def on_fewer_nodes(self, check: str) -> bool:
         """Whether ``check`` ran on fewer nodes than the first check, after the loss of a node."""
-        return check in self._smaller
+        return check in self._on_fewer_nodes
 
     def _checks_on_fewer_nodes(self) -> set[str]:
         jobs = {name: job for name, job in self.job_by_check.items() if job.placement != "control"}
@@ -94,16 +94,16 @@ class RecordedPlan:
     def _first_measured(
         self, measurements: Mapping[str, Sequence[Measurement]], *placements: str
     ) -> tuple[str, set[str]]:
-        """The first check in jobs of ``placements`` without errors and its subjects; if possible, one of all ranks."""
-        partial: tuple[str, set[str]] = "", set()
+        """The first check without errors in jobs of ``placements``, and its subjects; if possible, one of all ranks."""
+        incomplete: tuple[str, set[str]] = "", set()
         for job in self._jobs:
             for name in job.checks if job.placement in placements else ():
                 measured = measurements.get(name, ())
                 if measured and not any(measurement.error for measurement in measured):
                     if len(measured) == job.process_count:
                         return name, subjects_of(measured)
-                    partial = partial if partial[0] else (name, subjects_of(measured))
-        return partial
+                    incomplete = incomplete if incomplete[0] else (name, subjects_of(measured))
+        return incomplete
 
     def _job_problems(self, job: Job, measurements: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
         cluster, expected_gpus = self._config.cluster, job.expected_gpus

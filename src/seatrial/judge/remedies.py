@@ -1,4 +1,4 @@
-"""The next step for UNJUDGED verdicts, by their reason. Pure."""
+"""The next step for UNJUDGED verdicts, by their reason."""
 
 from __future__ import annotations
 

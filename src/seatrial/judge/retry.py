@@ -63,8 +63,8 @@ def complete_retries(first: Sequence[Measurement], retries: Sequence[Measurement
 
 def covers_same_subjects(first: Sequence[Measurement], retry: Sequence[Measurement]) -> bool:
     """Whether the retry measured the same subjects as the first measurement, without errors and skips."""
-    same = {measurement.subject for measurement in first} == {measurement.subject for measurement in retry}
-    return same and not any(measurement.error or measurement.skipped for measurement in retry)
+    same_subjects = {measurement.subject for measurement in first} == {measurement.subject for measurement in retry}
+    return same_subjects and not any(measurement.error or measurement.skipped for measurement in retry)
 
 
 def combined_verdicts(
@@ -198,7 +198,7 @@ def _retry_problem(retries: Sequence[Measurement]) -> str:
 
 
 def _not_retried(verdict: Verdict, problem: str) -> Verdict:
-    """The verdict without a usable retry: a bad one remains bad."""
+    """The verdict if the retry is missing or failed: a bad one remains bad."""
     if not is_bad(verdict):
         return verdict
     reason = Reason.RETRY_FAILED if problem else Reason.NOT_RETRIED
@@ -263,13 +263,13 @@ def _moved_faults(
 ) -> Iterator[Verdict]:
     """A FAIL of each node on which a metric was bad on different subjects in the two measurements."""
     bad_second = {key: verdict for key, verdict in second.verdicts.items() if is_bad(verdict)}
-    subjects: dict[Key, tuple[list[Verdict], list[Verdict]]] = {}
+    bad_verdicts: dict[Key, tuple[list[Verdict], list[Verdict]]] = {}  # by metric and node, for both measurements
     for number, verdicts in enumerate((first_verdicts, bad_second.values())):
         for verdict in verdicts:
             if is_bad(verdict) and is_performance[verdict.metric] and "/" in verdict.subject:
                 node = verdict.subject.partition("/")[0]
-                subjects.setdefault((verdict.metric, node), ([], []))[number].append(verdict)
-    for (_, node), (in_first, in_second) in subjects.items():
+                bad_verdicts.setdefault((verdict.metric, node), ([], []))[number].append(verdict)
+    for (_, node), (in_first, in_second) in bad_verdicts.items():
         if in_first and in_second and not {v.subject for v in in_first} & {v.subject for v in in_second}:
             bad, elsewhere = in_first[0], in_second[0]
             assert bad.value is not None

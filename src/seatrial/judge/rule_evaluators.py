@@ -65,7 +65,7 @@ class RuleEvaluators:
             if self._rule.peer_fail_below:
                 node_peers = self._peer_groups.node_group_of(group.model, metric.subject)
         key = group, peers, node_peers, metric.unit
-        if key != self._last_key:  # the pairs of a node have the same key
+        if key != self._last_key:  # successive subjects often have the same key, such as the pairs of a node
             self._last_key, self._last_evaluator = key, self._evaluator(group, peers, node_peers, metric.unit)
         verdict = self._last_evaluator.verdict(metric)
         if self._rule.single_metric and verdict.outcome not in _FAIL_OR_ERROR:
@@ -80,7 +80,7 @@ class RuleEvaluators:
         return replace(verdict, meaning=rule.meaning, evidence=evidence, fix=rule.fix)
 
     def _compare_with_single(self, group: MeasurementGroup, metric: Metric, verdict: Verdict) -> Verdict:
-        """``verdict``, or a worse one for a concurrent copy far below the single one; PASS instead of SKIP."""
+        """``verdict``, or a worse one if the concurrent copy is far slower than a single one; SKIP becomes PASS."""
         if group is not self._limits_group:
             self._limits_group, self._limits = group, self._concurrent_limits(group)
         limit = self._limits.get(metric.subject, 0.0)

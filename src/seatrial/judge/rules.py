@@ -1,4 +1,4 @@
-"""Evaluate the rules of a check on its measurements. No I/O: equal inputs give equal verdicts."""
+"""Evaluates the rules of a check on its measurements. No I/O: equal inputs give equal verdicts."""
 
 from __future__ import annotations
 
@@ -67,23 +67,24 @@ def judge_check(
     """
     if not measurements:
         return [Verdict(check.name, CLUSTER, Outcome.ERROR, reasons=(Reason.NOT_MEASURED,))]
-    instead = _judged_instead(measurements)
-    verdicts = [*_failed_and_skipped(check.name, measurements), *_left_out_sizes(check, instead)]
+    judged_sizes = _judged_instead(measurements)  # size that was left out → size that is judged instead
+    verdicts = [*_failed_and_skipped(check.name, measurements), *_left_out_sizes(check, judged_sizes)]
     measured = [measurement for measurement in measurements if not measurement.skipped]
-    of_check = tuple(_at_measured_size(rule, instead) for rule in check.rules)
+    declared_rules = tuple(_at_measured_size(rule, judged_sizes) for rule in check.rules)
     check_rules = [
         rule
-        for rule in of_check
-        if not (override and rule.metric in expect) or weakened_rule(expect[rule.metric], "", rule.metric, of_check)
+        for rule in declared_rules
+        if not (override and rule.metric in expect)
+        or weakened_rule(expect[rule.metric], "", rule.metric, declared_rules)
     ]
-    rules = [*check_rules, *_trial_rules(of_check, expect, trial)]
+    rules = [*check_rules, *_trial_rules(declared_rules, expect, trial)]
     names = {name for rule in rules for name in (rule.metric, rule.single_metric) if name}
     groups = measurement_groups(check, measured, names)
     peers = peer_groups([rule.metric for rule in rules if rule.reference or not rule.expect], groups)
     evaluations = []
     for rule in rules:
-        source = "" if rule in check_rules else trial
-        evaluators = RuleEvaluators(check, rule, source, references, peers.get(rule.metric), override=override)
+        rule_trial = "" if rule in check_rules else trial
+        evaluators = RuleEvaluators(check, rule, rule_trial, references, peers.get(rule.metric), override=override)
         applicability = PeerApplicability(groups, rule.applies_if, check.rule_facts)
         other_size = _threshold_on_other_size(rule, expect, trial)
         changed = _changed_options(rule, check, options or {})
@@ -114,18 +115,18 @@ def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iter
             yield _invalid_fact_error(check, subject, "", text)
 
 
-def _at_measured_size(rule: Rule, instead: Mapping[str, str]) -> Rule:
+def _at_measured_size(rule: Rule, judged_sizes: Mapping[str, str]) -> Rule:
     """The rule, at the size that is judged instead if the network was too slow for that of the rule."""
     quantity, _, size = rule.metric.rpartition(".")
-    if not (other := instead.get(size)):
+    if not (other := judged_sizes.get(size)):
         return rule
     reference = rule.reference and f"{rule.reference.removesuffix(size)}{other}"
     return rule.model_copy(update={"metric": f"{quantity}.{other}", "reference": reference})
 
 
-def _left_out_sizes(check: Check, instead: Mapping[str, str]) -> Iterator[Verdict]:
+def _left_out_sizes(check: Check, judged_sizes: Mapping[str, str]) -> Iterator[Verdict]:
     """A SKIP for each rule whose size was left out, since the network was too slow for it."""
-    for size, other in instead.items():
+    for size, other in judged_sizes.items():
         for metric in dict.fromkeys(rule.metric for rule in check.rules if rule.metric.endswith(f".{size}")):
             detail = f"{size} was left out on a slow network; judged at {other}"
             yield Verdict(check.name, CLUSTER, Outcome.SKIP, metric, (Reason.NOT_APPLICABLE,), detail)

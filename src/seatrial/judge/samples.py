@@ -15,7 +15,7 @@ from seatrial.judge.plausibility import TIME_UNITS
 from seatrial.model import Basis, BasisKind, Metric, Outcome, Reason, Verdict, format_value
 from seatrial.util.quantiles import binomial_tail, median_interval
 
-SIGNIFICANCE = 0.01
+SIGNIFICANCE = 0.01  # highest probability at which a healthy device would give such samples
 # A window is slow below this share of the run's own median rate
 SLOW_WINDOW = 0.8
 VERY_SLOW_WINDOW = 0.5  # one such window is a warning
@@ -50,7 +50,7 @@ def violation(
 
 
 def slow_windows(check: str, metric: Metric) -> Verdict | None:
-    """A FAIL if the share of slow windows is significant, a WARN if it is notable; None otherwise.
+    """A FAIL if there are clearly more slow windows than in a healthy run, a WARN if probably or if one is very slow.
 
     Only rates and times are judged, relative to the metric's own median, so that no reference value is needed.
     """

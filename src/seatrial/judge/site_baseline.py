@@ -74,7 +74,7 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
     values_by_key: dict[Key, list[float]] = defaultdict(list)
     runs_by_key: dict[Key, set[str]] = defaultdict(set)
     learned_from: list[LearnedRun] = []
-    rejected: list[str] = []
+    problems_of_values: list[str] = []
     for path, trial in trials.items():
         _require_good_run(path, trial)
         run = learned_run(path, trial.host, trial.started, trial.measurements)
@@ -89,12 +89,13 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
                 subject = (measurement.check, metric.name, metric.subject)
                 problem = problems.get(subject, f"{metric.name} has no verdict") or _network_problem(key)
                 if problem:
-                    rejected.append(problem)
+                    problems_of_values.append(problem)
                 else:
                     values_by_key[key].append(metric.value)
                     runs_by_key[key].add(path)
     if not values_by_key:
-        reason = f"{rejected[0]} (and {len(rejected) - 1} more)" if rejected else "no metric has a reference key"
+        more = f"(and {len(problems_of_values) - 1} more)"
+        reason = f"{problems_of_values[0]} {more}" if problems_of_values else "no metric has a reference key"
         raise UsageError(f"no values to learn in {', '.join(trials)}: {reason}")
     expected: dict[str, list[ReferenceValue]] = defaultdict(list)
     for key, values in sorted(values_by_key.items()):
@@ -115,7 +116,7 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
 
 
 def learned_run(path: str, host: str, started: float, measurements: Iterable[Measurement]) -> LearnedRun:
-    """What identifies a run. The digest needs no names, since a later version may rename metrics."""
+    """The fields that identify a run. The digest is over values without names: a later version may rename metrics."""
     values = sorted(metric.value for measurement in measurements for metric in measurement.metrics)
     digest = hashlib.sha256(repr(values).encode()).hexdigest()
     return LearnedRun(path=path, host=host, started=started, digest=digest)
@@ -158,10 +159,10 @@ def _require_good_run(path: str, trial: Trial) -> None:
 def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
     """(check, metric, subject) → why its value cannot be learned, or empty.
 
-    Values with PASS are learned, and values without a reference value (UNJUDGED, or SKIP with NO_THRESHOLD). Also
-    values that are not PASS only because of their baseline: it was learned from too few runs, or from this run. A WARN
-    by the bound of the network is learned too: good clusters differ in the share that they reach, and the baseline of a
-    site is a tighter limit.
+    Values with PASS are learned, and values without a reference value (UNJUDGED, or SKIP with NO_THRESHOLD). A value is
+    learned too if it is not PASS only because its baseline was learned from too few runs, or from this run; and a value
+    with WARN by the bound of the network: good clusters differ in the share that they reach, and the baseline of a site
+    is a tighter limit.
     """
     problems: dict[tuple[str, str, str], str] = {}
     for verdict in verdicts:
@@ -170,9 +171,9 @@ def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
         without_reference |= verdict.reasons in _LEARNABLE
         is_bound = verdict.basis is not None and verdict.basis.kind is BasisKind.FABRIC_MODEL
         low_share = is_bound and verdict.reasons == (Reason.BELOW_WARNING_THRESHOLD,)
-        usable = without_reference or low_share or verdict.outcome is Outcome.PASS
+        is_learnable = without_reference or low_share or verdict.outcome is Outcome.PASS
         key = (verdict.check, verdict.metric, verdict.subject)
-        problem = "" if usable else f"{verdict.subject}: {verdict.outcome}, {verdict.message}"
+        problem = "" if is_learnable else f"{verdict.subject}: {verdict.outcome}, {verdict.message}"
         problems[key] = problems.get(key) or problem
     return problems
 

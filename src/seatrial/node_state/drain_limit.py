@@ -13,7 +13,7 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -25,6 +25,7 @@ _NAME = re.compile(r"(\d{6,12})\.json")
 _MAX_ENTRY_BYTES = 2**16
 _MAX_TIME = 2.0**37  # the year 6325: localtime accepts it
 _KEPT_WINDOWS = 24  # older entries are removed: with a window of an hour, after a day
+_MAX_CLOCK_ERROR_S = 60.0  # an entry that is further in the future was written with a wrong clock
 _MAX_TRIES = 1000  # of the next free number: as many nodes as can fail in the same moment
 
 
@@ -49,6 +50,17 @@ class Drain(Frozen):
     run_id: str
     reason: str
     time: Annotated[float, Field(ge=0, lt=_MAX_TIME, allow_inf_nan=False)]
+
+
+class _Entry(NamedTuple):
+    """An entry and the time (seconds since 1970) at which it was written at the earliest.
+
+    A node whose clock is behind writes a time that would end the window too early. But an entry is younger than all
+    entries before it, and many file servers date the file by their own clock: the latest of these times counts.
+    """
+
+    drain: Drain
+    written: float
 
 
 @dataclass(frozen=True)
@@ -78,20 +90,20 @@ def request_drain(
     """Ask to take ``node`` out of service at the time ``now``, and record it if that is granted.
 
     If the node has an entry in the window already, the answer is yes, without a second entry. An entry from the future
-    (a wrong clock) counts until its window ends. If the record cannot be read or written, the answer is no. ``dry_run``
-    records nothing.
+    (a wrong clock) counts until its window ends, and so do the entries after it. If the record cannot be read or
+    written, the answer is no. ``dry_run`` records nothing.
     The call can hang with the filesystem: the caller sets its own time limit.
     """
-    folder, entry = state_dir / FOLDER, Drain(node=node, run_id=run_id, reason=reason, time=now)
+    folder, new = state_dir / FOLDER, Drain(node=node, run_id=run_id, reason=reason, time=now)
     try:
         entries = _read_entries(folder)
-        recent = [drain for drain in entries.values() if drain.time > now - limit.window_s]
+        recent = [entry.drain for entry in entries.values() if entry.written > now - limit.window_s]
         for number in range(max(entries, default=0) + 1, max(entries, default=0) + 1 + _MAX_TRIES):
-            if decided := _decision(recent, node, limit):
+            if decided := _decision(recent, node, limit, now):
                 return decided
-            if dry_run or _create(folder, number, entry):
+            if dry_run or _create(folder, number, new):
                 _remove_old(folder, entries, now - _KEPT_WINDOWS * limit.window_s)
-                return DrainAnswer(True, "", (*recent, entry))
+                return DrainAnswer(True, "", (*recent, new))
             recent.append(_read_entry(_path(folder, number)))  # another node was first
     except FileNotFoundError as error:
         return DrainAnswer(
@@ -105,22 +117,26 @@ def request_drain(
 def read(state_dir: Path) -> list[Drain]:
     """Return all entries of the record, in the order of their numbers. Raises SeatrialError."""
     try:
-        return list(_read_entries(state_dir / FOLDER).values())
+        return [entry.drain for entry in _read_entries(state_dir / FOLDER).values()]
     except (OSError, ValueError) as error:
         raise SeatrialError(f"the drain record cannot be read: {error}") from error
 
 
-def _decision(recent: list[Drain], node: str, limit: DrainLimit) -> DrainAnswer | None:
+def _decision(recent: list[Drain], node: str, limit: DrainLimit, now: float) -> DrainAnswer | None:
     """Return the answer that needs no new entry; None if the node may get one."""
     nodes = sorted({drain.node for drain in recent})
     if node in nodes:
         return DrainAnswer(True, "", tuple(recent))
     if len(nodes) < limit.max_nodes:
         return None
+    ahead = sorted({drain.node for drain in recent if drain.time > now + _MAX_CLOCK_ERROR_S})
+    clock = (
+        f"; entries of {', '.join(ahead)} are from the future: correct the clocks, then remove them" if ahead else ""
+    )
     return DrainAnswer(
         False,
         f"drain limit: {len(nodes)} of {limit.nodes} nodes within {limit.window_s:.0f} s ({', '.join(nodes)}), "
-        f"and at most {limit.max_nodes} are allowed (share {limit.share:g})",
+        f"and at most {limit.max_nodes} are allowed (share {limit.share:g}){clock}",
         tuple(recent),
     )
 
@@ -129,13 +145,15 @@ def _path(folder: Path, number: int) -> Path:
     return folder / f"{number:06d}.json"
 
 
-def _read_entries(folder: Path) -> dict[int, Drain]:
+def _read_entries(folder: Path) -> dict[int, _Entry]:
     """Return the entries by number. Raises OSError, and ValueError for a file that is not an entry."""
     numbers = sorted(int(match[1]) for name in os.listdir(folder) if (match := _NAME.fullmatch(name)))
-    entries = {}
+    entries, written = dict[int, _Entry](), 0.0
     for number in numbers:
         with contextlib.suppress(FileNotFoundError):  # another node has just removed an old one
-            entries[number] = _read_entry(_path(folder, number))
+            drain, path = _read_entry(_path(folder, number)), _path(folder, number)
+            written = max(written, drain.time, path.stat().st_mtime)
+            entries[number] = _Entry(drain, written)
     return entries
 
 
@@ -165,9 +183,9 @@ def _create(folder: Path, number: int, entry: Drain) -> bool:
         os.unlink(name)
 
 
-def _remove_old(folder: Path, entries: dict[int, Drain], before: float) -> None:
+def _remove_old(folder: Path, entries: dict[int, _Entry], before: float) -> None:
     """Remove entries from before this time; the newest one stays, since it has the last number."""
-    for number, drain in entries.items():
-        if drain.time < before and number != max(entries):
+    for number, entry in entries.items():
+        if entry.written < before and number != max(entries):
             with contextlib.suppress(OSError):
                 _path(folder, number).unlink()

@@ -100,7 +100,7 @@ def write_some(trial: Trial, run_dir: Path) -> list[Path]:
 
 
 def set_aside(run_dir: Path) -> None:
-    """Rename ``FILES`` of an earlier session, which are outdated, to ``trial.json.before`` and so on."""
+    """Rename each of ``FILES`` from an earlier session to ``NAME.before``: they are outdated."""
     for path in (run_dir / name for name in FILES):
         if path.is_file():
             path.replace(path.with_name(f"{path.name}.before"))

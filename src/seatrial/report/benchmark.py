@@ -14,28 +14,28 @@ _MAX_SUBJECTS = 8  # GPUs or pairs that are listed
 
 def lines(judgement: BenchmarkJudgement) -> list[str]:
     """The judgement as lines: the hardware, each operation with its values, bound and expectation, then the outcome."""
-    text = [f"{judgement.tool}: {judgement.file}", f"hardware: {_hardware(judgement.hardware)}"]
-    text += [f"CONTRADICTION: {each}" for each in judgement.contradictions]
+    texts = [f"{judgement.tool}: {judgement.file}", f"hardware: {_hardware(judgement.hardware)}"]
+    texts += [f"CONTRADICTION: {each}" for each in judgement.contradictions]
     for result in judgement.results:
-        text += ["", *_result(result)]
-    text += ["", *(f"note: {note}" for note in judgement.notes)] if judgement.notes else [""]
-    text.append(f"Outcome: {judgement.outcome}")
-    return [single_line(clean(line)) if not line.startswith("  ") else clean(line) for line in text]
+        texts += ["", *_result(result)]
+    texts += ["", *(f"note: {note}" for note in judgement.notes)] if judgement.notes else [""]
+    texts.append(f"Outcome: {judgement.outcome}")
+    return [single_line(clean(text)) if not text.startswith("  ") else clean(text) for text in texts]
 
 
 def _hardware(hardware: BenchmarkHardware) -> str:
-    """``2 nodes (--nodes) of 8 NVIDIA H200 (output), network ib 8 x 400 Gb/s (--nics)``."""
+    """``nodes: 2 (--nodes); GPUs per node: 8; model: NVIDIA H200 (output)``, then ranks and network if known."""
     sources = hardware.sources
 
-    def named(value: object, field: str) -> str:
+    def with_source(value: object, field: str) -> str:
         source = sources.get(field)
         return f"{value} ({source})" if source else f"{value}"
 
-    nodes = named(hardware.nodes or "unknown", "nodes")
-    gpus = named(hardware.gpus_per_node or "unknown", "gpus_per_node")
-    text = f"nodes: {nodes}; GPUs per node: {gpus}; model: {named(hardware.gpu or 'unknown', 'gpu')}"
+    nodes = with_source(hardware.nodes or "unknown", "nodes")
+    gpus = with_source(hardware.gpus_per_node or "unknown", "gpus_per_node")
+    text = f"nodes: {nodes}; GPUs per node: {gpus}; model: {with_source(hardware.gpu or 'unknown', 'gpu')}"
     if hardware.ranks:
-        text += f"; ranks: {named(hardware.ranks, 'ranks')}"
+        text += f"; ranks: {with_source(hardware.ranks, 'ranks')}"
     if (hardware.nodes or 1) > 1:
         ports = f" {hardware.ports} x {hardware.port_gbps:g} Gb/s" if hardware.ports and hardware.port_gbps else ""
         origins = [
@@ -75,7 +75,7 @@ def _sizes(result: BenchmarkResult) -> Iterator[str]:
 
 
 def _verdicts(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
-    """Each verdict with its expectation and source; of many subjects the worst ones, and how many there are."""
+    """Each verdict with its expectation and source; of several subjects those of ``_shown``, and how many there are."""
     ordered = sorted(verdicts, key=lambda verdict: (WORST_FIRST.index(verdict.outcome), verdict.ratio or 0.0))
     last_basis = last_fix = ""
     shown = _shown(ordered)
@@ -100,7 +100,7 @@ def _verdicts(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
 
 
 def _shown(ordered: list[Verdict]) -> list[Verdict]:
-    """The verdicts that are listed: of many subjects the worst bad ones, and the lowest value of each other outcome."""
+    """The verdicts that are listed: of several subjects the worst bad ones, and one verdict of each other outcome."""
     if all(verdict.subject == CLUSTER for verdict in ordered):
         return ordered
     bad = [verdict for verdict in ordered if verdict.outcome in (Outcome.FAIL, Outcome.ERROR, Outcome.WARN)]

@@ -15,7 +15,7 @@ class CauseView:
 
     finding: Finding
     groups: tuple[Group, ...]
-    also: int  # number of explained verdicts that an earlier cause explains too
+    explained_earlier: int  # number of verdicts that this cause explains, and an earlier one too
 
 
 def causes(trial: Trial) -> list[CauseView]:

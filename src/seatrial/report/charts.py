@@ -12,7 +12,7 @@ from statistics import median
 from seatrial.model import Series, format_bytes, format_value
 from seatrial.report.formatting import family, print_value, unit_text
 
-# Room left of the y axis, in SVG units: distance of a label from the axis, and width of a digit in the font for phones
+# Space for the labels of the y axis, in SVG units: distance from the axis, and width of a digit in the font for phones
 TICK_MARGIN, DIGIT_WIDTH = 12.0, 7.8
 MAX_CURVES = 8  # a chart of more curves shows their band and median, and the curves of subjects that did not pass
 MAX_POINTS = 400  # of a curve: about one per SVG unit of width
@@ -147,7 +147,7 @@ def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
     over_sizes = first.x_unit == "B" and xs[0] > 0
     y = _y_axis(first, ys, over_sizes)
     frame = replace(FRAME, left=max(FRAME.left, TICK_MARGIN + DIGIT_WIDTH * max(len(label) for _, label in y.ticks)))
-    x = (_sizes if over_sizes else linear)(xs, first.x_unit, *frame.x_range)
+    x = (_size_axis if over_sizes else linear)(xs, first.x_unit, *frame.x_range)
     labels = _labels(group)
 
     def to_svg(points: Points) -> Points:
@@ -187,7 +187,7 @@ def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
 def _y_axis(first: Series, values: list[float], over_sizes: bool) -> Axis:
     """A linear axis from zero; for a loss from its lowest value; for times over sizes a logarithmic one."""
     if over_sizes and first.y_unit in ("us", "ms", "s") and min(values) > 0:
-        return _decades(values, *FRAME.y_range)
+        return _decade_axis(values, *FRAME.y_range)
     return linear(values if "loss" in first.name.lower() else [*values, 0.0], first.y_unit, *FRAME.y_range)
 
 
@@ -217,12 +217,13 @@ def linear(values: Sequence[float], unit: str, start: float, end: float) -> Axis
     low, high = min(values), max(values)
     if low == high:
         low, high = (0.0, high or 1.0) if high >= 0 else (low, 0.0)
-    size = step(high - low)
-    first, last = math.floor(low / size + 1e-9), math.ceil(high / size - 1e-9)
-    return Axis(first * size, last * size, start, end).with_ticks((n * size for n in range(first, last + 1)), unit)
+    distance = tick_distance(high - low)
+    first, last = math.floor(low / distance + 1e-9), math.ceil(high / distance - 1e-9)
+    ticks = (n * distance for n in range(first, last + 1))
+    return Axis(first * distance, last * distance, start, end).with_ticks(ticks, unit)
 
 
-def _decades(values: Sequence[float], start: float, end: float) -> Axis:
+def _decade_axis(values: Sequence[float], start: float, end: float) -> Axis:
     """A logarithmic axis over whole powers of ten with at most nine labels."""
     first, last = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     last = max(last, first + 1)
@@ -230,7 +231,7 @@ def _decades(values: Sequence[float], start: float, end: float) -> Axis:
     return Axis(10.0**first, 10.0**last, start, end, log=True).with_ticks((10.0**power for power in powers), "")
 
 
-def _sizes(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
+def _size_axis(values: Sequence[float], unit: str, start: float, end: float) -> Axis:
     """A log2 axis with a label at each measured size; with more than six sizes, at powers of two."""
     low, high = values[0], values[-1] if values[-1] > values[0] else values[0] * 2
     first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
@@ -238,8 +239,8 @@ def _sizes(values: Sequence[float], unit: str, start: float, end: float) -> Axis
     return Axis(low, high, start, end, log=True).with_ticks(values if len(values) <= 6 else powers, unit)
 
 
-def step(span: float) -> float:
-    """The distance of ticks: 1, 2, 5 or 10 times a power of ten, the smallest with at most 6 steps in ``span``."""
+def tick_distance(span: float) -> float:
+    """The distance between ticks: 1, 2, 5 or 10 times a power of ten, with at most 6 of them in ``span``."""
     power = 10.0 ** math.floor(math.log10(span / 4))
     return next((power * factor for factor in (1, 2, 5) if span / (power * factor) <= 6), power * 10)
 

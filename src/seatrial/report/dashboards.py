@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from seatrial.model import Trial
 from seatrial.model.telemetry import GAUGES, THROTTLED, Dashboard, Gauge, Load, Span, Telemetry
-from seatrial.report.charts import Axis, Chart, Curve, Frame, drawable, linear, step
+from seatrial.report.charts import Axis, Chart, Curve, Frame, drawable, linear, tick_distance
 from seatrial.report.formatting import format_range, natural_key
 from seatrial.report.text import plural
 from seatrial.report.view import CheckView
@@ -105,8 +105,9 @@ def _axis_seconds(dashboard: Dashboard) -> float:
 
 def _time_axis(seconds: float) -> Axis:
     """An axis from zero to exactly ``seconds``, so that a phase fills its charts."""
-    size = step(seconds)
-    axis = Axis(0.0, seconds, *FRAME.x_range).with_ticks((n * size for n in range(int(seconds / size) + 1)), "s")
+    distance = tick_distance(seconds)
+    ticks_s = (n * distance for n in range(int(seconds / distance) + 1))
+    axis = Axis(0.0, seconds, *FRAME.x_range).with_ticks(ticks_s, "s")
     *ticks, (position, label) = axis.ticks
     return replace(axis, ticks=(*ticks, (position, f"{label} s")))
 

@@ -56,7 +56,7 @@ def format_range(values: Sequence[float], unit: str) -> str:
 
 
 def natural_key(text: str) -> list[tuple[int, str]]:
-    """A key that sorts ``node2`` before ``node10``: digits by their count first, then as text."""
+    """A key that sorts ``node2`` before ``node10``: a number with fewer digits comes first."""
     return [(len(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", text)]
 
 

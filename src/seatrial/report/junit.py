@@ -90,7 +90,7 @@ def _case(
 
 
 def _verdict_text(verdict: Verdict, causes: Mapping[Explained, str]) -> str:
-    """The verdict with its fields, one a line; where causes are known, with its cause, or that it is unexplained."""
+    """The verdict, one field per line; if the trial has causes, also its cause or ``unexplained``."""
     head = f"{verdict.outcome} {verdict.metric}".rstrip()
     fields = {"evidence": verdict.evidence, "threshold": verdict.basis_text, "fix": verdict.fix}
     if causes and verdict.outcome is not Outcome.SKIP:

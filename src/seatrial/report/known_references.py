@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from seatrial.analysis.known_references import ReferenceMetric, Unjudged, values_by_metric
+from seatrial.analysis.known_references import ReferenceMetric, UnjudgedMetric, values_by_metric
 from seatrial.hardware.references import Sku
 from seatrial.model import ReferenceValue, format_value
 
@@ -31,10 +31,10 @@ def print_models(models: Sequence[Sku], metrics: Sequence[ReferenceMetric], cons
         table.add_column(column, overflow="fold")
     for sku in models:
         values = values_by_metric(sku, metrics)
-        judged = [value for of_metric in values.values() for value in of_metric]
+        all_values = [value for metric_values in values.values() for value in metric_values]
         count = sum(map(bool, values.values()))
         table.add_row(
-            escape(sku.name), f"{count} of {len(metrics)}", shapes(judged) or NO_VALUE, str(len(metrics) - count)
+            escape(sku.name), f"{count} of {len(metrics)}", shapes(all_values) or NO_VALUE, str(len(metrics) - count)
         )
     console.print(table, highlight=False)
     console.print("The values of one model: seatrial skus MODEL", highlight=False)
@@ -96,7 +96,7 @@ def page(models: Sequence[Sku], metrics: Sequence[ReferenceMetric]) -> str:
     return "\n".join(lines)
 
 
-def unjudged_note(unjudged: Sequence[Unjudged], gpus: Sequence[str], nodes: int) -> Iterator[str]:
+def unjudged_note(unjudged: Sequence[UnjudgedMetric], gpus: Sequence[str], nodes: int) -> Iterator[str]:
     """Lines that name, before a run, the metrics without a reference value on these GPUs."""
     if not unjudged:
         return

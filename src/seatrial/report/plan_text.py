@@ -1,4 +1,4 @@
-"""Text before a run: its expected duration and GPU-hours, the rights that it needs, and omitted checks."""
+"""Text before a run: expected duration and GPU-hours, the rights that checks need, and what a time limit leaves out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seatrial.report.text import plural
 
 
 def plan_lines(jobs: Sequence[Job], excluded_checks: Mapping[str, str], checks: Mapping[str, Check]) -> Iterator[str]:
-    """Yield lines of text: the cost of ``jobs``, the rights that they need, and the omitted checks."""
+    """Yield lines of text: the cost of ``jobs``, the rights that they need, and the left-out sizes and checks."""
     names = [name for job in jobs for name in job.checks]
     seconds = sum(job.expected_s for job in jobs)
     gpus = max((job.process_count for job in jobs if job.placement == "ranks" and job.device == "cuda"), default=0)

@@ -45,9 +45,11 @@ def scaling_table(trial: Trial) -> ScalingTable | None:
     for check in catalog().values():
         measured = [measurement for measurement in trial.measurements if measurement.check == check.name]
         facts = next((measurement.facts for measurement in measured if "world_size" in measurement.facts), {})
-        of_nodes, of_ranks = facts.get("nodes"), facts.get("world_size")
-        if check.scaling and type(of_nodes) is int and type(of_ranks) is int and of_nodes > 1:
-            nodes, ranks = of_nodes, of_ranks
+        measured_nodes, measured_ranks = facts.get("nodes"), facts.get("world_size")
+        if type(measured_nodes) is not int or type(measured_ranks) is not int:
+            continue
+        if check.scaling and measured_nodes > 1:
+            nodes, ranks = measured_nodes, measured_ranks
             verdicts = [verdict for verdict in trial.verdicts if verdict.check == check.name]
             rows += (_row(name, metrics, nodes, measured, verdicts) for name, metrics in check.scaling.items())
     if not rows:

@@ -179,8 +179,8 @@ def _explained(cause: CauseView, console: Console) -> None:
         label = ""
     if more := len(cause.groups) - len(cause.groups[:MAX_LINES]):
         _field("", f"… and {plural(more, 'more group')} (see the report)", console)
-    if cause.also:
-        _field("", f"and {plural(cause.also, 'verdict')} that an earlier cause explains too", console)
+    if cause.explained_earlier:
+        _field("", f"and {plural(cause.explained_earlier, 'verdict')} that an earlier cause explains too", console)
 
 
 def _field(label: str, text: str, console: Console) -> None:

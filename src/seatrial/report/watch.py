@@ -11,17 +11,17 @@ from seatrial.report.text import clean, plural, single_line
 from seatrial.util.text import and_more
 
 _GIB = 2**30
-_MAX_NODES, _MAX_GPUS, _MAX_STATUSES = 8, 64, 6  # listed
-_STALE_S = 5.0  # the age of a value is shown from here on
+_MAX_NODES, _MAX_GPUS, _MAX_STATUSES = 8, 64, 6  # that are listed
+_STALE_S = 5.0  # an older value is shown with its age
 
 
 def status_lines(status: JobStatus) -> Iterator[str]:
-    """Yield the lines of text on a job; text of the job does not control the terminal."""
+    """Yield the lines of text on a job; terminal sequences in the texts of the job are removed."""
     yield _line(_heading(status))
     if status.training:
         yield _line(f"training  {_training(status.training)}")
-    for name, count in list(status.ranks.items())[:_MAX_STATUSES]:
-        yield _line(f"ranks     {count:>4}  {name}")
+    for rank_status, count in list(status.ranks.items())[:_MAX_STATUSES]:
+        yield _line(f"ranks     {count:>4}  {rank_status}")
     if status.gpus:
         width = max(len(use.node) for use in status.gpus)
         yield "gpus"
@@ -57,8 +57,8 @@ def _heading(status: JobStatus) -> str:
 
 
 def _training(speed: TrainingSpeed) -> str:
-    of = f" of {speed.max_steps}" if speed.max_steps is not None else ""
-    parts = [f"step {speed.step}{of}", "" if speed.loss is None else f"loss {speed.loss:.4f}"]
+    of_steps = f" of {speed.max_steps}" if speed.max_steps is not None else ""
+    parts = [f"step {speed.step}{of_steps}", "" if speed.loss is None else f"loss {speed.loss:.4f}"]
     parts.append(f"{speed.steps_per_second:.3g} steps/s")
     parts.append("" if speed.tokens_per_second is None else f"{speed.tokens_per_second:,.0f} tokens/s")
     last = f"last step {duration_text(speed.age_s)} ago"

@@ -11,7 +11,7 @@ from seatrial.telemetry import files
 from seatrial.telemetry.aggregate import TelemetryAggregator
 from seatrial.util.input_files import read_bytes
 
-MAX_GAP_MESSAGES = 8
+MAX_GAP_MESSAGES = 8  # messages about missing samples in the warnings of a record
 
 
 def summarize_run(

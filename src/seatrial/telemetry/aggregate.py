@@ -30,7 +30,7 @@ from seatrial.telemetry.files import DeviceSamples
 MAX_LOADS = 64
 MAX_STEPS = 120  # values per curve: about three pixels each in print
 MAX_PAUSE_S = 5.0  # longer pauses between two checks of a phase (start of a job, another phase) are cut from its axis
-MAX_GAP_S = 15.0  # longest unreported time without a sample, plus 5 periods: a sampler starts Python and opens NVML
+MAX_GAP_S = 15.0  # a gap between samples of up to this + 5 periods is not reported: a sampler starts Python and NVML
 MIN_SAMPLED_S = 10.0  # duration of samples for a sample rate or CPU share; less is too short for the CPU clock
 # NVML API reference: utilisation is a mean over the last 1 to 1/6 s (nvmlUtilization_t), power over the last second
 # except on GA100 and older (nvmlDeviceGetPowerUsage), so samples in the first second of a check show earlier load.
@@ -80,7 +80,7 @@ class PhaseAxis:
     """Time axis of a phase, in seconds, without the pauses between its checks.
 
     The axis consists of segments. A segment begins on each node with its first check there, and is as long as on the
-    slowest node. ``cuts``: begin of each segment. ``spans``: the checks of the node that ran the most.
+    slowest node. ``cuts``: where each segment begins. ``spans``: the checks of the node that ran most checks.
     """
 
     def __init__(self, intervals: Intervals, hz: float) -> None:
@@ -152,12 +152,12 @@ class TelemetryAggregator:
             self._host_times.setdefault(device.node, []).extend(device.time)
             self._add_cpu_share(device)
         else:
-            # for each check of the node: the GPU's own interval if it has one, otherwise the node's
-            process_values = {
+            # for each check of the node: the interval on this GPU if there is one, otherwise the interval on the node
+            gpu_intervals = {
                 interval.check: interval for interval in self._not_skipped_by_subject.get(device.subject, ())
             }
             node_intervals = self._not_skipped_by_node.get(device.node, ())
-            intervals = [process_values.get(interval.check, interval) for interval in node_intervals]
+            intervals = [gpu_intervals.get(interval.check, interval) for interval in node_intervals]
             self._intervals_by_gpu[device.subject] = intervals
             self._loads += (load for interval in intervals for load in gpu_loads(device, interval))
             seconds = device.time[-1] - device.time[0] + 1 / device.hz if device.time else 0.0
@@ -176,7 +176,7 @@ class TelemetryAggregator:
             self._cpu_shares.append(max(0.0, cpu_s[-1] - cpu_s[0]) / seconds)
 
     def sampling_gaps(self) -> list[str]:
-        """Return a message for each node on which checks ran without samples for longer than MAX_GAP_S + 5 periods."""
+        """Return a message for each node whose checks ran without samples for longer than MAX_GAP_S + 5 periods."""
         messages = []
         for node, intervals in self._intervals_by_node.items():
             times = [-math.inf, *sorted(self._host_times.get(node, ())), math.inf]
@@ -254,7 +254,7 @@ def gpu_loads(device: DeviceSamples, interval: CheckInterval) -> Iterator[Load]:
 
 
 def select_loads(loads: Sequence[Load]) -> Iterator[Load]:
-    """Yield all loads of up to MAX_LOADS GPUs; of more, per check the median, the extremes and the throttled GPUs.
+    """Yield all loads of up to MAX_LOADS GPUs; of more GPUs, per check the median, the extremes and the throttled ones.
 
     Extremes and throttled GPUs are at most MAX_LOADS per check.
     """

@@ -23,7 +23,7 @@ from seatrial.model.telemetry import (
 from seatrial.telemetry.files import DeviceSamples
 
 MAX_TRACKS = 8  # devices with a track each; for more devices: minimum, median, maximum and the outliers
-MAX_OUTLIERS = 2
+MAX_OUTLIERS = 2  # with a track each, per gauge
 # An outlier's mean differs from the median of the means by this many standard deviations (1.4826 × MAD), and by this
 # share of the median
 OUTLIER_SIGMAS, OUTLIER_SHARE = 5.0, 0.05
@@ -150,8 +150,8 @@ def outliers(means: dict[str, float]) -> list[str]:
     middle = median(means.values())
     distances = {subject: abs(mean - middle) for subject, mean in means.items()}
     limit = max(OUTLIER_SIGMAS * 1.4826 * median(distances.values()), OUTLIER_SHARE * abs(middle))
-    far = [subject for subject, distance in distances.items() if distance > limit]
-    return sorted(far, key=lambda subject: -distances[subject])[:MAX_OUTLIERS]
+    distant = [subject for subject, distance in distances.items() if distance > limit]
+    return sorted(distant, key=lambda subject: -distances[subject])[:MAX_OUTLIERS]
 
 
 def _rounded(values: Iterable[float], digits: int) -> tuple[float | None, ...]:

@@ -35,6 +35,7 @@ class DeviceSamples(Frozen):
     """One line of the file: the samples of one device during one attempt of a job; extra fields are gauge columns.
 
     ``skipped``: number of damaged lines of its sampler. ``reasons``: names of the bits in ``clocks_event_reasons``.
+    ``unreadable``: gauges that could not be read, with the reason.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -24,7 +24,7 @@ class LoadSample(Frozen):
 
 
 class GpuLoad:
-    """The samples so far, and the NVML reader, which holds its errors."""
+    """The samples so far, and the NVML reader, which has the read errors."""
 
     def __init__(self, reader: NvmlReader) -> None:
         self.samples: list[LoadSample] = []

@@ -12,8 +12,8 @@ import psutil
 from seatrial.discover.file_readers import FieldReader, path_under, read_number
 from seatrial.model.telemetry import HOST_GAUGES
 
-# Linux, Documentation/ABI/stable/sysfs-class-infiniband: port_rcv_data and port_xmit_data count octets divided by 4
-_LANES = 4
+# port_rcv_data and port_xmit_data count octets divided by 4 (Linux, Documentation/ABI/stable/sysfs-class-infiniband)
+_BYTES_PER_COUNT = 4
 _MB, _GB = 1e6, 1e9
 MIN_INTERVAL_S = 0.05  # for a rate: over a shorter interval a single packet or clock tick would look like a burst
 
@@ -64,7 +64,7 @@ class HostGauges:
         for name, file in (("rdma_rx_gbs", "port_rcv_data"), ("rdma_tx_gbs", "port_xmit_data")):
             read = partial(_sum, [port / file for port in self._ports])
             if self._ports and (count := self._reader(name, read)) is not None:
-                counters[name] = count * _LANES / _GB
+                counters[name] = count * _BYTES_PER_COUNT / _GB
         return counters
 
     def _network_bytes(self) -> tuple[int, int]:

@@ -40,7 +40,7 @@ PCIE_SHARE = 0.05
 # read fewer GPUs. A query takes 0.3 ms on a 4×H200 host with driver 580.
 SAMPLE_CPU_S = 0.007
 _ALL_LINKS = 2**32 - 1  # UINT_MAX as link number: the sum over all links, if the driver supports it
-_KIB, _KB = 1024, 1000
+_KIB, _KB = 1024, 1000  # units of NVML's NVLink counters and of its PCIe rates
 
 
 class GpuGauges:
@@ -51,7 +51,7 @@ class GpuGauges:
         self._nvml, self._handle = nvml, handle
         self._reader = NvmlReader(nvml)
         self._link_queries = _queries_per_link(nvml, handle)
-        self._try_sum = len(self._link_queries) > 2
+        self._try_sum = len(self._link_queries) > 2  # whether to test queries for the sum over all links
         self._previous: tuple[float, int, int] | None = None  # time, KiB received, KiB sent
         self._pcie: dict[str, Any] = {}
         if not self._link_queries:
@@ -104,7 +104,8 @@ class GpuGauges:
         previous, self._previous = self._previous, now
         if previous is None or now[0] < previous[0] + MIN_INTERVAL_S or now[1] < previous[1] or now[2] < previous[2]:
             return {}
-        return {f: (now[i] - previous[i]) * _KIB / (now[0] - previous[0]) / 1e9 for i, f in enumerate(fields, 1)}
+        seconds = now[0] - previous[0]
+        return {f: (now[i] - previous[i]) * _KIB / seconds / 1e9 for i, f in enumerate(fields, 1)}
 
 
 def _queries_per_link(nvml: Any, handle: Any) -> list[tuple[int, int]]:

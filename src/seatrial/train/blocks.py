@@ -22,8 +22,8 @@ IGNORE_INDEX = -100  # targets without loss, as in torch and transformers
 class DatasetInfo:
     """Description of the blocks. ``rows``: rows read, or sequences generated.
 
-    ``entropy_bound``: lowest possible loss in nats per token, None if unknown. ``details``: with stack hf, the number
-    of rejected rows by reason and the fraction of padding.
+    ``entropy_bound``: lowest possible loss in nats per token, None if unknown. ``details``: with stack hf, the folder
+    of the blocks and the content of its report.json.
     """
 
     source: str
@@ -35,16 +35,16 @@ class DatasetInfo:
 
 
 def prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
-    """The blocks of the rows in data.path, from ``folder`` or the cache; written to ``folder`` if missing.
+    """The blocks of the rows in data.path, from ``folder`` or SEATRIAL_DATA_CACHE; written to ``folder`` if missing.
 
     Raises UsageError if data or tokenizer cannot be read, SeatrialError or OSError if the blocks cannot be written.
     """
     data, path = settings.data, Path(settings.data.path or "")
     inputs = {file: data_cache.version(file) for file in (path, *([Path(data.tokenizer)] if data.tokenizer else []))}
     key = {
-        **data_cache.options(settings, "tokenizers"),
-        "data": data_cache.content(path, "the data"),
-        "tokenizer": data_cache.content(Path(data.tokenizer), "the tokenizer") if data.tokenizer else "trained",
+        **data_cache.common_key(settings, "tokenizers"),
+        "data": data_cache.content_hashes(path, "the data"),
+        "tokenizer": data_cache.content_hashes(Path(data.tokenizer), "the tokenizer") if data.tokenizer else "trained",
         "samples": data.samples,
     }
     prepared = data_cache.locate(settings, folder, PREFIX, key)

@@ -1,8 +1,8 @@
 """Sharded checkpoints: written atomically, verified by SHA-256 before they are loaded.
 
-``checkpoints/step-00000020`` holds the files of torch.distributed.checkpoint (DCP), up to four shards per rank, which
-any number of ranks can load, and manifest.json with the size and SHA-256 of each file: DCP itself does not detect a
-flipped bit. A save writes to ``….incomplete`` and renames the folder at the end; incomplete folders are ignored.
+``checkpoints/step-00000020`` holds the files of torch.distributed.checkpoint (DCP), up to four shards per rank. Any
+number of ranks can load them. manifest.json has the size and SHA-256 of each file: DCP itself does not detect a flipped
+bit. A save writes to ``….incomplete`` and renames the folder at the end; incomplete folders are ignored.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Checkpointer:
         self._running = self._thread.submit(finalize)
 
     def _gather(self, value: Any) -> list[Any]:
-        """The ``value`` of every rank, by rank, gathered in the checkpoint group."""
+        """The ``value`` of every rank, by rank, gathered in the process group of the checkpoints."""
         values: list[Any] = [None] * self._world.size
         dist.all_gather_object(values, value, group=self._group)
         return values
@@ -208,9 +208,9 @@ class Checkpointer:
         Raises SeatrialError on all ranks if a file is damaged, or the checkpoint belongs to another model.
         """
         checkpoints = complete_checkpoints(out)
-        newest = self._world.gather(str(checkpoints[-1]) if checkpoints else "")
-        if len(set(newest)) > 1:
-            raise SeatrialError(f"ranks see different checkpoints: {sorted(set(newest))}; set --out to a shared folder")
+        newest_by_rank = self._world.gather(str(checkpoints[-1]) if checkpoints else "")
+        if len(seen := set(newest_by_rank)) > 1:
+            raise SeatrialError(f"ranks see different checkpoints: {sorted(seen)}; set --out to a shared folder")
         if not checkpoints:
             return 0
         start = time.monotonic()
@@ -235,21 +235,21 @@ class Checkpointer:
         return step
 
     def _intact(self, checkpoints: list[Path]) -> Path:
-        """The newest checkpoint; with checkpoint.requeue, for jobs without a person, the newest intact one.
+        """The newest checkpoint; with checkpoint.requeue, for unattended jobs, the newest intact one.
 
-        Raises SeatrialError on all ranks if it is damaged, or with checkpoint.requeue if all are.
+        Raises SeatrialError on all ranks if it is damaged; with checkpoint.requeue, if all checkpoints are damaged.
         """
         for index in reversed(range(len(checkpoints))):
-            newest, older = checkpoints[index], checkpoints[index - 1].name if index else ""
-            errors = self._errors(newest)
+            candidate, older = checkpoints[index], checkpoints[index - 1].name if index else ""
+            errors = self._errors(candidate)
             if not errors:
                 break
-            message = f"checkpoint {newest} is damaged: {'; '.join(errors)}"
+            message = f"checkpoint {candidate} is damaged: {'; '.join(errors)}"
             if not (older and self._settings.requeue):
                 raise SeatrialError(f"{message}{f'; remove it to resume from {older}' if older else ''}")
             if self._world.is_rank0:
                 print(f"{message}; using {older}", file=sys.stderr)
-        return newest
+        return candidate
 
     def _errors(self, folder: Path) -> list[str]:
         """How the files of a checkpoint differ from its manifest, on all ranks; each rank hashes a part."""

@@ -37,7 +37,7 @@ def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _open_group(task: Mapping[str, Any], config: TrainConfig) -> None:
-    """Opens the process group; for a single rank of stack native or strategy ddp, unsets RANK and so on instead."""
+    """Opens the process group; for a single rank of stack native or with strategy ddp, unsets torchrun's variables."""
     device = task["device"]
     if os.environ["WORLD_SIZE"] == "1" and (config.stack == "native" or config.parallel.strategy == "ddp"):
         for name in _RANK_VARIABLES:

@@ -28,8 +28,8 @@ def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: boo
 def run(config: TrainConfig, out: Path | None) -> dict[str, Any]:
     """Trains with the configured stack; returns the content of metrics.json. Raises SeatrialError."""
     started = psutil.Process().create_time()
-    config = restarts.resumed(config, out)
-    if metrics := restarts.finished(config, out):
+    config = restarts.config_with_resume(config, out)
+    if metrics := restarts.earlier_metrics(config, out):
         return metrics
     try:
         with gc_paused():

@@ -11,7 +11,7 @@ from typing import Any
 from seatrial.model import SeatrialError
 
 StepRecord = dict[str, Any]  # a line of steps.jsonl
-# The fields of a step that are not times: equal in every repetition
+# The fields of a step that a repetition of the run must reproduce bit by bit; the others are times
 _COMPUTED = ("loss", "grad_norm", "trained_tokens", "learning_rate")
 
 

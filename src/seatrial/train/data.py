@@ -31,8 +31,8 @@ DEFAULT_SEQUENCES = 4096  # without data.samples; an acceptance run reads each s
 class Blocks:
     """``tokens``: int32 [blocks, seq_len + 1], memory-mapped; inputs and targets overlap by seq_len - 1 tokens.
 
-    Shorter sequences are padded with IGNORE_INDEX. ``cached_share``: with data.cold, the share of the file that was in
-    the page cache of some node before the training, 0 to 1.
+    Shorter sequences are padded with IGNORE_INDEX. ``cached_share``: with data.cold, the share of the file, 0 to 1,
+    that is in the page cache after its eviction and before the training; the largest of all nodes.
     """
 
     tokens: np.ndarray[Any, np.dtype[np.int32]]
@@ -48,27 +48,27 @@ class Blocks:
 
 
 def prepare(settings: TrainConfig, folder: Path, is_rank0: bool, gather: Callable[[Any], list[Any]]) -> Blocks:
-    """The blocks for ``settings``, from ``folder`` or the cache; rank 0 writes them to ``folder`` if they are missing.
+    """The blocks for ``settings``, from ``folder`` or SEATRIAL_DATA_CACHE; rank 0 writes missing ones to ``folder``.
 
     All ranks call this; ``gather`` is a barrier that returns the values of all ranks. All ranks raise UsageError if the
     data cannot be read, SeatrialError if the blocks cannot be written, with rank 0's message. A node that does not
     share ``folder`` generates Markov data itself, and raises UsageError for rows of a file.
     """
-    rank_0: Path | SeatrialError | None = None
+    rank0_result: Path | SeatrialError | None = None
     if is_rank0:
         try:
             prepared = _prepare(settings, folder)
             if prepared.message:
                 print(prepared.message, file=sys.stderr)
-            rank_0 = prepared.folder
+            rank0_result = prepared.folder
         except SeatrialError as error:  # raised below: the other ranks wait in gather
-            rank_0 = error
+            rank0_result = error
         except (OSError, MemoryError) as error:
             action = f"cannot write the prepared data to {folder}"
             failure = disk.disk_full_error(error, folder, action)
-            rank_0 = failure or SeatrialError(f"{action}: {error or 'out of memory'}")
-            rank_0.__cause__ = error
-    blocks_folder = gather(rank_0)[0]
+            rank0_result = failure or SeatrialError(f"{action}: {error or 'out of memory'}")
+            rank0_result.__cause__ = error
+    blocks_folder = gather(rank0_result)[0]
     if isinstance(blocks_folder, SeatrialError):
         raise blocks_folder
     if blocks_folder is None or not (blocks_folder / INFO_FILE).is_file():
@@ -117,7 +117,7 @@ def _load_blocks(blocks_folder: Path) -> Blocks:
 
 
 def _disable_readahead(tokens: np.ndarray[Any, Any]) -> None:
-    """Let each block be read when it is used: without this, the kernel reads the blocks around it too."""
+    """Make the kernel read each block when it is used; by default it reads the blocks around it too."""
     buffer: Any = tokens
     while not isinstance(buffer, mmap.mmap):
         buffer = buffer.base
@@ -164,6 +164,6 @@ def block_order(blocks: int, rank: int, ranks: int, seed: int, skip: int = 0) ->
         epoch, offset = epoch + 1, 0
 
 
-def epochs_completed(steps: int, per_step: int, blocks: int, ranks: int) -> float:
-    """The number of epochs, with fractions, after ``steps`` steps of ``per_step`` blocks per rank."""
-    return steps * per_step / max(1, blocks // ranks)
+def epochs_completed(steps: int, blocks_per_step: int, blocks: int, ranks: int) -> float:
+    """The number of epochs, with fractions, after ``steps`` steps of ``blocks_per_step`` blocks per rank."""
+    return steps * blocks_per_step / max(1, blocks // ranks)

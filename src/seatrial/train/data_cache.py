@@ -1,7 +1,8 @@
 """Prepared data on disk: one folder per key, named after a hash of everything that determines its tokens.
 
-``key.json`` in the folder holds the key: SHA-256 of data and tokenizer, and the options. A folder is renamed when it is
-complete, so that no process reads a partial one. No torch: a login node may not have it.
+``key.json`` in the folder holds the key (SHA-256 of data and tokenizer, and the options), and size and SHA-256 of each
+other file. A folder is renamed when it is complete, so that no process reads a partial one. A training compares the
+sizes, `seatrial preprocess` also the digests. No torch: a login node may not have it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -21,14 +22,15 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 from seatrial.util.input_files import open_file, read_json
 
-VARIABLE = "SEATRIAL_DATA_CACHE"  # used if data.cache is not set: `seatrial preprocess` writes it, trainings read it
+CACHE_VARIABLE = "SEATRIAL_DATA_CACHE"  # without data.cache: `seatrial preprocess` writes the folder, trainings read it
 KEY_FILE = "key.json"
-FORMAT = 1  # in every key: increase it if seatrial makes other tokens of the same rows
-# of a tokenizer's folder, which may also hold the weights of its model
+FORMAT = 2  # in every key: increase it with each change of seatrial to the tokens of the same rows, or to the files
+_FILES = "files"  # in key.json, beside the fields of the key
+# The files of a tokenizer's folder that determine the tokens; the folder may also hold the weights of a model
 _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 
-Key = Mapping[str, Any]  # values of JSON
-Version = tuple[int, int, int] | None
+Key = Mapping[str, Any]  # JSON values
+Version = tuple[int, int, int] | None  # inode, size and modification time; None for a missing file
 
 
 class Prepared(NamedTuple):
@@ -39,7 +41,7 @@ class Prepared(NamedTuple):
     message: str
 
 
-def options(config: TrainConfig, *packages: str) -> dict[str, Any]:
+def common_key(config: TrainConfig, *packages: str) -> dict[str, Any]:
     """The part of a key that both stacks share; ``packages``: those whose version may change the tokens."""
     return {
         "format": FORMAT,
@@ -49,7 +51,7 @@ def options(config: TrainConfig, *packages: str) -> dict[str, Any]:
     }
 
 
-def content(path: Path, description: str) -> dict[str, str]:
+def content_hashes(path: Path, description: str) -> dict[str, str]:
     """Suffix → SHA-256 of a file, or file name → SHA-256 of the tokenizer's files in a folder. Raises UsageError."""
     try:
         if not path.is_dir():
@@ -61,41 +63,65 @@ def content(path: Path, description: str) -> dict[str, str]:
 
 
 def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared:
-    """The existing folder of ``key`` below ``folder`` or the cache of the environment; else the folder to write.
+    """The existing folder of ``key`` in ``folder`` or SEATRIAL_DATA_CACHE; else the folder to write.
 
-    ``folder``: data.cache, or a folder of the run. A training never writes to the cache of the environment.
-    Raises UsageError for a damaged folder in a cache.
+    ``folder``: data.cache, or a folder of the run. A training never writes to SEATRIAL_DATA_CACHE. Raises UsageError
+    for a damaged folder in a cache: another key, or a file that is missing or has another size.
     """
-    shared = os.environ.get(VARIABLE)
+    environment_cache = os.environ.get(CACHE_VARIABLE)
     name = f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
-    folders = [folder, *([Path(shared)] if shared and not config.data.cache else [])]
+    folders = [folder, *([Path(environment_cache)] if environment_cache and not config.data.cache else [])]
     hit = next((parent / name for parent in folders if (parent / name).is_dir()), None)
-    if not (config.data.cache or shared):
+    if not (config.data.cache or environment_cache):
         return Prepared(hit or folder / name, hit is not None, "")
-    if hit and _difference(hit, key) != (hit.name, []):
-        raise UsageError(
-            f"{hit} is damaged: {KEY_FILE} is missing or differs. Remove this folder; the next call writes it again"
-        )
+    if hit and _key_difference(hit, key) != (hit.name, []):
+        raise _damage_error(hit, f"{KEY_FILE} is missing or differs")
     if hit:
+        _compare_files(hit, lambda path: {"bytes": path.stat().st_size})
         return Prepared(hit, True, f"prepared data: hit, {hit}")
     reason = _miss_reason(folders[-1], prefix, key)
     return Prepared(folder / name, False, f"prepared data: miss in {folders[-1]}: {reason}; writing {folder / name}")
 
 
+def require_intact(folder: Path) -> None:
+    """Compare size and SHA-256 of each file in a folder of a cache with its key.json. Raises UsageError."""
+    _compare_files(folder, _properties)
+
+
+def _compare_files(folder: Path, read: Callable[[Path], Mapping[str, Any]]) -> None:
+    """Raise UsageError if a value that ``read`` returns for a file differs from its entry in key.json."""
+    try:
+        recorded = read_json(folder / KEY_FILE)[_FILES]
+        for name, expected in recorded.items():
+            for field, value in read(folder / name).items():
+                if value != expected[field]:
+                    raise _damage_error(folder, f"{name} has {field} {value}, written with {expected[field]}")
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise _damage_error(folder, f"its files cannot be compared with {KEY_FILE}: {error}") from error
+
+
+def _damage_error(folder: Path, problem: str) -> UsageError:
+    return UsageError(f"{folder} is damaged: {problem}. Remove this folder; the next call writes it again")
+
+
+def _properties(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
 def _miss_reason(cache: Path, prefix: str, key: Key) -> str:
     """The differences to the most similar key in ``cache``."""
-    differences = [difference for path in cache.glob(f"{prefix}-*") if (difference := _difference(path, key))]
+    differences = [difference for path in cache.glob(f"{prefix}-*") if (difference := _key_difference(path, key))]
     if not differences:
         return "it has no data of this kind (`seatrial preprocess CONFIG` writes it)"
     name, fields = min(differences, key=lambda difference: len(difference[1]))
     return f"{name} differs in {', '.join(fields)}"
 
 
-def _difference(folder: Path, key: Key) -> tuple[str, list[str]] | None:
+def _key_difference(folder: Path, key: Key) -> tuple[str, list[str]] | None:
     """Name of ``folder``, and the fields in which its key differs; None if it is not complete or not readable."""
     try:
         other = read_json(folder / KEY_FILE)
-        fields = [name for name in {**other, **key} if other.get(name) != key.get(name)]
+        fields = [name for name in {**other, **key} if name != _FILES and other.get(name) != key.get(name)]
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     return folder.name, [_field_difference(name, other.get(name), key.get(name)) for name in fields]
@@ -108,17 +134,19 @@ def _field_difference(name: str, cached: Any, needed: Any) -> str:
 
 @contextmanager
 def write(folder: Path, key: Key, inputs: Mapping[Path, Version]) -> Iterator[Path]:
-    """Yield a temporary folder that becomes ``folder``; a folder that another process finished meanwhile is kept.
+    """Yield a temporary folder that becomes ``folder``, unless another process has finished ``folder`` meanwhile.
 
-    ``inputs``: versions of the files, read before ``key`` was computed. Raises DiskFullError, OSError, and UsageError
-    if one of them has changed.
+    ``inputs``: versions of the input files from before ``key`` was computed. Raises DiskFullError, OSError, and
+    UsageError if an input file has changed.
     """
     with atomic_write_folder(folder) as temporary:
         yield temporary
         for path, before in inputs.items():
             if version(path) != before:
                 raise UsageError(f"{path} changed while it was read; nothing was written. Repeat when it is complete")
-        write_json(temporary / KEY_FILE, dict(key))
+        files = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
+        properties = {str(path.relative_to(temporary)): _properties(path) for path in files}
+        write_json(temporary / KEY_FILE, {**key, _FILES: properties})
 
 
 def version(path: Path) -> Version:

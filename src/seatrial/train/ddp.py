@@ -23,13 +23,13 @@ from seatrial.util.node_name import node_name
 # Small on CPUs and GPUs: one process repeats the work of all ranks in seconds.
 SMALL_CONFIG = "tiny/ddp"
 BATCH_OVERRIDES: tuple[str, ...] = ("bsz=4",)  # sequences per rank and step, for the single-process comparison
-TINY_OVERRIDES = ("model.layers=1", "model.width=64", "seq_len=32")
+TINY_OVERRIDES = ("model.layers=1", "model.width=64", "seq_len=32")  # for ``endless_training``
 
 # DDP rebuilds its buckets after the first step; allocator and clocks stabilize in the following ones.
 UNTIMED_STEPS = 5
-UNTIMED_STEPS_PER_WINDOW = 1  # the previous window ran the other model
+UNTIMED_STEPS_PER_WINDOW = 1  # the previous window may have run the other model
 WINDOW_PAIRS = 6  # the smallest sample whose median has a 95 % confidence interval
-MIN_SEQUENCES = 256  # and at least four per rank; the number does not affect speed
+MIN_SEQUENCES = 256  # of generated data, and at least four per rank; the number does not affect speed
 
 Windows = list[list[float]]  # of one rank: seconds of each timed step, by window
 
@@ -119,9 +119,9 @@ def until_nonfinite(steps: list[Step]) -> list[Step]:
 
 @dataclass(frozen=True)
 class Speed:
-    """Step times by rank and window, in pairs of an independent and a DDP window; non-finite steps of all ranks.
+    """Step times by rank and window, in pairs of an independent and a DDP window.
 
-    ``rank_times``: of each rank, in the steps of the DDP windows.
+    ``nonfinite_steps``: their number over all ranks. ``rank_times``: one per rank, for the steps of the DDP windows.
     """
 
     settings: TrainConfig

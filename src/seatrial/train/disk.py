@@ -118,7 +118,7 @@ def filesystem_usage(path: Path) -> str:
 
 
 def _error_chain(error: BaseException) -> list[BaseException]:
-    """``error``, its cause or context, and so on."""
+    """``error`` and the errors that caused it (cause or context of each), nearest first."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -139,7 +139,10 @@ def _reports_disk_full(error: BaseException) -> bool:
 
 
 def _is_full(path: Path) -> bool:
-    """Whether writing a probe file next to ``path`` fails for lack of space; True if a file size limit is set."""
+    """Whether writing a probe file next to ``path`` fails for lack of space.
+
+    True also with a file size limit (ulimit -f), which a small probe file does not reach.
+    """
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         return True
     try:

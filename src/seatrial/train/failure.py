@@ -22,9 +22,9 @@ from seatrial.model import SeatrialError
 from seatrial.util import signals
 
 STORE_KEY = "seatrial/failed"
-POLL_INTERVAL_S = 2.0
+POLL_INTERVAL_S = 2.0  # between two reads of the store
 GRACE_S = 5.0  # enough for the first failed rank to print its error and exit; torchrun then ends all ranks
-STUCK_S = 10.0  # longer than GRACE_S: a main thread still running after it is blocked in a collective
+STUCK_S = 10.0  # longer than GRACE_S: a main thread that still runs then is blocked in a collective
 TEARDOWN_S = 30  # from a failure to SIGALRM, which ends a process that is still waiting for peers
 EXIT_INCOMPLETE = 3  # exit code of the command line for an incomplete run
 

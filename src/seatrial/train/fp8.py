@@ -18,13 +18,13 @@ from seatrial.model import UsageError
 from seatrial.train.architecture import Architecture
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2  # max 448; max 57,344
-_MULTIPLE = 16  # torch._scaled_mm requires that n and k of [m, k] @ [k, n] are multiples of it
-_CAPABILITY = (8, 9)  # Ada: the first tensor cores with fp8
+_SIZE_STEP = 16  # torch._scaled_mm requires that n and k of [m, k] @ [k, n] are multiples of it
+_MIN_CAPABILITY = (8, 9)  # of Ada Lovelace: the lowest with fp8 tensor cores
 
 
 def require_support(device: torch.device, architecture: Architecture) -> None:
     """Raises UsageError if ``device`` or a layer size of the model does not support fp8 products."""
-    if device.type != "cuda" or (capability := torch.cuda.get_device_capability(device)) < _CAPABILITY:
+    if device.type != "cuda" or (capability := torch.cuda.get_device_capability(device)) < _MIN_CAPABILITY:
         actual = "there is no GPU" if device.type != "cuda" else f"this GPU has {capability[0]}.{capability[1]}"
         raise UsageError(f"fp8 needs a GPU of compute capability 8.9 or more, {actual}: set fp8 to false")
     key_value_size = architecture.num_key_value_heads * architecture.head_dim
@@ -34,8 +34,8 @@ def require_support(device: torch.device, architecture: Architecture) -> None:
         key_value_size,
         architecture.intermediate_size,
     )
-    if unsupported := [size for size in sizes if size % _MULTIPLE]:
-        raise UsageError(f"fp8 needs layer sizes that are multiples of {_MULTIPLE}, the model has {unsupported[0]}")
+    if unsupported := [size for size in sizes if size % _SIZE_STEP]:
+        raise UsageError(f"fp8 needs layer sizes that are multiples of {_SIZE_STEP}, the model has {unsupported[0]}")
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -48,12 +48,12 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def tensor_scale(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The scale of ``value``: largest absolute value ÷ largest of ``dtype``, fp32 []; NaN if ``value`` contains NaN."""
+    """Largest absolute value of ``value`` ÷ largest value of ``dtype``: fp32 []; NaN if ``value`` contains NaN."""
     return value.abs().amax().float().clamp(min=1e-12) / torch.finfo(dtype).max
 
 
 def quantize(value: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """``value`` ÷ ``scale`` as ``dtype``, clamped to its largest value: beyond it e4m3 gives NaN."""
+    """``value`` ÷ ``scale`` as ``dtype``, clamped to the range of ``dtype``: larger values would become NaN in e4m3."""
     largest = torch.finfo(dtype).max
     return (value.float() / scale).clamp(-largest, largest).to(dtype)
 

@@ -16,7 +16,7 @@ from seatrial.model import SeatrialError
 from seatrial.util.input_files import MAX_DOCUMENT_BYTES, gunzip, read_bytes
 
 SIZE = 28  # pixels per side
-CLASSES = 10
+CLASSES = 10  # the digits 0 to 9
 MNIST_FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",

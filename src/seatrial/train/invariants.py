@@ -22,7 +22,7 @@ class RankInfo:
     local_rank: int
     environment: dict[str, str | None]  # RANK, WORLD_SIZE, LOCAL_RANK
     node: str
-    gpu_name: str | None  # NVML's model name
+    gpu_name: str | None  # CUDA's name of the model, such as NVIDIA H200
     gpu_uuid: str | None  # in the format of nvidia-smi -L
     cpus: str  # the affinity mask, such as "0-3,8"
 
@@ -75,13 +75,13 @@ def shared_gpus(processes: Sequence[RankInfo]) -> dict[str, list[int]]:
 
 def core_list(cores: Iterable[int]) -> str:
     """Cores in the kernel's list format: {0, 1, 2, 8} → ``0-2,8``."""
-    runs: list[list[int]] = []
+    ranges: list[list[int]] = []
     for core in sorted(cores):
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
+        if ranges and core == ranges[-1][-1] + 1:
+            ranges[-1].append(core)
         else:
-            runs.append([core])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+            ranges.append([core])
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in ranges)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def train_without_error_propagation(
             phases.end_phase("build")
             completed_steps = trainer.resume(out) if settings.checkpoint.resume else 0
             if world.is_rank0:
-                restarts.record(settings, out, completed_steps)
+                restarts.record_start(settings, out, completed_steps)
             records = trainer.run(completed_steps, out, phases)
         report = metrics.report(settings, world, trainer.run_record(records), phases)
         report |= {"out": str(out), "final": None}
@@ -141,9 +141,9 @@ class Trainer:
         self.settings, self.built, self.world, self.blocks = settings, built, world, blocks
         self.optimizer: Any = parallel.optimizer(settings, built.trained_parameters)
         self.checkpointer = checkpoint.Checkpointer(settings.checkpoint, world)
-        # with FSDP2 the weights of each layer come from other ranks: only forward passes contain no wait for them
-        gathers = settings.parallel.strategy == "fsdp2" and world.size > 1
-        self.timer = StepTimer(world.device, ForwardTimer(built.model, world.device) if gathers else None)
+        # with FSDP2 each layer waits for weights from other ranks before its forward pass, which contains no wait
+        gathers_weights = settings.parallel.strategy == "fsdp2" and world.size > 1
+        self.timer = StepTimer(world.device, ForwardTimer(built.model, world.device) if gathers_weights else None)
         self._extra_batches = self._batches(0)  # for run_steps
         self._gradient_bytes = 0
         self._communicate = True  # whether a step communicates gradients between ranks

@@ -47,7 +47,7 @@ class TrainingRun:
     trained_tokens: int  # tokens with a loss, of all ranks
     checkpoints: Sequence[checkpoint.CheckpointTiming]
     compiled_graphs: int = 0
-    gradient_bytes: int | None = None  # of this rank, before a step of the optimizer
+    gradient_bytes: int | None = None  # of this rank, before the optimizer's step frees them
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -180,7 +180,7 @@ def _rank_metrics(world: World, measured: Sequence[Step]) -> dict[str, Any]:
 
 
 def _allocator() -> str:
-    """The environment variables of torch's allocator; older versions of torch read only the second."""
+    """The environment variables of torch's allocator; older versions of torch read only PYTORCH_CUDA_ALLOC_CONF."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "default"
 
@@ -227,10 +227,11 @@ def _max_over_ranks(ranks: Sequence[Mapping[str, Any]], name: str) -> float | No
 
 
 def slowest_rank(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The rank with the longest compute time, its host, and its ratio to the median of the other ranks with interval.
+    """The rank with the longest compute time, its host, and the ratio of that time to the median of the other ranks.
 
-    Step times cannot show it, since steps are synchronized. None if compute time was not separated from waiting, as
-    with ZeRO-3, or with fewer than 6 steps or 2 ranks.
+    ``interval``: the 95 % confidence interval of the ratio. Step times cannot show the slowest rank, since all ranks
+    end a step together. None if compute time was not separated from waiting, as with ZeRO-3, or with fewer than 6 steps
+    or 2 ranks.
     """
     by_index = slowdowns([RankTimes.from_metrics(rank) for rank in ranks])
     if not by_index:
@@ -260,7 +261,7 @@ def _expected_state_gib(settings: TrainConfig, world: World, run: TrainingRun) -
 
 
 def _fsdp_groups(settings: TrainConfig, run: TrainingRun) -> dict[str, Any]:
-    """The number of FSDP2 groups, and the size of the largest when its weights are gathered; null without groups."""
+    """The number of FSDP2 groups, and the size of the largest with gathered weights (null without groups)."""
     sizes = group_bytes(run.model, _DTYPE_BYTES["bf16" if settings.bf16 else "fp32"])
     return {"fsdp_groups": len(sizes), "fsdp_largest_group_gib": max(sizes) / GIB if sizes else None}
 

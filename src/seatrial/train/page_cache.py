@@ -1,4 +1,4 @@
-"""Files in this node's page cache: drop them from it, so that the next read comes from the filesystem."""
+"""Drops files from this node's page cache, so that the next read comes from the filesystem."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def evict(path: Path) -> None:
-    """Drop a file from the page cache, where the filesystem does so; ``cached_share`` has the result."""
+    """Drop a file from the page cache. Some filesystems keep it: ``cached_share`` shows whether it is gone."""
     with suppress(OSError), path.open("rb") as file:
         os.fsync(file.fileno())  # the kernel does not drop pages that are not written yet
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

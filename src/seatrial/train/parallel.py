@@ -28,7 +28,7 @@ from seatrial.util.node_name import node_name
 
 T = TypeVar("T")
 BACKEND = "cpu:gloo,cuda:nccl"
-_ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))  # set by torchrun; default without it
+_ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))  # torchrun sets them; value without torchrun
 _AUTOTUNE: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
 _DTYPES = {"fp32": torch.float, "bf16": torch.bfloat16}
 
@@ -93,7 +93,7 @@ def process_group(timeout_s: float) -> Iterator[World]:
     if gpus:
         torch.cuda.synchronize()
     yield world
-    # No ``finally``: after an error peers may be gone, and torchrun ends the others.
+    # No ``finally``: after an error, peers may be gone, and torchrun ends the remaining ranks.
     if gpus:
         torch.cuda.synchronize()
     if not already_open:
@@ -251,7 +251,7 @@ def tensor_counts(model: nn.Module) -> dict[str, int]:
 def sharding_errors(model: nn.Module, ranks: int, replicas: int = 1) -> list[str]:
     """A message for each parameter that is not sharded by rows over the ``ranks`` ÷ ``replicas`` ranks of a replica.
 
-    Also for each parameter of which this rank holds more rows than its shard.
+    A parameter is also wrong if this rank holds more rows than one shard has.
     """
     errors = []
     shards = ranks // replicas

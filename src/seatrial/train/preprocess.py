@@ -14,20 +14,23 @@ from seatrial.train.train_config import TrainConfig
 
 
 def preprocess(config: TrainConfig) -> dict[str, Any] | None:
-    """Write the tokens of ``config`` to data.cache, or to the folder in SEATRIAL_DATA_CACHE, unless it has them.
+    """Write the tokens of ``config`` to data.cache or SEATRIAL_DATA_CACHE, unless that folder has them.
 
-    Returns the folder, whether it existed, and the seconds; None if the training generates its sequences from the seed.
-    Raises UsageError if no cache is set or it is not writable, and for invalid rows; SeatrialError on a full disk.
+    Returns the folder of the tokens, whether it existed, and the seconds; None if the training generates its sequences
+    from the seed. Raises UsageError if no cache is set or it is not writable, for invalid rows, and for a damaged
+    folder; SeatrialError on a full disk.
     """
     if config.data.path is None and (config.stack == "native" or config.data.layout == "markov_chain"):
         return None
-    name = config.data.cache or os.environ.get(data_cache.VARIABLE)
-    if not name:
-        raise UsageError(f"no folder for the tokens: --set data.cache=DIR, or export {data_cache.VARIABLE}=DIR")
-    cache, started = Path(name).absolute(), time.monotonic()
-    disk.require_writable(cache, "data.cache" if config.data.cache else data_cache.VARIABLE)
+    cache_name = config.data.cache or os.environ.get(data_cache.CACHE_VARIABLE)
+    if not cache_name:
+        raise UsageError(f"no folder for the tokens: --set data.cache=DIR, or export {data_cache.CACHE_VARIABLE}=DIR")
+    cache, started = Path(cache_name).absolute(), time.monotonic()
+    disk.require_writable(cache, "data.cache" if config.data.cache else data_cache.CACHE_VARIABLE)
     try:
         prepared = _prepare(config, cache)
+        if prepared.hit:
+            data_cache.require_intact(prepared.folder)
     except (OSError, MemoryError) as error:
         action = f"cannot write the prepared data to {cache}"
         raise disk.disk_full_error(error, cache, action) or SeatrialError(f"{action}: {error}") from error

@@ -20,18 +20,17 @@ from seatrial.util import journal
 from seatrial.util.files import write_json
 
 STEPS_FILE = restarts.STEPS_FILE
-LOST_LOCK_S = 120.0  # how long a restarted job waits for the lock of its earlier start
+LOCK_TIMEOUT_S = 120.0  # how long a restarted job waits for the lock of its earlier start
 TERMINAL_INTERVAL_S = 1.0  # of the progress line on a terminal
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of all ranks; times are those of this rank. None: unknown to the stack.
+    """One step of all ranks; times are those of this rank. A value that the stack does not know is None.
 
     ``loss``: nats per trained token. ``tokens``: all positions, including padding; ``trained_tokens``: those with a
-    loss. ``compute_s``: this rank's compute without waiting for other ranks: up to its last gradient,
-    or with FSDP2 and stack hf its forward passes. ``data_wait_s``: the wait of
-    the device for the data loader.
+    loss. ``compute_s``: compute time of this rank without waits for other ranks: from the start to its last gradient;
+    with FSDP2, or with stack hf, only its forward passes. ``data_wait_s``: the wait of the device for the data loader.
     """
 
     step: int
@@ -95,7 +94,7 @@ class StepLog:
         self._is_terminal = sys.stderr.isatty()
         self._interval_s = min(TERMINAL_INTERVAL_S, settings.log_every_s) if self._is_terminal else settings.log_every_s
         self._last_print = time.monotonic()
-        self._first: tuple[int, float] | None = None
+        self._first_step: tuple[int, float] | None = None  # its number, and the time.monotonic() of its end
 
     def write(self, record: Step) -> Step:
         """Writes ``record`` and returns it."""
@@ -120,7 +119,7 @@ class StepLog:
 
     def _print_progress(self, record: Step) -> None:
         now = time.monotonic()
-        self._first = self._first or (record.step, now)
+        self._first_step = self._first_step or (record.step, now)
         is_last = record.step == self._settings.max_steps
         if now - self._last_print < self._interval_s and not is_last:
             return
@@ -130,9 +129,9 @@ class StepLog:
 
     def _remaining_s(self, record: Step, now: float) -> float:
         """Estimated seconds to the last step; the first step, which is slow, does not count."""
-        first_step, first_time = self._first or (record.step, now)
-        per_step = (now - first_time) / (record.step - first_step) if record.step > first_step else record.seconds
-        return per_step * (self._settings.max_steps - record.step)
+        first, first_end = self._first_step or (record.step, now)
+        step_s = (now - first_end) / (record.step - first) if record.step > first else record.seconds
+        return step_s * (self._settings.max_steps - record.step)
 
     def _line(self, record: Step, remaining_s: float) -> str:
         parts = [f"step {record.step}/{self._settings.max_steps}", f"loss {record.loss:.4f}"]
@@ -176,7 +175,7 @@ def _open_tensorboard(out: Path, completed_steps: int) -> Any:
 
 
 def _existing_run_error(out: Path) -> UsageError:
-    if restarts.count():
+    if restarts.restart_count():
         return UsageError(
             f"Slurm restarted this job, and {out} contains the run of its first start: to resume it, submit the job "
             "with --set checkpoint.requeue=true --set checkpoint.every=STEPS"
@@ -186,7 +185,7 @@ def _existing_run_error(out: Path) -> UsageError:
 
 def _lock(file: TextIO, out: Path) -> None:
     # a filesystem keeps the lock of a lost node for a while, 90 s by default with NFSv4
-    deadline = time.monotonic() + (LOST_LOCK_S if restarts.count() else 0)
+    deadline = time.monotonic() + (LOCK_TIMEOUT_S if restarts.restart_count() else 0)
     while not (locked := journal.lock(file.fileno(), out)) and time.monotonic() < deadline:
         time.sleep(1)
     if not locked:

@@ -1,8 +1,9 @@
 """The compute time of each rank compared with that of the other ranks, and its wait for data. Pure; no torch.
 
-Step times are equal on all ranks, since each step waits for the slowest. The time of a rank up to its last gradient
-contains no wait for other ranks with DDP, so it shows which rank the others wait for. With FSDP2 the forward passes of
-the innermost groups do, each timed after its weights were gathered; with stack hf and DDP the forward pass.
+Step times are equal on all ranks, since each step waits for the slowest rank. Compute time contains no wait for other
+ranks, so it shows which rank the others wait for. With DDP it ends at the last gradient of the rank. With FSDP2 it is
+the time of the forward passes of the innermost groups, each timed after its weights were gathered; with stack hf and
+DDP, the time of the forward pass.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from seatrial.train.progress import Step
 
 MIN_STEPS = 6  # the smallest sample whose median has a 95 % confidence interval
-MAX_STEPS = 200  # of the last steps that a rank reports: enough for an interval of a few percent
+MAX_STEPS = 200  # a rank reports the times of at most the last 200 steps: enough for an interval of a few percent
 _NAMES = ("compute_s", "data_wait_s", "seconds")  # of RankTimes, Step and metrics.json
 
 

@@ -17,24 +17,24 @@ from seatrial.util import journal
 from seatrial.util.input_files import read_json
 from seatrial.util.journal import Journal
 
-VARIABLE = "SLURM_RESTART_COUNT"
+COUNT_VARIABLE = "SLURM_RESTART_COUNT"
 STARTS_FILE = "starts.jsonl"
 STEPS_FILE = "steps.jsonl"  # of the training
 
 
-def count() -> int:
+def restart_count() -> int:
     """How often Slurm has restarted this job; 0 at its first start and outside of jobs."""
-    value = os.environ.get(VARIABLE, "")
+    value = os.environ.get(COUNT_VARIABLE, "")
     return int(value) if value.isdigit() else 0
 
 
-def resumed(config: TrainConfig, out: Path | None) -> TrainConfig:
-    """The config, with checkpoint.resume set to true if checkpoint.requeue is and Slurm has restarted the job.
+def config_with_resume(config: TrainConfig, out: Path | None) -> TrainConfig:
+    """The config, with checkpoint.resume set to true if checkpoint.requeue is true and Slurm has restarted the job.
 
-    Raises UsageError after checkpoint.max_restarts, if ``out`` is None (each start would get a new folder), and if it
-    has steps of another job: this one may never have started, as after a failed prolog.
+    Raises UsageError after checkpoint.max_restarts, if ``out`` is None (each start would get a new folder), and if
+    ``out`` has steps of another job: Slurm also counts starts that failed before the training, as in a prolog.
     """
-    settings, restarts = config.checkpoint, count()
+    settings, restarts = config.checkpoint, restart_count()
     if not settings.requeue:
         return config
     if out is None:
@@ -52,13 +52,13 @@ def resumed(config: TrainConfig, out: Path | None) -> TrainConfig:
     return config.model_copy(update={"checkpoint": settings.model_copy(update={"resume": resume})})
 
 
-def finished(config: TrainConfig, out: Path | None) -> dict[str, Any] | None:
+def earlier_metrics(config: TrainConfig, out: Path | None) -> dict[str, Any] | None:
     """The content of metrics.json if an earlier start of this job has completed the training; else None.
 
     Raises UsageError if it cannot be read, or if another job wrote it.
     """
     path = Path(out or "") / "metrics.json"
-    if not (config.checkpoint.requeue and count() and path.is_file()):
+    if not (config.checkpoint.requeue and restart_count() and path.is_file()):
         return None
     try:
         metrics: dict[str, Any] = read_json(path)
@@ -71,24 +71,30 @@ def finished(config: TrainConfig, out: Path | None) -> dict[str, Any] | None:
 
 
 def _require_earlier_start(path: Path) -> None:
-    """Raise UsageError if the training that wrote ``path`` is not of this job, or if that cannot be read."""
+    """Raise UsageError if starts.jsonl beside ``path`` does not list this job, or cannot be read."""
     file, job = path.with_name(STARTS_FILE), os.environ.get("SLURM_JOB_ID", "")
     try:
         starts = journal.read(file)[0] if file.exists() else []
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {file}: {error}") from error
     if job not in [start.get("job") for start in starts]:
-        raise UsageError(f"{path} is of another training than job {job} (not in {STARTS_FILE}): set another --out")
+        raise UsageError(f"{path} was not written by job {job}, which is not in {STARTS_FILE}: set another --out")
 
 
-def record(config: TrainConfig, out: Path, completed_steps: int) -> None:
+def record_start(config: TrainConfig, out: Path, completed_steps: int) -> None:
     """Append this start to ``out``/starts.jsonl and print it, if the config has checkpoint.requeue; on rank 0."""
     settings = config.checkpoint
     if not settings.requeue:
         return
     job, nodes = (os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"))
-    start = {"restart": count(), "time": time.time(), "job": job, "nodes": nodes, "completed_steps": completed_steps}
+    start = {
+        "restart": restart_count(),
+        "time": time.time(),
+        "job": job,
+        "nodes": nodes,
+        "completed_steps": completed_steps,
+    }
     Journal(out / STARTS_FILE).append(start)
-    if count():
-        limit = f"restart {count()} of at most {settings.max_restarts}"
-        print(f"{limit}, on {nodes or 'this machine'}: continuing after step {completed_steps}", file=sys.stderr)
+    if restart_count():
+        number = f"restart {restart_count()} of at most {settings.max_restarts}"
+        print(f"{number}, on {nodes or 'this machine'}: continuing after step {completed_steps}", file=sys.stderr)

@@ -29,7 +29,7 @@ def accepted_flags() -> dict[str, Any]:
 def overrides_from_flags(arguments: Sequence[str]) -> list[str]:
     """``--name value``, ``--name=value`` or, for a truth value, ``--name`` → overrides ``name=value``.
 
-    Raises UsageError for an unknown name, with the name to use instead where it is known, and for a missing value.
+    Raises UsageError for a missing value, and for an unknown name, with the name to use instead if there is one.
     """
     overrides, remaining, types = [], list(arguments), accepted_flags()
     while remaining:
@@ -53,7 +53,7 @@ def overrides_from_flags(arguments: Sequence[str]) -> list[str]:
 def overrides_from_run_args(path: Path) -> list[str]:
     """The overrides in a run_args.json, of seatrial or of a script: an object with keys of the config, dotted or not.
 
-    Raises UsageError if the file cannot be read or a key is unknown under this name.
+    Raises UsageError if the file cannot be read or a key is no key of the config.
     """
     try:
         arguments = read_json(path)
@@ -81,13 +81,13 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _other_names() -> dict[str, str]:
-    """The names of other scripts → what to use instead."""
+    """Argument of another training script → what to use instead."""
     names: dict[str, str] = data_files.read("training_flags.yaml")
     return names
 
 
 def _unknown_message(where: str, name: str) -> str:
-    """What to use instead of an argument ``name``."""
+    """The message for the unknown argument ``name``, with what to use instead."""
     if instead := _other_names().get(name):
         return f"{where}: unknown argument; use {instead}"
     similar = difflib.get_close_matches(name, [*accepted_flags(), *_OPTIONS], 1)

@@ -29,7 +29,7 @@ def gradient_bytes(model: nn.Module) -> int:
 
 
 def state_metrics(model: nn.Module, optimizer: Any, gradients: int | None) -> dict[str, Any]:
-    """An entry of ``ranks`` in metrics.json: GiB of this rank by kind, and the device of the weights.
+    """Fields of an entry of ``ranks`` in metrics.json: GiB of this rank by kind, and the device of the weights.
 
     All are None if ``gradients`` is, as with ZeRO-3, whose weights are not in the parameters.
     """

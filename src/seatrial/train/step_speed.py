@@ -12,14 +12,14 @@ from seatrial.model.job_status import TrainingSpeed
 from seatrial.util.input_files import read_json, tail_lines
 
 STEPS_FILE, CONFIG_FILE, METRICS_FILE = "steps.jsonl", "config.json", "metrics.json"
-_MAX_STEPS = 20  # that a rate is averaged over
+_MAX_STEPS = 20  # over which the speed is averaged
 _TAIL_BYTES = 64 * 1024  # a line of steps.jsonl has about 300 bytes
 
 
 def training_speed(folder: Path) -> TrainingSpeed | None:
-    """Return the speed of the last steps; None before the first step.
+    """Return the speed of the last _MAX_STEPS steps; None before the first step.
 
-    The first step does not count if there are others: it compiles. Raises OSError if the file cannot be read.
+    The first step does not count if there are others: it compiles. Raises OSError if steps.jsonl cannot be read.
     """
     path = folder / STEPS_FILE
     try:
@@ -32,8 +32,7 @@ def training_speed(folder: Path) -> TrainingSpeed | None:
         return None
     timed = [step for step in steps if step["step"] > 1][-_MAX_STEPS:] or steps
     seconds = sum(step["seconds"] for step in timed)
-    tokens = [_number(step.get("tokens")) for step in timed]
-    counts = [count for count in tokens if count is not None]
+    tokens = [count for step in timed if (count := _number(step.get("tokens"))) is not None]
     return TrainingSpeed(
         folder=str(folder),
         step=steps[-1]["step"],
@@ -41,7 +40,7 @@ def training_speed(folder: Path) -> TrainingSpeed | None:
         loss=_number(steps[-1].get("loss")),
         steps=len(timed),
         steps_per_second=len(timed) / seconds,
-        tokens_per_second=sum(counts) / seconds if len(counts) == len(tokens) else None,
+        tokens_per_second=sum(tokens) / seconds if len(tokens) == len(timed) else None,
         age_s=age_s,
     )
 
@@ -68,8 +67,8 @@ def _number(value: object) -> float | None:
 
 def _max_steps(config: Path) -> int | None:
     try:
-        value = read_json(config)
+        settings = read_json(config)
     except (OSError, ValueError):
         return None
-    steps = value.get("max_steps") if isinstance(value, dict) else None
+    steps = settings.get("max_steps") if isinstance(settings, dict) else None
     return steps if type(steps) is int else None

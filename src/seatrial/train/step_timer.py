@@ -47,9 +47,9 @@ def gemm_tflops(device: torch.device) -> float | None:
 class StepTimes:
     """Seconds of one step on this rank.
 
-    ``compute``: from ``begin`` to the last gradient, or with a ForwardTimer its time; None if ``end_compute`` was not
-    called, or if the time in which the process waited for a CPU core is unknown. ``data_wait``: the time in which the
-    device waited for the batch.
+    ``compute``: from ``begin`` to the last gradient, or with a ForwardTimer the time of the forward passes; None if
+    ``end_compute`` was not called, or if the time in which the process waited for a CPU core is unknown.
+    ``data_wait``: the time in which the device waited for the batch.
     """
 
     seconds: float
@@ -60,7 +60,7 @@ class StepTimes:
 
 @dataclass
 class _Marks:
-    """Times of one step, as CUDA events or as seconds of the CPU clock without those in which the thread waited."""
+    """Points in time of one step, as ``Clock.now`` returns them."""
 
     previous_end: Any
     batch: Any
@@ -85,7 +85,7 @@ class Clock:
         self.separates_core_wait = device.type == "cuda" or self._scheduler is not None
 
     def now(self) -> tuple[Any, float]:
-        """A mark in the work that is queued on the device now."""
+        """The end of the work that is queued on the device now: (CUDA event, 0), or on a CPU (time, core wait)."""
         if self._device.type != "cuda":
             return perf_counter(), self.core_wait_s()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -97,7 +97,7 @@ class Clock:
         return self._scheduler.seconds() if self._scheduler is not None else 0.0
 
     def seconds(self, start: tuple[Any, float], end: tuple[Any, float], with_core_wait: bool = False) -> float:
-        """Seconds between two marks; on a GPU both must be completed."""
+        """Seconds between two results of ``now``; on a GPU both events must be completed."""
         if self._device.type == "cuda":
             return float(start[0].elapsed_time(end[0])) / 1e3  # it is in ms
         return float(end[0] - start[0]) - (0.0 if with_core_wait else end[1] - start[1])
@@ -128,7 +128,7 @@ class ForwardTimer:
         self._forwards.append((self._started, self._clock.now()))
 
     def take(self) -> list[tuple[Any, Any]]:
-        """The marks of all forward passes since the last call."""
+        """Start and end of each forward pass since the last call, as ``Clock.now`` returns them."""
         forwards, self._forwards = self._forwards, []
         return forwards
 

@@ -14,7 +14,7 @@ from seatrial.util.input_files import MAX_RECORD_BYTES, open_file, read_bytes
 END_TOKEN = "<|end|>"  # ends each row, with a tokenizer trained here
 # Common end tokens; the first one in the tokenizer's vocabulary is used
 _END_TOKENS = (END_TOKEN, "</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>")
-MAX_TRAINED_VOCABULARY = 8192  # of a tokenizer trained here; a larger one takes longer without benefit
+MAX_TRAINED_VOCABULARY = 8192  # tokens of a tokenizer trained here; a larger one takes longer without benefit
 
 
 def read_rows(path: Path, max_rows: int | None) -> list[str]:

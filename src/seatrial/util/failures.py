@@ -39,7 +39,7 @@ def first_failure(failures: Iterable[Failure]) -> Failure:
 
     First come silent ends, then failures with a message: the peers of a rank that ended silently report a lost
     connection, sometimes earlier. Among silent ends the order is: kill, exit code, SIGABRT, since the peers of a killed
-    rank can exit or abort silently. Equal ones are ordered by time.
+    rank can exit or abort silently. Failures of one kind are ordered by time.
     """
     return min(failures, key=_precedence)
 

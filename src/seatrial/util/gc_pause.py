@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def gc_paused() -> Iterator[None]:
     """Disable automatic garbage collection inside the context.
 
-    For code that allocates many long-lived objects (judging a large cluster; importing torch and transformers, of which
-    collection takes a seventh of the time), and for code that a collection must not interrupt.
+    For code that allocates many long-lived objects, such as the judge on a large cluster or the import of torch and
+    transformers (collections take a seventh of its time), and for code that a collection must not interrupt.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -28,7 +28,7 @@ def gc_ignores_imports() -> Iterator[None]:
     """Pause collection inside the context, and never examine what exists at its end.
 
     For the import of torch at the start of a process: collections take a third of the CPU time of its import and exit.
-    Later, it would keep garbage that waits for its collection.
+    Later in a process, garbage that is not collected yet would never be freed.
     """
     with gc_paused():
         yield

@@ -24,8 +24,8 @@ MAX_NESTING = 100  # levels in JSON; records have about ten
 MAX_LINE_BYTES = 2**27  # a line of telemetry: a GPU for a day at 10 samples a second has 60 MB
 GZIP_MAGIC = b"\x1f\x8b"  # first bytes of gzipped data
 MAX_GZIP_RATIO = 200  # telemetry: 10 to 40, as a column of times hardly compresses
-LOG_ALLOWANCE = 2**30  # unpacked bytes of a log besides the ratio: repeated lines shrink a thousandfold
-_GZIP_ALLOWANCE = 2**20  # of unpacked bytes besides the ratio, for small files
+LOG_ALLOWANCE = 2**30  # unpacked bytes of a log that are allowed at any ratio: repeated lines shrink a thousandfold
+_GZIP_ALLOWANCE = 2**20  # unpacked bytes of other files that are allowed at any ratio
 
 
 class Readable(Protocol):
@@ -37,9 +37,9 @@ class Readable(Protocol):
 def open_file(path: Path, pipes: bool = False) -> BinaryIO:
     """Open a regular file, or with ``pipes`` also a pipe, which is empty while no process writes to it.
 
-    Raises OSError for any other, where a read may block or never end.
+    Raises OSError for any other file: reading it may block or never end.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without it, opening a FIFO blocks
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # without O_NONBLOCK, opening a FIFO blocks
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode) or (pipes and stat.S_ISFIFO(mode)):
         os.set_blocking(descriptor, True)

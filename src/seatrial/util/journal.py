@@ -79,7 +79,7 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
 
 
 def _record(line: bytes) -> Record:
-    """Return the JSON object in a line. Raises ValueError, with the begin of the line, if it holds anything else."""
+    """Return the JSON object in a line. Raises ValueError, with the start of the line, if it holds anything else."""
     excerpt = repr(line[:60].decode("utf-8", errors="replace"))
     try:
         record = parse_json(line)

@@ -16,13 +16,13 @@ from typing import Any
 # An opcode creates one object at most, of up to 72 bytes beside its text; a dump of 20,000 collectives has 3 million
 MAX_OPCODES = 5_000_000
 _MAX_MARKS = 100  # nested containers that are still open
-_MAX_INTEGER_BYTES = 16
+_MAX_INTEGER_BYTES = 16  # of one integer
 _KEY_TYPES = (str, int, float, bytes, type(None))  # the hash of nested tuples can take exponential time
-_OTHERS = (
+_REFUSED = (
     "GLOBAL STACK_GLOBAL INST OBJ NEWOBJ NEWOBJ_EX REDUCE BUILD PERSID BINPERSID EXT1 EXT2 EXT4 NEXT_BUFFER "
     "READONLY_BUFFER FROZENSET EMPTY_SET ADDITEMS"
 )
-_NAMES = {getattr(pickle, name)[0]: name for name in _OTHERS.split()}
+_REFUSED_NAMES = {getattr(pickle, name)[0]: name for name in _REFUSED.split()}  # opcode → name
 
 
 def load(data: bytes) -> Any:
@@ -76,7 +76,7 @@ class _Reader:
             elif opcode == pickle.STOP[0]:
                 return stack[-1]
             else:
-                name = _NAMES.get(opcode, repr(bytes([opcode])))
+                name = _REFUSED_NAMES.get(opcode, repr(bytes([opcode])))
                 raise ValueError(
                     f"the pickle has opcode {name} at byte {self.position}; only plain data is read, "
                     "since loading anything else would run code"

@@ -87,7 +87,7 @@ def start(
             stdout=out,
             stderr=err,
             start_new_session=True,
-            # only in the main thread: the kernel sends PDEATHSIG when the thread that started the child ends
+            # the kernel sends PDEATHSIG when the thread that started the child ends: call this in the main thread only
             preexec_fn=functools.partial(die_with_parent, os.getpid(), death_signal),
         )
     return Child(process, tag)

@@ -13,7 +13,7 @@ MAD_TO_SIGMA = 1.4826
 # Smallest spread of a peer group, relative to its median: smaller differences are not significant
 MIN_RELATIVE_SPREAD = 0.01
 CONFIDENCE = 0.95
-_EXACT_COUNT = 500  # above it, the normal approximation of the binomial distribution is used
+_MAX_EXACT_COUNT = 500  # for more samples, the normal approximation of the binomial distribution is used
 # From this number of samples on, lag-1 autocorrelation is estimated well enough to use the estimate itself; below, its
 # upper confidence bound is used (docs/results/2026-11-23-judge)
 _WELL_ESTIMATED = 300
@@ -36,7 +36,7 @@ def median_interval(samples: Sequence[float], *, independent: bool = False) -> t
 def independent_samples(samples: Sequence[float], *, cautious: bool = False) -> float:
     """Return the number of independent samples whose median is as uncertain as that of ``samples``; at most all.
 
-    ``cautious``: for an upper bound of the correlation, which few samples do not determine.
+    ``cautious``: use the upper confidence bound of the correlation, which few samples do not determine.
 
     The variance of a median depends on whether consecutive samples are on the same side of it. For a stationary
     first-order autoregressive Gaussian process with lag-1 correlation r, this indicator has the correlation
@@ -79,7 +79,7 @@ def binomial_tail(successes: int, trials: int, probability: float) -> float:
 @cache
 def samples_outside_interval(count: int) -> int:
     """Return the number of ordered samples outside the interval on each side, including the sample at its end."""
-    if count > _EXACT_COUNT:
+    if count > _MAX_EXACT_COUNT:
         return floor(count / 2 - NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * sqrt(count) / 2)
     excluded, tail = 0, 1 / 2**count  # tail: probability that at most ``excluded`` samples are below the true median
     while 2 * tail <= 1 - CONFIDENCE:

@@ -1,8 +1,8 @@
 """Writes the Python stacks of all threads of a process, on request or when Python does not run.
 
-The folder ``stacks`` of an attempt has the file ``wanted`` from the request on, and the stacks of each rank:
-``rank3.txt`` by the thread that writes the heartbeat, or ``rank3.blocked.txt`` by a thread of faulthandler. That one
-does not need Python's global lock; it writes if other code holds the lock, so that the heartbeat thread cannot run.
+The folder ``stacks`` of an attempt has the file ``wanted`` once stacks are requested, and the stacks of each rank:
+``rank3.txt`` by the thread that writes the heartbeat, or ``rank3.blocked.txt`` by a thread of faulthandler. The latter
+needs no global lock of Python: it writes when other code holds that lock and the heartbeat thread cannot run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 FOLDER = "stacks"
-REQUEST = "wanted"
+REQUEST_FILE = "wanted"
 BLOCKED_S = 10.0  # a heartbeat thread that has not run for this long cannot get Python's global lock
 
 
 def stack_files(folder: Path, rank: int) -> tuple[Path, Path]:
-    """The file that a rank writes on request, and the one for a rank whose Python does not run; ``folder``: stacks."""
+    """The file that a rank writes on request, and the one for a rank whose Python does not run, in ``folder``."""
     return folder / f"rank{rank}.txt", folder / f"rank{rank}.blocked.txt"
 
 
@@ -42,25 +42,25 @@ class StackDump:
         self._main_thread = f"main thread 0x{threading.main_thread().ident:016x}\n"
         self._folder.mkdir(exist_ok=True)
         self._on_request, blocked = stack_files(self._folder, rank)
-        self._blocked = os.open(blocked, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._blocked_file = os.open(blocked, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
 
     def poll(self) -> None:
         """Restart the timer of faulthandler, and write the stacks if they are wanted.
 
         Raises OSError, or RuntimeError if no thread can be started.
         """
-        if os.fstat(self._blocked).st_size:  # it was blocked and runs again
-            os.ftruncate(self._blocked, 0)
-            os.lseek(self._blocked, 0, os.SEEK_SET)
-        faulthandler.dump_traceback_later(BLOCKED_S, file=self._blocked)
-        if not self._is_written and (self._folder / REQUEST).exists():
+        if os.fstat(self._blocked_file).st_size:  # it was blocked and runs again
+            os.ftruncate(self._blocked_file, 0)
+            os.lseek(self._blocked_file, 0, os.SEEK_SET)
+        faulthandler.dump_traceback_later(BLOCKED_S, file=self._blocked_file)
+        if not self._is_written and (self._folder / REQUEST_FILE).exists():
             self._is_written = True
             self._write()
 
     def close(self) -> None:
         """Stop the timer."""
         faulthandler.cancel_dump_traceback_later()
-        os.close(self._blocked)
+        os.close(self._blocked_file)
 
     def _write(self) -> None:
         temporary = self._on_request.with_suffix(".tmp")
@@ -79,4 +79,4 @@ class StackDump:
 def request(attempt: Path) -> None:
     """Ask all ranks of an attempt for their stacks. Raises OSError."""
     (attempt / FOLDER).mkdir(exist_ok=True)
-    (attempt / FOLDER / REQUEST).touch()
+    (attempt / FOLDER / REQUEST_FILE).touch()

@@ -79,17 +79,17 @@ def _slow_write(path: Path, size: int) -> storage.StreamResult:
 
 def _at_rate(rate: float) -> cluster.Fault:
     """Let all metadata operations report this rate per node, whatever the disk of the test does."""
-    measured, listed = metadata._pass, metadata.list_files
+    measured, listed = metadata._time_operation, metadata.list_files
 
-    def replaced(*arguments: Any) -> metadata.Pass:
+    def replaced(*arguments: Any) -> metadata.OperationTiming:
         files = measured(*arguments).files
-        return metadata.Pass(files, files / rate)
+        return metadata.OperationTiming(files, files / rate)
 
-    def replaced_list(folder: Path, count: int) -> metadata.Pass:
+    def replaced_list(folder: Path, count: int) -> metadata.OperationTiming:
         files = listed(folder, count).files
-        return metadata.Pass(files, files / rate)
+        return metadata.OperationTiming(files, files / rate)
 
-    return lambda rank: patch.multiple(metadata, _pass=replaced, list_files=replaced_list)
+    return lambda rank: patch.multiple(metadata, _time_operation=replaced, list_files=replaced_list)
 
 
 def _short_timeouts(rank: int) -> AbstractContextManager[Any]:

@@ -11,7 +11,7 @@ from tests.train.hf import runs
 
 def test_packing_keeps_samples_whole_and_does_not_train_first_tokens() -> None:
     samples = [([number] * length, [True] * length) for number, length in enumerate([3, 3, 5, 2], start=1)]
-    packed = list(blocks._packed(samples, 7))
+    packed = list(blocks._pack(samples, 7))
     assert [ids for ids, _ in packed] == [[1, 1, 1, 2, 2, 2], [3, 3, 3, 3, 3, 4, 4]]
     assert packed[0][1] == [False, True, True, False, True, True]
 

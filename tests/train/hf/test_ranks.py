@@ -37,7 +37,7 @@ def test_work_runs_once_on_rank_0(grouped: bool, request: pytest.FixtureRequest,
     if grouped:
         request.getfixturevalue("group")
     done: list[int] = []
-    ranks.run_on_rank_0(lambda: done.append(1), tmp_path)
+    ranks.run_on_rank0(lambda: done.append(1), tmp_path)
     assert done == [1]
 
 
@@ -48,10 +48,10 @@ def test_other_rank_raises_the_error_of_rank_0(group: None, monkeypatch: pytest.
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
     rank_0_error: SeatrialError | None = None
-    ranks.run_on_rank_0(lambda: pytest.fail("work ran"), tmp_path)
+    ranks.run_on_rank0(lambda: pytest.fail("work ran"), tmp_path)
     rank_0_error = UsageError("no such weights")
     with pytest.raises(UsageError, match="no such weights"):
-        ranks.run_on_rank_0(lambda: pytest.fail("work ran"), tmp_path)
+        ranks.run_on_rank0(lambda: pytest.fail("work ran"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,6 @@ def test_failure_of_rank_0_is_reported(
         raise error
 
     with pytest.raises(kind, match=message) as caught:
-        ranks.run_on_rank_0(fail, tmp_path)
+        ranks.run_on_rank0(fail, tmp_path)
     assert type(caught.value) is kind
     assert caught.value.__cause__ is (None if isinstance(error, SeatrialError) else error)

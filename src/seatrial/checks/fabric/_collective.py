@@ -209,7 +209,7 @@ class _Modes:
         """Measure the operation in place instead of out of place, or the reverse. All ranks take the same branch."""
         from seatrial.bench.collectives import supports_out_of_place
 
-        variant = self.operation.in_place_variant()
+        variant = self.operation.opposite_variant()
         if not variant:
             yield Fact(name="in_place_variant", value="not applicable: this operation exists out of place only")
         elif not variant.in_place and not supports_out_of_place(self.context.device):

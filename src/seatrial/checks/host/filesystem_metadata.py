@@ -18,7 +18,7 @@ from seatrial.checks.host._tiers import TierOptions, tiers
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 
 if TYPE_CHECKING:
-    from seatrial.bench.metadata import Pass
+    from seatrial.bench.metadata import OperationTiming
     from seatrial.bench.storage import SharedFolder
 
 OPERATIONS, MODES = ("create", "stat", "list", "unlink"), ("single", "concurrent")
@@ -89,7 +89,7 @@ def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:
 
     participants = folder.participants.first_only if storage.is_shared(folder) else folder.participants
     by_node = participants.run_on_all(
-        lambda: metadata.leftover_folders(folder.path.parent, folder.path), _LEFTOVERS_TIMEOUT_S
+        lambda: metadata.remove_leftovers(folder.path.parent, folder.path), _LEFTOVERS_TIMEOUT_S
     )
     leftovers = sorted((leftover for node in by_node for leftover in node), key=lambda leftover: leftover.problem)
     return {str(leftover.path): leftover.problem or "removed" for leftover in leftovers}
@@ -145,7 +145,7 @@ def noise(samples: list[float]) -> str:
 
 def _repeat(
     folder: SharedFolder, options: MetadataOptions, name: str, shared: bool
-) -> Iterator[tuple[str, list[Pass]]]:
+) -> Iterator[tuple[str, list[OperationTiming]]]:
     """Yield each operation with its passes by node; the files are deleted at the end."""
     from seatrial.bench import metadata
     from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S

@@ -1,7 +1,7 @@
 """The nodes of the test cluster that a drill may change: how to run commands there, and how to undo changes.
 
-``python -m tests.rig`` writes a file that describes the nodes, and sets VARIABLE to its path. Drills on several nodes
-need it.
+``python -m tests.rig`` writes a file that describes the nodes, and sets CLUSTER_VARIABLE to its path. Drills on several
+nodes need it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from seatrial.drill.base import Needs
 from seatrial.drill.injection import Injection
 from seatrial.model import Frozen, SeatrialError
 
-VARIABLE = "SEATRIAL_DRILL_CLUSTER"
+CLUSTER_VARIABLE = "SEATRIAL_DRILL_CLUSTER"
 NODE = "node1"  # the node at fault; jobs start on node0, and node2 is a partner without a fault
-TWO_NODES: dict[str, JsonValue] = {"nodelist": "node[0-1]"}
 _IDLE_LIMIT_S = 60.0
 
 
 class NodeAccess(Frozen):
-    """``enter``: the prefix of a command that runs on the node, without Slurm. ``link``: its link on this host."""
+    """``enter``: the prefix of a command on the node, without Slurm. ``link``: the end of its link on this host."""
 
     enter: tuple[str, ...]
     link: str
@@ -41,16 +40,16 @@ class TestCluster(Frozen):
 
 
 def test_cluster() -> TestCluster:
-    """The cluster of the variable. Raises SeatrialError without one, or if its file is wrong."""
-    if not (path := os.environ.get(VARIABLE)):
+    """The cluster that CLUSTER_VARIABLE describes. Raises SeatrialError if it is not set, or its file is invalid."""
+    if not (path := os.environ.get(CLUSTER_VARIABLE)):
         raise SeatrialError("needs the test cluster: python -m tests.rig --nodes 3 -- seatrial drill cluster")
     try:
         return TestCluster.model_validate_json(Path(path).read_bytes())
     except (OSError, ValidationError) as error:
-        raise SeatrialError(f"{VARIABLE}={path}: {error}") from error
+        raise SeatrialError(f"{CLUSTER_VARIABLE}={path}: {error}") from error
 
 
-def why_no_cluster() -> str:
+def missing_cluster() -> str:
     """Why this process has no test cluster; empty if it has one."""
     try:
         test_cluster()
@@ -61,7 +60,7 @@ def why_no_cluster() -> str:
 
 def cluster_needs(nodes: int = 2, *programs: str) -> Needs:
     """Root, ``nodes`` nodes of the test cluster, and programs."""
-    return Needs(root=True, nodes=nodes, programs=("nsenter", *programs), other=why_no_cluster)
+    return Needs(root=True, nodes=nodes, programs=("nsenter", *programs), other=missing_cluster)
 
 
 def settings(nodes: int = 2, **more: Any) -> dict[str, JsonValue]:

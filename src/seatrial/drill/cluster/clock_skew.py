@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from seatrial.drill.base import Drill, DrillTrial, Expected
-from seatrial.drill.cluster._nodes import NODE, cluster_needs, set_variables, settings, why_no_cluster
+from seatrial.drill.cluster._nodes import NODE, cluster_needs, missing_cluster, set_variables, settings
 from seatrial.drill.injection import Injection
 
 LIBRARIES = "/usr/lib/*/faketime/libfaketime.so.1"  # Debian package libfaketime
@@ -16,9 +16,9 @@ def _libraries() -> list[Path]:
     return sorted(Path("/").glob(LIBRARIES.removeprefix("/")))
 
 
-def _why_not_here() -> str:
+def _unmet_need() -> str:
     missing = "" if _libraries() else f"needs {LIBRARIES}: apt-get install libfaketime"
-    return why_no_cluster() or missing
+    return missing_cluster() or missing
 
 
 def set_clock(injection: Injection) -> None:
@@ -42,6 +42,6 @@ DRILL = Drill(
         command=rf"nodelist={NODE} .*chronyc tracking",
         action="fix-config",
     ),
-    needs=replace(cluster_needs(), other=_why_not_here),
+    needs=replace(cluster_needs(), other=_unmet_need),
     prepare=set_clock,
 )

@@ -11,18 +11,18 @@ from seatrial.drill.injection import Injection
 
 
 def replace_key(injection: Injection) -> None:
-    """Start a munged with another key on the node, and mount its socket over the common one."""
+    """Start a munged with another key on the node, and mount its socket over that of the cluster's munged."""
     folder = injection.folder / "munge"
     folder.mkdir(mode=0o755)
     (folder / "key").write_bytes(os.urandom(1024))
     (folder / "key").chmod(0o400)
-    run, own = shlex.quote(str(test_cluster().folder / "run")), shlex.quote(str(folder))
-    files = f"--key-file={own}/key --socket={own}/socket --pid-file={own}/pid --seed-file={own}/seed"
+    run, quoted = shlex.quote(str(test_cluster().folder / "run")), shlex.quote(str(folder))
+    files = f"--key-file={quoted}/key --socket={quoted}/socket --pid-file={quoted}/pid --seed-file={quoted}/seed"
     injection.at_end(wait_until_idle)
     change_node(
         injection,
-        f"munged --force {files} --log-file={own}/log && mount --bind {own}/socket {run}/munge.socket",
-        f"umount {run}/munge.socket; kill $(cat {own}/pid)",
+        f"munged --force {files} --log-file={quoted}/log && mount --bind {quoted}/socket {run}/munge.socket",
+        f"umount {run}/munge.socket; kill $(cat {quoted}/pid)",
     )
 
 

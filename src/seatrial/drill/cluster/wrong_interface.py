@@ -8,7 +8,7 @@ from seatrial.drill.injection import Injection
 
 
 def set_interface(injection: Injection) -> None:
-    """Name the interface of another cluster on the node."""
+    """Set the variable for the tasks of the node to an interface that only other clusters have."""
     set_variables(injection, GLOO_SOCKET_IFNAME="ib7")
 
 

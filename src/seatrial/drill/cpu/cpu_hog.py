@@ -10,8 +10,8 @@ from seatrial.drill.cpu._host import HOST
 from seatrial.drill.injection import Injection
 
 PROGRAM = "cpu-hog"
-LIMIT = "<= 25 %"  # that of host.load on GPU nodes, which the trial sets here for a node without GPUs
-_SETTLE_S = 1.0
+LIMIT = "<= 25 %"  # host.load has this limit for GPU nodes; the trial sets it for a node without GPUs
+_LOOPS_START_S = 1.0  # until all loops run
 
 
 def use_all_cpus(injection: Injection) -> None:
@@ -21,7 +21,7 @@ def use_all_cpus(injection: Injection) -> None:
     script.chmod(0o700)
     for number in range(2 * len(os.sched_getaffinity(0))):
         injection.start_process([str(script)], f"{PROGRAM}-{number}")
-    time.sleep(_SETTLE_S)
+    time.sleep(_LOOPS_START_S)
 
 
 DRILL = Drill(

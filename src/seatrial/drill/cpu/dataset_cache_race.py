@@ -13,7 +13,7 @@ DRILL = Drill(
     expected=Expected(
         check="train.fsdp",
         cause="data.cache_incomplete",
-        place=r"/train\.fsdp/native/data/blocks-[0-9a-f]+",  # each rank that reads it after that fails
+        place=r"/train\.fsdp/native/data/blocks-[0-9a-f]+",  # every rank that reads the file afterwards fails
         command=r"ls -la \S* ?\S+/data/blocks-[0-9a-f]+; findmnt",
         action="fix-config",
     ),

@@ -1,4 +1,4 @@
-"""The filesystem of the run directory's artifacts is full while a checkpoint is saved."""
+"""The filesystem of a check's artifacts is full while a checkpoint is saved."""
 
 from __future__ import annotations
 

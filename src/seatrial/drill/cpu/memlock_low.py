@@ -17,7 +17,7 @@ DRILL = Drill(
     name="memlock-low",
     title="locked memory is limited to 64 KiB (ulimit -l), without CAP_IPC_LOCK",
     machine="cpu",
-    # the rule applies to nodes with RDMA devices; the trial asks for it on any node
+    # the check's rule applies only to nodes with RDMA devices; this threshold applies to any node
     trial=DrillTrial(
         checks={"host.inventory": {}},
         settings={"checks": {"host.inventory": {"expect": {"memlock_unlimited": "== 1 bool"}}}},

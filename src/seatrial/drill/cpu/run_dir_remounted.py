@@ -21,10 +21,10 @@ def mount(injection: Injection) -> None:
 
 
 def remount(injection: Injection) -> None:
-    """Make it read-only when a rank has started; only the trial's namespace shows its files."""
-    heartbeat = injection.run_dir / "jobs" / "ranks" / "attempt1" / "rank0.jsonl"
+    """Make the filesystem read-only when rank 0 has started a check; only the trial's namespace shows its files."""
+    journal = injection.run_dir / "jobs" / "ranks" / "attempt1" / "rank0.jsonl"
     injection.wait_for(
-        lambda: bool(injection.run_in_trial_mounts(f"test -s {shlex.quote(str(heartbeat))} && echo yes || true")),
+        lambda: bool(injection.run_in_trial_mounts(f"test -s {shlex.quote(str(journal))} && echo yes || true")),
         "rank 0 is in a check",
     )
     injection.mark_injected()

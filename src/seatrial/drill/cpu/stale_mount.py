@@ -12,7 +12,7 @@ from seatrial.model import Outcome
 
 
 def mount_silent(injection: Injection) -> None:
-    """Mount the filesystem for the trial only. It ends with its program, and this with the trial."""
+    """Mount the filesystem for the trial only. Its program ends with the trial, and the mount with its program."""
     folder = injection.folder / "silent"
     folder.mkdir()
     injection.new_mounts = True

@@ -7,8 +7,8 @@ from typing import Any
 
 from seatrial.drill.faults import after_import, is_disturbed_rank
 
-_BLOCK = 64 * 2**20  # bytes
-_LEFT = 4 * _BLOCK
+_BLOCK_BYTES = 64 * 2**20
+_HEADROOM_BYTES = 4 * _BLOCK_BYTES  # that the rank may still allocate
 
 
 def install() -> None:
@@ -20,10 +20,10 @@ def install() -> None:
 def _change(ddp: Any) -> None:
     def leak(*_arguments: object) -> None:
         pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115
-        limit = pages * resource.getpagesize() + _LEFT
+        limit = pages * resource.getpagesize() + _HEADROOM_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
         blocks = []
         while True:
-            blocks.append(ddp.torch.empty(_BLOCK, dtype=ddp.torch.uint8))
+            blocks.append(ddp.torch.empty(_BLOCK_BYTES, dtype=ddp.torch.uint8))
 
     ddp.measure_speed = leak

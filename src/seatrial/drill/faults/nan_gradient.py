@@ -7,7 +7,7 @@ from typing import Any
 
 from seatrial.drill.faults import after_import, is_disturbed_rank
 
-STEP = 3
+STEP = 3  # after steps with finite gradients
 
 
 def install() -> None:

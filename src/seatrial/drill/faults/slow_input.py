@@ -11,7 +11,7 @@ SECONDS = 0.3  # a multiple of the step time of the tiny model
 
 
 def install() -> None:
-    """Let the rank wait for each batch."""
+    """Delay each batch of the rank by SECONDS."""
     if is_disturbed_rank():
         after_import("seatrial.train.data", _change)
 

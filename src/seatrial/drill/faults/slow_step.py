@@ -11,7 +11,7 @@ SECONDS = 0.3  # in each forward pass: a multiple of the step time of the tiny m
 
 
 def install() -> None:
-    """Let the rank wait in the forward pass of each step."""
+    """Delay the end of each forward pass of the rank by SECONDS."""
     if is_disturbed_rank():
         after_import("seatrial.train.step_timer", _change)
 

@@ -19,15 +19,15 @@ while sys.argv[2] == "compute":
     torch.cuda.synchronize()
 time.sleep(10**6)
 """
-_START_S = 120.0
+_START_TIMEOUT_S = 120.0
 
 
 def start_on_gpu(injection: Injection, mode: str) -> None:
-    """Start a program that holds 8 GiB on GPU, and with ``mode`` ``compute`` multiplies matrices without end."""
+    """Start a program that holds 8 GiB on GPU, and with ``mode`` ``compute`` multiplies matrices until it is ended."""
     ready = injection.folder / "ready"
     argv = [sys.executable, "-c", _LOAD, str(ready), mode]
     child = injection.start_process(argv, "gpu-program", {"CUDA_VISIBLE_DEVICES": str(GPU)})
-    deadline = time.monotonic() + _START_S
+    deadline = time.monotonic() + _START_TIMEOUT_S
     while not ready.exists():
         if child.poll() is not None or time.monotonic() > deadline:
             raise TrialEndedEarly(f"the program on GPU {GPU} did not start: {injection.folder / 'gpu-program.err'}")

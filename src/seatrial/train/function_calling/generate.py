@@ -54,6 +54,7 @@ _PARAMETER_KINDS: dict[str, tuple[dict[str, Any], Callable[[random.Random], Any]
     "date": ({"type": "string"}, lambda rng: f"2026-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"),
     "time": ({"type": "string"}, lambda rng: f"{rng.randint(5, 9):02}:{rng.randrange(0, 60, 5):02}"),
 }
+# Field of a function's response → a function that draws its value
 _RESPONSES: dict[str, Callable[[random.Random], Any]] = {
     "degrees": lambda rng: rng.randint(-5, 35),
     "amount_out": lambda rng: rng.randint(100, 9999) / 100,
@@ -63,11 +64,12 @@ _RESPONSES: dict[str, Callable[[random.Random], Any]] = {
     "title": lambda rng: f"The {rng.choice(('Tide', 'Keel', 'Lantern'))}",
     "clock": lambda rng: f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}",
 }
+# Requests without a matching function, and their answers
 _NO_FUNCTION = (
     ("Write a poem about {city}.", "I cannot write poems with what I have been given."),
     ("Who won the match in {city}?", "I have no function that knows of matches."),
 )
-_SMALL_TALK = (("Hello!", "Hello! What can I do for you?"), ("Thank you!", "You are welcome."))
+_GREETING, _THANKS = ("Hello!", "Hello! What can I do for you?"), ("Thank you!", "You are welcome.")
 
 
 @dataclass(frozen=True)
@@ -168,14 +170,14 @@ def _row_without_matching_function(rng: random.Random) -> dict[str, str]:
 
 
 def _row_without_functions(rng: random.Random) -> dict[str, str]:
-    request, answer = _SMALL_TALK[0]
+    request, answer = _GREETING
     greeting = f"{request} I am {rng.choice(_PEOPLE)} from {rng.choice(_CITIES)}."
     system = "SYSTEM: You are a helpful assistant, with no access to external functions.\n"
     return {"system": system, "chat": _chat([("USER", greeting), ("ASSISTANT", answer)])}
 
 
 def _row_with_thanks(rng: random.Random) -> dict[str, str]:
-    request, answer = _SMALL_TALK[1]
+    request, answer = _THANKS
     return _row_with_calls(rng, 1, (("USER", request), ("ASSISTANT", answer)))
 
 

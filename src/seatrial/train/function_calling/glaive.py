@@ -74,7 +74,7 @@ def convert(row: Mapping[str, Any]) -> Conversation:
         raise RejectedRow("control_tokens")
     conversation = Conversation(messages=[], tools=_tools(system))
     for role, text in _turns(chat):
-        _ROLES[role](conversation, text)
+        _ADD_TURN[role](conversation, text)
     last = conversation.messages[-1]
     if last["role"] != "assistant":
         raise RejectedRow("truncated", f"the last turn is the {last['role']}'s")
@@ -163,13 +163,13 @@ def _add_assistant(conversation: Conversation, text: str) -> None:
 
 
 def _add_response(conversation: Conversation, text: str) -> None:
-    waiting = _open_calls(conversation.messages)
-    if not waiting:
+    open_calls = _open_calls(conversation.messages)
+    if not open_calls:
         raise RejectedRow("response_count", text)
-    conversation.messages.append({"role": "tool", "name": waiting[0], "content": text})
+    conversation.messages.append({"role": "tool", "name": open_calls[0], "content": text})
 
 
-_ROLES = {"USER": _add_user, "ASSISTANT": _add_assistant, "FUNCTION RESPONSE": _add_response}
+_ADD_TURN = {"USER": _add_user, "ASSISTANT": _add_assistant, "FUNCTION RESPONSE": _add_response}
 
 
 def _open_calls(messages: list[Message]) -> list[str]:
@@ -185,7 +185,8 @@ _CALL_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments
 _ESCAPED_QUOTE = re.compile(r"(?<!\\)((?:\\\\)*)\\'")
 
 
-def _call(text: str, functions: Mapping[str, dict[str, Any]]) -> Message:
+def _call(text: str, schemas: Mapping[str, dict[str, Any]]) -> Message:
+    """The call in ``text``; ``schemas``: function name → JSON Schema of its parameters."""
     text = text.strip()
     head = _CALL_HEAD.match(text)
     if not head:
@@ -194,9 +195,9 @@ def _call(text: str, functions: Mapping[str, dict[str, Any]]) -> Message:
     arguments, rest = _arguments(text[head.end() :])
     if rest.strip() != "}" or not isinstance(arguments, dict):
         raise RejectedRow("call_unreadable", text)
-    if name not in functions:
+    if name not in schemas:
         raise RejectedRow("call_unknown_function", name)
-    if not matches_schema(arguments, functions[name]):
+    if not matches_schema(arguments, schemas[name]):
         raise RejectedRow("arguments_invalid", text)
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 

@@ -24,7 +24,7 @@ from seatrial.util.input_files import MAX_RECORD_BYTES, open_file, read_bytes
 
 Split = Literal["train", "seen", "unseen"]
 SPLITS: tuple[Split, ...] = ("train", "seen", "unseen")
-EXAMPLES_PER_REASON = 3
+EXAMPLES_PER_REASON = 3  # rejected rows that the report quotes for each reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class RowCounts:
 
     splits: Counter[Split] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)  # rejection reason → messages on some rows
     # names of the functions that the split lists
     functions: dict[Split, set[str]] = field(default_factory=lambda: {split: set() for split in SPLITS})
 
@@ -137,7 +137,7 @@ def _digest(conversation: Conversation) -> bytes:
 def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     """The rows of a file: a JSON list (.json), JSON lines (.jsonl) or Parquet (.parquet).
 
-    A line that is not a JSON object in UTF-8 gives an empty row, which convert() rejects and counts. Raises UsageError.
+    A line that is not a JSON object in UTF-8 gives an empty row, which convert() rejects. Raises UsageError.
     """
     try:
         if path.suffix == ".parquet":

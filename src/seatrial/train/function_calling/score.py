@@ -1,8 +1,9 @@
 """Scores answers by the rules of the AST checker of the Berkeley Function-Calling Leaderboard.
 
 Source: bfcl_eval/eval_checker/ast_eval/ast_checker.py of gorilla. An answer is correct if it has the expected number of
-calls, in any order, each with the exact name, all required and only declared parameters, the correct types and the
-correct values; strings are compared without case, spaces and ``,./-_*^``. If no call is expected, any call is wrong.
+calls, in any order. Each call needs the exact name, all required and only declared parameters, and values of the
+correct types that equal the expected ones. Strings are compared without case, spaces and ``,./-_*^``. If no call is
+expected, any call is wrong.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def training_arguments(config: TrainConfig, out: Path) -> TrainingArguments:
         bf16=config.bf16,
         seed=config.seed,
         save_strategy="steps" if checkpoint.every else "no",
-        save_steps=checkpoint.every or 500,
+        save_steps=checkpoint.every or 500,  # 500: transformers' default, unused without saves
         save_total_limit=checkpoint.keep,
         logging_steps=1,
         logging_nan_inf_filter=False,  # True logs the mean of the last losses instead of a NaN and continues
@@ -76,7 +76,7 @@ def _require_supported(config: TrainConfig) -> None:
     if effective_strategy(config) != "ddp" and "WORLD_SIZE" not in os.environ:
         raise UsageError(
             f"parallel.strategy={config.parallel.strategy} needs several ranks, but WORLD_SIZE is not set: run "
-            "torchrun --standalone --nproc-per-node=N -m seatrial train CONFIG, or set --set parallel.strategy=ddp"
+            "torchrun --standalone --nproc-per-node=N -m seatrial train CONFIG, or use --set parallel.strategy=ddp"
         )
     if config.checkpoint.asynchronous:
         raise UsageError(

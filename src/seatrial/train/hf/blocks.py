@@ -33,15 +33,15 @@ Sample = tuple[list[int], list[bool]]  # tokens, and for each whether it is trai
 
 
 def prepare(config: TrainConfig, folder: Path) -> data_cache.Prepared:
-    """The blocks of the rows in data.path or generated, from ``folder`` or the cache; written if missing.
+    """The blocks of the rows in data.path or generated, from ``folder`` or SEATRIAL_DATA_CACHE; written if missing.
 
     Not for the layout markov_chain, which has no rows. Raises UsageError if rows or tokenizer cannot be read, OSError
     or DiskFullError if the blocks cannot be written.
     """
-    name = tokenization.tokenizer_name(config)
-    local = [Path(name) for name in (config.data.path, name) if name and hub.hub_repository(name) is None]
+    tokenizer = tokenization.tokenizer_name(config)
+    local = [Path(name) for name in (config.data.path, tokenizer) if name and hub.hub_repository(name) is None]
     inputs = {path: data_cache.version(path) for path in local}
-    key = _key(config, name)
+    key = _key(config, tokenizer)
     prepared = data_cache.locate(config, folder, config.data.layout, key)
     if not prepared.hit:
         with data_cache.write(prepared.folder, key, inputs) as temporary:
@@ -50,7 +50,7 @@ def prepare(config: TrainConfig, folder: Path) -> data_cache.Prepared:
 
 
 def report(folder: Path) -> dict[str, Any]:
-    """Numbers of rows, of rejected rows by reason and of blocks, and the fractions of padding and of trained tokens."""
+    """The content of report.json: numbers of rows, rejected rows and blocks, shares of padding and trained tokens."""
     content: dict[str, Any] = json.loads((folder / REPORT_FILE).read_text())
     return content
 
@@ -64,14 +64,14 @@ def print_rejected(numbers: Mapping[str, Any]) -> None:
 
 
 def _key(config: TrainConfig, tokenizer: str | None) -> data_cache.Key:
-    """Everything that determines the blocks. The content of a Hub repository is not known: its name stands for it."""
+    """Everything that determines the blocks. The content of a Hub repository is not known: the key has its name."""
     data = config.data
 
     def content(name: str, description: str) -> Any:
-        return name if hub.hub_repository(name) else data_cache.content(Path(name), description)
+        return name if hub.hub_repository(name) else data_cache.content_hashes(Path(name), description)
 
     return {
-        **data_cache.options(config, "tokenizers", "transformers"),
+        **data_cache.common_key(config, "tokenizers", "transformers"),
         "layout": data.layout,
         "packing": data.packing,
         "samples": data.samples or (GENERATED_ROWS if data.path is None else None),
@@ -79,20 +79,16 @@ def _key(config: TrainConfig, tokenizer: str | None) -> data_cache.Key:
         "data": content(data.path, "the data") if data.path else {"generated with seed": str(config.seed)},
         # a missing tokenizer is an error of tokenization.load
         "tokenizer": content(tokenizer, "the tokenizer")
-        if tokenizer and _exists(tokenizer)
+        if tokenizer and (hub.hub_repository(tokenizer) or Path(tokenizer).exists())
         else tokenizer or "trained",
     }
-
-
-def _exists(name: str) -> bool:
-    return bool(hub.hub_repository(name)) or Path(name).exists()
 
 
 def _write_files(config: TrainConfig, folder: Path) -> None:
     rejected: Counter[str] = Counter()
     record = {
         "data": hub.source_label(config.data.path, "generated"),
-        **write_blocks(_text_samples(config, folder, rejected), config, folder, rejected),
+        **write_blocks(_encoded_rows(config, folder, rejected), config, folder, rejected),
     }
     if config.data.layout == "function_calling":
         record["preprocess"] = json.loads((folder / "function_calling" / "report.json").read_text())
@@ -118,7 +114,7 @@ def training_rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
         return itertools.islice(load_dataset(repository, split="train"), config.data.samples)
 
 
-def _text_samples(config: TrainConfig, folder: Path, rejected: Counter[str]) -> Iterator[Sample]:
+def _encoded_rows(config: TrainConfig, folder: Path, rejected: Counter[str]) -> Iterator[Sample]:
     """Yield the encoded rows that fit into ``seq_len``; count the others in ``rejected`` by reason."""
     train_rows: Iterable[Mapping[str, Any]] = list(training_rows(config))
     if config.data.layout == "function_calling":
@@ -158,7 +154,7 @@ def _encode(tokenizer: Any, layout: str, row: Mapping[str, Any]) -> Sample:
     return ids, [True] * len(ids)  # alpaca: the loss includes the prompt
 
 
-def _packed(samples: Iterable[Sample], length: int) -> Iterator[Sample]:
+def _pack(samples: Iterable[Sample], length: int) -> Iterator[Sample]:
     """Yield blocks of whole samples, as many as fit into ``length`` tokens."""
     ids: list[int] = []
     trained: list[bool] = []
@@ -184,7 +180,7 @@ def write_blocks(
             used += 1
             yield sample
 
-    blocks = list(_packed(counted(), config.seq_len) if config.data.packing else counted())
+    blocks = list(_pack(counted(), config.seq_len) if config.data.packing else counted())
     if not blocks:
         reason = f"rejected: {dict(rejected)}" if rejected else "it has no rows"
         raise UsageError(f"{config.data.path or 'data'}: no usable row at seq_len {config.seq_len}; {reason}")

@@ -39,9 +39,10 @@ def saved_step(checkpoint: Path) -> int:
 
 @contextmanager
 def convert_write_errors(folder: Path, model: nn.Module, strategy: str) -> Iterator[None]:
-    """Context manager: transformers writes the checkpoint ``folder``, then rank 0 its metadata; all ranks enter it.
+    """Context manager around transformers' write of the checkpoint ``folder``; rank 0 then writes its metadata there.
 
-    Raises SeatrialError if the filesystem fails, and removes the partial checkpoint, which may fill the disk.
+    All ranks enter it. Raises SeatrialError if the filesystem fails, after removing the partial checkpoint, which may
+    fill the disk.
     """
     try:
         yield

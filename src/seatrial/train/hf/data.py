@@ -56,18 +56,18 @@ class PreparedData:
 
 
 def prepare(config: TrainConfig, out: Path) -> PreparedData:
-    """The blocks for ``config``, from data.cache, ``out``/data or the cache; written by rank 0 if they do not exist.
+    """The blocks for ``config``, from data.cache, ``out``/data or SEATRIAL_DATA_CACHE; if missing, rank 0 writes them.
 
     All ranks must call this. Raises SeatrialError on all ranks if rank 0 fails.
     """
     cache = Path(config.data.cache) if config.data.cache else out / "data"
     if config.data.layout == "markov_chain":
         folder = cache / _markov_folder_name(config)
-        ranks.run_on_rank_0(lambda: _write_markov(config, folder), folder)
+        ranks.run_on_rank0(lambda: _write_markov(config, folder), folder)
         _write_markov(config, folder)  # a node that does not share the folder generates the same sequences
         return load(config, folder)
     written: list[data_cache.Prepared] = []
-    ranks.run_on_rank_0(lambda: written.append(blocks.prepare(config, cache)), cache)
+    ranks.run_on_rank0(lambda: written.append(blocks.prepare(config, cache)), cache)
     folder = ranks.gather(written[0].folder if written else cache)[0]
     if not folder.exists():
         raise UsageError(

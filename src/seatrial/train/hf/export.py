@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Trainer
 from seatrial.model import SeatrialError
 from seatrial.train.hf import ranks
 
-WEIGHTS = ("*.safetensors", "*.bin")
+_WEIGHT_FILES = ("*.safetensors", "*.bin")
 
 
 def save(trainer: Trainer, final: Path, sharded: bool) -> str:
@@ -23,7 +23,7 @@ def save(trainer: Trainer, final: Path, sharded: bool) -> str:
     All ranks must call this. Raises SeatrialError if the loaded tensors differ from the trained ones.
     """
     trainer.save_model(str(final))  # gathers the shards of all ranks
-    ranks.run_on_rank_0(lambda: _compare_with_export(trainer, final, sharded), final)
+    ranks.run_on_rank0(lambda: _compare_with_export(trainer, final, sharded), final)
     return "loaded; compared by name and shape" if sharded else "loaded; equal bit by bit"
 
 
@@ -54,11 +54,11 @@ def _parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramete
         yield name.replace("_checkpoint_wrapped_module.", ""), parameter
 
 
-def _check_adapter_size(final: Path, adapters: int) -> None:
+def _check_adapter_size(final: Path, weights: int) -> None:
     """Raise SeatrialError if final/ has base weights: under FSDP, peft wrote 37 GB of them with 131 MB of adapters."""
-    size = sum(path.stat().st_size for pattern in WEIGHTS for path in final.glob(pattern))
-    if size > 4 * adapters + 2**20:  # 4 bytes per fp32 weight, and up to 1 MiB of header
-        raise SeatrialError(f"{final} has {size} bytes for {adapters} adapter weights: it includes the base model")
+    size = sum(path.stat().st_size for pattern in _WEIGHT_FILES for path in final.glob(pattern))
+    if size > 4 * weights + 2**20:  # 4 bytes per fp32 weight, and up to 1 MiB of header
+        raise SeatrialError(f"{final} has {size} bytes for {weights} adapter weights: it includes the base model")
 
 
 def _is_equal(loaded: torch.Tensor, trained: torch.Tensor, sharded: bool) -> bool:

@@ -13,7 +13,7 @@ from seatrial.model import UsageError
 from seatrial.train import disk
 from seatrial.train.train_config import HUB_PREFIX, TrainConfig
 
-PROBE_S = 5.0
+PROBE_TIMEOUT_S = 5.0  # for a TCP connection to the Hub
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 LOGIN_HINT = "Request access on the repository's page, then run `hf auth login` or set HF_TOKEN."
 LOCAL_HINT = (
@@ -81,7 +81,7 @@ def _is_reachable() -> bool:
     address = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     port = address.port or (80 if address.scheme == "http" else 443)
     try:
-        with socket.create_connection((address.hostname or "", port), timeout=PROBE_S):
+        with socket.create_connection((address.hostname or "", port), timeout=PROBE_TIMEOUT_S):
             return True
     except OSError:
         return False

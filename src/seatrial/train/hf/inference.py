@@ -16,9 +16,9 @@ _auto: Any = AutoModelForCausalLM  # untyped
 
 @torch.inference_mode()
 def generate(final: Path, device: str, count: int) -> dict[str, Any]:
-    """Number and text of at most ``count`` greedy tokens from the model and tokenizer in ``final``.
+    """``tokens`` (number) and ``text`` of at most ``count`` greedy tokens from the model and tokenizer in ``final``.
 
-    ``finite``: whether all logits of the prompt are finite. Raises UsageError or OSError if they cannot be loaded.
+    ``finite``: whether all logits of the prompt are finite. Raises UsageError or OSError if ``final`` cannot be loaded.
     """
     tokenizer = tokenization.load(str(final))
     # the training has set the current device

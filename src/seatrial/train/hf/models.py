@@ -82,7 +82,7 @@ def _hf_config(architecture: Architecture) -> Any:
 
 
 def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
-    """The frozen ``model`` with adapters in fp32 (ZeRO-3: in the model's dtype, since all of its buffers have one)."""
+    """The frozen ``model`` with adapters in fp32 (ZeRO-3: in the model's dtype, since its buffers have only one)."""
     adapters = LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # a scale: may be fractional
@@ -91,7 +91,8 @@ def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    set_seed(config.seed)  # the same adapters for all strategies: they used different numbers of random values so far
+    # for the same adapters with all strategies: they have drawn different numbers of random values until here
+    set_seed(config.seed)
     wrapped = get_peft_model(model, adapters, autocast_adapter_dtype=config.parallel.strategy != "zero3")
     assert isinstance(wrapped, PeftModel)
     return wrapped

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from seatrial.bench import rank as bench
+from seatrial.bench import rank as bench_rank
 from seatrial.model import SeatrialError
 from seatrial.train import disk
 
@@ -23,7 +23,7 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def run_on_rank_0(work: Callable[[], object], folder: Path) -> None:
+def run_on_rank0(work: Callable[[], object], folder: Path) -> None:
     """Run ``work`` on rank 0 while the other ranks wait; if it fails, all ranks raise the same SeatrialError.
 
     It is a DiskFullError if the filesystem of ``folder`` is full; for other exceptions its message names their type.
@@ -51,4 +51,4 @@ def _error_text(error: Exception) -> str:
 
 def gather(value: T) -> list[T]:
     """The values of all ranks, by rank, on every rank."""
-    return bench.gather(value) if dist.is_initialized() else [value]
+    return bench_rank.gather(value) if dist.is_initialized() else [value]

@@ -31,27 +31,27 @@ Task = tuple[str, str, str]  # instruction, input (may be empty), output
 def generate(layout: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yield ``count`` rows in ``layout`` (no_robots or alpaca), determined by the seed."""
     for number in range(count):
-        draw = random.Random(f"{seed}/{number}")
-        yield _ROWS[layout](*_TASKS[number % len(_TASKS)](draw))
+        rng = random.Random(f"{seed}/{number}")
+        yield _ROWS[layout](*_TASKS[number % len(_TASKS)](rng))
 
 
-def _reverse(draw: random.Random) -> Task:
-    words = draw.sample(_WORDS, 3)
+def _reverse(rng: random.Random) -> Task:
+    words = rng.sample(_WORDS, 3)
     return "Write these words in reverse order.", " ".join(words), " ".join(reversed(words))
 
 
-def _add(draw: random.Random) -> Task:
-    first, second = draw.randint(1, 20), draw.randint(1, 20)
+def _add(rng: random.Random) -> Task:
+    first, second = rng.randint(1, 20), rng.randint(1, 20)
     return f"What is {first} plus {second}?", "", f"{first} plus {second} is {first + second}."
 
 
-def _count(draw: random.Random) -> Task:
-    word, times = draw.choice(_WORDS), draw.randint(2, 4)
+def _count(rng: random.Random) -> Task:
+    word, times = rng.choice(_WORDS), rng.randint(2, 4)
     return f"Say {word} {times} times.", "", " ".join([word] * times)
 
 
-def _first_letter(draw: random.Random) -> Task:
-    word = draw.choice(_WORDS)
+def _first_letter(rng: random.Random) -> Task:
+    word = rng.choice(_WORDS)
     return "Which letter does this word begin with?", word, f"{word} begins with {word[0]}."
 
 

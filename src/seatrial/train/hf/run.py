@@ -26,14 +26,14 @@ from seatrial.util.node_name import node_name
 
 
 def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, Any]:
-    """See seatrial.train.hf.train. ``phases``: startup phases, after the imports."""
+    """Train and write the results to ``out``; see seatrial.train.hf.train. ``phases``: after the imports."""
     config.architecture()
     require_tensorboard(config)
     models.disable_progress_bars()
     args = training_arguments(config, out)
     world = World(ranks.rank(), ranks.world_size(), args.device, node_name())
     # after joining the group: while ranks join, they do not handle SIGTERM and would wait for a failed rank 0
-    ranks.run_on_rank_0(lambda: create_run_folder(config, out), out)
+    ranks.run_on_rank0(lambda: create_run_folder(config, out), out)
     phases.end_phase("init")
     prepared = data.prepare(config, out)
     if (blocks := len(prepared.blocks)) < (batch := config.bsz * world.size):
@@ -50,7 +50,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
             if checkpoints.saved_step(checkpoint) >= config.max_steps:
                 raise SeatrialError(f"cannot resume {out}: all of its {config.max_steps} steps are done")
         if world.is_rank0:
-            restarts.record(config, out, checkpoints.saved_step(checkpoint) if checkpoint else 0)
+            restarts.record_start(config, out, checkpoints.saved_step(checkpoint) if checkpoint else 0)
         try:
             with safe_loading.weights_only(*_deepspeed_classes(config)):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -62,7 +62,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
     report["out"] = str(out)
     sharded = effective_strategy(config) != "ddp"
     report["final"] = export.save(trainer, out / "final", sharded) if config.export else None
-    ranks.run_on_rank_0(lambda: metrics.write(report, out), out)
+    ranks.run_on_rank0(lambda: metrics.write(report, out), out)
     if dist.is_initialized():
         dist.destroy_process_group()
     return report

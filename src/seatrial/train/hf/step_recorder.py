@@ -62,7 +62,7 @@ class StepRecorder(TrainerCallback):
         self._config, self._strategy, self._world, self._out, self._phases = config, strategy, world, out, phases
         self._progress: StepLog | None = None
         self._step_start = 0.0
-        self._tokens = 0
+        self._tokens_at_step_start = 0
         self._forward_timer: ForwardTimer | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -109,17 +109,17 @@ class StepRecorder(TrainerCallback):
             grad_norm=logs.get("grad_norm"),
             learning_rate=logs.get("learning_rate"),
             epoch=state.epoch,
-            tokens=(self.trainer.tokens - self._tokens) * self._world.size,
+            tokens=(self.trainer.tokens - self._tokens_at_step_start) * self._world.size,
             trained_tokens=None,  # known only per rank; gathering would slow each step
             seconds=now - self._step_start,
             compute_s=self._compute_s(),
         )
         self.steps.append(self._progress.write(step))
         self._phases.end_first_step()
-        self._step_start, self._tokens = now, self.trainer.tokens
+        self._step_start, self._tokens_at_step_start = now, self.trainer.tokens
 
     def _compute_s(self) -> float | None:
-        """The time of the forward passes since the last call, whose loss the Trainer has read from the device."""
+        """The time of the forward passes since the last call. They have ended: the Trainer has read their loss."""
         return None if self._forward_timer is None else self._forward_timer.seconds(self._forward_timer.take())
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -15,7 +15,7 @@ from seatrial.train.hf import hub
 from seatrial.train.train_config import TrainConfig
 
 _fast: Any = PreTrainedTokenizerFast  # untyped
-MAX_VOCABULARY = 8192  # of trained tokenizers: generated rows have few words
+MAX_TRAINED_VOCABULARY = 8192  # tokens of a tokenizer trained here: generated rows have few words
 
 
 def tokenizer_name(config: TrainConfig) -> str | None:
@@ -61,7 +61,7 @@ def train(texts: Iterable[str], vocabulary: int) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=min(vocabulary, MAX_VOCABULARY),
+        vocab_size=min(vocabulary, MAX_TRAINED_VOCABULARY),
         special_tokens=list(template.SPECIAL_TOKENS),
         initial_alphabet=alphabet,
         show_progress=False,
