@@ -45,8 +45,10 @@ COMPONENTS: dict[str, tuple[str, str]] = {
     "pcie": ("PCIe", "dmesg, lspci"),
     "host": ("Operating system", "dmesg, output of a program"),
     "filesystem": ("Filesystems", "dmesg, output of a program"),
+    "network": ("Network services: DNS, ssh, time, users", "journal, output of a program"),
     "slurm": ("Slurm: jobs", "output of sbatch, srun and squeue"),
     "slurmd": ("Slurm: nodes", "slurmd.log, slurmctld.log, sinfo -R"),
+    "slurmctld": ("Slurm: controller and database", "slurmctld.log, slurmdbd.log, journal"),
     "munge": ("MUNGE", "journal of munged, logs of Slurm"),
     "containers": ("Containers: Docker, enroot, pyxis, Apptainer", "output of a job"),
     "kubernetes": ("Kubernetes", "kubectl describe, kubectl get events"),
@@ -56,7 +58,7 @@ HEAD = f"""# Troubleshooting
 Find a failure by the line that you read, or let `seatrial explain PATH…` find it in logs of any size
 ([how](explain.md)). {_GENERATED}
 
-1. Look for the line in the tables below, or search this page for a part of it.
+1. Open the page of the component that wrote the line, and look for the line in its table.
 2. Follow the link for the meaning, the first command to run, the fix and the action.
 3. If the problem is a measured value and no line: [causes of bad verdicts](troubleshooting/causes.md).
 4. For a number after `Xid`: [all Xids](troubleshooting/xid-catalog.md).
@@ -83,16 +85,14 @@ def pages() -> dict[Path, str]:
 def _index(rows: Mapping[str, list[dict[str, Any]]]) -> str:
     lines = [HEAD, "| component | where its lines are | failures |", "| --- | --- | --- |"]
     lines += [
-        f"| [{title}](#{_anchor(title)}) | {place} | {len(rows[name])} |" for name, (title, place) in COMPONENTS.items()
+        f"| [{title}](troubleshooting/{name}.md) | {place} | {len(rows[name])} |"
+        for name, (title, place) in COMPONENTS.items()
     ]
-    for name, (title, _) in COMPONENTS.items():
-        lines += ["", f"## {title}", "", "| line | failure |", "| --- | --- |"]
-        lines += [_index_line(name, row) for row in rows[name] if row.get("role") != "advice"]
     return "\n".join([*lines, ""])
 
 
-def _index_line(name: str, row: Mapping[str, Any]) -> str:
-    link = f"[{_text(row['title'])}](troubleshooting/{name}.md#{_anchor(row['title'])})"
+def _index_line(row: Mapping[str, Any]) -> str:
+    link = f"[{_text(row['title'])}](#{_anchor(row['title'])})"
     consequence = " (consequence)" if row.get("role") == "cascade" else ""
     return f"| {_code(_shortened(row['examples'][0]))} | {link}{consequence} |"
 
@@ -100,6 +100,8 @@ def _index_line(name: str, row: Mapping[str, Any]) -> str:
 def _component_page(name: str, rows: list[dict[str, Any]]) -> str:
     title, place = COMPONENTS[name]
     lines = [f"# {title}", "", f"Where its lines are: {place}. [All components](../troubleshooting.md). {_GENERATED}"]
+    lines += ["", "| line | failure |", "| --- | --- |"]
+    lines += [_index_line(row) for row in rows if row.get("role") != "advice"]
     for row in rows:
         lines += ["", f"## {_text(row['title'])}", "", *_entry(row)]
     return "\n".join([*lines, ""])
