@@ -31,6 +31,8 @@ COMPONENTS: dict[str, tuple[str, str]] = {
     "training": ("Training of seatrial", "output of a job of seatrial"),
     "huggingface": ("Hugging Face libraries", "output of a program"),
     "deepspeed": ("DeepSpeed", "output of a program"),
+    "megatron": ("Megatron-LM", "output of a program"),
+    "vllm": ("vLLM", "output of a program"),
     "ray": ("Ray", "output of a program, /tmp/ray"),
     "mpi": ("MPI", "output of mpirun"),
     "nccl": ("NCCL", "output with NCCL_DEBUG=WARN or INFO"),
