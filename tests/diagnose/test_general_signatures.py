@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from pathlib import Path
 
 from seatrial.diagnose import explain
 from seatrial.diagnose.log_search import search
@@ -48,10 +49,22 @@ def test_general_error_gives_way_to_a_cause_and_comes_before_its_consequences() 
 
 
 def test_line_prefixes() -> None:
-    prefixes = ("[rank3]: ", "(Worker_TP0 pid=12) ", "0: ", "[1,0]<stderr>:", "2026-05-10T10:00:00.123456789Z stderr F ")
+    prefixes = (
+        "[rank3]: ",
+        "(Worker_TP0 pid=12) ",
+        "0: ",
+        "[1,0]<stderr>:",
+        "2026-05-10T10:00:00.123456789Z stderr F ",
+    )
     for prefix in ("", *prefixes):
         assert ids(f"{prefix}json.decoder.JSONDecodeError: Expecting value\n") == ["exception.json"], prefix
 
 
 def test_general_signatures_are_not_among_the_causes() -> None:
     assert not {signature.id for signature in GENERAL} & {signature.id for signature in signatures()}
+
+
+def test_warnings_of_tools_in_healthy_jobs_are_no_failures() -> None:
+    path = Path(__file__).parent.parent / "fixtures" / "healthy-tool-output.log"
+    with path.open("rb") as log:
+        assert [match.signature.id for match in search(log, "x")] == []

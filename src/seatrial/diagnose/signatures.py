@@ -30,7 +30,7 @@ def _signatures_and_errors() -> tuple[tuple[Signature, ...], tuple[Signature, ..
 
 
 def signatures() -> tuple[Signature, ...]:
-    """The signatures of known failures: those that ship with seatrial, changed and completed by the rows of the site."""
+    """The signatures of known failures: those of seatrial, changed and completed by the valid rows of the site."""
     return _signatures_and_errors()[0]
 
 
