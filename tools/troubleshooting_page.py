@@ -25,11 +25,14 @@ _EXAMPLE_LENGTH = 110
 COMPONENTS: dict[str, tuple[str, str]] = {
     "cuda": ("CUDA", "output of a program"),
     "python": ("Python environment", "output of a program"),
+    "exceptions": ("Other Python errors and crashes", "output of a program"),
     "ddp-fsdp": ("PyTorch: DDP, FSDP, data loading, checkpoints", "output of a program"),
     "torchrun": ("torchrun and rendezvous", "output of a program"),
     "training": ("Training of seatrial", "output of a job of seatrial"),
     "huggingface": ("Hugging Face libraries", "output of a program"),
     "deepspeed": ("DeepSpeed", "output of a program"),
+    "megatron": ("Megatron-LM", "output of a program"),
+    "vllm": ("vLLM", "output of a program"),
     "ray": ("Ray", "output of a program, /tmp/ray"),
     "mpi": ("MPI", "output of mpirun"),
     "nccl": ("NCCL", "output with NCCL_DEBUG=WARN or INFO"),
@@ -110,6 +113,7 @@ def _component_page(name: str, rows: list[dict[str, Any]]) -> str:
 def _entry(row: Mapping[str, Any]) -> Iterator[str]:
     roles = {
         "root": "a cause",
+        "general": "any error of this kind, reported if no signature names its cause",
         "cascade": "a consequence of another failure",
         "confirmation": "evidence of a failure that other lines name",
         "advice": "text that a program prints with many failures",

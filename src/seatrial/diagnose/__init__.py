@@ -111,7 +111,8 @@ def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
     findings = []
     for match in ordered_matches(all_matches):
         near = [other for other in all_matches if _is_near(other, match)]
-        finding = with_confirmations(_finding(match, _rank_name(match), "medium"), match, near)
+        confidence = "low" if match.signature.role == "general" else "medium"
+        finding = with_confirmations(_finding(match, _rank_name(match), confidence), match, near)
         if (count := len(logs[match.signature.id])) > 1:
             finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
         findings.append(finding)
@@ -203,9 +204,11 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
             ignored = SIGTERM_SIGNATURES if ended else ()
             all_matches = (match for log in logs for match in _search_log(log, run_dir))
             matches = [match for match in all_matches if match.signature.id not in ignored]
-            reported = _reported(matches)
+            failed_rank = failed_rank_finding(result, folder)
+            # the finding of the rank has its error, so that a general one adds nothing
+            reported = _reported(match for match in matches if not failed_rank or match.signature.role != "general")
             has_root = any(match.signature.role == "root" for match in reported)
-            if not has_root and not result.missing_nodes and (failed_rank := failed_rank_finding(result, folder)):
+            if failed_rank and not has_root and not result.missing_nodes:
                 yield failed_rank
             for match in reported if has_root or not result.missing_nodes else ():
                 finding = _finding(match, result.failed_subject or result.job, "medium")
@@ -224,10 +227,11 @@ def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) ->
 
 
 def _reported(matches: Iterable[Match]) -> list[Match]:
-    """The matches of roots; if there are none, those of cascades."""
-    all_matches = list(matches)
-    roots = [match for match in all_matches if match.signature.role == "root"]
-    return roots or [match for match in all_matches if match.signature.role == "cascade"]
+    """The matches of roots; if there are none, those of general errors; if there are none either, those of cascades."""
+    by_role: dict[str, list[Match]] = {}
+    for match in matches:
+        by_role.setdefault(match.signature.role, []).append(match)
+    return by_role.get("root") or by_role.get("general") or by_role.get("cascade", [])
 
 
 def _finding(match: Match, subject: str, confidence: str) -> Finding:

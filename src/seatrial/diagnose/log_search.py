@@ -14,7 +14,7 @@ from typing import Any
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
 from seatrial.diagnose.patterns import compile_patterns
 from seatrial.diagnose.signature import MAX_LINE
-from seatrial.diagnose.signatures import Match, signatures
+from seatrial.diagnose.signatures import Match, all_signatures
 from seatrial.util.input_files import Readable
 from seatrial.util.log_time import log_time
 
@@ -30,7 +30,7 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
     ``source`` names the stream; lines that contain ``ignore`` do not count. Matches are yielded as soon as their block
     is read, for a log that is still written. Raises OSError if the stream cannot be read.
     """
-    all_signatures = signatures()
+    known = all_signatures()
     matched: set[int] = set()
     lines_before = 0
     context: list[bytes] = []
@@ -38,12 +38,15 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
         text = block.translate(TO_NEWLINES)
         for begin, end, number in sorted(_candidates(text, matched)):
             line = text[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
-            if number not in matched and all_signatures[number].matches(line) and not (ignore and ignore in line):
+            if number in matched or not known[number].matches(line) or (ignore and ignore in line):
+                continue
+            # others that match this line are in ``matched`` by now, since general signatures come last
+            if known[number].role != "general" or not any(known[other].matches(line) for other in matched):
                 matched.add(number)
                 earlier = [*context, *_last_lines(text[:begin])][-_CONTEXT_LINES:]
                 line_number = lines_before + block.count(b"\n", 0, begin) + 1
                 yield Match(
-                    signature=all_signatures[number],
+                    signature=known[number],
                     line=line.strip(),
                     source=f"{source}:{line_number}",
                     time=_latest_time(earlier, line),
@@ -69,7 +72,7 @@ def _candidates(block: bytes, matched: set[int]) -> set[tuple[int, int, int]]:
 
 @cache
 def _database() -> Any:
-    return compile_patterns(signatures())
+    return compile_patterns(all_signatures())
 
 
 def _last_lines(data: bytes) -> list[bytes]:

@@ -17,13 +17,14 @@ from seatrial.model.trial import Action
 Row = dict[str, Any]  # the fields of a signature, as they are in a file
 # Patterns are applied to this many bytes of a line, since logs may contain lines of any length
 MAX_LINE = 4096
-Role = Literal["root", "cascade", "confirmation", "advice"]
+Role = Literal["root", "general", "cascade", "confirmation", "advice"]
 
 
 class Signature(Frozen):
     """One kind of failure.
 
-    Role ``root``: a cause. ``cascade``: a consequence of another failure, reported if the log has no root.
+    Role ``root``: a cause. ``general``: the last line of any Python error or crash, reported if the log has no root and
+    no other signature matches the line. ``cascade``: a consequence of another failure, reported if the log has neither.
     ``confirmation``: evidence of a failure that other lines name. ``advice``: text that a program prints with many
     failures. The last two are never reported alone. ``confirms``: patterns of the signatures that a confirmation
     supports; by default those of its component, the part of the id before the dot.

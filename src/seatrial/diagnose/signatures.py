@@ -22,20 +22,26 @@ class Match(Frozen):
 
 
 @cache
-def _signatures_and_errors() -> tuple[tuple[Signature, ...], tuple[str, ...]]:
+def _signatures_and_errors() -> tuple[tuple[Signature, ...], tuple[Signature, ...], tuple[str, ...]]:
     shipped = [*(row for rows in data_files.read_all("signatures") for row in rows), *xid_rows()]
-    signatures, errors = with_site_rows({row["id"]: row for row in shipped})
-    return tuple(signatures), tuple(errors)
+    rows, errors = with_site_rows({row["id"]: row for row in shipped})
+    known = tuple(signature for signature in rows if signature.role != "general")
+    return known, tuple(signature for signature in rows if signature.role == "general"), tuple(errors)
 
 
 def signatures() -> tuple[Signature, ...]:
-    """All signatures: those that ship with seatrial, changed and completed by the valid rows of the site."""
+    """The signatures of known failures: those of seatrial, changed and completed by the valid rows of the site."""
     return _signatures_and_errors()[0]
+
+
+def all_signatures() -> tuple[Signature, ...]:
+    """The signatures of known failures, then those of role ``general``."""
+    return (*signatures(), *_signatures_and_errors()[1])
 
 
 def signature_errors() -> tuple[str, ...]:
     """The errors of the files of the site, a sentence each."""
-    return _signatures_and_errors()[1]
+    return _signatures_and_errors()[2]
 
 
 def check_signatures() -> None:
