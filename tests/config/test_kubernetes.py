@@ -42,6 +42,8 @@ def config(tmp_path: Path, **groups: Any) -> Config:
         ("registry", {"registry": "https://mirror"}, "registry"),
         ("shm_size", {"shm_size": "16GB"}, "quantity"),
         ("shm_size", {"shm_size": 0}, "above 0"),
+        ("overlay.resources.cpu", {"overlay": {"resources": {"cpu": 0}}}, "above 0"),
+        ("overlay.resources.memory", {"overlay": {"resources": {"memory": "0Gi"}}}, "above 0"),
         ("claim.path", {"claim": {"name": "c", "path": "results"}}, "absolute path"),
         ("claim.path", {"claim": {"name": "c", "path": "/dev/shm"}}, "absolute path"),
         ("claim.path", {"claim": {"name": "c", "path": "/a/../dev/shm"}}, "absolute path"),

@@ -92,10 +92,10 @@ def test_a_name_server_that_does_not_respond(root: Path, monkeypatch: pytest.Mon
 
 def test_limits_are_those_of_the_process() -> None:
     program = "from seatrial.discover import host; print(host.read().limits.model_dump_json())"
-    command = f"ulimit -S -n 512; ulimit -H -n 2048; ulimit -l 64; exec '{sys.executable}' -c '{program}'"
+    command = f"ulimit -S -n 512; ulimit -H -n 1000; ulimit -l 64; exec '{sys.executable}' -c '{program}'"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     limits = json.loads(result.stdout)
-    assert limits["nofile"] == {"soft": 512, "hard": 2048}
+    assert limits["nofile"] == {"soft": 512, "hard": 1000}
     assert limits["memlock"] == {"soft": 65536, "hard": 65536}
 
 

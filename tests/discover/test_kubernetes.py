@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from seatrial.discover.kubernetes import device_count, kubernetes_data, parse_events, parse_nodes, parse_pods
+from seatrial.discover.kubectl import Kubectl
+from seatrial.discover.kubernetes import Node, device_count, kubernetes_data, parse_events, parse_pods, read_nodes
 from seatrial.model import SeatrialError
+from tests.fakes.kubectl import printed
+from tests.paths import FIXTURES
+
+
+class Lines(Kubectl):
+    """kubectl that prints ``out``."""
+
+    out: str
+    arguments: tuple[str, ...]
+
+    def run(self, *args: str, timeout_s: float = 1.0) -> str:
+        object.__setattr__(self, "arguments", args)  # Kubectl is immutable
+        return self.out
+
+
+def lines(out: str) -> Lines:
+    client = Lines()
+    object.__setattr__(client, "out", out)
+    return client
 
 
 @pytest.mark.parametrize(("text", "count"), [("8", 8), ("0", 0), ("1k", 1000), ("2Ki", 2048), ("1M", 10**6)])
@@ -24,15 +46,14 @@ def test_a_node_with_the_least_fields() -> None:
     labels = {
         f"nvidia.com/cuda.driver.{key}": value for key, value in {"major": "460", "minor": "73", "rev": "01"}.items()
     }
-    node = {"metadata": {"name": "n"}, "status": {"nodeInfo": {"kubeletVersion": "v1.34.1"}}}
-    (bare,) = parse_nodes([node])
+    (bare,) = read_nodes(lines("n\t\t\t\t\t\t\tv1.34.1\n"))
     assert (bare.ready_condition.status, bare.has_gpus, bare.driver_version, bare.allocatable("nvidia.com/gpu")) == (
         "Unknown",
         False,
         None,
         0,
     )
-    (labelled,) = parse_nodes([{**node, "metadata": {"name": "n", "labels": labels}}])
+    (labelled,) = read_nodes(lines(f"n\t{json.dumps(labels)}\t\t\t\t\t\tv1.34.1\n"))
     assert labelled.driver_version == "460.73.01"
 
 
@@ -93,11 +114,22 @@ def test_pull_time(message: str, seconds: float | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "node", [{}, {"metadata": {"name": "n"}}, {"metadata": {"name": "n"}, "status": {"nodeInfo": 7}}]
+    "line", ["", "n", "n\t\t\t\t\t\t\t", "n\t7\t\t\t\t\t\tv1", "n\t{\t\t\t\t\t\tv1", "\t\t\t\t\t\t\tv1"]
 )
-def test_what_is_no_node_is_an_error(node: dict[str, object]) -> None:
-    with pytest.raises(SeatrialError, match="invalid Node"):
-        parse_nodes([node])
+def test_what_is_no_node_is_an_error(line: str) -> None:
+    with pytest.raises(SeatrialError, match="kubectl returned an invalid"):
+        list(read_nodes(lines(line + "\n")))
+
+
+def test_nodes_as_kubectl_prints_them() -> None:
+    """kubectl 1.32.4 printed the nodes of the JSON file, the first of them cordoned, with ``--output=jsonpath=…``."""
+    folder = FIXTURES / "kubernetes"
+    items = json.loads((folder / "nodes-4x8xb200.json").read_text())["items"]
+    items[0]["spec"] |= {"unschedulable": True, "taints": [{"key": "a/b", "value": "c\t<d>", "effect": "NoSchedule"}]}
+    client = lines((folder / "nodes-4x8xb200.jsonpath.txt").read_text())
+    assert list(read_nodes(client, {"a": "b", "c": "d"})) == [Node.model_validate(item) for item in items]
+    assert "--selector=a=b,c=d" in client.arguments
+    assert printed(items, client.arguments[-1].removeprefix("--output=")) == client.out.replace(r"\u003cd\u003e", "<d>")
 
 
 def test_terms() -> None:

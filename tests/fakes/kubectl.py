@@ -14,6 +14,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -214,7 +215,6 @@ class Cluster:
         return ""
 
     def _get(self, args: argparse.Namespace, rest: list[str]) -> int:
-        assert args.output == "json", args
         kinds = [_KINDS[name] for name in args.arguments[0].split(",")]
         with self._locked() as state:
             self._reconciled(state)
@@ -229,7 +229,7 @@ class Cluster:
             if not items:
                 print("Error from server (NotFound): not found", file=sys.stderr)
                 return 1
-        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+        print(printed(items, args.output), end="")
         return 0
 
     def _additional(self, state: Object, kind: str) -> list[Object]:
@@ -543,6 +543,29 @@ def _delete_when_told(folder: Path, pid: int, grace_s: float) -> None:
     os.kill(pid, signal.SIGTERM)
     time.sleep(grace_s)
     os.kill(pid, signal.SIGKILL)
+
+
+def printed(items: Sequence[Object], output: str) -> str:
+    """What ``kubectl get --output=OUTPUT`` prints: json, or a jsonpath that is a range of fields and texts."""
+    if output == "json":
+        return json.dumps({"apiVersion": "v1", "kind": "List", "items": items}) + "\n"
+    template = re.fullmatch(r"jsonpath=\{range \.items\[\*\]\}(.*)\{end\}", output)
+    assert template, output
+    parts = re.findall(r"\{(.*?)\}", template[1])
+    return "".join(json.loads(part) if part[0] == '"' else _field(item, part) for item in items for part in parts)
+
+
+def _field(item: Object, path: str) -> str:
+    value: Any = item
+    for key in path.removeprefix(".").split("."):
+        value = value.get(key, {} if value is item else None) if isinstance(value, dict) else None
+    return (
+        ""
+        if value is None
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, sort_keys=True, separators=(",", ":"))
+    )
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

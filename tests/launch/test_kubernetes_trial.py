@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.bench.tcp import listen
+from seatrial.launch.kubernetes_objects import object_name, rendezvous_port
 from seatrial.model import DecisionValue
 from tests.fakes.kubectl import Cluster
 from tests.processes import Program, load, ranks_in_check, until
@@ -40,8 +42,7 @@ class Site:
     """A cluster of two nodes, and a run directory on this host."""
 
     def __init__(self, folder: Path) -> None:
-        # pods of concurrent tests are processes of one host: the port of their rendezvous depends on this name
-        self.out = folder / f"run-{os.urandom(4).hex()}"
+        self.out = next(filter(_has_free_ports, _run_dirs(folder)))
         self.folder, self.cluster = folder, Cluster(folder / "cluster")
 
     def started(self, seconds: float | None, **scenario: object) -> Program:
@@ -57,6 +58,21 @@ class Site:
     def nothing_is_left(self) -> None:
         assert self.cluster.left_behind() == []
         assert self.cluster.unexpected_calls == []
+
+
+def _run_dirs(folder: Path) -> Iterator[Path]:
+    while True:
+        yield folder / f"run-{os.urandom(4).hex()}"
+
+
+def _has_free_ports(run_dir: Path) -> bool:
+    """Whether no process listens on the ports of the rendezvous: the pods are processes of this host."""
+    for attempt in (1, 2):
+        try:
+            listen(rendezvous_port(object_name(run_dir, "ranks", attempt))).close()
+        except OSError:
+            return False
+    return True
 
 
 @pytest.fixture

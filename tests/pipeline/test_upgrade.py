@@ -140,9 +140,11 @@ def test_record_of_version_2_has_the_present_facts_of_filesystem_shared() -> Non
         ("train.fsdp", {"device": "cuda"}, {"ranks_compared", "data_wait_timed"}),
         ("train.parity", {"device": "cuda"}, {"fsdp2_variants"}),
         ("train.lora", {"device": "cuda"}, set()),
+        ("kubernetes.pods", {"not_started": {}}, {"pulls_compared", "digests_compared"}),
+        ("kubernetes.pods", {"gpus_expected": "yes"}, set()),  # no pod could be created
     ],
 )
-def test_rules_on_ranks_and_nvls_do_not_apply_to_earlier_records(
+def test_rules_of_later_metrics_do_not_apply_to_earlier_records(
     check: str, facts: dict[str, Any], added: set[str]
 ) -> None:
     document = upgrade({"schema_version": "2", "measurements": [{"check": check, "metrics": [], "facts": {**facts}}]})

@@ -35,7 +35,7 @@ from seatrial.cli.options import (
 )
 from seatrial.cli.output import print_json, print_result, stderr
 from seatrial.model import TIME_LIMIT, Outcome, SeatrialError, UsageError
-from seatrial.util.gc_pause import gc_paused
+from seatrial.util.gc_pause import gc_ignores_imports
 
 if TYPE_CHECKING:
     from seatrial.config.layers import ResolvedTrial
@@ -179,7 +179,7 @@ def _print_plan(preview: Preview, as_json: bool) -> None:
         print(f"# job {job.name}, at most {job.limit_s:.0f} s: {', '.join(job.checks)}\n{text}")
 
 
-@gc_paused()
+@gc_ignores_imports()  # no collection when the process exits
 def render(
     launcher: Annotated[
         str,

@@ -109,7 +109,7 @@ class Kueue(Frozen):
 class PodOverlay(Frozen):
     """What some clusters need beyond the standard pod, mostly for RDMA."""
 
-    resources: dict[LabelKey, Quantity] = Field(
+    resources: dict[LabelKey, PositiveQuantity] = Field(
         default={}, description="requests and limits of a pod beside its GPUs, such as rdma/ib: 1 or memory: 512Gi"
     )
     annotations: dict[LabelKey, str] = Field(

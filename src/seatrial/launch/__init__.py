@@ -1,4 +1,7 @@
-"""Launchers: each starts the same worker, on this host, through Slurm, through Kubernetes or through torchrun."""
+"""Launchers: each starts the same worker, on this host, through Slurm, through Kubernetes or through torchrun.
+
+A launcher is imported when a trial uses it: `seatrial render` starts faster without the others.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,6 @@ from pathlib import Path
 from seatrial.config import kubernetes_pod
 from seatrial.config.schema import Config, Container, Environment
 from seatrial.launch.base import Launcher, NodeShortage
-from seatrial.launch.kubernetes import KubernetesLauncher, require_access
-from seatrial.launch.kubernetes_job import delete_remaining_jobs, kubectl
-from seatrial.launch.local import LocalLauncher
-from seatrial.launch.slurm import SlurmLauncher, require_client
-from seatrial.launch.slurm_job import cancel_remaining_jobs
-from seatrial.launch.slurm_nodes import candidate_nodes
-from seatrial.launch.torchrun import TorchrunLauncher
 from seatrial.model import UsageError
 
 
@@ -29,6 +25,8 @@ def node_prefix(settings: Config) -> str:
         gpus = settings.cluster.gpus_per_node
         return "srun --nodelist={node}" + (f" --gpus-per-node={gpus}" if gpus else "")
     if settings.launcher == "kubernetes":
+        from seatrial.launch.kubernetes_job import kubectl
+
         image = kubernetes_pod.image(settings.kubernetes)
         return kubectl(settings).shown("debug", "--quiet", "--stdin", "--profile=sysadmin", f"--image={image}") + (
             " node/{node} -- chroot /host"
@@ -42,27 +40,44 @@ def launcher_for(settings: Config, placement: str) -> Launcher:
     Raises UsageError if the launcher is not available here.
     """
     nodes = settings.cluster.nodes
-    launcher: Launcher = LocalLauncher(settings)
     if placement == "control":  # in the environment of this command: its checks submit jobs and start trials
         plain = {"environment": Environment(), "container": Container()}
-        nodes, launcher = 1, LocalLauncher(settings.model_copy(update=plain))
-    elif settings.uses_slurm:
-        launcher = SlurmLauncher(settings)
-    elif settings.launcher == "kubernetes":
-        launcher = KubernetesLauncher(settings)
-    elif settings.launcher == "torchrun":
-        launcher = TorchrunLauncher(settings)
+        nodes, launcher = 1, _launcher("local", settings.model_copy(update=plain))
+    else:
+        launcher = _launcher("slurm" if settings.uses_slurm else settings.launcher, settings)
     reason = launcher.available(nodes)
     if reason:
         raise UsageError(f"launcher {launcher.name} is not available: {reason}")
     return launcher
 
 
+def _launcher(name: str, settings: Config) -> Launcher:
+    if name == "slurm":
+        from seatrial.launch.slurm import SlurmLauncher
+
+        return SlurmLauncher(settings)
+    if name == "kubernetes":
+        from seatrial.launch.kubernetes import KubernetesLauncher
+
+        return KubernetesLauncher(settings)
+    if name == "torchrun":
+        from seatrial.launch.torchrun import TorchrunLauncher
+
+        return TorchrunLauncher(settings)
+    from seatrial.launch.local import LocalLauncher
+
+    return LocalLauncher(settings)
+
+
 def check_access(settings: Config) -> None:
     """Raise UsageError if the trial's jobs cannot be started: no kubectl, permission or operator, or no slurm.conf."""
     if settings.launcher == "kubernetes":
+        from seatrial.launch.kubernetes import require_access
+
         require_access(settings)
     elif settings.uses_slurm:
+        from seatrial.launch.slurm import require_client
+
         require_client()
 
 
@@ -71,7 +86,11 @@ def node_shortage(settings: Config) -> NodeShortage | None:
 
     Raises SeatrialError if the scheduler cannot be queried, ValueError on unexpected output.
     """
-    return candidate_nodes(settings).shortage(settings.cluster.nodes) if settings.uses_slurm else None
+    if not settings.uses_slurm:
+        return None
+    from seatrial.launch.slurm_nodes import candidate_nodes
+
+    return candidate_nodes(settings).shortage(settings.cluster.nodes)
 
 
 def cancel_earlier_jobs(settings: Config, run_dir: Path) -> Iterator[str]:
@@ -81,6 +100,10 @@ def cancel_earlier_jobs(settings: Config, run_dir: Path) -> Iterator[str]:
     cannot be cancelled.
     """
     if settings.uses_slurm:
+        from seatrial.launch.slurm_job import cancel_remaining_jobs
+
         yield from cancel_remaining_jobs(run_dir, settings)
     elif settings.launcher == "kubernetes":
+        from seatrial.launch.kubernetes_job import delete_remaining_jobs
+
         yield from delete_remaining_jobs(run_dir, settings)

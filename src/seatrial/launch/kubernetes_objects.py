@@ -215,19 +215,26 @@ def _container(settings: Config, job: Job, name: str, attempt: int) -> Object:
 
 
 def _pod_script(settings: Config, job: Job, name: str, attempt: int) -> str:
-    digest = hashlib.sha256(name.encode()).hexdigest()
     return script.template("pod.sh.j2").render(
         job=job,
         attempt=attempt,
         image=kubernetes_pod.image(settings.kubernetes),
         requirements=requirements(settings),
         environment=script.environment(settings, job),
-        # one port per job: with host_network a port is that of the node
-        port=20000 + int(digest, 16) % 10000,
-        rendezvous_key=digest[:16],
+        port=rendezvous_port(name),
+        rendezvous_key=_digest(name)[:16],
         rendezvous_s=math.ceil(settings.kubernetes.queue_s),
         send_results=send_results(job.nodes),
     )
+
+
+def rendezvous_port(name: str) -> int:
+    """Return the port of the rendezvous of the job ``name``: with host_network, jobs share the ports of their nodes."""
+    return 20000 + int(_digest(name), 16) % 10000
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def _env(config: Kubernetes, name: str) -> list[Object]:

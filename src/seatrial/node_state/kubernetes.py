@@ -13,7 +13,7 @@ from typing import Any
 
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes, Toleration
 from seatrial.discover.kubectl import Kubectl
-from seatrial.discover.kubernetes import Condition, Node, parse_nodes
+from seatrial.discover.kubernetes import Condition, Node, read_nodes
 from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.node_state.change import (
     ADD_TAINT,
@@ -45,7 +45,7 @@ class KubernetesCandidates:
         self._flags, self._run_id = flags, run_id
         self._kubectl = Kubectl(config.namespace, config.context)
         self._tolerations = (*config.tolerations, *_TOLERATED)
-        self._every_node = {node.name: node for node in parse_nodes(self._kubectl.get("nodes"))}
+        self._every_node = {node.name: node for node in read_nodes(self._kubectl)}
         if unknown := [name for name in names if name not in self._every_node]:
             raise UsageError(f"Kubernetes has no node {and_more(unknown, 8)}. Run first: kubectl get nodes")
         self._nodes = [self._every_node[name] for name in names]

@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from seatrial.config.schema import Config
 from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_validation_error
-from seatrial.pipeline.upgrade import upgrade
 from seatrial.util import journal
 from seatrial.util.files import atomic_write, remove_incomplete
 from seatrial.util.input_files import MAX_RECORD_BYTES, parse_json, read_text
@@ -228,6 +227,8 @@ def load_trial(path: Path) -> Trial:
     has_journal = (file.parent / "measurements.jsonl").exists()
     hint = f"; its measurements may be intact: seatrial run --resume {file.parent}" if has_journal else ""
     try:
+        from seatrial.pipeline.upgrade import upgrade  # it imports checks, which new runs do not need here
+
         document = parse_json(read_text(file, MAX_RECORD_BYTES))
         _check_version(document, file)
         return Trial.model_validate(upgrade(document))

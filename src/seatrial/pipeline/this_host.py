@@ -10,7 +10,7 @@ from typing import Any
 from seatrial import __version__
 from seatrial.config import topology
 from seatrial.config.schema import Config
-from seatrial.discover import gpu, host, slurm
+from seatrial.discover import gpu, slurm
 from seatrial.launch import runs_remotely
 from seatrial.model import Machine, SeatrialError, Topology, UsageError
 from seatrial.pipeline.plan import NodeGpus
@@ -148,6 +148,8 @@ def _slurm_gpus(partition: str | None) -> int:
 
 def discover() -> ThisHost:
     """Return read-only facts of this host."""
+    from seatrial.discover import host  # a run on other machines does not need it
+
     gpus = gpu.read_with_timeout()
     facts = {"host": host.read().model_dump(mode="json"), "gpu": gpus.model_dump(mode="json")}
     return ThisHost(facts, gpus)

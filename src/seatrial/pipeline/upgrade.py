@@ -165,10 +165,12 @@ def _add_facts_of_new_metrics(trial: Record) -> None:
         ),
         transport.CHECK.name: ("nvls_expected",),
         parity.CHECK.name: ("fsdp2_variants",),
+        "kubernetes.pods": ("pulls_compared", "digests_compared"),
     }
     for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
-        is_rank_0 = not measurement.get("facts", {}).keys().isdisjoint(("device", "backend"))
-        for fact in added.get(measurement["check"], ()) if is_rank_0 else ():
+        # rank 0 records device or backend, kubernetes.pods records not_started
+        records_facts = not measurement.get("facts", {}).keys().isdisjoint(("device", "backend", "not_started"))
+        for fact in added.get(measurement["check"], ()) if records_facts else ():
             measurement["facts"].setdefault(fact, "no: recorded by a version without this metric")
 
 

@@ -15,6 +15,7 @@ from seatrial.checks.base import Check
 from seatrial.checks.kubernetes import _probe_pods
 from seatrial.model import Measurement, Outcome
 from seatrial.util.processes import CommandResult
+from tests.fakes.kubectl import printed
 from tests.fakes.slurm import judge, not_passed, run_check
 from tests.paths import FIXTURES
 
@@ -91,7 +92,6 @@ class FakeCluster:
         return CommandResult(0, "", "")
 
     def _get(self, resource: str, values: dict[str, str]) -> CommandResult:
-        assert values["output"] == "json"
         if resource in self.forbidden:
             message = f'{resource} is forbidden: User "ada" cannot list resource "{resource}" in API group ""'
             return CommandResult(1, "", f"Error from server (Forbidden): {message}\n")
@@ -100,7 +100,10 @@ class FakeCluster:
             items = self.probe_pods(self.created[0]) if probe else self.pods.get(values["namespace"], [])
         else:
             items = {"nodes": self.nodes, "events": self.events}[resource]
-        return CommandResult(0, json.dumps({"apiVersion": "v1", "kind": "List", "items": items}), "")
+        if resource == "nodes" and "selector" in values:
+            labels = dict(pair.split("=") for pair in values["selector"].split(","))
+            items = [node for node in items if labels.items() <= node["metadata"]["labels"].items()]
+        return CommandResult(0, printed(items, values["output"]), "")
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds

@@ -12,7 +12,7 @@ from seatrial.model import Outcome
 from tests.checks.kubernetes.fake_cluster import KubernetesRunner, Object
 from tests.fakes.slurm import judge, run_check
 
-FAIL, ERROR = Outcome.FAIL, Outcome.ERROR
+FAIL, WARN, ERROR = Outcome.FAIL, Outcome.WARN, Outcome.ERROR
 FINDINGS = {
     "gpus": "8",
     "shm_kib": "16777216",
@@ -33,6 +33,7 @@ class Probes(KubernetesRunner):
         self.unresolved: dict[str, list[int]] = {}
         self.states: dict[str, Object] = {}  # containerStatuses[0].state
         self.unscheduled: set[str] = set()
+        self.image_ids: dict[str, str] = {}
         self.cluster.probe_pods, self.cluster.log = self.pods, self.log
         self.use_clock(monkeypatch)
 
@@ -50,7 +51,7 @@ class Probes(KubernetesRunner):
             "lastTransitionTime": "2026-11-20T09:20:53Z",
         }
         state = self.states.get(node, {"running": {"startedAt": "2026-11-20T09:21:23Z"}})
-        statuses = [{"name": "seatrial", "state": state}] if scheduled else []
+        statuses = [{"name": "seatrial", "imageID": self.image_ids.get(node, ""), "state": state}] if scheduled else []
         status = {"phase": "Running", "conditions": [condition], "containerStatuses": statuses}
         return {"metadata": {"name": name}, "spec": {"nodeName": node} if scheduled else {}, "status": status}
 
@@ -196,6 +197,40 @@ def test_pull_time(probes: Probes) -> None:
     probes.cluster.probe_pods = with_events
     pulls = {subject: value for (name, subject), value in values(probes).items() if name == "image_pull_seconds"}
     assert pulls == {"gpu2": 27.88}
+
+
+def test_pull_that_is_far_slower_than_on_other_nodes(probes: Probes) -> None:
+    """22 s and 28 s count as equal; the ratio of gpu3 is to the median of the others."""
+
+    def with_events(job: Object) -> list[Object]:
+        probes.cluster.events = [
+            {
+                "involvedObject": {"name": f"{job['metadata']['name']}-{index}-x5crl"},
+                "reason": "Pulled",
+                "message": f'Successfully pulled image "registry.example/seatrial:1" in {duration}',
+            }
+            for index, duration in enumerate(["22s", "28s", "1m10s", "3m30s"])
+        ]
+        return probes.pods(job)
+
+    probes.cluster.probe_pods = with_events
+    assert probes.not_passed() == {"image_pull_ratio gpu3": WARN}
+    ratios = {subject: value for (name, subject), value in values(probes).items() if name == "image_pull_ratio"}
+    assert ratios == {"gpu0": 30 / 70, "gpu1": 30 / 70, "gpu2": 70 / 30, "gpu3": 7}
+
+
+def test_one_tag_with_two_digests(probes: Probes) -> None:
+    """An imported image has the digest of another document, and is not compared."""
+    old, new = "0" * 64, "1" * 64
+    ids = [f"registry.example/seatrial@sha256:{new}"] * 2 + [f"mirror.example/seatrial@sha256:{old}", f"sha256:{old}"]
+    probes.image_ids = dict(zip(probes.findings, ids, strict=True))
+    assert probes.not_passed() == {"image_digests": FAIL}
+    assert fact(probes, "images") == {f"sha256:{new}": ["gpu0", "gpu1"], f"sha256:{old}": ["gpu2"]}
+    probes.image_ids = dict.fromkeys(probes.findings, ids[0])
+    assert probes.not_passed() == {}
+    assert values(probes)["image_digests", "cluster"] == 1
+    probes.image_ids = {}
+    assert {v.metric: v.outcome for v in judge(CHECK, probes.measure())}["image_digests"] is Outcome.SKIP
 
 
 def test_events_that_the_user_may_not_list(probes: Probes) -> None:

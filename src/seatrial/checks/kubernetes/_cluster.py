@@ -11,7 +11,7 @@ from pydantic import Field
 from seatrial.checks.base import Context, Options
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes
 from seatrial.discover.kubectl import Kubectl
-from seatrial.discover.kubernetes import Node, device_count, is_extended, parse_nodes
+from seatrial.discover.kubernetes import Node, device_count, is_extended, read_nodes
 from seatrial.model import NotApplicable, SeatrialError
 
 Value = TypeVar("Value", bound=str | bool)
@@ -39,11 +39,7 @@ def trial_nodes(context: Context, settings: Kubernetes) -> tuple[Node, ...]:
 
     A trial without GPUs runs on nodes whose taints its pods tolerate. Raises KubectlError.
     """
-    nodes = [
-        node
-        for node in parse_nodes(kubectl(settings).get("nodes"))
-        if all(node.labels.get(key) == value for key, value in settings.node_selector.items())
-    ]
+    nodes = read_nodes(kubectl(settings), settings.node_selector)
     if context.expected_gpus == 0:
         return tuple(node for node in nodes if not node.untolerated_taints(settings.tolerations))
     return tuple(node for node in nodes if node.has_gpus)

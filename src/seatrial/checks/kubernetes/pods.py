@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
 from seatrial.checks.base import Check, Context, RuleFact, facts, metrics
 from seatrial.checks.kubernetes._cluster import requested_devices
 from seatrial.checks.kubernetes._probe_pods import ProbeOptions, ProbePods, open_probe_pods
 from seatrial.config.kubernetes import GPU_RESOURCE
+from seatrial.config.kubernetes_pod import container_name
 from seatrial.discover.kubectl import KubectlError
 from seatrial.discover.kubernetes import Event, Pod
 from seatrial.discover.pod_probe import Container, peers
-from seatrial.model import Observation, Phase, Rule, Scope, SeatrialError
+from seatrial.model import Observation, Outcome, Phase, Rule, Scope, SeatrialError
 from seatrial.util.text import and_more
 
+_SHORT_PULL_S = 30.0  # shorter pulls count as this long: their durations vary with the load of the registry
 ProbeResult = tuple[Pod, Container]  # a probe pod that has started, and its findings
 
 METRICS = {
@@ -23,6 +26,8 @@ METRICS = {
     "started": "bool",
     "start_seconds": "s",
     "image_pull_seconds": "s",
+    "image_pull_ratio": "ratio",
+    "image_digests": "digests",
     "gpus_seen": "GPUs",
     "gpus_missing": "GPUs",
     "shm_bytes": "B",
@@ -47,6 +52,26 @@ RULES = (
         expect="== 1 bool",
         meaning="a pod with the trial's image, devices and volumes was assigned to this node, but does not start",
         fix="kubectl get events --field-selector type=Warning; on the node: crictl pull IMAGE; journalctl -u kubelet",
+    ),
+    Rule(
+        metric="image_pull_ratio",
+        evidence_facts=("image_pulls",),
+        expect="<= 3 ratio",
+        outcome_if_violated=Outcome.WARN,
+        applies_if={"pulls_compared": "yes"},
+        meaning="the pull of the image takes far longer than on the other nodes: a job of all nodes waits for it",
+        fix="on the node: crictl pull IMAGE; df -h /var/lib/containerd; compare its disk, its network and its registry "
+        "mirror (/etc/containerd/certs.d) with those of another node",
+    ),
+    Rule(
+        metric="image_digests",
+        evidence_facts=("images",),
+        expect="== 1 digests",
+        applies_if={"digests_compared": "yes"},
+        meaning="nodes run different images under the same name: one has an old copy of a tag that was pushed again, "
+        "or another mirror",
+        fix="set kubernetes.image to NAME@sha256:DIGEST, or push under a new tag; on the node with the old copy: "
+        "crictl rmi IMAGE",
     ),
     Rule(
         metric="gpus_missing",
@@ -104,6 +129,7 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
         pods = probes.wait_for_start()
         started = [pod for pod in pods if pod.started]
         yield from _start_metrics(probes, pods)
+        yield from _image_metrics(pods, container_name(options.settings()))
         containers = probes.wait_for_findings(len(started)) if started else {}
         results = [(pod, containers[pod.metadata.name]) for pod in started if pod.metadata.name in containers]
         yield from _gpu_metrics(results, context.expected_gpus)
@@ -121,28 +147,59 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
 def _start_metrics(probes: ProbePods, pods: Sequence[Pod]) -> Iterator[Observation]:
     """Yield which pods have started, and the seconds that it took."""
     started = sum(pod.started for pod in pods)
+    nodes = {pod.metadata.name: pod.spec.node_name for pod in pods}
     events, error = _events(probes)
     not_started = {pod.metadata.name: str(pod) for pod in pods if not pod.started}
     warnings = dict.fromkeys(event.message for event in events if event.type == "Warning")
     yield from facts(
         {
-            "nodes": {pod.metadata.name: pod.spec.node_name for pod in pods},
+            "nodes": nodes,
             "not_started": not_started,
             "warnings": [*warnings][:8],
             "events_unreadable": error,
         }
     )
     yield from metrics(METRICS, {"pods_started": started, "pods_missing": max(0, probes.count - started)})
-    pulls = {event.involved_object.name: event.pull_s for event in events if event.pull_s is not None}
+    # no event if the node had the image
+    pulls = {
+        nodes[event.involved_object.name]: event.pull_s
+        for event in events
+        if event.pull_s is not None and event.involved_object.name in nodes
+    }
     for pod in pods:
         if not pod.spec.node_name:
             continue
         values: dict[str, float] = {"started": pod.started}
         if pod.start_s is not None:
             values["start_seconds"] = pod.start_s
-        if (pull_s := pulls.get(pod.metadata.name)) is not None:  # no event if the node had the image
-            values["image_pull_seconds"] = pull_s
         yield from metrics(METRICS, values, pod.spec.node_name)
+    yield from _pull_metrics(pulls)
+
+
+def _pull_metrics(pulls: Mapping[str, float]) -> Iterator[Observation]:
+    """Yield the seconds of the image pull by node, and their ratio to the median of the other nodes."""
+    compared = len(pulls) > 1
+    reason = "one node pulled the image" if pulls else "no node pulled the image"
+    yield from facts({"image_pulls": pulls, "pulls_compared": "yes" if compared else f"no: {reason}"})
+    for node, pull_s in pulls.items():
+        yield from metrics(METRICS, {"image_pull_seconds": pull_s}, node)
+        if compared:
+            others_s = median(seconds for name, seconds in pulls.items() if name != node)
+            ratio = max(pull_s, _SHORT_PULL_S) / max(others_s, _SHORT_PULL_S)
+            yield from metrics(METRICS, {"image_pull_ratio": ratio}, node)
+
+
+def _image_metrics(pods: Sequence[Pod], container: str) -> Iterator[Observation]:
+    """Yield the number of different images, by digest, that the pods run."""
+    images: dict[str, list[str]] = {}
+    for pod in pods:
+        if pod.started and (digest := pod.image_digest(container)):
+            images.setdefault(digest, []).append(pod.spec.node_name)
+    compared = sum(map(len, images.values())) > 1
+    reason = "no: fewer than two pods report the digest of their image"
+    yield from facts({"images": images, "digests_compared": "yes" if compared else reason})
+    if compared:
+        yield from metrics(METRICS, {"image_digests": len(images)})
 
 
 def _events(probes: ProbePods) -> tuple[tuple[Event, ...], str]:
@@ -216,6 +273,8 @@ CHECK = Check(
     rules=RULES,
     rule_facts={
         "gpus_expected": RuleFact(reason="cluster.gpus_per_node is 0 or not set"),
+        "pulls_compared": RuleFact(),
+        "digests_compared": RuleFact(),
         "rdma": RuleFact(),
         "several_pods": RuleFact(reason="single pod"),
     },
