@@ -25,7 +25,7 @@ from seatrial.model import Trial
 
 TAG = "SEATRIAL_TEST_TAG"
 CPU_ONLY = "cluster: {gpus_per_node: 0}\n"  # in trials of tests, which may be accepted without a GPU
-# without a sampler, whose start takes as long as that of the worker
+# no sampler: its start takes half the CPU time of that of the worker
 HOST_ONLY = CPU_ONLY + "telemetry: {enabled: false}\nchecks: {host.inventory: }\n"
 
 
