@@ -37,7 +37,6 @@ LONGEST = (
     "tests/test_docs.py",
     "tests/test_hostile_input.py",
     "tests/launch/test_torchrun.py",
-    "tests/diagnose/test_signatures.py",
 )
 
 # Ignored by what started pytest (nohup, or a shell that starts it in the background): tests send these signals.

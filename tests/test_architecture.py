@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -29,18 +30,24 @@ def test_imports_keep_the_contracts() -> None:
     assert "3 kept, 0 broken" in done.stdout
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
-def test_nobody_above_bench_and_train_names_torch(source: Path) -> None:
+@cache
+def nodes(source: Path) -> list[ast.AST]:
+    """Return all nodes of the syntax tree of a file."""
+    return list(ast.walk(ast.parse(source.read_text())))
+
+
+def test_nobody_above_bench_and_train_names_torch() -> None:
     """The contract above sees modules; this sees every import statement, those inside functions too."""
-    if {"bench", "train"} & {source.relative_to(ROOT / "src" / "seatrial").parts[0]}:
-        return
-    names = set()
-    for node in ast.walk(ast.parse(source.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.partition(".")[0])
-    assert not names & {"torch", "numpy", "sklearn", "transformers"}
+    imports = []
+    for source in SOURCES:
+        if source.relative_to(ROOT / "src" / "seatrial").parts[0] in ("bench", "train"):
+            continue
+        for node in nodes(source):
+            if isinstance(node, ast.Import):
+                imports += [(source.name, alias.name.partition(".")[0]) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imports.append((source.name, node.module.partition(".")[0]))
+    assert [each for each in imports if each[1] in ("torch", "numpy", "sklearn", "transformers")] == []
 
 
 @pytest.mark.parametrize("package", NAME_NO_CHECK)
@@ -50,7 +57,7 @@ def test_a_check_declares_what_others_need_to_know_of_it(package: str) -> None:
     constants = [
         (path.name, node.lineno, node.value)
         for path in sorted((ROOT / "src" / "seatrial" / package).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
     assert not [one for one in constants if one[2] in names or any(name in one[2] for name in catalog())]
@@ -84,8 +91,8 @@ def test_the_command_line_imports_neither_torch_nor_transformers() -> None:
 
 
 def test_functions_and_files_stay_small() -> None:
-    nodes = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text()))]
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    all_nodes = [node for path in SOURCES for node in nodes(path)]
+    functions = [node for node in all_nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     lengths = [(function.end_lineno or function.lineno) - function.lineno + 1 for function in functions]
     assert median(lengths) <= 10
     assert max(lengths) <= 60
@@ -97,8 +104,8 @@ def _test_file(source: Path) -> Path:
     if source.parent.parent.name == "drill":  # a drill is itself a test; docs/results has its results
         return ROOT / "tests" / "drill" / "test_catalog.py"
     folder = ROOT / "tests" / source.parent.relative_to(ROOT / "src" / "seatrial")
-    nodes = ast.walk(ast.parse(source.read_text()))
-    declares = not any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in nodes)
+    definitions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    declares = not any(isinstance(node, definitions) for node in nodes(source))
     own = folder / f"test_{source.stem.lstrip('_')}.py"
     return folder / "test_declarations.py" if declares and not own.exists() else own
 

@@ -17,7 +17,7 @@ import pytest
 from seatrial.model import DecisionValue
 from seatrial.telemetry.files import TELEMETRY_FILE
 from tests.pipeline.test_load_trial import record
-from tests.processes import HOST_ONLY, Program, call, load, run_host_only, until
+from tests.processes import CPU_ONLY, HOST_ONLY, Program, call, load, run_host_only, until
 
 
 def _device(path: Path) -> None:
@@ -93,7 +93,8 @@ def test_hostile_baseline(text: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_host_only(tmp_path_factory.mktemp("finished"))[0]
+    """The run directory of a passing trial with telemetry."""
+    return run_host_only(tmp_path_factory.mktemp("finished"), CPU_ONLY + "checks: {host.inventory: }\n")[0]
 
 
 @pytest.fixture
@@ -102,24 +103,24 @@ def out(finished: Path, tmp_path: Path) -> Path:
     return shutil.copytree(finished, tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"measurement": {"check": "host.inventory", "subject": "x", "rank": 0, "facts": {"a": NaN}}}',
-        '{"measurement": {"check": "host.inventory", "subject": "x", "rank": 0, "seconds": Infinity}}',
-        '{"measurement": {"check": "host.inventory", "subject": "x", "rank": 0, "seconds": 1e999}}',
-        '{"measurement": ' + '{"facts":' * 100_000,
-    ],
+NO_JSON = (
+    '{"measurement": {"check": "host.inventory", "subject": "x", "rank": 0, "facts": {"a": NaN}}}',
+    '{"measurement": {"check": "host.inventory", "subject": "x", "rank": 0, "seconds": Infinity}}',
+    '{"measurement": {"check": "host.inventory", "subject": "x", "rank": 0, "seconds": 1e999}}',
+    '{"measurement": ' + '{"facts":' * 100_000,
 )
-def test_record_of_a_rank_that_is_no_json_is_ignored(line: str, out: Path) -> None:
+
+
+def test_records_of_a_rank_that_are_no_json_are_ignored(out: Path) -> None:
     journal = out / "measurements.jsonl"
     kept = [text for text in journal.read_text().splitlines() if '"measurement"' not in text]
     journal.write_text("\n".join(kept) + "\n")
     (ranks,) = out.glob("jobs/*/attempt*/rank0.jsonl")
-    ranks.write_text(line + "\n")
+    ranks.write_text("\n".join(NO_JSON) + "\n")
     code, _, err = call("run", "--resume", out)
     assert code == 0, err
-    assert f"{ranks}:1: incomplete record ignored" in err.replace("\n", "")
+    for number in range(1, len(NO_JSON) + 1):
+        assert f"{ranks}:{number}: incomplete record ignored" in err.replace("\n", "")
     assert len(load(out).measurements) == 1, "measured again"
 
 

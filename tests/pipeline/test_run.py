@@ -231,7 +231,7 @@ def test_killed_retry_is_repeated_by_resume(tmp_path: Path) -> None:
     check = "collectives.all_reduce"
     path.write_text(
         f"checks: {{{check}: {{expect: {{busbw.64KiB: '> 1e6 GB/s'}}, "
-        "options: {sizes: [64KiB], min_seconds_per_size: 2}}}"  # time for the kill
+        "options: {sizes: [64KiB], min_seconds_per_size: 1}}}"  # time for the kill
     )
     program = Program("run", path, "--out", out)
     until(lambda: list(heartbeats(out, "ranks-retry")), 180)
@@ -239,6 +239,7 @@ def test_killed_retry_is_repeated_by_resume(tmp_path: Path) -> None:
     _, _, err = program.finish()
     assert all(text in err for text in (check, "ranks-retry", "busbw.64KiB"))
     until(lambda: not program.left_behind(), 120)
+    assert not (out / "trial.json").exists()
     code, _, err = processes.call("run", "--resume", out)
     assert code == 1, err
     trial = processes.load(out)

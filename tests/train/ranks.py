@@ -20,7 +20,8 @@ from seatrial.train.train_config import TrainConfig
 CORES = len(os.sched_getaffinity(0))  # reported as LOCAL_WORLD_SIZE, so that each rank uses one thread
 # not forked from pytest's process: locks of its threads would stay locked
 FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["seatrial.train.loop", "torch._dynamo", "tests.train.hf.imports", __name__])
+PRELOADED = ["tests.train.preloaded", __name__]  # tests/train/conftest.py adds stack hf where it trains
+FORK.set_forkserver_preload(PRELOADED)
 
 
 @dataclass
