@@ -123,6 +123,9 @@ SILENT = """
 until grep -q " $1 fuse" /proc/mounts; do kill -0 $program || exit 9; sleep 0.05; done
 "$0" -m seatrial hook prolog --gpus-per-node 4 --nodes 4 --records "$1/hook.jsonl" --state-dir "$1" --time-limit 6
 echo "exit $?"
+"$0" -c 'import seatrial.cli.hook as hook; hook._LIST_TIMEOUT_S = 1
+from seatrial.cli import main; main()' hook list --state-dir "$1"
+echo "list $?"
 kill -KILL $program
 """
 
@@ -131,5 +134,6 @@ kill -KILL $program
 def test_a_shared_filesystem_that_never_answers_takes_no_node_out(tmp_path: Path) -> None:
     argv = ["unshare", "--mount", "--propagation", "private", "bash", "-c", SILENT, sys.executable, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.splitlines()[-1] == "exit 0", done.stdout + done.stderr
+    assert done.stdout.splitlines()[-2:] == ["exit 0", "list 3"], done.stdout + done.stderr
+    assert f"{tmp_path} does not answer within 1 s" in done.stderr
     assert f"the record could not be written: {tmp_path}/hook.jsonl: no answer" in done.stderr

@@ -67,7 +67,9 @@ def test_a_damaged_folder_is_named_and_not_used(rows: Path, tmp_path: Path) -> N
         preprocess(config)
     (folder / blocks.BLOCKS_FILE).write_bytes(b"")  # after a crash of the machine
     for use in (preprocess, lambda _: prepare(config, tmp_path / "cache")):
-        with pytest.raises(UsageError, match=f"{folder} is damaged: blocks.npy has bytes 0, written with {len(tokens)}"):
+        with pytest.raises(
+            UsageError, match=f"{folder} is damaged: blocks.npy has bytes 0, written with {len(tokens)}"
+        ):
             use(config)
     (folder / data_cache.KEY_FILE).write_bytes(b"")
     with pytest.raises(UsageError, match=f"{folder} is damaged"):

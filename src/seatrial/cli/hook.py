@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from seatrial.cli.output import print_json
-from seatrial.model import UsageError
+from seatrial.model import SeatrialError, UsageError
 
 if TYPE_CHECKING:
     from seatrial.hook.run import Expected, Request
@@ -26,6 +26,7 @@ hook = typer.Typer(
     "Exit codes are those that the caller expects: seatrial hook health --help.",
 )
 _DETAIL_DESCRIPTOR = 3  # soperator appends its text to the reason of a drained node
+_LIST_TIMEOUT_S = 10.0  # a filesystem in use answers within seconds
 _RECORDS = "/var/log/seatrial/hook.jsonl"
 
 CallerOption = Annotated[
@@ -249,13 +250,22 @@ def uninstall(
 
 @hook.command("list")
 def list_drains(
-    state_dir: Annotated[Path, typer.Option(help="Folder of the drain limit.")],
+    state_dir: Annotated[str, typer.Option(help="Folder of the drain limit.")],
 ) -> None:
     """Print the nodes that hooks took out of service, with the command that gives Slurm the reason. Changes nothing."""
+    from seatrial.hook.run import call_until
     from seatrial.node_state import drain_limit
+    from seatrial.node_state.drain_limit import Drain
     from seatrial.util.text import printable
 
-    for drain in drain_limit.read(state_dir):
+    def read() -> list[object]:
+        return [drain.model_dump(mode="json") for drain in drain_limit.read(Path(state_dir))]
+
+    no_answer = f"{state_dir} does not answer within {_LIST_TIMEOUT_S:.0f} s: run `df {state_dir}` on another host"
+    drains, error = call_until(read, time.monotonic() + _LIST_TIMEOUT_S, no_answer)
+    if error:
+        raise SeatrialError(error)
+    for drain in map(Drain.model_validate, drains):
         node, reason = printable(drain.node), printable(drain.reason)
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(drain.time))} {node}: {reason}")
         print(f"  {shlex.join(['scontrol', 'update', f'NodeName={node}', f'Reason={reason}'])}")

@@ -130,7 +130,9 @@ def _decision(recent: list[Drain], node: str, limit: DrainLimit, now: float) -> 
     if len(nodes) < limit.max_nodes:
         return None
     ahead = sorted({drain.node for drain in recent if drain.time > now + _MAX_CLOCK_ERROR_S})
-    clock = f"; entries of {', '.join(ahead)} are from the future: correct the clocks, then remove them" if ahead else ""
+    clock = (
+        f"; entries of {', '.join(ahead)} are from the future: correct the clocks, then remove them" if ahead else ""
+    )
     return DrainAnswer(
         False,
         f"drain limit: {len(nodes)} of {limit.nodes} nodes within {limit.window_s:.0f} s ({', '.join(nodes)}), "

@@ -17,8 +17,8 @@ def preprocess(config: TrainConfig) -> dict[str, Any] | None:
     """Write the tokens of ``config`` to data.cache, or to the folder in SEATRIAL_DATA_CACHE, unless it has them.
 
     Returns the folder, whether it existed, and the seconds; None if the training generates its sequences from the seed.
-    Raises UsageError if no cache is set or it is not writable, for invalid rows, and for a damaged folder; SeatrialError
-    on a full disk.
+    Raises UsageError if no cache is set or it is not writable, for invalid rows, and for a damaged folder;
+    SeatrialError on a full disk.
     """
     if config.data.path is None and (config.stack == "native" or config.data.layout == "markov_chain"):
         return None
