@@ -64,7 +64,7 @@ def test_files_match_golden_files(name: str) -> None:
 @pytest.mark.parametrize("name", SITES)
 def test_scripts_pass_bash_and_shellcheck(name: str, tmp_path: Path) -> None:
     site_pipeline.write(tmp_path / "site", render(SITES[name]))
-    scripts = [*(tmp_path / "site" / "jobs").iterdir(), tmp_path / "site" / "env.sh"]
+    scripts = [*(tmp_path / "site" / "jobs").iterdir(), *(tmp_path / "site").glob("*.sh")]
     for command in (["bash", "-n"], [Path(sys.executable).parent / "shellcheck"]):
         done = subprocess.run([*command, *scripts], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

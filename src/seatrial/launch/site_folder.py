@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib import resources
 from typing import NamedTuple
 
@@ -101,10 +102,25 @@ def render(site: Site) -> dict[str, str]:
         "workloads": workloads,
         "unknown": {name: site.settings()[name] for name in needed if site.settings()[name].value is None},
     }
-    names = ("README.md", "env.sh", "site.yaml", "oumi.yaml")
+    values["nightly_options"] = _nightly_options(site)
+    names = ("README.md", "env.sh", "site.yaml", "infrastructure.yaml", "nightly.sh", "oumi.yaml")
     files = {name: template(f"site/{name}.j2").render(values) for name in names}
     files[".gitignore"] = template("site/gitignore.j2").render()
     return files | {f"jobs/{workload.name}.sbatch": _script(site, workload, values) for workload in workloads}
+
+
+def _nightly_options(site: Site) -> list[str]:
+    """Return the options of ``seatrial run quick``, which does not read site.yaml, for a shell."""
+    options: list[tuple[str, object]] = [
+        ("--nodes", site.nodes.value),
+        ("--gpus-per-node", site.gpus_per_node.value),
+        ("--set", site.partition.value and f"slurm.partition={site.partition.value}"),
+        ("--set", site.account.value and f"slurm.account={site.account.value}"),
+        ("--set", f"environment.source={site.folder}/env.sh"),
+        ("--set", site.venv.value and f"environment.venv={site.venv.value}"),
+    ]
+    known = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
+    return ["--launcher slurm", *known]
 
 
 def _acceptance_checks(*, cpu_only: bool) -> str:
