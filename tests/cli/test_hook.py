@@ -98,6 +98,14 @@ def test_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_install_for_one_caller_has_its_files_and_steps_only(tmp_path: Path) -> None:
+    code, out, _ = call("hook", "install", tmp_path / "hooks", "--caller", "npd")
+    files = {path.name for path in (tmp_path / "hooks").iterdir()}
+    assert (code, files) == (0, {"npd", "systemd", "installed.json"})  # NPD reads what the timer writes
+    assert "node-problem-detector: on each node systemctl link" in out
+    assert "slurm.conf" not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -105,6 +113,7 @@ def test_dry_run_writes_nothing(tmp_path: Path) -> None:
         (("my hooks",), "slurm.conf and systemd need"),
         (("hooks", "--state-dir", "missing", "--nodes", "2"), "missing"),
         (("hooks", "--site", "missing.yaml"), "missing.yaml"),
+        (("hooks", "--caller", "nagios"), "expected slurm, systemd, npd, soperator"),
         (("hooks", "--gpu-model", 'H200"\n'), "of a GPU's name"),
     ],
 )

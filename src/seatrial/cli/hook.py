@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -156,6 +157,10 @@ def install(
         str, typer.Option(help="Name of the SlurmCluster, for the ActiveCheck.")
     ] = "soperator",
     soperator_tag: Annotated[str, typer.Option(help="Tag of soperator's images; writes an ActiveCheck.")] = "",
+    caller: Annotated[
+        list[str] | None,
+        typer.Option(help="slurm, systemd, npd or soperator: only its files and next steps; may be repeated."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files; write nothing.")] = False,
 ) -> None:
     """Write scripts and configuration of hooks to DIR, and print the next steps. Changes nothing outside DIR.
@@ -165,9 +170,12 @@ def install(
     from seatrial import __version__
     from seatrial.hook import install as installation
     from seatrial.hook.run import Expected
-    from seatrial.launch.hook_files import render
+    from seatrial.launch.hook_files import CALLERS, render
     from seatrial.node_state import drain_limit
 
+    callers = caller or CALLERS
+    if unknown := sorted(set(callers) - set(CALLERS)):
+        raise UsageError(f"--caller {unknown[0]}: expected {', '.join(CALLERS)}")
     given = Expected(gpus_per_node, gpu_model, nodes)
     described = _hook_site(folder, site, given, state_dir, records)._replace(
         share=share,
@@ -177,7 +185,7 @@ def install(
         soperator_cluster=soperator_cluster,
         soperator_tag=soperator_tag,
     )
-    files = render(described)
+    files = render(described, callers)
     if dry_run:
         print("\n".join(f"===== {described.folder}/{name}\n{text}" for name, text in files.items()), end="")
         return
@@ -191,7 +199,7 @@ def install(
     installation.install(Path(described.folder), files, __version__)
     for name in sorted(files):
         print(f"{described.folder}/{name}")
-    print("\n".join(_next_steps(described)))
+    print("\n".join(_next_steps(described, callers)))
 
 
 def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: str | None, records: str) -> HookSite:
@@ -221,16 +229,16 @@ def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: str |
     )
 
 
-def _next_steps(site: HookSite) -> list[str]:
+def _next_steps(site: HookSite, callers: Collection[str]) -> list[str]:
     limit = f"{site.state_dir}/drains" if site.state_dir else "no --state-dir was given: failures are only recorded"
-    return [
-        f"Drain limit: {limit}",
-        f"Slurm: copy lines of {site.folder}/slurm.conf.lines to slurm.conf, then: scontrol reconfigure",
-        f"systemd: systemctl link {site.folder}/systemd/seatrial-health.*; "
-        "systemctl enable --now seatrial-health.timer",
-        "node-problem-detector: needs the timer; put npd/ into its ConfigMap, see docs/hooks.md",
-        "soperator: helm upgrade with soperator/values.yaml, see docs/hooks.md",
-    ]
+    timer = f"systemctl link {site.folder}/systemd/seatrial-health.*; systemctl enable --now seatrial-health.timer"
+    steps = {
+        "slurm": f"Slurm: copy lines of {site.folder}/slurm.conf.lines to slurm.conf, then: scontrol reconfigure",
+        "systemd": f"systemd: {timer}",
+        "npd": f"node-problem-detector: on each node {timer}; put npd/ into NPD's ConfigMap, see docs/hooks.md",
+        "soperator": "soperator: helm upgrade with soperator/values.yaml, see docs/hooks.md",
+    }
+    return [f"Drain limit: {limit}", *(step for name, step in steps.items() if name in callers)]
 
 
 @hook.command()

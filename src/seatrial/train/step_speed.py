@@ -19,8 +19,8 @@ _TAIL_BYTES = 64 * 1024  # a line of steps.jsonl has about 300 bytes
 def training_speed(folder: Path) -> TrainingSpeed | None:
     """Return the speed of the last steps; None before the first step.
 
-    The first step does not count if there are others: it compiles. Raises OSError if the file cannot be read, ValueError
-    if it has complete lines and none is a step.
+    The first step does not count if there are others: it compiles. Raises OSError if the file cannot be read,
+    ValueError if it has complete lines and none is a step.
     """
     path = folder / STEPS_FILE
     try:
