@@ -119,8 +119,8 @@ def _nightly_options(site: Site) -> list[str]:
         ("--set", f"environment.source={site.folder}/env.sh"),
         ("--set", site.venv.value and f"environment.venv={site.venv.value}"),
     ]
-    known = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
-    return ["--launcher slurm", *known]
+    arguments = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
+    return ["--launcher slurm", *arguments]
 
 
 def _acceptance_checks(*, cpu_only: bool) -> str:
