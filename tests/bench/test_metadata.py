@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,17 @@ def test_leftovers_of_killed_runs_are_removed(tmp_path: Path) -> None:
     assert not old.exists()
     assert len(list(young.iterdir())) == 3
     assert current.exists()
+
+
+def test_the_folder_of_a_process_that_is_gone_is_removed_at_once(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    own = metadata.owned_prefix().removeprefix(metadata.PREFIX)
+    place = own.rpartition(f"-{os.getpid()}-")[0]
+    names = {"current": True, f"{own}1": True, f"{place}-{ended.pid}-2": False, f"0{place[1:]}0-{ended.pid}-3": True}
+    folders = {folder(tmp_path, name, 60): kept for name, kept in names.items()}
+    metadata.remove_leftovers(tmp_path, next(iter(folders)))
+    assert {path: path.exists() for path in folders} == folders
 
 
 def test_a_leftover_of_another_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,14 @@ def test_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_install_for_one_caller_has_its_files_and_steps_only(tmp_path: Path) -> None:
+    code, out, _ = call("hook", "install", tmp_path / "hooks", "--caller", "npd")
+    files = {path.name for path in (tmp_path / "hooks").iterdir()}
+    assert (code, files) == (0, {"npd", "systemd", "installed.json"})  # NPD reads what the timer writes
+    assert "node-problem-detector: on each node systemctl link" in out
+    assert "slurm.conf" not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -105,6 +113,7 @@ def test_dry_run_writes_nothing(tmp_path: Path) -> None:
         (("my hooks",), "slurm.conf and systemd need"),
         (("hooks", "--state-dir", "missing", "--nodes", "2"), "missing"),
         (("hooks", "--site", "missing.yaml"), "missing.yaml"),
+        (("hooks", "--caller", "nagios"), "expected slurm, systemd, npd, soperator"),
         (("hooks", "--gpu-model", 'H200"\n'), "of a GPU's name"),
     ],
 )
@@ -123,6 +132,9 @@ SILENT = """
 until grep -q " $1 fuse" /proc/mounts; do kill -0 $program || exit 9; sleep 0.05; done
 "$0" -m seatrial hook prolog --gpus-per-node 4 --nodes 4 --records "$1/hook.jsonl" --state-dir "$1" --time-limit 6
 echo "exit $?"
+"$0" -c 'import seatrial.cli.hook as hook; hook._LIST_TIMEOUT_S = 1
+from seatrial.cli import main; main()' hook list --state-dir "$1"
+echo "list $?"
 kill -KILL $program
 """
 
@@ -131,5 +143,6 @@ kill -KILL $program
 def test_a_shared_filesystem_that_never_answers_takes_no_node_out(tmp_path: Path) -> None:
     argv = ["unshare", "--mount", "--propagation", "private", "bash", "-c", SILENT, sys.executable, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.splitlines()[-1] == "exit 0", done.stdout + done.stderr
+    assert done.stdout.splitlines()[-2:] == ["exit 0", "list 3"], done.stdout + done.stderr
+    assert f"{tmp_path} does not answer within 1 s" in done.stderr
     assert f"the record could not be written: {tmp_path}/hook.jsonl: no answer" in done.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.node_state.drain_limit import prepare
 from tests.fakes.slurm import NODES, FakeSlurm, cluster, success
 from tests.node_state.test_slurm import OTHERS, OURS, nodes_text
 from tests.processes import call
@@ -63,6 +64,17 @@ def test_dry_run_prints_partners_plan_and_changes(slurm: FakeSlurm, tmp_path: Pa
     assert (code, "partner node2: idle" in text) == (0, True)
     assert all(" show " in command for command in slurm.commands)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_asks_the_drain_limit_and_records_nothing(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.replies |= {NODES: success(nodes_text({})), "scontrol show topology": success("")}
+    arguments = ("readmit", "node1", "--gpus-per-node", "0", "--drain", "--state-dir", tmp_path, "--dry-run")
+    code, text, err = call(*arguments)
+    assert (code, "  refused: drain: node1 (no drain record" in text) == (0, True), err
+    prepare(tmp_path)
+    _, text, _ = call(*arguments)
+    assert "  planned: drain: node1" in text
+    assert list((tmp_path / "drains").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,14 @@ def test_low_speed_does_not_explain_damaged_data_but_memory_errors_do() -> None:
     assert ("collectives.all_reduce", CLUSTER) in explained(finding)
 
 
+def test_a_noisy_measurement_follows_from_low_speed_only() -> None:
+    reasons = (Reason.METRIC_MISSING,)
+    noisy = Verdict("train.ddp", CLUSTER, Outcome.ERROR, "scaling_efficiency", reasons, "too noisy: range 57 to 108 %")
+    assert found(bad("slurm.controller", CLUSTER, "memlock_limit_propagated", Outcome.WARN), noisy) == []
+    (finding,) = found(BUSY, noisy)
+    assert ("train.ddp", CLUSTER) in explained(finding)
+
+
 def test_warning_that_explains_nothing_is_no_cause() -> None:
     assert found(bad("host.inventory", "n0", "rdma_inactive_ports", Outcome.WARN)) == []
     (finding,) = found(bad("host.inventory", "n0", "rdma_inactive_ports", Outcome.WARN), slow())

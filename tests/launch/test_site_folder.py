@@ -64,7 +64,7 @@ def test_files_match_golden_files(name: str) -> None:
 @pytest.mark.parametrize("name", SITES)
 def test_scripts_pass_bash_and_shellcheck(name: str, tmp_path: Path) -> None:
     site_pipeline.write(tmp_path / "site", render(SITES[name]))
-    scripts = [*(tmp_path / "site" / "jobs").iterdir(), tmp_path / "site" / "env.sh"]
+    scripts = [*(tmp_path / "site" / "jobs").iterdir(), *(tmp_path / "site").glob("*.sh")]
     for command in (["bash", "-n"], [Path(sys.executable).parent / "shellcheck"]):
         done = subprocess.run([*command, *scripts], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -74,7 +74,10 @@ def test_scripts_pass_bash_and_shellcheck(name: str, tmp_path: Path) -> None:
 def test_trials_are_valid_and_accept_what_acceptance_accepts(name: str, tmp_path: Path) -> None:
     site_pipeline.write(tmp_path / "site", render(SITES[name]))
     trial = resolved(tmp_path / "site" / "site.yaml")
-    assert trial.config.checks == resolved("acceptance").config.checks
+    acceptance = resolved("acceptance").config.checks
+    assert {**trial.config.checks, "train.ddp": None} == {**acceptance, "train.ddp": None}
+    thresholds = set(acceptance["train.ddp"].expect) - set(trial.config.checks["train.ddp"].expect)
+    assert thresholds == ({"scaling_efficiency"} if name == "cpu-only" else set())
     assert trial.config.launcher == "slurm"
     assert trial.config.environment.source == f"{SITES[name].folder}/env.sh"
     set_here = {key: trial.origins[key] != "default" for key in ("cluster.nodes", "slurm.partition")}

@@ -87,7 +87,7 @@ def slurm_without_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             ("chemistry", "physics"),
             None,
-            r"several in Slurm \(chemistry, physics\); jobs use Slurm's default, --account",
+            r"several in Slurm \(chemistry, physics\), --account",
         ),
         ((), None, "Slurm lists none of"),
     ],
@@ -98,7 +98,7 @@ def test_the_account_is_read_if_it_is_the_only_one(
     monkeypatch.setattr(slurm, "partitions", lambda: (partition("gpu", default=True),))
     monkeypatch.setattr(slurm, "nodes", lambda: TWO_GPU_NODES)
     assert site.describe(Path("/s"), no_options()).account == Setting(
-        None, "not read from Slurm (no database of accounts); jobs use Slurm's default"
+        None, "jobs use Slurm's default account; yours could not be listed: no database of accounts"
     )
     monkeypatch.setattr(slurm, "accounts", lambda *_: names)
     account = site.describe(Path("/s"), no_options()).account

@@ -58,6 +58,12 @@ def test_an_incomplete_or_damaged_line_does_not_count(tmp_path: Path) -> None:
     assert (speed.step, speed.steps) == (3, 2)
 
 
+def test_lines_without_any_step_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_text("\x00\n[1]\n")
+    with pytest.raises(ValueError, match=r"steps.jsonl: none of its last 2 lines is a step: '\[1\]'"):
+        training_speed(tmp_path)
+
+
 def test_values_of_another_stack_may_be_missing(tmp_path: Path) -> None:
     huge = "9" * 400
     (tmp_path / "steps.jsonl").write_text(f'{{"step": 2, "loss": {huge}, "tokens": {huge}, "seconds": 2}}\n')

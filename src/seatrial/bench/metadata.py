@@ -1,12 +1,14 @@
 """Metadata operations on many empty files in one folder: create and stat for a limited time, then list and unlink.
 
-Files of a killed run stay behind in a folder whose name begins with PREFIX; ``remove_leftovers`` removes them.
+Files of a killed run stay behind in a folder whose name begins with PREFIX; ``remove_leftovers`` removes them. The name
+has the process that made the folder, so that the next run on its node knows at once whether it ended.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "seatrial-metadata-"
+_OWNER = re.compile(re.escape(PREFIX) + r"(?P<boot>[0-9a-f]{8})-(?P<namespace>\d+)-(?P<pid>\d+)-")
 # A check of metadata rates ends earlier (limit_s): an older folder belongs to a run that was killed
 MIN_LEFTOVER_AGE_S = 3600.0
 
@@ -69,6 +72,38 @@ def unlink_files(folder: Path, count: int) -> OperationTiming:
     return result
 
 
+def owned_prefix() -> str:
+    """PREFIX with this process: ID of the boot, PID namespace and PID. Raises OSError without /proc."""
+    return f"{PREFIX}{_boot()}-{_pid_namespace()}-{os.getpid()}-"
+
+
+def is_abandoned(path: Path, now: float) -> bool:
+    """Whether the run of a folder has ended: its process on this node is gone, or the folder is too old."""
+    return _owner_ended(path.name) or now - path.lstat().st_mtime >= MIN_LEFTOVER_AGE_S
+
+
+def _owner_ended(name: str) -> bool:
+    """Whether the process in the name ran on this node, since its boot, in this PID namespace, and is gone."""
+    owner = _OWNER.match(name)
+    if owner is None or (owner["boot"], int(owner["namespace"])) != (_boot(), _pid_namespace()):
+        return False
+    try:
+        os.kill(int(owner["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 def remove_leftovers(parent: Path, run_folder: Path) -> list[Leftover]:
     """Remove the folders in ``parent`` that killed runs of this user left there; return all leftover folders.
 
@@ -89,7 +124,7 @@ def _remove(path: Path, now: float) -> str:
         status = path.lstat()
         if status.st_uid != os.geteuid():
             return f"owned by uid {status.st_uid}"
-        if now - status.st_mtime < MIN_LEFTOVER_AGE_S:
+        if not is_abandoned(path, now):
             return f"changed less than {MIN_LEFTOVER_AGE_S / 3600:g} h ago: another run may use it"
         shutil.rmtree(path)
     except FileNotFoundError:  # another node removed it

@@ -8,13 +8,14 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from seatrial.cli.output import print_json
-from seatrial.model import UsageError
+from seatrial.model import SeatrialError, UsageError
 
 if TYPE_CHECKING:
     from seatrial.hook.run import Expected, Request
@@ -26,6 +27,7 @@ hook = typer.Typer(
     "Exit codes are those that the caller expects: seatrial hook health --help.",
 )
 _DETAIL_DESCRIPTOR = 3  # soperator appends its text to the reason of a drained node
+_LIST_TIMEOUT_S = 10.0  # a filesystem in use answers within seconds
 _RECORDS = "/var/log/seatrial/hook.jsonl"
 
 CallerOption = Annotated[
@@ -155,6 +157,10 @@ def install(
         str, typer.Option(help="Name of the SlurmCluster, for the ActiveCheck.")
     ] = "soperator",
     soperator_tag: Annotated[str, typer.Option(help="Tag of soperator's images; writes an ActiveCheck.")] = "",
+    caller: Annotated[
+        list[str] | None,
+        typer.Option(help="slurm, systemd, npd or soperator: only its files and next steps; may be repeated."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files; write nothing.")] = False,
 ) -> None:
     """Write scripts and configuration of hooks to DIR, and print the next steps. Changes nothing outside DIR.
@@ -164,9 +170,12 @@ def install(
     from seatrial import __version__
     from seatrial.hook import install as installation
     from seatrial.hook.run import Expected
-    from seatrial.launch.hook_files import render
+    from seatrial.launch.hook_files import CALLERS, render
     from seatrial.node_state import drain_limit
 
+    callers = caller or CALLERS
+    if unknown := sorted(set(callers) - set(CALLERS)):
+        raise UsageError(f"--caller {unknown[0]}: expected {', '.join(CALLERS)}")
     given = Expected(gpus_per_node, gpu_model, nodes)
     described = _hook_site(folder, site, given, state_dir, records)._replace(
         share=share,
@@ -176,7 +185,7 @@ def install(
         soperator_cluster=soperator_cluster,
         soperator_tag=soperator_tag,
     )
-    files = render(described)
+    files = render(described, callers)
     if dry_run:
         print("\n".join(f"===== {described.folder}/{name}\n{text}" for name, text in files.items()), end="")
         return
@@ -190,7 +199,7 @@ def install(
     installation.install(Path(described.folder), files, __version__)
     for name in sorted(files):
         print(f"{described.folder}/{name}")
-    print("\n".join(_next_steps(described)))
+    print("\n".join(_next_steps(described, callers)))
 
 
 def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: str | None, records: str) -> HookSite:
@@ -220,16 +229,16 @@ def _hook_site(folder: Path, site: str | None, given: Expected, state_dir: str |
     )
 
 
-def _next_steps(site: HookSite) -> list[str]:
+def _next_steps(site: HookSite, callers: Collection[str]) -> list[str]:
     limit = f"{site.state_dir}/drains" if site.state_dir else "no --state-dir was given: failures are only recorded"
-    return [
-        f"Drain limit: {limit}",
-        f"Slurm: copy lines of {site.folder}/slurm.conf.lines to slurm.conf, then: scontrol reconfigure",
-        f"systemd: systemctl link {site.folder}/systemd/seatrial-health.*; "
-        "systemctl enable --now seatrial-health.timer",
-        "node-problem-detector: needs the timer; put npd/ into its ConfigMap, see docs/hooks.md",
-        "soperator: helm upgrade with soperator/values.yaml, see docs/hooks.md",
-    ]
+    timer = f"systemctl link {site.folder}/systemd/seatrial-health.*; systemctl enable --now seatrial-health.timer"
+    steps = {
+        "slurm": f"Slurm: copy lines of {site.folder}/slurm.conf.lines to slurm.conf, then: scontrol reconfigure",
+        "systemd": f"systemd: {timer}",
+        "npd": f"node-problem-detector: on each node {timer}; put npd/ into NPD's ConfigMap, see docs/hooks.md",
+        "soperator": "soperator: helm upgrade with soperator/values.yaml, see docs/hooks.md",
+    }
+    return [f"Drain limit: {limit}", *(step for name, step in steps.items() if name in callers)]
 
 
 @hook.command()
@@ -249,13 +258,22 @@ def uninstall(
 
 @hook.command("list")
 def list_drains(
-    state_dir: Annotated[Path, typer.Option(help="Folder of the drain limit.")],
+    state_dir: Annotated[str, typer.Option(help="Folder of the drain limit.")],
 ) -> None:
     """Print the nodes that hooks took out of service, with the command that gives Slurm the reason. Changes nothing."""
+    from seatrial.hook.run import call_until
     from seatrial.node_state import drain_limit
+    from seatrial.node_state.drain_limit import Drain
     from seatrial.util.text import printable
 
-    for drain in drain_limit.read(state_dir):
+    def read() -> list[object]:
+        return [drain.model_dump(mode="json") for drain in drain_limit.read(Path(state_dir))]
+
+    no_answer = f"{state_dir} does not answer within {_LIST_TIMEOUT_S:.0f} s: run `df {state_dir}` on another host"
+    drains, error = call_until(read, time.monotonic() + _LIST_TIMEOUT_S, no_answer)
+    if error:
+        raise SeatrialError(error)
+    for drain in map(Drain.model_validate, drains):
         node, reason = printable(drain.node), printable(drain.reason)
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(drain.time))} {node}: {reason}")
         print(f"  {shlex.join(['scontrol', 'update', f'NodeName={node}', f'Reason={reason}'])}")

@@ -39,7 +39,8 @@ ConditionOption = Annotated[
 ReasonPrefixOption = Annotated[
     str, typer.Option(metavar="TEXT", help="With --undrain: also nodes that someone else drained with this reason.")
 ]
-StateDirOption = Annotated[Path | None, typer.Option(help="Shared folder of the drain limit (docs/node-states.md).")]
+# Text: typer would call stat on a Path, which never returns on a filesystem that does not answer
+StateDirOption = Annotated[str | None, typer.Option(help="Shared folder of the drain limit (docs/node-states.md).")]
 DrainShareOption = Annotated[
     float, typer.Option(min=0, max=1, help="At most this share of the nodes is taken out of service, but always one.")
 ]
@@ -90,7 +91,7 @@ def readmit(
         trial=trial,
         overrides=tuple(overrides),
         flags=flags,
-        state_dir=state_dir,
+        state_dir=Path(state_dir) if state_dir else None,
         drain_share=drain_share,
         drain_window_s=60 * drain_window,
     )
@@ -111,7 +112,7 @@ def readmit(
     raise typer.Exit(EXIT_INTERRUPTED if result.interrupted else EXIT_CODES[result.decision])
 
 
-def _require_consistent(launcher: str, flags: Flags, reason_prefix: str, state_dir: Path | None) -> None:
+def _require_consistent(launcher: str, flags: Flags, reason_prefix: str, state_dir: str | None) -> None:
     """Raise UsageError for options that do not fit together."""
     if launcher not in ("slurm", "kubernetes"):
         raise UsageError(f"--launcher {launcher}: expected slurm or kubernetes, which know the state of nodes")

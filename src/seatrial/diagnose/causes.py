@@ -132,7 +132,11 @@ def _is_explained(
     if not any(fnmatchcase(verdict.check, pattern) for pattern in suspect.explains):
         return False
     is_slow = verdict.check in performance and performance[verdict.check][verdict.metric]
-    return (suspect.wrong_results or is_slow) and overlap(suspect.place, verdict.subject)
+    if Reason.METRIC_MISSING in verdict.reasons and verdict.detail:  # the check measured it, and says that it is noisy
+        is_explained = is_slow and not suspect.wrong_results
+    else:
+        is_explained = is_slow or suspect.wrong_results
+    return is_explained and overlap(suspect.place, verdict.subject)
 
 
 def overlap(place: str, subject: str) -> bool:

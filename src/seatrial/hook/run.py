@@ -109,7 +109,7 @@ def _expected(request: Request, deadline: float) -> tuple[Expected, str]:
     expected = Expected(request.gpus_per_node, request.gpu_model, request.nodes)
     if request.site is None or None not in expected:
         return expected, ""
-    answer, error = _call(lambda: read_site(str(request.site)), deadline, f"{request.site}: no answer")
+    answer, error = call_until(lambda: read_site(str(request.site)), deadline, f"{request.site}: no answer")
     if error:
         return expected, error
     return expected.or_else(Expected(*answer)), ""
@@ -137,22 +137,27 @@ def _request_drain(request: Request, run_id: str, reason: str, nodes: int | None
             answer.reason or f"drain limit: granted, {len(answer.drains)} of at most {limit.max_nodes}",
         ]
 
-    answer, error = _call(ask, deadline, f"the folder {folder} does not answer")
+    answer, error = call_until(ask, deadline, f"the folder {folder} does not answer")
     return (False, error) if error else (answer[0], answer[1])
 
 
 def _write(request: Request, record: Record, deadline: float) -> str:
     """Append the record and replace the status file; return why one could not be written."""
-    error = _call(lambda: append(request.records, record), deadline, f"{request.records}: no answer")[1]
+    error = call_until(lambda: append(request.records, record), deadline, f"{request.records}: no answer")[1]
     if request.status is None:
         return error
     status, text = request.status, f"{EXIT_CODES['npd'][record.result]}\n{record.reason}\n"
-    status_error = _call(lambda: atomic_write(status, text.encode(), mode=0o644), deadline, f"{status}: no answer")[1]
+    status_error = call_until(
+        lambda: atomic_write(status, text.encode(), mode=0o644), deadline, f"{status}: no answer"
+    )[1]
     return "; ".join(filter(None, [error, status_error]))
 
 
-def _call(call: Callable[[], Any], deadline: float, no_answer: str) -> tuple[Any, str]:
-    """Return (result, "") of a call that can hang with a filesystem, or (None, error)."""
+def call_until(call: Callable[[], Any], deadline: float, no_answer: str) -> tuple[Any, str]:
+    """Return (result, "") of a call that can hang with a filesystem, or (None, error).
+
+    The result is a value of JSON. ``deadline``: as of time.monotonic; ``no_answer``: the error at the deadline.
+    """
 
     def call_in_child() -> bytes:
         try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from typing import NamedTuple
 
 from seatrial.launch.script import template
 
 EXTRA_WAIT_S = 2  # of a script, after the time limit of seatrial
 HEALTH_INTERVAL_S = 300
+CALLERS = ("slurm", "systemd", "npd", "soperator")  # each has a folder of files; those of Slurm are at the top
 _LINES = " \\\n        "  # one option per line of a script
 
 
@@ -52,13 +54,17 @@ _SLURM_SCRIPTS = (
 )
 
 
-def render(site: HookSite) -> dict[str, str]:
-    """Return the content of each file by its path in the folder; files that end in .sh are to be executable."""
+def render(site: HookSite, callers: Collection[str] = CALLERS) -> dict[str, str]:
+    """Return the content of each file by its path in the folder; files that end in .sh are to be executable.
+
+    ``callers``: only the files of these, and of systemd for npd, which reads the result of its timer.
+    """
     values = {
         "site": site,
         "wait_s": site.time_limit_s + EXTRA_WAIT_S,
         "interval_s": HEALTH_INTERVAL_S,
     }
+    callers = {*callers, *(["systemd"] if "npd" in callers else [])}
     files = {
         f"{script.kind}.sh": template("hook/hook.sh.j2").render(
             values, contexts=False, command=_command(site, '"$kind"', "slurm", _LINES), **script._asdict()
@@ -72,7 +78,7 @@ def render(site: HookSite) -> dict[str, str]:
     health = f"{_command(site, 'health', 'npd')} --status {shlex.quote(site.status)}"
     files["systemd/seatrial-health.service"] = template("hook/service.j2").render(values, command=health)
     files["systemd/seatrial-health.timer"] = template("hook/timer.j2").render(values)
-    return files
+    return {name: text for name, text in files.items() if (name.rpartition("/")[0] or "slurm") in callers}
 
 
 def _soperator(site: HookSite, values: dict[str, object]) -> dict[str, str]:

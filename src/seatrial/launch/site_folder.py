@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib import resources
 from typing import NamedTuple
 
@@ -85,6 +86,10 @@ _WORKLOADS = (
 )
 
 
+# On CPUs the exchange of gradients takes as long as the computation, and other load on the node makes it too noisy
+_GPU_THRESHOLD = 'scaling_efficiency: "> 90 %"'
+
+
 def render(site: Site) -> dict[str, str]:
     """Return the content of each file by its path in the folder, without workloads that need more nodes."""
     workloads = [workload for workload in _WORKLOADS if workload.nodes <= int(site.nodes.value or 2)]
@@ -93,20 +98,36 @@ def render(site: Site) -> dict[str, str]:
         "site": site,
         "version": __version__,
         "cpu_only": site.gpus_per_node.value == 0,
-        "checks": _acceptance_checks(),
+        "checks": _acceptance_checks(cpu_only=site.gpus_per_node.value == 0),
         "workloads": workloads,
         "unknown": {name: site.settings()[name] for name in needed if site.settings()[name].value is None},
     }
-    names = ("README.md", "env.sh", "site.yaml", "oumi.yaml")
+    values["nightly_options"] = _nightly_options(site)
+    names = ("README.md", "env.sh", "site.yaml", "infrastructure.yaml", "nightly.sh", "oumi.yaml")
     files = {name: template(f"site/{name}.j2").render(values) for name in names}
     files[".gitignore"] = template("site/gitignore.j2").render()
     return files | {f"jobs/{workload.name}.sbatch": _script(site, workload, values) for workload in workloads}
 
 
-def _acceptance_checks() -> str:
-    """Return the checks of the trial ``acceptance`` with their comments."""
+def _nightly_options(site: Site) -> list[str]:
+    """Return the options of ``seatrial run quick``, which does not read site.yaml, for a shell."""
+    options: list[tuple[str, object]] = [
+        ("--nodes", site.nodes.value),
+        ("--gpus-per-node", site.gpus_per_node.value),
+        ("--set", site.partition.value and f"slurm.partition={site.partition.value}"),
+        ("--set", site.account.value and f"slurm.account={site.account.value}"),
+        ("--set", f"environment.source={site.folder}/env.sh"),
+        ("--set", site.venv.value and f"environment.venv={site.venv.value}"),
+    ]
+    arguments = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
+    return ["--launcher slurm", *arguments]
+
+
+def _acceptance_checks(*, cpu_only: bool) -> str:
+    """Return the checks of the trial ``acceptance`` with their comments; on CPUs without the threshold of GPUs."""
     text = (resources.files("seatrial") / "data" / "trials" / "acceptance.yaml").read_text(encoding="utf-8")
-    return text.partition("\nchecks:\n")[2]
+    checks = text.partition("\nchecks:\n")[2]
+    return checks.replace(_GPU_THRESHOLD, f"# CPU only, so not required: {_GPU_THRESHOLD}") if cpu_only else checks
 
 
 def _script(site: Site, workload: Workload, values: dict[str, object]) -> str:

@@ -142,7 +142,7 @@ def _template_fields(verdict: Verdict) -> dict[str, str]:
         "not_applicable": f"not applicable: {verdict.detail}" if verdict.metric else verdict.detail,
         "not_evaluated": f"{verdict.metric} not evaluated: " if verdict.metric else "",
         "threshold": threshold,
-        "expected": f", expected {threshold.removeprefix('must be ')}" if threshold else "",
+        "expected": f", expected {threshold.removeprefix('must be ').removeprefix('== ')}" if threshold else "",
         "expected_rate": f"at most {basis.expected:g} per minute" if basis and basis.expected else "none",
         "retry_in_brackets": "",
     }

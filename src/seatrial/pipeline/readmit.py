@@ -20,7 +20,7 @@ from typing import Any, Literal
 from seatrial.model import CLUSTER, DecisionValue, Frozen, Outcome, SeatrialError, Trial
 from seatrial.model.trial import Explained
 from seatrial.node_state.change import TAKES_OUT, Candidates, ChangeOutcome, Flags, NodeChange, NodeResult, Partner
-from seatrial.node_state.drain_limit import DrainLimit, request_drain
+from seatrial.node_state.drain_limit import DrainAnswer, DrainLimit, request_drain
 from seatrial.pipeline.planned_jobs import resolve
 from seatrial.pipeline.preview import Preview, preview
 from seatrial.pipeline.results import Display
@@ -108,12 +108,41 @@ def preview_trial(options: Options, candidates: Candidates, pool: Sequence[Partn
 def planned_changes(
     options: Options, candidates: Candidates, pool: Sequence[Partner]
 ) -> dict[DecisionValue, list[NodeChange]]:
-    """Return the changes before the test and after it, if all nodes get the same decision."""
+    """Return the changes before the test and after it, if all nodes get the same decision.
+
+    A change that the drain limit refuses now has the outcome refused. Its record is read, not written, so that each
+    node is asked for as if it were the only one.
+    """
     planned = {}
     for value in (DecisionValue.ACCEPTED, DecisionValue.REJECTED):
         results = {name: NodeResult(node=name, decision=value, reason="CAUSE") for name in options.nodes}
-        planned[value] = [*candidates.before_test(options.first(pool)), *candidates.after_test(results)]
+        changes = [*candidates.before_test(options.first(pool)), *candidates.after_test(results)]
+        planned[value] = [_as_limited(change, options, candidates) for change in changes]
     return planned
+
+
+def _as_limited(change: NodeChange, options: Options, candidates: Candidates) -> NodeChange:
+    if change.action not in TAKES_OUT:
+        return change
+    refusal = _drain_refusal(options, candidates.cluster_nodes, change.nodes[0], "RUN", "CAUSE", dry_run=True)
+    return change.model_copy(update={"outcome": "refused", "detail": refusal}) if refusal else change
+
+
+def _drain_refusal(
+    options: Options, cluster_nodes: int, node: str, run_id: str, reason: str, *, dry_run: bool = False
+) -> str:
+    """Ask the drain limit for ``node``; return why it must stay in service, empty if it may be taken out."""
+    if (folder := options.state_dir) is None:
+        return "no folder of the drain limit"
+    limit = DrainLimit(options.drain_share, options.drain_window_s, cluster_nodes)
+
+    def ask() -> DrainAnswer:
+        return request_drain(folder, node, run_id, reason, limit, time.time(), dry_run=dry_run)
+
+    try:
+        return start_in_thread(ask).result(_DRAIN_LIMIT_S).reason
+    except TimeoutError:
+        return f"{folder} did not answer within {_DRAIN_LIMIT_S:.0f} s"
 
 
 @dataclass
@@ -218,15 +247,8 @@ class Session:
             return f"{failed[0].action} of {', '.join(failed[0].nodes)} failed; do that by hand, then this"
         if change.action not in TAKES_OUT:
             return ""
-        (node,), options = change.nodes, self.options
-        if not options.state_dir:
-            return "no folder of the drain limit"
-        limit = DrainLimit(options.drain_share, options.drain_window_s, self.candidates.cluster_nodes)
-        arguments = (options.state_dir, node, self.folder.name, self.results[node].reason, limit, time.time())
-        try:
-            return start_in_thread(lambda: request_drain(*arguments)).result(_DRAIN_LIMIT_S).reason
-        except TimeoutError:
-            return f"{options.state_dir} did not answer within {_DRAIN_LIMIT_S:.0f} s"
+        (node,), nodes = change.nodes, self.candidates.cluster_nodes
+        return _drain_refusal(self.options, nodes, node, self.folder.name, self.results[node].reason)
 
     def _execute(self, change: NodeChange) -> None:
         """Make a change. It is recorded as started first, so that the record is complete even after a SIGKILL."""

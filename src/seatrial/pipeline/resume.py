@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from seatrial import report
 from seatrial.launch import cancel_earlier_jobs, launcher_for
-from seatrial.model import Machine, Measurement
+from seatrial.model import NOT_REPORTED, Machine, Measurement
 from seatrial.pipeline.plan import Plan
 from seatrial.pipeline.planned_jobs import plan_of
 from seatrial.pipeline.results import TrialResults
@@ -15,13 +15,21 @@ from seatrial.pipeline.this_host import ThisHost
 
 
 def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
-    """Load the results of earlier sessions, without checks that had an ERROR and without those of another machine."""
+    """Load the results of earlier sessions, without those of another machine and those of checks to measure again.
+
+    These had an ERROR, or did not report a metric that the trial has a threshold on, since it was too noisy.
+    """
     for message in cancel_earlier_jobs(results.settings, results.run_dir.path):
         results.display.warn(message)
     saved = results.run_dir.recover()
     for warning in saved.warnings:
         results.display.warn(warning)
-    discarded = {measurement.check for measurement in saved.measurements if measurement.error}
+    thresholds = {name: check.expect for name, check in results.settings.checks.items()}
+    discarded = {
+        measurement.check
+        for measurement in saved.measurements
+        if measurement.error or _not_reported(measurement) & set(thresholds.get(measurement.check, ()))
+    }
     if saved.machine != machine:
         discarded = {measurement.check for measurement in saved.measurements}
     if saved.machine != machine and saved.machine and discarded:
@@ -37,6 +45,11 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
     results.localization = [measurement for measurement in usable if measurement.check not in results.settings.checks]
     results.retries = [measurement for measurement in saved.retries if measurement.check not in discarded]
     results.job_results, results.sessions = saved.job_results, saved.sessions
+
+
+def _not_reported(measurement: Measurement) -> set[str]:
+    reasons = measurement.facts.get(NOT_REPORTED)
+    return set(reasons) if isinstance(reasons, dict) else set()
 
 
 def _description(machine: Machine, other: Machine) -> str:

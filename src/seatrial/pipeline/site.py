@@ -130,11 +130,12 @@ def _account(partition: object) -> Setting:
         user = pwd.getpwuid(os.getuid()).pw_name
         names = slurm.accounts(user, slurm.settings().cluster_name, None if partition is None else str(partition))
     except (SlurmUnavailable, SlurmRefused, KeyError) as error:  # many sites have no database of accounts
-        return Setting(None, f"not read from Slurm ({' '.join(str(error).split())}); jobs use Slurm's default")
+        problem = " ".join(str(error).split()).partition(". Run first")[0]
+        return Setting(None, f"jobs use Slurm's default account; yours could not be listed: {problem}")
     if len(names) == 1:
         return Setting(names[0], f"the only account of {user} in Slurm")
     note = f"{user} has several in Slurm ({', '.join(names)})" if names else f"Slurm lists none of {user}"
-    return Setting(None, f"{note}; jobs use Slurm's default, --account selects one")
+    return Setting(None, f"jobs use Slurm's default account; {note}, --account selects one")
 
 
 def _max_minutes(partition: Partition) -> Setting:

@@ -141,7 +141,7 @@ class Watcher:
             "" if gpus else "GPU use: the run directory has no telemetry of GPUs",
         ]
         steps = max(run_dir.glob(f"artifacts/*/**/{STEPS_FILE}"), key=_modified, default=None)
-        speed, _ = _result_or_error(lambda: training_speed(steps.parent)) if steps else (None, "")
+        speed, speed_note = _result_or_error(lambda: training_speed(steps.parent)) if steps else (None, "")
         log = max(_logs(attempt), key=_modified, default=None)
         lines, log_note = _result_or_error(lambda: _last_lines(log, self.log_lines)) if log else (None, "")
         changes = {
@@ -152,7 +152,7 @@ class Watcher:
             "training": speed if speed and speed.age_s < _SILENT_S else None,
             "log": str(log or ""),
             "log_lines": tuple(lines or ()),
-            "notes": tuple(filter(None, [*notes, log_note])),
+            "notes": tuple(filter(None, [*notes, speed_note, log_note])),
         }
         return status.model_copy(update=changes)
 

@@ -19,7 +19,8 @@ _TAIL_BYTES = 64 * 1024  # a line of steps.jsonl has about 300 bytes
 def training_speed(folder: Path) -> TrainingSpeed | None:
     """Return the speed of the last _MAX_STEPS steps; None before the first step.
 
-    The first step does not count if there are others: it compiles. Raises OSError if steps.jsonl cannot be read.
+    The first step does not count if there are others: it compiles. Raises OSError if steps.jsonl
+    cannot be read, ValueError if it has complete lines and none is a step.
     """
     path = folder / STEPS_FILE
     try:
@@ -28,6 +29,8 @@ def training_speed(folder: Path) -> TrainingSpeed | None:
     except FileNotFoundError:
         return None
     steps = [step for line in lines if (step := _parse_step(line))]
+    if not steps and len(lines) > 1:  # one line may be incomplete
+        raise ValueError(f"{path}: none of its last {len(lines)} lines is a step: {lines[-1][:80]!r}")
     if not steps:
         return None
     timed = [step for step in steps if step["step"] > 1][-_MAX_STEPS:] or steps

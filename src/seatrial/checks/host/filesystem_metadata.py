@@ -48,7 +48,7 @@ def measure(context: Context, options: MetadataOptions) -> Iterator[Observation]
     for name, path in paths.items():
         context.progress(f"{name}: {path}")
         try:
-            with storage.temporary_folder(path, participants, metadata.PREFIX) as folder:
+            with storage.temporary_folder(path, participants, metadata.owned_prefix()) as folder:
                 leftovers.update(_remove_leftovers(folder))
                 for observation in _measure(folder, options, name, context.progress):
                     if is_rank_0:
@@ -96,13 +96,13 @@ def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:
 
 
 def _leftovers_of_other_runs(context: Context) -> dict[str, str]:
-    """Old folders of killed runs in the artifacts of runs next to this one: they are named, not removed."""
+    """Folders of killed runs in the artifacts of runs next to this one: they are named, not removed."""
     from seatrial.bench import metadata
 
     pattern, now, old = f"*/artifacts/*/{metadata.PREFIX}*", time.time(), list[Path]()
     for path in sorted(context.run_dir.parent.glob(pattern)):
         with suppress(OSError):  # removed meanwhile
-            if not path.is_relative_to(context.run_dir) and now - path.lstat().st_mtime > metadata.MIN_LEFTOVER_AGE_S:
+            if not path.is_relative_to(context.run_dir) and metadata.is_abandoned(path, now):
                 old.append(path)
     return {str(path): "in the run directory of another run: not removed" for path in old[:_MAX_NAMED]}
 

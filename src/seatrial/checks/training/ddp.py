@@ -258,7 +258,8 @@ def _scaling_observations(percent: Sequence[float]) -> Iterator[Observation]:
     if above_limit <= MAX_ABOVE_LIMIT and noise <= MAX_NOISE:
         yield _metric("scaling_efficiency", median(percent), percent)
     else:
-        yield Fact(name=NOT_REPORTED, value={"scaling_efficiency": interval})
+        reason = "too noisy" if noise > MAX_NOISE else "faster than without communication"
+        yield Fact(name=NOT_REPORTED, value={"scaling_efficiency": f"{reason}: {interval}"})
 
 
 def _method(comparison: DdpComparison, speed: Speed) -> str:
