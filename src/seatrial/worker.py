@@ -245,13 +245,19 @@ def _open_device(job: Job, identity: RankIdentity, folder: Path) -> tuple[str, i
     """Return this rank's device and its NVML index; for a ``ranks`` job, also open the process group."""
     if job.placement != "ranks":
         return "cpu", None
-    from seatrial.bench import group, rank, timing
+    from seatrial.bench import group, rank, spare_children, timing
 
     if job.retry:
         timing.min_windows = timing.RETRY_MIN_WINDOWS
     device = f"cuda:{identity.local_rank}" if job.device == "cuda" else "cpu"
     group.enable_nccl_log(folder)
+    # not without GPUs, where memory is short and a training takes longer than its imports
+    on_gpus = job.device == "cuda" and job.process_count > 1
+    if spares := sum(catalog()[name].child_trainings for name in job.checks) if on_gpus else 0:
+        spare_children.start(spares, folder)
     group.open_group(device, timeout_s=job.limit_s)
+    if spares:
+        spare_children.wait_until_ready()
     return device, rank.nvml_index(device)
 
 

@@ -28,7 +28,7 @@ def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
     _open_group(task, config)
     out = Path(task["out"])
     with disk.convert_disk_full(out):
-        metrics = command.run(config, out)
+        metrics = command.run(config, out, task["started"])
         if is_rank0 and task["generate"]:
             from seatrial.train.hf import inference
 

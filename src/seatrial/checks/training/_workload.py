@@ -122,6 +122,8 @@ def train(
         file_prefix=context.artifacts_dir / outs[0].name,
         limit_s=limit_s,
         groups=groups,
+        # a training on one GPU sets CUDA_VISIBLE_DEVICES, which must precede the imports
+        trains=all(len(ranks) > 1 for ranks in groups),
         on_poll=_report_progress(context, name, outs[group], settings.max_steps) if group is not None else lambda: None,
     )
     seconds = rank.gather(time.monotonic() - started)[0]
