@@ -35,7 +35,7 @@ ALGORITHM_REQUESTS = [
 
 
 def run(
-    module: str, out: Path, limit_s: float, child_groups: Any = None, *, trains: bool = False, **task: Any
+    module: str, out: Path, limit_s: float, child_groups: Any = None, *, trains_on: Any = None, **task: Any
 ) -> dict[str, Any]:
     started = time.monotonic()
     results = child_ranks.run_child_ranks(
@@ -47,7 +47,7 @@ def run(
         file_prefix=out,
         limit_s=limit_s,
         groups=child_groups,
-        trains=trains,
+        trains_on=trains_on,
     )
     return {"results": [asdict(result) for result in results], "seconds": time.monotonic() - started}
 
@@ -80,16 +80,16 @@ def started_together(out: Path) -> dict[str, Any]:
 
 
 def run_in_spare_child(out: Path) -> dict[str, Any]:
-    """A task in the child that waits for one, then another task, for which there is none."""
+    """A task in the child that waits for one, then another task, for which there is none: it sees another GPU."""
     os.environ["EXTRA_2"] = "set after the start of the child"
-    spare = spare_children._waiting[0].child.process.pid
-    first = run(CHILD, out / "in_spare_child", 60, trains=True, behaviour="print_process")
-    second = run(CHILD, out / "in_new_child", 60, trains=True, behaviour="print_process")
+    spare = spare_children._waiting[1].child.process.pid
+    first = run(CHILD, out / "in_spare_child", 60, trains_on="all", behaviour="print_process")
+    second = run(CHILD, out / "in_new_child", 60, trains_on="all", behaviour="print_process")
     return {"spare": spare, **{name: record["results"] for name, record in (("first", first), ("second", second))}}
 
 
 def main(out: Path) -> None:
-    spare_children.start(1, out)
+    spare_children.start(["own", "all"], out, "cpu")
     enable_nccl_log(out)
     disable_graph_mixing()
     open_group("cpu", timeout_s=60)

@@ -102,7 +102,7 @@ def run_child_ranks(
     limit_s: float,
     groups: Sequence[Sequence[int]] | None = None,
     on_poll: Callable[[], None] = lambda: None,
-    trains: bool = False,
+    trains_on: spare_children.Gpus | None = None,
 ) -> list[ChildResult]:
     """Run ``python -m module TASK`` with ``env`` beside every rank and return the results of all, by rank.
 
@@ -121,7 +121,7 @@ def run_child_ranks(
         file_prefix=file_prefix,
         limit_s=limit_s,
         groups=groups,
-        trains=trains,
+        trains_on=trains_on,
     ) as children:
         return children.results(on_poll)
 
@@ -137,13 +137,13 @@ def started_child_ranks(
     file_prefix: Path,
     limit_s: float,
     groups: Sequence[Sequence[int]] | None = None,
-    trains: bool = False,
+    trains_on: spare_children.Gpus | None = None,
 ) -> Iterator[StartedChildRanks]:
     """Context manager: start the children of ``run_child_ranks``; at the exit those that still run are ended.
 
     A check that starts children several times can start all at once, so that the later ones import torch meanwhile.
-    ``limit_s`` counts from the call of ``results``. ``trains``: a waiting process that has imported the training code
-    runs the module, if there is one (spare_children.py).
+    ``limit_s`` counts from the call of ``results``. ``trains_on``: a waiting process that has imported the
+    training code and sees these GPUs runs the module, if there is one (spare_children.py).
     """
     release_memory(device)
     rank, run_number = dist.get_rank(), next(_run_numbers)
@@ -162,7 +162,7 @@ def started_child_ranks(
         # training may run
         omitted = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_by_seatrial else ""
         common = {"group": name, "start_key": start_key, "device": device, "limit_s": limit_s, "started": time.time()}
-        child = _start(module, {**common, **task}, variables, omitted, files, trains)
+        child = _start(module, {**common, **task}, variables, omitted, files, trains_on)
     try:
         yield StartedChildRanks(start_key, name, child, sum(map(len, all_groups)), files, limit_s)
     finally:
@@ -171,10 +171,15 @@ def started_child_ranks(
 
 
 def _start(
-    module: str, task: Mapping[str, Any], env: Mapping[str, str], omitted: str, files: Mapping[str, Path], trains: bool
+    module: str,
+    task: Mapping[str, Any],
+    env: Mapping[str, str],
+    omitted: str,
+    files: Mapping[str, Path],
+    trains_on: spare_children.Gpus | None,
 ) -> processes.Child:
-    """Start ``module`` in a new process, or in a waiting one if it ``trains``."""
-    if trains and (spare := spare_children.take()):
+    """Start ``module`` in a waiting process for ``trains_on``, or in a new one."""
+    if spare := spare_children.take(trains_on):
         spare.run(module, task, {**processes.inherited(omitted), **env}, files)
         return spare.child
     argv = [sys.executable, "-m", module, json.dumps(task)]

@@ -12,16 +12,19 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 
-from seatrial.bench.group import rendezvous_store
+from seatrial.bench import group
+from seatrial.bench.child_result import VISIBLE_DEVICES, visible_device
 from seatrial.bench.rank import store_barrier
 from seatrial.util import processes
+
+Gpus = Literal["own", "all"]  # visible to a child during its imports: a library may open CUDA there
 
 PROGRAM = "seatrial.train.spare_child"
 READY_LIMIT_S = 120.0  # children that import for longer are not used
@@ -34,6 +37,7 @@ class SpareChild:
     """A child that waits for the key ``key`` of the rendezvous store; it was started with ``environment``."""
 
     child: processes.Child
+    gpus: Gpus
     key: str
     environment: Mapping[str, str]
 
@@ -47,17 +51,21 @@ class SpareChild:
             "removed": [name for name in self.environment if name not in env],
             "files": {stream: str(path.absolute()) for stream, path in files.items()},
         }
-        rendezvous_store().set(self.key, json.dumps(message))
+        group.rendezvous_store().set(self.key, json.dumps(message))
 
 
-def start(count: int, folder: Path) -> None:
-    """Start ``count`` children of this rank, with output in ``folder``; called before its process group is opened."""
+def start(trainings: Iterable[Gpus], folder: Path, device: str) -> None:
+    """Start one child of this rank for each training; called before the rank's process group is opened.
+
+    Their output goes to ``folder``. ``own``: the child sees only the GPU ``device``, for a training on one GPU.
+    """
     rank = os.environ["RANK"]
-    for number in range(count):
-        environment, key = processes.inherited(), f"seatrial/spare_children/{rank}/{number}"
+    for number, gpus in enumerate(trainings):
+        key = f"seatrial/spare_children/{rank}/{number}"
+        own = {VISIBLE_DEVICES: visible_device(device)} if gpus == "own" and device != "cpu" else {}
         output = folder / f"spare{number}.rank{rank}.err"
-        child = processes.start([sys.executable, "-m", PROGRAM, key], env={}, stdout=output, stderr=output)
-        _waiting.append(SpareChild(child, key, environment))
+        child = processes.start([sys.executable, "-m", PROGRAM, key], env=own, stdout=output, stderr=output)
+        _waiting.append(SpareChild(child, gpus, key, {**processes.inherited(), **own}))
 
 
 def wait_until_ready() -> None:
@@ -66,7 +74,7 @@ def wait_until_ready() -> None:
     A child that failed or takes longer than READY_LIMIT_S is not used: a check then starts a new process.
     """
     store, deadline = dist.distributed_c10d._get_default_store(), time.monotonic() + READY_LIMIT_S
-    connected = rendezvous_store() if _waiting else store
+    connected = group.rendezvous_store() if _waiting else store
     for spare in list(_waiting):
         while not connected.check([f"{spare.key}/ready"]):
             if spare.child.poll() is not None or time.monotonic() > deadline:
@@ -77,18 +85,19 @@ def wait_until_ready() -> None:
     store_barrier()
 
 
-def take() -> SpareChild | None:
-    """Return a waiting child of this rank, which then belongs to the caller; None if there is none."""
-    while _waiting:
-        spare = _waiting.pop(0)
-        if spare.child.poll() is None:
-            return spare
+def take(gpus: Gpus | None) -> SpareChild | None:
+    """Return a waiting child of this rank that sees ``gpus``; it then belongs to the caller. None if there is none."""
+    for spare in list(_waiting):
+        if spare.gpus == gpus:
+            _waiting.remove(spare)
+            if spare.child.poll() is None:
+                return spare
     return None
 
 
 def run_task(key: str) -> None:
     """In the child, after the imports: wait for the task, then run its module as ``python -m`` would."""
-    store = rendezvous_store()
+    store = group.rendezvous_store()
     store.set(f"{key}/ready", "")
     message = json.loads(store.get(key))
     for name in message["removed"]:
