@@ -7,6 +7,7 @@ has no CUDA context and uses no CPU time.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -23,10 +24,11 @@ from seatrial.bench import group
 from seatrial.bench.child_result import VISIBLE_DEVICES, visible_device
 from seatrial.bench.rank import store_barrier
 from seatrial.util import processes
+from seatrial.util.gc_pause import gc_paused
 
 Gpus = Literal["own", "all"]  # visible to a child during its imports: a library may open CUDA there
 
-PROGRAM = "seatrial.train.spare_child"
+IMPORTED = "seatrial.train.loop"  # with all that a training imports
 READY_LIMIT_S = 120.0  # children that import for longer are not used
 _POLL_S = 0.1
 _waiting: list[SpareChild] = []  # of this rank
@@ -64,7 +66,9 @@ def start(trainings: Iterable[Gpus], folder: Path, device: str) -> None:
         key = f"seatrial/spare_children/{rank}/{number}"
         own = {VISIBLE_DEVICES: visible_device(device)} if gpus == "own" and device != "cpu" else {}
         output = folder / f"spare{number}.rank{rank}.err"
-        child = processes.start([sys.executable, "-m", PROGRAM, key], env=own, stdout=output, stderr=output)
+        child = processes.start(
+            [sys.executable, "-m", "seatrial.bench.spare_children", key], env=own, stdout=output, stderr=output
+        )
         _waiting.append(SpareChild(child, gpus, key, {**processes.inherited(), **own}))
 
 
@@ -108,3 +112,9 @@ def run_task(key: str) -> None:
             os.dup2(file.fileno(), number)
     sys.argv = [message["module"], message["task"]]
     runpy.run_module(message["module"], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    with gc_paused():
+        importlib.import_module(IMPORTED)
+    run_task(sys.argv[1])
