@@ -30,5 +30,5 @@ def unexpected_rdma(check: Check, config: Config, links: Links) -> Iterator[Verd
         basis=Basis(BasisKind.TRIAL, config.name),
         meaning="The limits of TCP are far below those of RDMA: a slow RDMA network would pass.",
         fix="Remove cluster.fabric from the trial. If TCP is intended, set env.NCCL_NET=Socket and "
-        "checks.collectives.transport.options.sockets_expected=true.",
+        f"checks.{check.name}.options.sockets_expected=true.",
     )
