@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from seatrial.checks import catalog
 from seatrial.checks.base import Check, Context
@@ -245,14 +245,27 @@ def _open_device(job: Job, identity: RankIdentity, folder: Path) -> tuple[str, i
     """Return this rank's device and its NVML index; for a ``ranks`` job, also open the process group."""
     if job.placement != "ranks":
         return "cpu", None
-    from seatrial.bench import group, rank, timing
+    from seatrial.bench import group, rank, spare_children, timing
 
     if job.retry:
         timing.min_windows = timing.RETRY_MIN_WINDOWS
     device = f"cuda:{identity.local_rank}" if job.device == "cuda" else "cpu"
     group.enable_nccl_log(folder)
+    trainings = child_trainings(job)
+    spare_children.start(trainings, folder, device)
     group.open_group(device, timeout_s=job.limit_s)
+    if trainings:
+        spare_children.wait_until_ready()
     return device, rank.nvml_index(device)
+
+
+def child_trainings(job: Job) -> list[Literal["own", "all"]]:
+    """Return the GPUs that each training in a child process of a rank uses; none on CPUs, which train for longer."""
+    if job.device == "cpu":
+        return []
+    one_rank = job.process_count == 1
+    trainings = [training for name in job.checks for training in catalog()[name].child_trainings]
+    return ["own" if training == "gpu" or (training == "all" and one_rank) else "all" for training in trainings]
 
 
 def _recorder_dump() -> bytes:

@@ -28,6 +28,10 @@ match task["behaviour"]:
 
         child_ranks.open_child_group(task)
         print(json.dumps(time.time()))
+    case "print_process":
+        names = (*NAMES, "EXTRA_2")
+        values = {name: os.environ[name] for name in names if name in os.environ}
+        print(json.dumps({"pid": os.getpid(), "torch": "torch" in sys.modules, **values}))
     case "print_nothing":
         pass
     case "print_text":

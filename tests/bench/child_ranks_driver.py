@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from seatrial.bench import child_ranks
+from seatrial.bench import child_ranks, spare_children
 from seatrial.bench.group import (
     close_group,
     disable_graph_mixing,
@@ -34,7 +34,9 @@ ALGORITHM_REQUESTS = [
 ]
 
 
-def run(module: str, out: Path, limit_s: float, child_groups: Any = None, **task: Any) -> dict[str, Any]:
+def run(
+    module: str, out: Path, limit_s: float, child_groups: Any = None, *, trains_on: Any = None, **task: Any
+) -> dict[str, Any]:
     started = time.monotonic()
     results = child_ranks.run_child_ranks(
         module,
@@ -45,6 +47,7 @@ def run(module: str, out: Path, limit_s: float, child_groups: Any = None, **task
         file_prefix=out,
         limit_s=limit_s,
         groups=child_groups,
+        trains_on=trains_on,
     )
     return {"results": [asdict(result) for result in results], "seconds": time.monotonic() - started}
 
@@ -76,10 +79,22 @@ def started_together(out: Path) -> dict[str, Any]:
     }
 
 
+def run_in_spare_child(out: Path) -> dict[str, Any]:
+    """A task in the child that waits for one, then another task, for which there is none: it sees another GPU."""
+    os.environ["EXTRA_2"] = "set after the start of the child"
+    spare = spare_children._waiting[1].child.process.pid
+    first = run(CHILD, out / "in_spare_child", 60, trains_on="all", behaviour="print_process")
+    second = run(CHILD, out / "in_new_child", 60, trains_on="all", behaviour="print_process")
+    return {"spare": spare, **{name: record["results"] for name, record in (("first", first), ("second", second))}}
+
+
 def main(out: Path) -> None:
+    spare_children.start(["own", "all"], out, "cpu")
     enable_nccl_log(out)
     disable_graph_mixing()
     open_group("cpu", timeout_s=60)
+    spare_children.wait_until_ready()
+    spare = run_in_spare_child(out)
     records = {}
     for behaviour in ("succeed", "fail_on_rank1", "hang", "print_nothing", "print_text"):
         limit_s = LIMIT_S if behaviour == "hang" else 60
@@ -92,6 +107,7 @@ def main(out: Path) -> None:
     records["algorithms"] = run("seatrial.bench.algorithms", out / "algorithms", 60, requests=ALGORITHM_REQUESTS)
     together = started_together(out)
     close_group()
+    (out / f"spare{os.environ['RANK']}.json").write_text(json.dumps(spare))
     (out / f"together{os.environ['RANK']}.json").write_text(json.dumps(together))
     (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(records))
     exit_without_teardown()

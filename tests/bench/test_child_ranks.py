@@ -60,6 +60,18 @@ def test_child_has_the_same_rank_and_its_own_environment(records: Records) -> No
     ]
 
 
+def test_waiting_child_runs_the_first_training_with_the_environment_of_its_task(out: Path) -> None:
+    for rank in range(2):
+        record = json.loads((out / f"spare{rank}.json").read_text())
+        in_spare, in_new = (record[name][rank]["value"] for name in ("first", "second"))
+        assert in_spare.pop("pid") == record["spare"] != in_new.pop("pid")
+        assert (in_spare.pop("torch"), in_new.pop("torch")) == (True, False)
+        assert Path(in_spare["NCCL_DEBUG_FILE"]).name == "nccl.%h.%p.log"
+        assert in_spare["EXTRA_2"] == "set after the start of the child"
+        assert "NCCL_GRAPH_MIXING_SUPPORT" not in in_spare
+        assert in_spare == in_new
+
+
 def test_failed_child_is_reported_and_ends_the_other(records: Records) -> None:
     first, second = errors(records, "fail_on_rank1")
     assert "another rank" in first

@@ -14,7 +14,6 @@ from seatrial.config.kubernetes import Kubernetes, PodOverlay
 from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
 from seatrial.model import TIME_LIMIT, Job, Observation, Phase, Preflight, Scope, UsageError
 from seatrial.pipeline import durations as durations_module
-from seatrial.pipeline import plan as plan_module
 from seatrial.pipeline.durations import TypicalSeconds
 from seatrial.pipeline.plan import NodeGpus, jobs_as_run, make_plan, retry_jobs
 from seatrial.report.plan_text import plan_lines
@@ -179,7 +178,7 @@ def test_done_checks_are_not_planned() -> None:
 # a: 11 s, b: 12 s, c: 24 s, d: of unknown duration, counted with its limit of 10 s; start of the jobs: 1 s and 2 s
 DURATIONS = TypicalSeconds.model_validate(
     {
-        "jobs": {"nodes": 1, "ranks": 2, "control": 3},
+        "jobs": {"nodes": 1, "ranks": 2, "control": 3, "child_trainings": 4},
         "checks": {"host.a": {"seconds": 11}, "gpu.b": {"per": {"gpu": 3}}, "all.c": {"seconds": 24}},
     }
 )
@@ -188,7 +187,6 @@ DURATIONS = TypicalSeconds.model_validate(
 @pytest.fixture
 def durations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durations_module, "typical_seconds", lambda: DURATIONS)
-    monkeypatch.setattr(plan_module, "typical_seconds", lambda: DURATIONS)
 
 
 def test_jobs_have_typical_durations(durations: None) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from seatrial.bench import child_result, group
+from seatrial.bench import child_result, group, spare_children
 from seatrial.bench.rank import gather, release_memory, store_barrier
 from seatrial.util import processes
 from seatrial.util.failures import Failure, exit_hint, exit_reason, first_failure
@@ -33,7 +33,6 @@ _READY_POLL_S = 0.5  # between reads of the number of ready children in the stor
 _STORE_POLL_S = 1.0  # between reads of the store, which thousands of ranks may read
 _STDERR_CHARACTERS = 1500  # the end of a failed child's stderr that its error quotes
 EXIT_TIMEOUT = 124  # as timeout(1)
-_START_TIMEOUT = timedelta(days=1)  # a child ends with its parent, which also has a time limit
 _run_numbers = itertools.count()  # the same on all ranks: all run children equally often
 
 
@@ -69,7 +68,7 @@ class StartedChildRanks:
 
     def wait_until_ready(self) -> None:
         """Wait until all children have imported torch, or have failed; called by all ranks before a measurement."""
-        store, deadline = _rendezvous_store(_START_TIMEOUT), time.monotonic() + self.limit_s
+        store, deadline = group.rendezvous_store(), time.monotonic() + self.limit_s
         counted = False
         while store.add(f"{self.start_key}/ready", 0) < self.process_count and time.monotonic() < deadline:
             if self.child and self.child.poll() is not None and not counted:  # ``results`` reports it
@@ -83,7 +82,7 @@ class StartedChildRanks:
         """
         store_barrier()
         if dist.get_rank() == 0:
-            _rendezvous_store(_START_TIMEOUT).set(self.start_key, "")
+            group.rendezvous_store().set(self.start_key, "")
         result = ChildResult()
         if self.child:
             result = _wait_for_child(self.child, self.group_name, self.limit_s, on_poll)
@@ -104,6 +103,7 @@ def run_child_ranks(
     limit_s: float,
     groups: Sequence[Sequence[int]] | None = None,
     on_poll: Callable[[], None] = lambda: None,
+    trains_on: spare_children.Gpus | None = None,
 ) -> list[ChildResult]:
     """Run ``python -m module TASK`` with ``env`` beside every rank and return the results of all, by rank.
 
@@ -122,6 +122,7 @@ def run_child_ranks(
         file_prefix=file_prefix,
         limit_s=limit_s,
         groups=groups,
+        trains_on=trains_on,
     ) as children:
         return children.results(on_poll)
 
@@ -137,11 +138,13 @@ def started_child_ranks(
     file_prefix: Path,
     limit_s: float,
     groups: Sequence[Sequence[int]] | None = None,
+    trains_on: spare_children.Gpus | None = None,
 ) -> Iterator[StartedChildRanks]:
     """Context manager: start the children of ``run_child_ranks``; at the exit those that still run are ended.
 
     A check that starts children several times can start all at once, so that the later ones import torch meanwhile.
-    ``limit_s`` counts from the call of ``results``.
+    ``limit_s`` counts from the call of ``results``. ``trains_on``: a waiting process that has imported the
+    training code and sees these GPUs runs the module, if there is one (spare_children.py).
     """
     release_memory(device)
     rank, run_number = dist.get_rank(), next(_run_numbers)
@@ -159,14 +162,29 @@ def started_child_ranks(
         # seatrial's value of NCCL_GRAPH_MIXING_SUPPORT forbids CUDA graphs concurrently with other operations, which a
         # training may run
         omitted = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_by_seatrial else ""
-        common = {"group": group_name, "start_key": start_key, "device": device, "limit_s": limit_s}
-        argv = [sys.executable, "-m", module, json.dumps({**common, **task})]
-        child = processes.start(argv, env=variables, stdout=files["out"], stderr=files["err"], without=omitted)
+        common = {"group": group_name, "start_key": start_key, "device": device, "limit_s": limit_s, "started": time.time()}
+        child = _start(module, {**common, **task}, variables, omitted, files, trains_on)
     try:
         yield StartedChildRanks(start_key, group_name, child, sum(map(len, all_groups)), files, limit_s)
     finally:
         if child and child.poll() is None:
             processes.stop(child, grace_s=1.0)
+
+
+def _start(
+    module: str,
+    task: Mapping[str, Any],
+    env: Mapping[str, str],
+    omitted: str,
+    files: Mapping[str, Path],
+    trains_on: spare_children.Gpus | None,
+) -> processes.Child:
+    """Start ``module`` in a waiting process for ``trains_on``, or in a new one."""
+    if spare := spare_children.take(trains_on):
+        spare.run(module, task, {**processes.inherited(omitted), **env}, files)
+        return spare.child
+    argv = [sys.executable, "-m", module, json.dumps(task)]
+    return processes.start(argv, env=env, stdout=files["out"], stderr=files["err"], without=omitted)
 
 
 def failure_text(rank: int, result: ChildResult) -> str:
@@ -189,9 +207,9 @@ def open_child_group(task: Mapping[str, Any], backend: str = "") -> str:
     """
     device, timeout = torch.device(task["device"]), timedelta(seconds=task["limit_s"])
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    rendezvous = _rendezvous_store(timeout)
+    rendezvous = group.rendezvous_store(timeout)
     rendezvous.add(f"{task['start_key']}/ready", 1)
-    rendezvous.wait([task["start_key"]], _START_TIMEOUT)
+    rendezvous.wait([task["start_key"]], group.STORE_TIMEOUT)
     store = dist.PrefixStore(task["group"], rendezvous)  # type: ignore[attr-defined]
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -202,12 +220,6 @@ def open_child_group(task: Mapping[str, Any], backend: str = "") -> str:
     else:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
     return str(device)
-
-
-def _rendezvous_store(timeout: timedelta) -> Any:
-    """The parents' store: a firewall may close any other port, and the children's rank 0 may be on another host."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(address, port, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 def child_rank_main(run: Callable[[Mapping[str, Any], str], Any]) -> NoReturn:

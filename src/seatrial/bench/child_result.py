@@ -18,6 +18,7 @@ from seatrial.util.files import DISK_FULL
 
 # Exit codes of failures that are no measurement result: invalid config or missing library; full disk
 EXIT_USAGE_ERROR, EXIT_DISK_FULL = 2, 28
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def child_main(run: Callable[[Mapping[str, Any]], Any]) -> NoReturn:
@@ -44,3 +45,9 @@ def child_main(run: Callable[[Mapping[str, Any]], Any]) -> NoReturn:
 def _print_error(text: str) -> None:
     with contextlib.suppress(OSError):  # the disk may be full: the exit code remains
         print(text.rstrip(), file=sys.stderr, flush=True)
+
+
+def visible_device(device: str) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES with which a process sees only ``device``, such as ``cuda:3``."""
+    index, visible = int(device.partition(":")[2]), os.environ.get(VISIBLE_DEVICES)
+    return visible.split(",")[index] if visible else str(index)

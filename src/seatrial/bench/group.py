@@ -7,7 +7,7 @@ import socket
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,8 @@ import torch.distributed as dist
 # These subsystems of NCCL log at setup only; TUNING would write a line for each operation.
 _SUBSYSTEMS = "INIT,NET,P2P,ENV"
 GRAPH_MIXING = "NCCL_GRAPH_MIXING_SUPPORT"
+
+STORE_TIMEOUT = timedelta(days=1)  # a child ends with its parent, which also has a time limit
 
 set_by_seatrial: set[str] = set()  # environment variables that seatrial set
 
@@ -47,6 +49,15 @@ def disable_graph_mixing() -> None:
     """
     if GRAPH_MIXING not in os.environ:
         _set(GRAPH_MIXING, "0")
+
+
+def rendezvous_store(timeout: timedelta = STORE_TIMEOUT) -> Any:
+    """Connect to the store of the ranks, for their children: a firewall may close any other port.
+
+    The children's rank 0 may be on another host. Operations time out after ``timeout``.
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 def open_group(device: str, timeout_s: float) -> None:

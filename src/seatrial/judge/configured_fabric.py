@@ -29,5 +29,6 @@ def unexpected_rdma(check: Check, config: Config, links: Links) -> Iterator[Verd
         detail=f"the trial has cluster.fabric.kind tcp, and NCCL uses {links.fabric or links.network} between nodes",
         basis=Basis(BasisKind.TRIAL, config.name),
         meaning="The limits of TCP are far below those of RDMA: a slow RDMA network would pass.",
-        fix="Remove cluster.fabric from the trial. If TCP is intended, set env.NCCL_NET=Socket.",
+        fix="Remove cluster.fabric from the trial. If TCP is intended, set env.NCCL_NET=Socket and "
+        f"checks.{check.name}.options.sockets_expected=true.",
     )

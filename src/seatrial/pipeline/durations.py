@@ -5,7 +5,7 @@ On the TCP network of a trial (``cluster.fabric``) the time of the transfers bet
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from math import prod
 from typing import Literal
@@ -18,7 +18,7 @@ from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, TcpNetwork
 from seatrial.model import ByteSize, Frozen
 from seatrial.util import data_files
 
-Unit = Literal["gpu", "gpu_pair", "node", "slurm", "kubernetes"]
+Unit = Literal["gpu", "gpu_pair", "node", "several_ranks", "slurm", "kubernetes"]
 UNKNOWN_RATE: Literal["unknown rate"] = "unknown rate"
 # Between the nodes of a job: TCP of a known or unknown rate; None: another network, one node, or no GPUs
 Network = TcpNetwork | Literal["unknown rate"] | None
@@ -50,7 +50,7 @@ class Duration(Frozen):
 
 
 class TypicalSeconds(Frozen):
-    """Content of typical_seconds.yaml; ``jobs``: the start and end of a job, by placement."""
+    """Content of typical_seconds.yaml; ``jobs``: the start and end of a job, by placement, and of a child training."""
 
     jobs: dict[str, float]
     checks: dict[str, Duration]
@@ -76,6 +76,7 @@ def typical_duration(
         "gpu": gpus_per_node,
         "gpu_pair": gpus_per_node * (gpus_per_node - 1),
         "node": config.cluster.nodes - 1,
+        "several_ranks": int(gpus_per_node * config.cluster.nodes > 1),
         "slurm": int(config.uses_slurm),
         "kubernetes": int(config.launcher == "kubernetes"),
     }
@@ -88,6 +89,13 @@ def typical_duration(
     )
     of_units = sum(factor * counts[unit] for unit, factor in duration.per.items())
     return duration.seconds + of_units + of_options + network_duration(check, options, network)
+
+
+def start_duration(placement: str, checks: Iterable[Check], *, on_gpus: bool) -> float:
+    """Return the typical duration of the start and end of a job in seconds."""
+    seconds = typical_seconds().jobs
+    trainings = sum(len(check.child_trainings) for check in checks) if on_gpus else 0
+    return seconds[placement] + trainings * seconds["child_trainings"]
 
 
 def network_of(config: Config, nodes: int, gpus_per_node: int, *, on_gpus: bool) -> Network:

@@ -30,7 +30,7 @@ from seatrial.model import (
     UsageError,
     format_bytes,
 )
-from seatrial.pipeline.durations import Network, network_duration, network_of, typical_duration, typical_seconds
+from seatrial.pipeline.durations import Network, network_duration, network_of, start_duration, typical_duration
 
 Placement = Literal["control", "nodes", "ranks"]
 
@@ -316,7 +316,7 @@ def _job(placement: Placement, runnable: Sequence[Check], config: Config, node_g
         limits=limits,
         limit_s=config.limits.startup_s + sum(limits.values()),
         typical={name: round(seconds, 1) for name, seconds in typical.items() if seconds is not None},
-        start_s=typical_seconds().jobs[placement],
+        start_s=start_duration(placement, checks, on_gpus=bool(node_gpus.usable_gpus)),
         network_gbps=network.gbps if isinstance(network, TcpNetwork) else None,
         left_out=dict(_left_out_sizes(checks, options, network)),
         env=config.env,

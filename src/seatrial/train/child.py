@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.bench import child_result
+from seatrial.bench.child_result import VISIBLE_DEVICES, visible_device
 from seatrial.model import UsageError
 from seatrial.train import command, disk, train_config
 from seatrial.train.train_config import TrainConfig
@@ -28,7 +29,7 @@ def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
     _open_group(task, config)
     out = Path(task["out"])
     with disk.convert_disk_full(out):
-        metrics = command.run(config, out)
+        metrics = command.run(config, out, task["started"])
         if is_rank0 and task["generate"]:
             from seatrial.train.hf import inference
 
@@ -39,12 +40,11 @@ def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
 def _open_group(task: Mapping[str, Any], config: TrainConfig) -> None:
     """Opens the process group; for a single rank of stack native or with strategy ddp, unsets torchrun's variables."""
     device = task["device"]
-    if os.environ["WORLD_SIZE"] == "1" and (config.stack == "native" or config.parallel.strategy == "ddp"):
+    if os.environ["WORLD_SIZE"] == "1" and not config.needs_group:
         for name in _RANK_VARIABLES:
             del os.environ[name]
         if device != "cpu":  # before CUDA is initialized
-            index, visible = int(device.partition(":")[2]), os.environ.get("CUDA_VISIBLE_DEVICES")
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+            os.environ[VISIBLE_DEVICES] = visible_device(device)
         return
     try:
         from seatrial.bench import child_ranks

@@ -25,9 +25,12 @@ def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: boo
         print(json.dumps(metrics, indent=2) if as_json else f"Results: {metrics['out']}/metrics.json")
 
 
-def run(config: TrainConfig, out: Path | None) -> dict[str, Any]:
-    """Trains with the configured stack; returns the content of metrics.json. Raises SeatrialError."""
-    started = psutil.Process().create_time()
+def run(config: TrainConfig, out: Path | None, started: float | None = None) -> dict[str, Any]:
+    """Trains with the configured stack; returns the content of metrics.json. Raises SeatrialError.
+
+    ``started``: Unix time from which the phases of the start count, by default the start of this process.
+    """
+    started = started or psutil.Process().create_time()
     config = restarts.config_with_resume(config, out)
     if metrics := restarts.earlier_metrics(config, out):
         return metrics

@@ -272,6 +272,11 @@ class TrainConfig(_Finite):
             raise ValueError(f"fp8 requires that bsz × seq_len is a multiple of 16 (got {tokens})")
         return self
 
+    @property
+    def needs_group(self) -> bool:
+        """Whether one rank also opens a process group; else it trains as without torchrun, on one visible GPU."""
+        return self.stack != "native" and self.parallel.strategy != "ddp"
+
     def architecture(self) -> Architecture:
         """The model's architecture. Raises UsageError if it does not support ``seq_len`` tokens."""
         model_architecture = self.model.architecture()

@@ -110,6 +110,7 @@ def started_variants(
         file_prefix=file_prefix,
         limit_s=settings.limit_s,
         groups=groups,
+        trains_on="all",
     ) as children:
         yield StartedVariants(children, file_prefix.name, groups[0][0] if groups else 0, killed_rank)
 

@@ -78,11 +78,10 @@ def start(
     The kernel sends it ``death_signal`` when this process dies; a stopped process only acts on SIGKILL.
     """
     tag = uuid.uuid4().hex
-    inherited = {name: value for name, value in os.environ.items() if not (without and name.startswith(without))}
     with stdout.open("ab") as out, stderr.open("ab") as err:
         process = subprocess.Popen(
             argv,
-            env={**inherited, **env, _TAG: tag},
+            env={**inherited(without), **env, _TAG: tag},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
@@ -91,6 +90,12 @@ def start(
             preexec_fn=functools.partial(die_with_parent, os.getpid(), death_signal),
         )
     return Child(process, tag)
+
+
+def inherited(without: str = "") -> dict[str, str]:
+    """Return the variables that a child gets from this process: all without the prefix ``without``, but not its tag."""
+    prefixes = (without, _TAG) if without else (_TAG,)
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
 def stop(child: Child, grace_s: float = 5.0) -> str:

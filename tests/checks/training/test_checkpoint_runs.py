@@ -35,5 +35,5 @@ def test_small_state_is_compared_and_a_large_state_is_timed(tmp_path: Path) -> N
     config, rate_config = (train_config.load(name) for name in ("checkpoint", "checkpoint-rate"))
     fp32_with_adam = 12  # bytes per parameter
     assert config.architecture().parameters * fp32_with_adam < 0.6e9
-    assert rate_config.architecture().parameters * fp32_with_adam > 3e9
+    assert rate_config.architecture().parameters * fp32_with_adam > 2e9
     assert config.architecture().vocab_size % 2 == rate_config.architecture().vocab_size % 2 == 1

@@ -8,7 +8,7 @@ import psutil
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Options
-from seatrial.model import Fact, Metric, Observation, Phase, Rule, Scope
+from seatrial.model import Fact, Measurement, Metric, Observation, Phase, Rule, Scope
 
 
 class LeftoversOptions(Options):
@@ -26,6 +26,14 @@ def measure(context: Context, options: LeftoversOptions) -> Iterator[Observation
     ]
     yield Fact(name="leftovers", value=[f"{context.node}: {description}" for description in leftovers])
     yield Metric(name="leftover_processes", value=len(leftovers), unit="count", subject=context.node)
+
+
+def measurement(context: Context, run: str) -> Measurement:
+    """Returns the measurement of this check on this host, in this process."""
+    fact, metric = measure(context, LeftoversOptions(run=run))
+    assert isinstance(fact, Fact)
+    assert isinstance(metric, Metric)
+    return Measurement(check=CHECK.name, subject=context.node, metrics=(metric,), facts={fact.name: fact.value})
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -1,8 +1,8 @@
 """Tests that a training job ends on all nodes in time when a rank fails, and that the report names this rank.
 
 Starts three runs of ``train.failing_job``, as a user would, in which a rank fails by an exception, SIGKILL or SIGSTOP.
-After each run it checks the Slurm queue, and runs ``nodes.leftovers`` on the nodes of the job. On one host the three
-runs are concurrent, since they measure no speed; Slurm jobs on the same nodes run in turn.
+After each run it checks the Slurm queue, and measures ``nodes.leftovers`` on the nodes of the job. On one host the
+three runs are concurrent, since they measure no speed; Slurm jobs on the same nodes run in turn.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
                 for fault in faults
             }
             for fault, record in records.items():
-                yield from _fault_observations(runner, fault, record(), options.teardown_s)
+                yield from _fault_observations(context, runner, fault, record(), options.teardown_s)
                 report = (folder / fault / "report.html").relative_to(context.run_dir)
                 yield Artifact(path=str(report), title=f"report of the run with fault {fault!r}")
 
@@ -168,8 +168,10 @@ def _with_short_timeout(config: JsonValue, options: FailureOptions) -> Config:
     return trial.model_copy(update={"limits": trial.limits.model_copy(update={"heartbeat_timeout_s": timeout_s})})
 
 
-def _fault_observations(runner: TrialRunner, fault: Fault, trial: Trial, teardown_s: float) -> Iterator[Observation]:
-    """Yields the report of the ended ``trial`` with ``fault``, and its leftover processes, counted by another run."""
+def _fault_observations(
+    context: Context, runner: TrialRunner, fault: Fault, trial: Trial, teardown_s: float
+) -> Iterator[Observation]:
+    """Yields the report of the ended ``trial`` with ``fault``, and its leftover processes."""
     injected = _read_fault(
         runner.folder / fault / "artifacts" / failing_job.CHECK.name / failing_job.RECORD_FILE, trial
     )
@@ -187,9 +189,12 @@ def _fault_observations(runner: TrialRunner, fault: Fault, trial: Trial, teardow
     yield from report_observations(injected, trial, allowed)
     if uses_slurm:
         yield from allocation_observations(fault, slurm.job(result.scheduler_id))
-    name = f"{fault}-leftovers"
     run = str(runner.folder / fault)
-    leftovers_trial = runner.on_nodes(result.nodelist).run(name, leftovers.CHECK, leftovers.CHECK.limit_s, run=run)
+    if result.launcher == "local":  # this process sees all processes of the host, those of containers too
+        yield from leftover_observations(fault, [leftovers.measurement(context, run)], 1)
+        return
+    check = leftovers.CHECK
+    leftovers_trial = runner.on_nodes(result.nodelist).run(f"{fault}-leftovers", check, check.limit_s, run=run)
     yield from leftover_observations(fault, leftovers_trial.measurements, leftovers_trial.jobs[-1].nodes)
 
 

@@ -23,6 +23,8 @@ from seatrial.util.failures import killed
 
 if TYPE_CHECKING:
     from seatrial.bench.child_ranks import ChildResult
+    from seatrial.bench.spare_children import Gpus
+    from seatrial.train.train_config import TrainConfig
 
 LIMIT_S = 600.0  # a training with random weights and generated data takes less than 120 s
 _CHECK_ERRORS = {  # exit code of a rank → the error of the check
@@ -122,6 +124,7 @@ def train(
         file_prefix=context.artifacts_dir / outs[0].name,
         limit_s=limit_s,
         groups=groups,
+        trains_on=_gpus(settings, groups),
         on_poll=_report_progress(context, name, outs[group], settings.max_steps) if group is not None else lambda: None,
     )
     seconds = rank.gather(time.monotonic() - started)[0]
@@ -137,6 +140,12 @@ def train(
         )
         for ranks, out in zip(groups, outs, strict=True)
     ]
+
+
+def _gpus(settings: TrainConfig, groups: Sequence[Sequence[int]]) -> Gpus | None:
+    """The GPUs that each child must see; None if the groups differ in it."""
+    own = {len(ranks) == 1 and not settings.needs_group for ranks in groups}
+    return None if len(own) > 1 else "own" if own == {True} else "all"
 
 
 def _result_of_ranks(name: str, out: Path, children: Mapping[int, ChildResult]) -> TrainingResult:
