@@ -162,7 +162,13 @@ def started_child_ranks(
         # seatrial's value of NCCL_GRAPH_MIXING_SUPPORT forbids CUDA graphs concurrently with other operations, which a
         # training may run
         omitted = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_by_seatrial else ""
-        common = {"group": group_name, "start_key": start_key, "device": device, "limit_s": limit_s, "started": time.time()}
+        common = {
+            "group": group_name,
+            "start_key": start_key,
+            "device": device,
+            "limit_s": limit_s,
+            "started": time.time(),
+        }
         child = _start(module, {**common, **task}, variables, omitted, files, trains_on)
     try:
         yield StartedChildRanks(start_key, group_name, child, sum(map(len, all_groups)), files, limit_s)
