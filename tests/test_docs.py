@@ -114,7 +114,7 @@ def test_the_pages_of_failures_are_generated() -> None:
     pages = troubleshooting_page.pages()
     committed = {path: path.read_text() for path in [troubleshooting_page.PAGE, *troubleshooting_page.FOLDER.glob("*")]}
     assert committed == pages, "run: python tools/troubleshooting_page.py"
-    assert max(map(len, pages.values())) < 100_000
+    assert max(map(len, pages.values())) < 200_000, "GitHub shows pages up to 512 KiB"
 
 
 def test_links_of_the_index_of_failures_lead_to_their_headings() -> None:
