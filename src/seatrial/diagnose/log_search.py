@@ -30,7 +30,7 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
     ``source`` names the stream; lines that contain ``ignore`` do not count. Matches are yielded as soon as their block
     is read, for a log that is still written. Raises OSError if the stream cannot be read.
     """
-    known = all_signatures()
+    searched = all_signatures()
     matched: set[int] = set()
     lines_before = 0
     context: list[bytes] = []
@@ -38,15 +38,15 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
         text = block.translate(TO_NEWLINES)
         for begin, end, number in sorted(_candidates(text, matched)):
             line = text[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
-            if number in matched or not known[number].matches(line) or (ignore and ignore in line):
+            if number in matched or not searched[number].matches(line) or (ignore and ignore in line):
                 continue
             # others that match this line are in ``matched`` by now, since general signatures come last
-            if known[number].role != "general" or not any(known[other].matches(line) for other in matched):
+            if searched[number].role != "general" or not any(searched[other].matches(line) for other in matched):
                 matched.add(number)
                 earlier = [*context, *_last_lines(text[:begin])][-_CONTEXT_LINES:]
                 line_number = lines_before + block.count(b"\n", 0, begin) + 1
                 yield Match(
-                    signature=known[number],
+                    signature=searched[number],
                     line=line.strip(),
                     source=f"{source}:{line_number}",
                     time=_latest_time(earlier, line),
