@@ -26,7 +26,7 @@ class NodeShortage(Frozen):
 class WaitState(Frozen):
     """Why the ranks of a job cannot be watched now: it is pending, completing, or its state is unknown.
 
-    ``reason`` is empty if it need not be shown. ``permanent``: waiting longer will not help. ``seconds``: since when.
+    ``reason`` is empty if it need not be shown. ``permanent``: waiting longer will not help. ``seconds``: its duration.
     """
 
     reason: str

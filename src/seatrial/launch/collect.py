@@ -38,7 +38,7 @@ NO_DATA_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0  # to fetch the remaining files when a job is stopped early
 LIMIT_BYTES = 64 * 2**20  # compressed, all nodes together; files over it are dropped in the reverse order of `manifest`
-MAX_UNPACKED_BYTES = 64 * LIMIT_BYTES  # logs compress 10 to 20 times
+MAX_UNPACKED_BYTES = 64 * LIMIT_BYTES  # logs compress 10 to 20 times; more is a damaged or hostile package
 _MANIFEST_BYTES = 64 * 2**20
 MAX_STEP_BYTES = 4 * LIMIT_BYTES  # of a step's output file on this host, which is then deleted; all packages fit in it
 
@@ -88,7 +88,7 @@ class Transport(Protocol):
 
     ``nodes``: the scheduler's node list, once known. ``test``: a command by which a user can test the transport.
     ``starts_at_once``: the script runs already when the job starts. ``keeps_files``: the nodes need no message that all
-    files have arrived. ``needs_restart``: lines are missing, so that the step is to be started again.
+    files have arrived. ``needs_restart``: lines are missing, so that the step must be started again.
     """
 
     name: str
@@ -287,7 +287,9 @@ class Collector:
 
 
 class Unpacked(NamedTuple):
-    """The result of unpacking a package: files of its manifest that it does not contain, or has with other contents."""
+    """The result of unpacking a package. ``complete``: it was not truncated; ``missing``: files of its manifest that it
+    does not contain; ``changed``: files whose size or SHA-256 differs from the manifest.
+    """
 
     complete: bool
     missing: tuple[str, ...]

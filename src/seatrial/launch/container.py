@@ -66,7 +66,7 @@ def python_name(settings: Config) -> str:
 
 
 def _apptainer(container: Container, job: Job) -> list[str]:
-    """It mounts the home folder and passes all variables by itself."""
+    """Return the array for apptainer, which mounts the home folder and passes all variables by itself."""
     gpus = ["--nv"] if job.device == "cuda" else []
     mounts = [
         '--bind "$SEATRIAL_RUN_DIR:$SEATRIAL_RUN_DIR" "${hf_home[@]}"',
@@ -77,7 +77,7 @@ def _apptainer(container: Container, job: Job) -> list[str]:
 
 
 def _docker_or_podman(container: Container, job: Job) -> list[str]:
-    """The container shares the network, shared memory and process ids of the host, which the checks measure and name.
+    """Return the array for docker or podman. The container shares network, shared memory and process ids with the host.
 
     Without network=host NCCL finds no RDMA device, without ipc=host /dev/shm has 64 MiB, and without pid=host neither
     seatrial nor NVML knows the processes by their pids.

@@ -33,7 +33,7 @@ _SILENT_S = 3.0  # a rank without a heartbeat for this long will not write its s
 
 
 def with_evidence(cause: RootCause, running: StartedJob, ranks: Sequence[Rank], attempt: Path) -> RootCause:
-    """Return ``cause`` with the place of each rank, and with the rank at fault as its subject if that was unknown.
+    """Return ``cause`` with the stacks of the ranks, and with the rank at fault as its subject if that was unknown.
 
     A failure to collect is part of the text and changes nothing else.
     """
@@ -74,7 +74,7 @@ def stack_artifacts(attempt: Path, numbers: Sequence[int]) -> tuple[Artifact, ..
 
 
 def _save(attempt: Path, rank_count: int, states: str) -> None:
-    """Copy what the ranks have written: a rank that runs again, for example at its cancellation, changes its files."""
+    """Copy the files of the ranks: a rank that runs again, for example at its cancellation, changes them."""
     source, folder = attempt / stack_dump.FOLDER, attempt / FOLDER
     folder.mkdir(exist_ok=True)
     atomic_write(folder / STATES, states.encode(errors="replace"))
@@ -87,7 +87,7 @@ def _save(attempt: Path, rank_count: int, states: str) -> None:
 
 
 def _subject(cause: RootCause, evidence: HangEvidence, ranks: Sequence[Rank]) -> tuple[str, int | None]:
-    """Return the rank at fault, if the cause has none and the evidence has exactly one."""
+    """Return subject and rank number of the cause; if it has no rank, of the only rank at fault in the evidence."""
     if cause.rank is not None or len(evidence.ranks_at_fault) != 1:
         return cause.subject, cause.rank
     rank = ranks[evidence.ranks_at_fault[0]]
@@ -97,8 +97,9 @@ def _subject(cause: RootCause, evidence: HangEvidence, ranks: Sequence[Rank]) ->
 def _wait_for_stacks(running: StartedJob, ranks: Sequence[Rank], attempt: Path) -> None:
     """Wait until these ranks have written their stacks and their flight recorder."""
     folder, deadline = attempt / stack_dump.FOLDER, time.monotonic() + STACKS_LIMIT_S
-    able = [rank.number for rank in ranks if stack_dump.stack_files(folder, rank.number)[1].exists()]  # since its start
-    missing = [stack_dump.recorder_file(folder, number) for number in able]
+    # a rank that can write its stack has created this file at its start
+    numbers = [rank.number for rank in ranks if stack_dump.stack_files(folder, rank.number)[1].exists()]
+    missing = [stack_dump.recorder_file(folder, number) for number in numbers]
     while missing and time.monotonic() < deadline:
         running.poll()  # fetches files
         missing = [path for path in missing if not path.exists()]

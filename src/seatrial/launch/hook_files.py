@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from seatrial.launch.script import template
 
-EXTRA_WAIT_S = 2  # of a script, after the time limit of seatrial
-HEALTH_INTERVAL_S = 300
+EXTRA_WAIT_S = 2  # the script ends this long after the time limit of seatrial, if seatrial hangs
+HEALTH_INTERVAL_S = 300  # between two health checks of a node
 CALLERS = ("slurm", "systemd", "npd", "soperator")  # each has a folder of files; those of Slurm are at the top
 _LINES = " \\\n        "  # one option per line of a script
 
@@ -38,7 +38,7 @@ class HookSite(NamedTuple):
 
 
 class _Script(NamedTuple):
-    """A script of Slurm; ``on_failure``: the action of its caller on exit code 1."""
+    """A script that Slurm calls; ``on_failure``: Slurm's action on exit code 1."""
 
     kind: str
     title: str
@@ -100,7 +100,7 @@ def _soperator(site: HookSite, values: dict[str, object]) -> dict[str, str]:
 
 
 def _command(site: HookSite, kind: str, caller: str, separator: str = " ") -> str:
-    """Return the command line of a hook for a shell; ``kind`` is a word of it, ``separator`` is before each option."""
+    """Return the command line of a hook for a shell. ``kind``: quoted for it; ``separator``: before each option."""
     options: list[tuple[str, object]] = [
         ("--caller", caller),
         ("--gpus-per-node", site.gpus_per_node),

@@ -58,7 +58,7 @@ class KubernetesLauncher:
             kind=workload["kind"],
             name=workload["metadata"]["name"],
             container=container_name(self._settings.kubernetes),
-            pods=_pods(workload),
+            pods=_pod_count(workload),
             token=token,
         )
         atomic_write(path, manifest(tuple(objects)).encode(), mode=PRIVATE)
@@ -122,9 +122,9 @@ def _with_token(item: Any, token: str) -> Any:
     return changed
 
 
-def _pods(workload: Any) -> int:
+def _pod_count(workload: Any) -> int:
     """Return the number of pods of a workload from its object."""
     if isinstance(workload, dict):
         counts = [workload[key] for key in ("completions", "numNodes") if key in workload]
-        return int(counts[0]) if counts else max(map(_pods, workload.values()), default=0)
-    return max(map(_pods, workload), default=0) if isinstance(workload, list) else 0
+        return int(counts[0]) if counts else max(map(_pod_count, workload.values()), default=0)
+    return max(map(_pod_count, workload), default=0) if isinstance(workload, list) else 0

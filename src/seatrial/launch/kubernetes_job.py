@@ -1,4 +1,4 @@
-"""A workload of Kubernetes from its creation until nothing of it is left.
+"""A workload of Kubernetes from its creation until all its objects are deleted.
 
 The API server is queried every two seconds. While it does not answer, for example during an upgrade, the job runs on.
 """
@@ -177,7 +177,7 @@ class KubernetesJob:
         return WaitState(reason=". ".join(sentences), permanent=True, seconds=waited_s)
 
     def _query_events(self, waited_s: float) -> None:
-        """Query what the pods wait for, beyond their own states: only additional information for a message."""
+        """Query warnings, Kueue and GPUs in use: why pods wait, as additional information for a message."""
         now = time.monotonic()
         if waited_s < _EVENTS_AFTER_S or now - self._events_queried < _EVENTS_POLL_S:
             return
@@ -197,6 +197,7 @@ class KubernetesJob:
             self._gpu_use = pod_states.free_gpus(self._additional("nodes"), users)
 
     def _additional(self, *args: str) -> list[Object]:
+        """Return objects that only complete a message; none if they cannot be read."""
         try:
             return [*self.kubectl.get(*args)]
         except KubectlError:  # such as a user who may not list nodes
@@ -298,7 +299,7 @@ def kubectl(settings: Config) -> Kubectl:
 
 
 def delete(client: Kubectl, labels: str, kind: str, *, force: bool = False) -> None:
-    """Delete what has these labels, without waiting. ``force``: also pods of a lost node. Raises KubectlError."""
+    """Delete the objects with these labels, without waiting. ``force``: also of a lost node. Raises KubectlError."""
     options = (f"--selector={labels}", "--ignore-not-found", "--wait=false")
     client.run("delete", f"{RESOURCES[kind]},services", *options)
     if force:
@@ -307,12 +308,12 @@ def delete(client: Kubectl, labels: str, kind: str, *, force: bool = False) -> N
 
 
 def delete_command(client: Kubectl, labels: str, kind: str) -> str:
-    """Return the command by which a user deletes what has these labels."""
+    """Return the command by which a user deletes the objects with these labels."""
     return client.shown("delete", f"{RESOURCES[kind]},services,pods", f"--selector={labels}")
 
 
 def remaining(client: Kubectl, labels: str, kind: str) -> list[str]:
-    """Return what still exists with these labels, such as ``Pod a-0-x7k2p on node-b``. Raises KubectlError."""
+    """Return the objects that have these labels, as text: ``Pod a-0-x7k2p on node-b``. Raises KubectlError."""
     objects = client.get(f"{RESOURCES[kind]},services,pods", f"--selector={labels}")
     return [
         f"{each.get('kind')} {pod_states.name(each)}" + (f" on {node}" if (node := pod_states.node(each)) else "")
@@ -321,7 +322,7 @@ def remaining(client: Kubectl, labels: str, kind: str) -> list[str]:
 
 
 def delete_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
-    """Delete what a killed run left, and wait for its end; yield a message before each. See cancel_remaining_jobs.
+    """Delete the objects that a killed run left, and wait until they are gone; yield a message before each attempt's.
 
     Only objects with the token of one of the run's attempts are deleted. Raises SeatrialError if the API server cannot
     be queried or a pod does not end, since the results of a new attempt would be mixed with those of the old one.
@@ -344,5 +345,5 @@ def delete_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
 
 
 def workload_kind(settings: Config) -> str:
-    """Return the kind of object that the trial's workload is."""
+    """Return the Kubernetes kind of the trial's workload."""
     return {"job": "Job", "jobset": "JobSet", "trainjob": "TrainJob"}[settings.kubernetes.workload]

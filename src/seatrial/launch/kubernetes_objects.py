@@ -131,7 +131,7 @@ def _job_set(settings: Config, job: Job, name: str, labels: dict[str, str], temp
 
 
 def _train_job(settings: Config, job: Job, name: str, labels: dict[str, str], container: Object) -> Object:
-    """Return a TrainJob: its trainer is the container; a patch of the runtime has what a trainer cannot have."""
+    """Return a TrainJob: its trainer has image, command and variables; a patch of the runtime has all other fields."""
     pod = _pod_template(settings, job, labels, {})
     # PodSpecPatch of Kubeflow Trainer 2.2; a pod has 30 s from SIGTERM to SIGKILL by default
     patchable = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity", "securityContext", "volumes")
@@ -180,7 +180,7 @@ def _affinity(config: Kubernetes, job: Job, labels: dict[str, str]) -> Object:
         "labelSelector": {"matchLabels": {RUN_LABEL: labels[RUN_LABEL]}},
     }
     excluded = [_name_is("NotIn", node) for node in job.exclude.split(",") if node]
-    # terms are alternatives, fields of a term are not; a field takes one name
+    # a node must match one of the terms, and all fields of it; a field takes one name
     listed = config.nodes or [node for node in job.nodelist.split(",") if node]
     terms = [{"matchFields": [_name_is("In", node), *excluded]} for node in listed]
     if excluded and not terms:

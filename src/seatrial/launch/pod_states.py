@@ -19,7 +19,7 @@ Object = Mapping[str, Any]  # an object of Kubernetes, as JSON
 
 _STARTING = ("ContainerCreating", "PodInitializing")  # usual for seconds; events say why it takes long
 _MAX_NAMED = 4
-_SCRIPT = "seatrial: "  # before a message of the pod's script
+_SCRIPT_PREFIX = "seatrial: "  # of each message of the pod's script
 
 
 class Message(Frozen):
@@ -70,7 +70,7 @@ def has_started(pod: Object) -> bool:
 
 
 def exit_code(pod: Object) -> int | None:
-    """Return the exit code of a pod whose container has ended: 137 without one, as for a killed one; else None."""
+    """Return the exit code of a pod's ended container, 137 (killed) if a failed pod has none; else None."""
     if codes := [int(each.get("exitCode", 1)) for each in _ends(pod)]:
         return max(codes)
     return {"Failed": 137, "Succeeded": 0}.get(pod.get("status", {}).get("phase", ""))
@@ -127,7 +127,7 @@ def end_reason(pods: Iterable[Object], expected: int, workload: Object | None) -
 
 
 def pod_end(pod: Object) -> str:
-    """Return why a pod failed; empty if it did not."""
+    """Return why a pod failed, with the last message of its script; empty if it did not fail."""
     status = pod.get("status", {})
     reason, message = status.get("reason", ""), status.get("message", "")
     if disruption := condition(pod, "DisruptionTarget"):
@@ -139,14 +139,10 @@ def pod_end(pod: Object) -> str:
         if code:
             shown = exit_reason(128 - code if 128 < code <= 128 + 64 else code)  # 137: SIGKILL
             texts.append(shown + (f" ({why})" if why and why != "Error" else ""))
-            texts += _messages_of_the_script(ended)
+            # the end of the log, which has lines with the token too
+            lines = str(ended.get("message", "")).splitlines()
+            texts += [line.removeprefix(_SCRIPT_PREFIX) for line in lines if line.startswith(_SCRIPT_PREFIX)][-1:]
     return "; ".join(filter(None, texts))
-
-
-def _messages_of_the_script(ended: Object) -> list[str]:
-    """Return the messages of the pod's script at the end of its log, which has lines with the token too."""
-    lines = str(ended.get("message", "")).splitlines()
-    return [line.removeprefix(_SCRIPT) for line in lines if line.startswith(_SCRIPT)][-1:]
 
 
 def images(pods: Iterable[Object]) -> tuple[str, ...]:
@@ -156,7 +152,7 @@ def images(pods: Iterable[Object]) -> tuple[str, ...]:
 
 
 def free_gpus(nodes: Iterable[Object], pods: Iterable[Object]) -> list[str]:
-    """Return for each node with GPUs that are in use how many are free, and which pods use the others.
+    """Return a line for each node with GPUs in use: how many GPUs are free, and which pods use the others.
 
     ``pods``: of all namespaces. Such as ``node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1``.
     """

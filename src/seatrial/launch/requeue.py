@@ -1,4 +1,4 @@
-"""A job script whose training failed: ``python -m seatrial.launch.requeue CODE`` keeps the job until Slurm requeues it.
+"""Keeps a job whose training failed until Slurm requeues it: ``python -m seatrial.launch.requeue CODE`` in its script.
 
 Slurm requeues a job whose node it sets DOWN, after SlurmdTimeout (300 s by default). But the ranks on the other nodes
 may fail within seconds: if the script ended then, the job would be FAILED. So with a lost node the script waits.
@@ -19,7 +19,7 @@ _POLL_S = 5.0
 
 
 def lost_nodes(nodes: Iterable[str]) -> dict[str, str]:
-    """Name → how its slurmd fails to answer, for the nodes without a running slurmd. Raises SeatrialError."""
+    """Node name → answer of its slurmd, for the nodes without a running slurmd. Raises SeatrialError."""
     answers = {name: slurm.slurmd_answer(name) for name in nodes}
     return {name: answer for name, answer in answers.items() if not answer.endswith(slurm.SLURMD_RUNS)}
 

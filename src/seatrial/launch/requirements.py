@@ -1,4 +1,4 @@
-"""What a node must have before Python can start there: shell tests, and the message if one fails. Pure."""
+"""Requirements of a node before Python can start there: shell tests, and the message if one fails. Pure."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def requirements(settings: Config) -> list[Requirement]:
     elif container.runtime == "none":
         message = f"seatrial's Python {sys.executable} does not exist on this node: set environment.venv"
         required.append(Requirement(_test("-x", sys.executable), message, shlex.join(["ls", "-l", sys.executable])))
-    return required + _of_container(container)
+    return required + _container_requirements(container)
 
 
-def _of_container(container: Container) -> list[Requirement]:
+def _container_requirements(container: Container) -> list[Requirement]:
     runtime, image = container.runtime, container.image or ""
     if runtime == "none":
         return []

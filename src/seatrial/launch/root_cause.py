@@ -275,7 +275,7 @@ def node_error(job: Job, folder: Path, node_state: NodeState = lambda host: (hos
         cause = f"Slurm reports a node failure during job {job.name}"
         first = f"scontrol show node {failed[0]}; ping {failed[0]}"
         states = [f"; {state}" for _, state in map(node_state, failed[:1]) if state]
-        lost = _lost(job, failed, f"{cause}{''.join(states)}")
+        lost = _shortage(job, failed, f"{cause}{''.join(states)}")
         return RootCause(and_more(failed, _MAX_NAMED), f"{cause}. Run first: {first}", None, lost)
     errors = [(match["node"], _LAUNCH_ERROR.format(**match.groupdict())) for match in _LAUNCH_FAILED.finditer(log)]
     preflight_errors = [(match["node"], match["error"]) for match in _PREFLIGHT.finditer(log)]
@@ -305,10 +305,11 @@ def _unresponsive_nodes(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCa
     if not nodes:
         return None
     hosts = sorted({rank.heartbeat.node for rank in first_ranks if rank.heartbeat})
-    return RootCause(and_more(nodes, _MAX_NAMED), f"{cause}. {first}", None, _lost(job, hosts, cause))
+    return RootCause(and_more(nodes, _MAX_NAMED), f"{cause}. {first}", None, _shortage(job, hosts, cause))
 
 
-def _lost(job: Job, nodes: Sequence[str], state: str) -> NodeShortage | None:
+def _shortage(job: Job, nodes: Sequence[str], state: str) -> NodeShortage | None:
+    """Return the loss of these nodes, each with this state; None without nodes."""
     if not nodes:
         return None
     missing = tuple(MissingNode(name=name, state=state) for name in nodes)
@@ -328,7 +329,7 @@ def _torchrun_errors(ranks: Sequence[Rank], folder: Path) -> dict[int, _Reported
     return reported_errors
 
 
-def _rank_of_log(log: Path, count: int) -> int:
+def _rank_of_log(log: Path, world_size: int) -> int:
     """Return the rank of a torchrun log, from its folders ``LOCAL_RANK`` and, with several nodes, ``nodeN``."""
     local_rank = int(log.parent.name)
     nodes = {part: path for path in log.parents for part in [path.name] if re.fullmatch(r"node\d+", part)}
@@ -336,7 +337,7 @@ def _rank_of_log(log: Path, count: int) -> int:
         return local_rank
     name, folder = next(iter(nodes.items()))
     node_count = sum(1 for _ in folder.parent.glob("node*"))
-    return int(name.removeprefix("node")) * (count // node_count) + local_rank
+    return int(name.removeprefix("node")) * (world_size // node_count) + local_rank
 
 
 def _process_state(rank: Rank) -> str:
@@ -351,10 +352,10 @@ def _process_state(rank: Rank) -> str:
     return f"; process state {fields[0]}" + (f" ({meaning[fields[0]]})" if fields[0] in meaning else "")
 
 
-def _stderr_files(folder: Path, rank: int | None = None, count: int = 0) -> list[Path]:
-    """Return the standard error files of the launcher and of all ranks, or of ``rank`` only; ``count``: all ranks."""
+def _stderr_files(folder: Path, rank: int | None = None, world_size: int = 0) -> list[Path]:
+    """Return the standard error files of the launcher and of all ranks, or of ``rank`` of ``world_size`` ranks."""
     logs = sorted((folder / "logs").glob("**/stderr.log"))
-    return [folder / "launcher.err", *(log for log in logs if rank is None or _rank_of_log(log, count) == rank)]
+    return [folder / "launcher.err", *(log for log in logs if rank is None or _rank_of_log(log, world_size) == rank)]
 
 
 def _disk_full(folder: Path) -> str:

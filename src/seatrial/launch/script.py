@@ -1,4 +1,4 @@
-"""What the job scripts of all launchers share: environment and templates."""
+"""The environment and the templates of the job scripts of all launchers."""
 
 from __future__ import annotations
 

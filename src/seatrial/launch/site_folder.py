@@ -21,7 +21,7 @@ class Setting(NamedTuple):
 
 
 class Site(NamedTuple):
-    """What the files say about a site. ``folder`` is an absolute path; 0 GPUs per node: CPU only.
+    """The values of a site in its files. ``folder`` is an absolute path; 0 GPUs per node: CPU only.
 
     ``slurm_error``: why Slurm could not be read; empty if it could.
     """
@@ -41,7 +41,9 @@ class Site(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """A job script. ``nodes`` 0: all; ``gpus`` per node, 0: all; ``config``: of ``seatrial train``."""
+    """A job script. ``nodes`` 0: all; ``gpus`` per node, 0: all; ``config``: of ``seatrial train``; ``evaluated``: by
+    ``seatrial evaluate`` after the training; ``whole_nodes``: with all CPUs, GPUs and memory of its nodes.
+    """
 
     name: str
     title: str
@@ -86,7 +88,7 @@ _WORKLOADS = (
 )
 
 
-# On CPUs the exchange of gradients takes as long as the computation, and other load on the node makes it too noisy
+# On CPUs the all-reduce of gradients takes as long as the computation, and other load on the node makes it too noisy
 _GPU_THRESHOLD = 'scaling_efficiency: "> 90 %"'
 
 

@@ -223,11 +223,9 @@ class SlurmJob:
 def cancel_remaining_jobs(run_dir: Path, settings: Config) -> Iterator[str]:
     """Cancel the jobs that a killed run left, and wait for their end; yield a message before each.
 
-    ``run_dir``: the run directory, or the folder of one attempt.
-
-    A job belongs to the run if its script or its token is in ``run_dir``. Raises SeatrialError
-    if Slurm cannot be queried or a job cannot be cancelled, since files that the job writes later would count as
-    results of this run.
+    ``run_dir``: the run directory, or the folder of one attempt. A job belongs to the run if its script or its token is
+    there. Raises SeatrialError if Slurm cannot be queried or a job cannot be cancelled, since files that the job writes
+    later would count as results of this run.
     """
     tokens = [*run_dir.glob(TOKEN), *run_dir.rglob(f"attempt*/{TOKEN}")]
     folders = {token.read_text(encoding="utf-8"): token.parent for token in tokens}

@@ -180,7 +180,7 @@ class _Attempt:
         return replace(end, state=state, root_cause=replace(cause, cause=f"{cause.cause}; {remaining}"))
 
     def _with_stacks(self, end: AttemptEnd, running: StartedJob) -> AttemptEnd:
-        """Add the place of each rank to the cause of a hang, unless nodes are lost: a step on them would not end."""
+        """Add the stacks of the ranks to the cause of a hang, unless nodes are lost: a step on them would not end."""
         cause = end.root_cause
         hangs = end.state in (JobState.HUNG, JobState.TIMEOUT) and any(rank.heartbeat for rank in self.ranks)
         if cause is None or not hangs:
@@ -339,7 +339,7 @@ class _Attempt:
         if remaining and (state is JobState.COMPLETED or (not started and not smaller)):
             started, remaining = list(job.checks), []  # no progress: another attempt would end the same way
         error = f"{cause.subject}: {cause.cause}" if cause else "the worker exited with code 0 without measuring it"
-        missing = [measurement for name in started for measurement in self._missing(name, error, cause)]
+        missing = [measurement for name in started for measurement in self._error_measurements(name, error, cause)]
         if cause and not missing and started:  # it failed between checks or in teardown: report that too
             error = f"after this check, {error}"
             missing = [Measurement(check=started[-1], subject=CLUSTER, error=error, started=time.time())]
@@ -351,8 +351,8 @@ class _Attempt:
         exclude = ",".join(filter(None, [job.exclude, *lost]))
         return job.model_copy(update={"checks": tuple(remaining), "nodelist": "", "exclude": exclude})
 
-    def _missing(self, name: str, error: str, cause: RootCause | None) -> list[Measurement]:
-        """Return the errors for missing measurements of a check: one for a CLUSTER check, else one per rank."""
+    def _error_measurements(self, name: str, error: str, cause: RootCause | None) -> list[Measurement]:
+        """Return an ERROR measurement for each missing one of a check: one for a CLUSTER check, else one per rank."""
         now, ranks = time.time(), self.ranks
         if self.checks[name].scope is Scope.CLUSTER:
             if all(name in rank.measured and rank.measured[name].finished for rank in ranks):

@@ -21,9 +21,9 @@ from seatrial.pipeline.benchmark_hardware import HardwareOptions
 from seatrial.util.input_files import GZIP_MAGIC, MAX_DOCUMENT_BYTES, AfterHead, LimitedGzip, open_file, parse_json
 
 STDIN = Path("-")
-_MAX_TEXT = 2**30  # characters, such as of a log of 1,024 ranks with NCCL_DEBUG=INFO
+_MAX_TEXT = 2**30  # characters: more than the log of 1,024 ranks with NCCL_DEBUG=INFO has
 _HEAD_BYTES = 2**18  # the first bytes of a file, which identify its format
-_MAX_LINE = 2**16
+_MAX_LINE = 2**16  # characters that are read at once
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # PowerShell redirects to UTF-16
 # How the reports of both tools begin, also if they are truncated
 _NVBANDWIDTH_JSON = re.compile(rb'\s*\{\s*"nvbandwidth"\s*:')
@@ -36,7 +36,7 @@ _EXPECTED = (
 
 @dataclass(frozen=True)
 class BenchmarkFile:
-    """An open file that is no record of seatrial; ``name`` is for messages, ``head`` its first bytes, unpacked."""
+    """An open file that is no record of seatrial. ``name``: for messages; ``head``: its first bytes, decompressed."""
 
     name: str
     stream: BinaryIO
@@ -104,22 +104,23 @@ def open_benchmark(path: Path) -> BenchmarkFile | None:
     if path == STDIN:
         if sys.stdin is None:  # Python's value for a closed stream
             raise UsageError("standard input is closed")
-        return _opened(cast(BinaryIO, sys.stdin.buffer), "standard input", is_stdin=True)
+        return _benchmark_file(cast(BinaryIO, sys.stdin.buffer), "standard input", is_stdin=True)
     if path.is_dir():
         return None
     try:
         file = open_file(path, pipes=True)
     except OSError:
         return None
-    return _opened(file, str(path), is_stdin=False)
+    return _benchmark_file(file, str(path), is_stdin=False)
 
 
-def _opened(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFile | None:
+def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFile | None:
+    """The file if its first bytes are those of a benchmark's output; None for JSON that may be a record of seatrial."""
     try:
         stream: Any = io.BufferedReader(AfterHead(file))
         head = stream.peek(2)[:2]
-        is_packed = head == GZIP_MAGIC
-        if is_packed:
+        is_gzip = head == GZIP_MAGIC
+        if is_gzip:
             stream = LimitedGzip(stream, name)
         head = stream.read(_HEAD_BYTES)
     except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -127,16 +128,16 @@ def _opened(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFile | Non
     if b"\0" in head and not head.startswith(_UTF16_MARKS):
         raise UsageError(f"{name} is a binary file; {_EXPECTED}")
     is_json = head.lstrip().startswith(b"{")
-    is_report = is_json and (_NVBANDWIDTH_JSON.match(head) or _NCCL_TESTS_JSON.match(head) or _is_small_report(head))
+    is_report = is_json and (_NVBANDWIDTH_JSON.match(head) or _NCCL_TESTS_JSON.match(head) or _is_whole_report(head))
     if is_json and not is_report:
-        if is_packed or is_stdin:
+        if is_gzip or is_stdin:
             raise UsageError(f"{name} is no JSON of nccl-tests or nvbandwidth; {_EXPECTED}; name a record by its path")
         return None
     return BenchmarkFile(name, cast(BinaryIO, io.BufferedReader(AfterHead(stream, head))), head)
 
 
-def _is_small_report(head: bytes) -> bool:
-    """Whether ``head`` is a whole report, with its keys in another order."""
+def _is_whole_report(head: bytes) -> bool:
+    """Whether ``head`` is a complete JSON report, with its keys in any order."""
     try:
         document = parse_json(head.decode(errors="replace"))
     except ValueError:

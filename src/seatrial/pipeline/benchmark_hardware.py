@@ -1,6 +1,6 @@
 """The hardware behind the output of nccl-tests or nvbandwidth: from options, and from the output itself.
 
-Pure: no file and no GPU. Where an option and the output disagree, the text says so.
+Pure: reads no file and no GPU. Disagreements between an option and the output are listed as contradictions.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from seatrial.model.benchmark import BenchmarkHardware
 
 FABRICS = ("ib", "roce", "efa", "tcp")
 ALGORITHMS = {name.casefold(): name for name in ("Ring", "Tree", "NVLS", "NVLSTree", "CollNetChain", "CollNetDirect")}
-_GPUS = re.compile(r"(?:(\d{1,4})\s*[x×]\s*)?(.*\S)\s*")
+_GPUS = re.compile(r"(?:(\d{1,4})\s*[x×]\s*)?(.*\S)\s*")  # 8xH200, or H200
+# 8x400: ports x Gbit/s of each; 4x2x200: NICs x ports of each x Gbit/s of a port
 _NICS = re.compile(r"(\d{1,3})\s*[x×]\s*(?:(\d{1,2})\s*[x×]\s*)?(\d{1,5}(?:\.\d+)?)")
-_UNNAMED = ("NVIDIA Graphics Device", "Graphics Device")  # what drivers call a GPU that they do not know
+_GENERIC_NAMES = ("NVIDIA Graphics Device", "Graphics Device")  # of GPUs that the driver does not know
 _SEVERAL_PROCESSES = (
     "several processes printed a table each: nccl-tests without MPI=1 runs every process separately, and "
     "measures no network. Build it with `make MPI=1` and run it again"
@@ -30,8 +31,8 @@ _ONE_RANK = (
     "the table was measured by one rank, so that no GPU communicated: nccl-tests without MPI=1 runs every process "
     "alone. Build it with `make MPI=1`, or use the option -g"
 )
-# Operations whose column ``count`` is the part of one rank
-_PARTS = ("all_gather", "reduce_scatter", "all_to_all")
+# Operations whose column ``count`` has the elements of one rank, not of all
+_COUNT_PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True)
@@ -147,10 +148,10 @@ class GpuName:
 
 def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
     """The name of the GPUs: from the output if it lists them, else from --gpus."""
-    names = sorted({name for name in listed if name and name not in _UNNAMED})
+    names = sorted({name for name in listed if name and name not in _GENERIC_NAMES})
     if names:
         text = f"--gpus {options.gpus_text} contradicts the output, which lists {', '.join(names)}; judged as listed"
-        contradicts = bool(options.models) and not all(_is_meant(name, options.models) for name in names)
+        contradicts = bool(options.models) and not all(_is_one_of(name, options.models) for name in names)
         return GpuName(MODEL_SEPARATOR.join(names), "output", text if contradicts else "")
     if len(options.models) > 1:
         several = ", ".join(sku.name for sku in options.models)
@@ -160,7 +161,7 @@ def gpu_name(options: HardwareOptions, listed: Iterable[str]) -> GpuName:
     return GpuName(options.models[0].nvml_names[0], "--gpus")
 
 
-def _is_meant(listed: str, models: Sequence[Sku]) -> bool:
+def _is_one_of(listed: str, models: Sequence[Sku]) -> bool:
     """Whether a listed GPU is one of ``models``; for a model without data, --gpus may be a part of its name."""
     tokens = _name_tokens(listed)
     return any(
@@ -173,13 +174,13 @@ def _is_meant(listed: str, models: Sequence[Sku]) -> bool:
 def rank_range(rows: Sequence[Row], operation: str) -> tuple[int, float] | None:
     """The lowest and the highest number of ranks with which ``rows`` agree; None if they do not depend on it.
 
-    From size and count where count is the part of one rank; for an all-reduce from busbw ÷ algbw = 2(n−1)/n.
+    From size and count where count has the elements of one rank; for an all-reduce from busbw ÷ algbw = 2(n−1)/n.
     """
     low, high = 1, math.inf
     for row in rows:
         if row.size < 2**20:
             continue
-        if operation in _PARTS:
+        if operation in _COUNT_PER_RANK:
             if not row.data_size or row.size % row.data_size:
                 return None
             low, high = max(low, row.size // row.data_size), min(high, row.size // row.data_size)
@@ -307,8 +308,9 @@ def _shape(
     if nodes is None and ranks and ranks == len(table.devices):
         nodes = len(hosts)
     if gpus is None and nodes is None and ranks and table.devices:
-        last = max(device.index for device in table.devices) + 1
-        gpus = last if max(device.rank for device in table.devices) + 1 == ranks and ranks % last == 0 else None
+        devices_per_node = max(device.index for device in table.devices) + 1
+        lists_last_rank = max(device.rank for device in table.devices) + 1 == ranks
+        gpus = devices_per_node if lists_last_rank and ranks % devices_per_node == 0 else None
     if nodes is None and gpus and ranks and ranks % gpus == 0:
         nodes = ranks // gpus
     if gpus is None and nodes and ranks and ranks % nodes == 0:

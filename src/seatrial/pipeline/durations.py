@@ -38,7 +38,7 @@ class Transfer(Frozen):
 
 
 class Duration(Frozen):
-    """The typical duration of a check in seconds: a constant, a part per unit, and a part per unit of an option.
+    """The typical duration of a check: ``seconds``, plus seconds per GPU or other unit, and per unit of an option.
 
     ``transfers`` between nodes add to it on a TCP network, and are negligible on others.
     """
@@ -50,7 +50,7 @@ class Duration(Frozen):
 
 
 class TypicalSeconds(Frozen):
-    """Content of typical_seconds.yaml; ``jobs``: the start and end of a job, by placement, and of a child training."""
+    """Content of typical_seconds.yaml; ``jobs``: seconds to start and end a job, by placement, and a child training."""
 
     jobs: dict[str, float]
     checks: dict[str, Duration]
@@ -82,13 +82,13 @@ def typical_duration(
     }
     defaults = {name: field.default for name, field in check.options.model_fields.items()}
     values = {**defaults, **options}
-    of_options = sum(
+    options_s = sum(
         factor * value
         for name, factor in duration.options.items()
         if isinstance(value := values.get(name), (int, float))
     )
-    of_units = sum(factor * counts[unit] for unit, factor in duration.per.items())
-    return duration.seconds + of_units + of_options + network_duration(check, options, network)
+    units_s = sum(factor * counts[unit] for unit, factor in duration.per.items())
+    return duration.seconds + units_s + options_s + network_duration(check, options, network)
 
 
 def start_duration(placement: str, checks: Iterable[Check], *, on_gpus: bool) -> float:

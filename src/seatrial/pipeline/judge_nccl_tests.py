@@ -95,7 +95,7 @@ def judge_output(
 
 
 def with_next_step(verdict: Verdict, gpu: str) -> Verdict:
-    """The verdict; without a reference value its next step is to find one. Other sizes help only a known ``gpu``."""
+    """The verdict; without a reference value, its ``fix`` says where to get one. ``gpu``: the NVML name."""
     missing = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
     if verdict.outcome is not Outcome.UNJUDGED or missing.isdisjoint(verdict.reasons):
         return verdict
@@ -107,7 +107,7 @@ def with_next_step(verdict: Verdict, gpu: str) -> Verdict:
 
 
 def overall_outcome(results: Sequence[BenchmarkResult]) -> Outcome:
-    """FAIL if one result fails, else UNJUDGED if no operation is judged, or not all operations that checks measure."""
+    """The worst outcome of the results; of those without a check only a FAIL counts."""
     outcomes = [result.outcome for result in results if result.check or result.outcome is Outcome.FAIL]
     return worst(outcomes)
 
@@ -133,8 +133,8 @@ class _Series:
 
 
 @dataclass(frozen=True)
-class _Input:
-    """A series as measurements of one operation, on known hardware, and the reference values that apply.
+class _Candidate:
+    """A series that is read as measurements of one operation, with its hardware and reference values.
 
     ``algorithm``: NCCL's algorithm of an all-reduce, empty if unknown.
     """
@@ -215,7 +215,7 @@ def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Res
         text = "no operation that seatrial measures has these columns: gather and scatter have no reference values"
         return _unjudged(series, "unknown operation", "", [text]), series.resolved("")
     inputs = [_input(series, name) for name in possible]
-    plausible = [each for each in inputs if not _exceeds_bound(each)] or inputs
+    plausible = [candidate for candidate in inputs if not _exceeds_bound(candidate)] or inputs
     if len(plausible) > 1:
         text = f"the columns are those of {' or '.join(possible)}: name it with --operation"
         problems = [*plausible[0].resolved.problems, *table_problems(series.table, series.rows), text]
@@ -229,9 +229,9 @@ def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Res
     return result, plausible[0].resolved
 
 
-def _input(series: _Series, operation: str) -> _Input:
+def _input(series: _Series, operation: str) -> _Candidate:
     algorithm = all_reduce_algorithm(series.options, series.output, series.table) if operation == "all_reduce" else ""
-    return _Input(operation, series, series.resolved(operation), algorithm)
+    return _Candidate(operation, series, series.resolved(operation), algorithm)
 
 
 def _without_rows(series: _Series, operation: str) -> BenchmarkResult:
@@ -262,38 +262,38 @@ def _unjudged(series: _Series, name: str, operation: str, problems: Sequence[str
     )
 
 
-def _judge(each: _Input) -> BenchmarkResult:
+def _judge(candidate: _Candidate) -> BenchmarkResult:
     """The verdicts on one operation, by the rules of its check."""
-    hardware, series = each.hardware, each.series
-    problems = [*each.resolved.problems]
+    hardware, series = candidate.hardware, candidate.series
+    problems = [*candidate.resolved.problems]
     notes: list[str] = []
-    verdicts, others, label = _wrong_data_verdicts(series, each.operation), tuple[Verdict, ...](), ""
+    verdicts, others, label = _wrong_data_verdicts(series, candidate.operation), tuple[Verdict, ...](), ""
     if not problems:
-        if each.nodes > 1 and not hardware.ports:
+        if candidate.nodes > 1 and not hardware.ports:
             notes.append("the rate of the network ports is unknown: give --nics, such as --nics 8x400")
-        label, reference_label = _deciding_size(each)
+        label, reference_label = _deciding_size(candidate)
         if reference_label != label:
             notes.append(
                 f"no reference value at {label}: that of {reference_label} is used, since the bandwidth inside a node "
                 "does not decrease with the size"
             )
-        bandwidth = _bandwidth_verdicts(each, label, reference_label)
-        if problem := _depends_on_algorithm(each, bandwidth, label):
+        bandwidth = _bandwidth_verdicts(candidate, label, reference_label)
+        if problem := _depends_on_algorithm(candidate, bandwidth, label):
             problems.append(problem)
         else:
             verdicts += bandwidth
-            others = _other_sizes(each, label)
+            others = _other_sizes(candidate, label)
     problems += table_problems(series.table, series.rows)
     undecided = (verdict for verdict in verdicts if verdict.outcome in (Outcome.UNJUDGED, Outcome.ERROR))
     problems += dict.fromkeys(verdict.detail or verdict.summary for verdict in undecided) if not problems else ()
     return BenchmarkResult(
-        name=each.operation,
+        name=candidate.operation,
         outcome=_outcome(verdicts, others, problems),
-        variant=variant_text(each.rows[-1]),
-        check=each.check.name,
-        path=_path(each),
-        measured=measured_sizes(each.rows),
-        bound=_bound(each, label) if label else None,
+        variant=variant_text(candidate.rows[-1]),
+        check=candidate.check.name,
+        path=_path(candidate),
+        measured=measured_sizes(candidate.rows),
+        bound=_bound(candidate, label) if label else None,
         verdicts=tuple(with_next_step(verdict, hardware.gpu) for verdict in verdicts),
         other_sizes=others,
         problems=tuple(problems),
@@ -302,7 +302,7 @@ def _judge(each: _Input) -> BenchmarkResult:
 
 
 def _outcome(verdicts: Sequence[Verdict], others: Sequence[Verdict], problems: Sequence[str]) -> Outcome:
-    """The worst of the verdicts; a problem makes PASS and WARN UNJUDGED, a FAIL at another size makes PASS a WARN."""
+    """The worst of the verdicts. A problem makes it UNJUDGED unless it is FAIL; a FAIL at another size, WARN."""
     outcome = worst(verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.SKIP)
     if outcome is Outcome.FAIL:
         return outcome
@@ -312,60 +312,62 @@ def _outcome(verdicts: Sequence[Verdict], others: Sequence[Verdict], problems: S
     return Outcome.WARN if any(verdict.outcome is Outcome.FAIL for verdict in others) else outcome
 
 
-def _deciding_size(each: _Input) -> tuple[str, str]:
+def _deciding_size(candidate: _Candidate) -> tuple[str, str]:
     """The label of the size that decides, and that of its reference value.
 
     It is the size of the check's rule, else the largest with a reference value, else the largest. Inside one node
     a size without a reference value is compared with that of the largest smaller size.
     """
-    sizes = sorted({row.size for row in each.rows}, reverse=True)
+    sizes = sorted({row.size for row in candidate.rows}, reverse=True)
     labels = [nominal_size_label(size) for size in sizes]
-    with_reference = [label for label in labels if each.has_reference(label)]
-    check_size = each.rule.metric.partition(".")[2]
+    with_reference = [label for label in labels if candidate.has_reference(label)]
+    check_size = candidate.rule.metric.partition(".")[2]
     if with_reference:
         label = check_size if check_size in with_reference else with_reference[0]
         return label, label
-    if each.hardware.nodes == 1:
+    if candidate.hardware.nodes == 1:
         for smaller in _NODE_SIZES:
-            if sizes[0] >= parse_bytes(smaller) and each.has_reference(smaller):
+            if sizes[0] >= parse_bytes(smaller) and candidate.has_reference(smaller):
                 return labels[0], smaller
     return labels[0], labels[0]
 
 
-def _other_sizes(each: _Input, deciding: str) -> tuple[Verdict, ...]:
+def _other_sizes(candidate: _Candidate, deciding: str) -> tuple[Verdict, ...]:
     """The verdicts on the other sizes that saturate the links and have a reference value."""
-    labels = dict.fromkeys(nominal_size_label(row.size) for row in each.rows if row.size >= SATURATING_BYTES)
+    labels = dict.fromkeys(nominal_size_label(row.size) for row in candidate.rows if row.size >= SATURATING_BYTES)
     return tuple(
         verdict
         for label in labels
-        if label != deciding and each.has_reference(label)
-        for verdict in _bandwidth_verdicts(each, label, label)
+        if label != deciding and candidate.has_reference(label)
+        for verdict in _bandwidth_verdicts(candidate, label, label)
     )
 
 
-def _bandwidth_verdicts(each: _Input, label: str, reference_label: str) -> tuple[Verdict, ...]:
+def _bandwidth_verdicts(candidate: _Candidate, label: str, reference_label: str) -> tuple[Verdict, ...]:
     """The verdicts on the bus bandwidth at one size, out of place and in place."""
     rules, metrics = [], []
     place: Place
     for place in get_args(Place):
         # These two do not exist in place: the program measures copies that overwrite each other
-        is_valid = place == "out_of_place" or each.operation not in ("all_to_all", "send_receive")
-        value = busbw(each.rows, label, place) if is_valid else None
+        is_valid = place == "out_of_place" or candidate.operation not in ("all_to_all", "send_receive")
+        value = busbw(candidate.rows, label, place) if is_valid else None
         if value is None:
             continue
         name = f"busbw_{place}.{label}"
         metrics.append(Metric(name=name, value=value, unit="GB/s", subject=CLUSTER))
         update = {
             "metric": name,
-            "reference": f"{each.operation}.busbw.{reference_label}",
+            "reference": f"{candidate.operation}.busbw.{reference_label}",
             "reference_optional": False,
             "min_nodes": 1,
             "max_nodes": None,
         }
-        rules.append(each.rule.model_copy(update=update))
-    measurement = Measurement(check=each.check.name, subject=CLUSTER, metrics=tuple(metrics), facts=each.facts)
-    check = replace(each.check, rules=tuple(rules))
-    return tuple(judge_check(check, [measurement], {}, "", each.references)) if rules else ()
+        rules.append(candidate.rule.model_copy(update=update))
+    measurement = Measurement(
+        check=candidate.check.name, subject=CLUSTER, metrics=tuple(metrics), facts=candidate.facts
+    )
+    check = replace(candidate.check, rules=tuple(rules))
+    return tuple(judge_check(check, [measurement], {}, "", candidate.references)) if rules else ()
 
 
 def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]:
@@ -381,41 +383,42 @@ def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]
     return tuple(judge_check(replace(check, rules=rules), [measurement], {}, ""))
 
 
-def _depends_on_algorithm(each: _Input, verdicts: Sequence[Verdict], label: str) -> str:
+def _depends_on_algorithm(candidate: _Candidate, verdicts: Sequence[Verdict], label: str) -> str:
     """Why a FAIL is inconclusive: the algorithm is assumed, and the bandwidth would be good for Ring. Else empty."""
     failed = next((verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL and verdict.basis), None)
     if (
-        each.operation != "all_reduce"
-        or each.algorithm
-        or each.nodes not in (2, 3)
+        candidate.operation != "all_reduce"
+        or candidate.algorithm
+        or candidate.nodes not in (2, 3)
         or failed is None
         or not failed.basis
     ):
         return ""
     if failed.basis.kind is not BasisKind.FABRIC_MODEL:
         return ""
-    ring = _bandwidth_verdicts(replace(each, algorithm="Ring"), label, label)
+    ring = _bandwidth_verdicts(replace(candidate, algorithm="Ring"), label, label)
     good = next((verdict for verdict in ring if verdict.outcome in (Outcome.PASS, Outcome.WARN)), None)
     if good is None or any(verdict.outcome is Outcome.FAIL for verdict in ring):
         return ""
+    usual_algorithm = default_algorithm("all_reduce", candidate.nodes, nvls=_has_nvls(candidate))
     return (
         f"the outcome at {label} depends on the algorithm, which the output does not name: {failed.value:g} GB/s are "
-        f"{failed.ratio:.0%} of the bound with {default_algorithm('all_reduce', each.nodes, nvls=_has_nvls(each))}, "
+        f"{failed.ratio:.0%} of the bound with {usual_algorithm}, "
         f"NCCL's usual choice, and {good.ratio:.0%} with Ring. If NCCL_ALGO was set, give --algorithm Ring; else "
         "--algorithm NVLSTree or Tree, or run again with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV,TUNING"
     )
 
 
-def _has_nvls(each: _Input) -> bool:
-    environment = each.facts["backend_environment"]
+def _has_nvls(candidate: _Candidate) -> bool:
+    environment = candidate.facts["backend_environment"]
     disabled = isinstance(environment, dict) and environment.get("NCCL_NVLS_ENABLE") == "0"
-    return bool(each.sku and each.sku.nvls and not disabled)
+    return bool(candidate.sku and candidate.sku.nvls and not disabled)
 
 
-def _path(each: _Input) -> str:
+def _path(candidate: _Candidate) -> str:
     """The links that the data took, as text; empty if unknown."""
-    hardware, sku = each.hardware, each.sku
-    if not hardware.nodes or each.resolved.problems:
+    hardware, sku = candidate.hardware, candidate.sku
+    if not hardware.nodes or candidate.resolved.problems:
         return ""
     if hardware.nodes == 1:
         links = "an unknown link" if sku is None else "NVLink" if "nvlink" in sku.spec else "PCIe"
@@ -426,24 +429,29 @@ def _path(each: _Input) -> str:
     return f"between {hardware.nodes} nodes, over the network ({hardware.fabric or 'unknown'}{ports})"
 
 
-def _bound(each: _Input, label: str) -> BenchmarkBound | None:
+def _bound(candidate: _Candidate, label: str) -> BenchmarkBound | None:
     """The largest bandwidth that the links allow: of the network between nodes, else of the links inside a node."""
-    if each.nodes == 1:
-        lookup = metric_lookup(each.check, f"busbw.{label}", f"{each.operation}.busbw.{label}")
-        bound = hardware_bound(lookup, each.facts, each.references)
+    if candidate.nodes == 1:
+        lookup = metric_lookup(candidate.check, f"busbw.{label}", f"{candidate.operation}.busbw.{label}")
+        bound = hardware_bound(lookup, candidate.facts, candidate.references)
         return BenchmarkBound(value=bound.value, unit=bound.unit, derivation=bound.derivation) if bound else None
-    hardware = each.hardware
-    if not (each.sku and hardware.gpus_per_node and hardware.ports and hardware.port_gbps) or each.sku.across_nodes:
+    hardware = candidate.hardware
+    if (
+        not (candidate.sku and hardware.gpus_per_node and hardware.ports and hardware.port_gbps)
+        or candidate.sku.across_nodes
+    ):
         return None
     ports = f"network ports ({hardware.fabric})"
-    node = node_links(each.sku, hardware.gpus_per_node, hardware.ports, hardware.port_gbps, ports)
-    algorithm = each.algorithm or default_algorithm(each.operation, each.nodes, nvls=_has_nvls(each))
-    network = network_bound(each.operation, algorithm, each.nodes, node)
+    node = node_links(candidate.sku, hardware.gpus_per_node, hardware.ports, hardware.port_gbps, ports)
+    algorithm = candidate.algorithm or default_algorithm(
+        candidate.operation, candidate.nodes, nvls=_has_nvls(candidate)
+    )
+    network = network_bound(candidate.operation, algorithm, candidate.nodes, node)
     return BenchmarkBound(value=network.value, unit="GB/s", derivation=network.arithmetic) if network else None
 
 
-def _exceeds_bound(each: _Input) -> bool:
+def _exceeds_bound(candidate: _Candidate) -> bool:
     """Whether the operation cannot be the measured one, since its bandwidth between nodes is above the bound."""
-    bound = _bound(each, "") if each.nodes > 1 and not each.resolved.problems else None
-    values = [value for size in measured_sizes(each.rows) for value in (size.out_of_place, size.in_place) if value]
+    bound = _bound(candidate, "") if candidate.nodes > 1 and not candidate.resolved.problems else None
+    values = [value for size in measured_sizes(candidate.rows) for value in (size.out_of_place, size.in_place) if value]
     return bool(bound and values and max(values) > MAX_RATIO_OF_BOUND * bound.value)

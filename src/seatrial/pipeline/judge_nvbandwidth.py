@@ -30,7 +30,7 @@ _METRICS = {
 }
 _NODE = "node"  # subject: nvbandwidth names its host only in some versions
 _WRONG_DATA = "Invalid value when checking the pattern"
-_MAX_OTHERS = 40  # testcases without a reference value that a note lists
+_MAX_LISTED = 40  # testcases without a reference value in a note
 
 
 def judge_output(
@@ -60,8 +60,8 @@ def judge_output(
     if output.failure:
         notes.append(f"message of nvbandwidth: {output.failure}")
     if others:
-        more = f" and {len(others) - _MAX_OTHERS} more" if len(others) > _MAX_OTHERS else ""
-        notes.append(f"without a reference value, not judged: {', '.join(others[:_MAX_OTHERS])}{more}")
+        more = f" and {len(others) - _MAX_LISTED} more" if len(others) > _MAX_LISTED else ""
+        notes.append(f"without a reference value, not judged: {', '.join(others[:_MAX_LISTED])}{more}")
     # nvbandwidth measures one node, and only some versions name its host
     nodes_source = "output" if hosts else "nvbandwidth measures one"
     sources = {"gpu": gpu.source, "gpus_per_node": "output", "nodes": nodes_source} if gpu.name else {}

@@ -16,7 +16,7 @@ from seatrial.pipeline.plan import Plan, jobs_as_run, localization_job
 from seatrial.pipeline.results import NodesRefused, TrialResults
 from seatrial.util.text import and_more
 
-_MAX_NAMED = 2  # reasons that the progress names
+_MAX_NAMED = 2  # reasons in the line of the progress output
 
 
 def localize(

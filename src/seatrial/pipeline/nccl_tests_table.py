@@ -24,7 +24,7 @@ Place = Literal["out_of_place", "in_place"]
 SATURATING_BYTES = round(0.99 * 2**30)  # 1 GiB, rounded down to a multiple of the ranks
 _MIB = 2**20
 _MAX_ROUNDING = 2**16  # bytes: 16 for each of 4,096 ranks
-_MAX_TEXT = 300
+_MAX_TEXT = 300  # characters of an error message in a problem
 
 
 def series_of(rows: Sequence[Row]) -> list[list[Row]]:
@@ -79,11 +79,12 @@ def allows(table: Table, rows: Sequence[Row], operation: str) -> bool:
 
 def _has_equal_bandwidths(rows: Sequence[Row]) -> bool:
     """Whether busbw is algbw: send and receive, or an all-reduce of two ranks."""
+    # nccl-tests prints two decimals
     return all(abs(timing.busbw - timing.algbw) < 0.02 for row in rows for timing in timings(row))
 
 
 def timings(row: Row) -> list[Timing]:
-    """The measurements out of place and in place, as far as the row has them."""
+    """The measurements out of place and in place that the row has."""
     return [timing for timing in (row.out_of_place, row.in_place) if timing]
 
 

@@ -14,7 +14,7 @@ from seatrial.util.input_files import read_json
 def node_environments(run_dir: Path, container: Container) -> list[JsonValue]:
     """Return the last report of each node, nodes with the same report in one entry; empty without a preflight.
 
-    ``in_container``: whether the workers' process found itself in a container, by the ``evidence`` that it lists.
+    ``in_container``: whether the report lists ``evidence`` that the process ran in a container.
     """
     reports: dict[str, dict[str, JsonValue]] = {}
     for path in sorted(run_dir.glob("jobs/*/attempt*/preflight/*.json"), key=lambda path: path.stat().st_mtime):
@@ -26,8 +26,8 @@ def node_environments(run_dir: Path, container: Container) -> list[JsonValue]:
     nodes: dict[str, list[JsonValue]] = {}
     for node, report in sorted(reports.items()):
         nodes.setdefault(json.dumps(report, sort_keys=True), []).append(node)
-    asked: dict[str, JsonValue] = {"runtime": container.runtime, "image": container.image}
+    requested: dict[str, JsonValue] = {"runtime": container.runtime, "image": container.image}
     return [
-        {"nodes": same, **asked, "in_container": bool((report := json.loads(text)).get("evidence")), **report}
-        for text, same in nodes.items()
+        {"nodes": names, **requested, "in_container": bool((report := json.loads(text)).get("evidence")), **report}
+        for text, names in nodes.items()
     ]

@@ -96,16 +96,16 @@ def make_plan(
     runnable = [check for check in selected if check.name not in not_run]
     if time_limit_s is not None:
         excluded |= dict.fromkeys(_beyond_time_limit(runnable, config, node_gpus, nodes, time_limit_s), TIME_LIMIT)
-    left = [check for check in runnable if check.name not in {*excluded, *done}]
-    jobs = [part for job in _jobs(left, config, node_gpus, nodes) for part in _parts(job, config, max_job_s)]
+    remaining = [check for check in runnable if check.name not in {*excluded, *done}]
+    jobs = [part for job in _jobs(remaining, config, node_gpus, nodes) for part in _parts(job, config, max_job_s)]
     jobs = [job.model_copy(update={"topology": topology}) if job.placement == "ranks" else job for job in jobs]
-    preflight = _preflight(left, jobs)
+    preflight = _preflight(remaining, jobs)
     jobs = [job if job.placement == "control" else job.model_copy(update={"preflight": preflight}) for job in jobs]
     return Plan(_preflight_first(jobs), tuple(m for name, m in not_run.items() if name not in set(done)), excluded)
 
 
 def _preflight_first(jobs: list[Job]) -> tuple[Job, ...]:
-    """Return the first job on nodes, whose preflight precedes all checks, then the control job, which starts trials."""
+    """Return the jobs in order: the first on nodes, since its preflight precedes all checks; control; the rest."""
     on_nodes = [job for job in jobs if job.placement != "control"]
     control = [job for job in jobs if job.placement == "control"]
     return (*on_nodes[:1], *control, *on_nodes[1:])
@@ -123,7 +123,7 @@ def _preflight(runnable: Iterable[Check], jobs: Iterable[Job]) -> Preflight:
 
 
 def jobs_as_run(planned: Sequence[Job], started: Sequence[Job]) -> tuple[Job, ...]:
-    """Return the planned jobs; checks that ran on fewer nodes, after the loss of a node, are in separate jobs."""
+    """Return the planned jobs; checks that ran on fewer nodes, since a node was lost, are in jobs of their own."""
     nodes = {check: job.nodes for job in planned for check in job.checks}
     on_fewer = [job for job in started if not job.retry and any(job.nodes < nodes.get(name, 0) for name in job.checks)]
     smaller = {job.name: job for job in reversed(on_fewer)}  # the first attempt, which has all checks
@@ -146,7 +146,7 @@ def retry_jobs(jobs: Iterable[Job], checks: Container[str], number: int) -> Iter
 def localization_job(
     config: Config, checks: Mapping[str, Check], jobs: Iterable[Job], time_limit_s: float | None = None
 ) -> Job | None:
-    """Return the job that searches for slow nodes, on the nodes of the ranks' job of ``jobs``.
+    """Return the job that searches for slow nodes, on the nodes of the last job of ``jobs`` with ranks.
 
     None if the config turns it off, the trial has the check itself, the nodes are too few, or it does not fit into
     ``time_limit_s``. Two nodes without GPUs are too few: their only pair is compared with itself, and over TCP on CPUs

@@ -87,8 +87,8 @@ class Options:
         """Comparisons of nodes need a majority of good ones, and at least two."""
         return max(2, len(self.nodes) + 1)
 
-    def first(self, pool: Sequence[Partner]) -> list[str]:
-        """Return the partners of a trial: the first ones of ``pool``."""
+    def first_partners(self, pool: Sequence[Partner]) -> list[str]:
+        """Return the nodes that are partners in a trial: the first ones of ``pool``."""
         return [partner.node for partner in pool[: self.partners_needed]]
 
 
@@ -102,7 +102,7 @@ def choose_partners(options: Options, candidates: Candidates) -> list[Partner]:
 
 def preview_trial(options: Options, candidates: Candidates, pool: Sequence[Partner]) -> Preview:
     """Return the first trial without starting it. Raises UsageError if its file, settings or baseline are wrong."""
-    return preview(_request(options, candidates, [*options.nodes, *options.first(pool)]))
+    return preview(_request(options, candidates, [*options.nodes, *options.first_partners(pool)]))
 
 
 def planned_changes(
@@ -110,13 +110,13 @@ def planned_changes(
 ) -> dict[DecisionValue, list[NodeChange]]:
     """Return the changes before the test and after it, if all nodes get the same decision.
 
-    A change that the drain limit refuses now has the outcome refused. Its record is read, not written, so that each
-    node is asked for as if it were the only one.
+    A change that the drain limit refuses now has the outcome refused. The limit's record is not written, so that each
+    node is requested as if it were the only one.
     """
     planned = {}
     for value in (DecisionValue.ACCEPTED, DecisionValue.REJECTED):
         results = {name: NodeResult(node=name, decision=value, reason="CAUSE") for name in options.nodes}
-        changes = [*candidates.before_test(options.first(pool)), *candidates.after_test(results)]
+        changes = [*candidates.before_test(options.first_partners(pool)), *candidates.after_test(results)]
         planned[value] = [_as_limited(change, options, candidates) for change in changes]
     return planned
 
@@ -158,7 +158,7 @@ class Session:
     started: float = field(default_factory=time.time)
     results: dict[str, NodeResult] = field(default_factory=dict)
     suspects: dict[str, str] = field(default_factory=dict)
-    used: dict[str, Partner] = field(default_factory=dict)
+    used: dict[str, Partner] = field(default_factory=dict)  # node → partner of at least one trial
     trials: list[str] = field(default_factory=list)
     changes: list[NodeChange] = field(default_factory=list)
     interrupted: bool = False
@@ -166,7 +166,7 @@ class Session:
     def run(self) -> Readmission:
         """Test the candidates and change their states. The changes after the test are made also after an error."""
         try:
-            for change in self.candidates.before_test(self.options.first(self.pool)):
+            for change in self.candidates.before_test(self.options.first_partners(self.pool)):
                 self._execute(change)
             self.candidates.wait_until_testable()
             self._test()
@@ -191,7 +191,7 @@ class Session:
             if len(good) < self.options.partners_needed:
                 reason = f"no good partner left: {_missing_partners(good, self.options, self.suspects)}"
                 return self._add_results(self._untested, _INCOMPLETE, reason)
-            partners = self.options.first(good)
+            partners = self.options.first_partners(good)
             self.used |= {partner.node: partner for partner in good if partner.node in partners}
             trial = self._run_trial(number, partners)
             if trial.decision.value is DecisionValue.ACCEPTED:

@@ -15,9 +15,9 @@ from seatrial.pipeline.this_host import ThisHost
 
 
 def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
-    """Load the results of earlier sessions, without those of another machine and those of checks to measure again.
+    """Load the results of earlier sessions of this machine, without checks that must be measured again.
 
-    These had an ERROR, or did not report a metric that the trial has a threshold on, since it was too noisy.
+    These had an ERROR, or did not report a metric with a threshold of the trial, since it was too noisy.
     """
     for message in cancel_earlier_jobs(results.settings, results.run_dir.path):
         results.display.warn(message)

@@ -201,8 +201,8 @@ def _nodes_to_test(results: TrialResults) -> int:
 def _on_same_nodes(job: Job, results: TrialResults, nodes: int) -> Job:
     """Return ``job`` with the node list of the last completed job, so that all jobs test the same nodes.
 
-    After the loss of some of the ``nodes`` of the plan: without them, and with cluster.min_nodes on the others. Without
-    a preflight if a job of this session has tried them.
+    If some of the plan's ``nodes`` were lost, the job excludes them, and with cluster.min_nodes it uses fewer nodes. It
+    has no preflight if a job of this session has tried the nodes.
     """
     if results.nodes_tried:
         job = job.model_copy(update={"preflight": None})
@@ -220,8 +220,8 @@ def _on_same_nodes(job: Job, results: TrialResults, nodes: int) -> Job:
 def _run_job(job: Job, results: TrialResults) -> None:
     launcher = launcher_for(results.settings, job.placement)
     settings = results.settings
-    min_nodes, run_dir = settings.cluster.min_nodes, results.run_dir.path
-    min_nodes = None if job.name == LOCALIZATION_JOB else min_nodes
+    run_dir = results.run_dir.path
+    min_nodes = None if job.name == LOCALIZATION_JOB else settings.cluster.min_nodes
     for result in run_job(launcher, job, run_dir, settings.limits, catalog(), results, min_nodes):
         results.add_job_result(result)
         if result.state is JobState.REFUSED:

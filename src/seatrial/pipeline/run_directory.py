@@ -44,10 +44,10 @@ class SavedRun:
     """Content of measurements.jsonl, without discarded measurements."""
 
     measurements: list[Measurement] = field(default_factory=list)
-    retries: list[Measurement] = field(default_factory=list)  # second measurements of checks with a violated threshold
+    retries: list[Measurement] = field(default_factory=list)  # second and third measurements of checks
     job_results: list[JobResult] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
-    machine: Machine | None = None  # that was measured
+    machine: Machine | None = None  # the measured one
     warnings: list[str] = field(default_factory=list)  # records that could not be read
 
 

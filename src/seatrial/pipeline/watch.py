@@ -33,7 +33,7 @@ _RESULTS_IN = re.compile(r"^job \d+ on .*, results in (.+)$", re.MULTILINE)  # p
 _ATTEMPT = re.compile(r"(.+)/jobs/[^/]+/attempt\d+/[^/]+")  # the script of a job of `seatrial run`
 _LOG_TAIL_BYTES = 64 * 1024
 _LOG_HEAD_BYTES = 16 * 1024
-_MAX_LOGS = 2000  # of ranks, whose times are compared
+_MAX_LOGS = 2000  # logs of ranks whose modification times are compared
 T = TypeVar("T")
 _SILENT_S = 30.0  # a rank writes a heartbeat every second
 
