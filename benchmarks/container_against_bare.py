@@ -32,9 +32,9 @@ _METRICS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bare", required=True, type=shlex.split, help="the command that replaces seatrial outside")
-    parser.add_argument("--container", required=True, type=shlex.split, help="the same in the container")
-    parser.add_argument("--folder", required=True, type=Path, help="new folder that both see under this path")
+    parser.add_argument("--bare", required=True, type=shlex.split, help="the command of seatrial outside a container")
+    parser.add_argument("--container", required=True, type=shlex.split, help="the command of seatrial in a container")
+    parser.add_argument("--folder", required=True, type=Path, help="new folder, under the same path in the container")
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args(argv)
     pairs = []

@@ -3,8 +3,8 @@
     python benchmarks/explain_speed.py [--gib 1] [--json FILE]
 
 The log has the lines of eight ranks: NCCL's INFO lines, training steps, progress bars with carriage returns, coloured
-and JSON lines, kernel and Slurm lines, and the logs of tests/fixtures/incidents. Exits with 1 above LIMIT_S or LIMIT_MB
-for 1 GB, or below LIMIT_MB_PER_S. Start of Python and compilation of the patterns count.
+and JSON lines, kernel and Slurm lines, and the logs of tests/fixtures/incidents. Exits with 1 above LIMIT_S of CPU time
+for 1 GB, above LIMIT_MB, or below LIMIT_MB_PER_S. Start of Python and compilation of the patterns count.
 """
 
 from __future__ import annotations

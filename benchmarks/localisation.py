@@ -4,8 +4,8 @@
 
 Each draw gives every pair of nodes the rate of its slower end times normal noise, and runs the search of
 collectives.localization (hardware.pair_search) with these rates: three rounds of all nodes, then the repetitions that
-the search asks for. A fault multiplies the rates of one node, of one direction of a node, or of one path. In a two-way
-transfer the slower direction counts. ``first rounds only`` judges by the three rounds alone, without repetitions.
+the search asks for. A fault multiplies the rates of one node, of one direction of a node, or of one path. In a
+bidirectional transfer the slower direction counts. ``first rounds only`` judges by the three rounds alone, without repetitions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from seatrial.hardware.pair_rates import GPU_LIMITS, Conclusion, PairRate, Stage, Step
 from seatrial.hardware.pair_search import ROUNDS, pair_search, round_robin
 
-NOISE, FAULT = 0.01, 0.05
+NOISE, FAULT = 0.01, 0.05  # relative standard deviation of a rate; slowdown of a fault
 HEALTHY_GB_S = 48.0
 SIZES = (8, 16, 64, 256, 1024)
 REQUIRED_SHARE = 0.99
@@ -38,7 +38,7 @@ class Rate:
     first: str
     second: str
     gb_s: tuple[float, ...]
-    one_way: bool
+    unidirectional: bool
     pair: tuple[str, str]
 
 
@@ -65,7 +65,7 @@ def one_direction(nodes: Sequence[str], rng: np.random.Generator) -> Faults:
 
 
 def one_path(nodes: Sequence[str], rng: np.random.Generator) -> Faults:
-    """One path among the pairs of the first rounds: of other pairs the search knows nothing."""
+    """One path among the pairs of the first rounds: the search measures no other pairs of healthy nodes."""
     measured = list(first_pairs(nodes))
     first, second = measured[rng.integers(len(measured))]
     return Faults({}, {}, {(first, second): 1 - FAULT, (second, first): 1 - FAULT})
@@ -90,14 +90,15 @@ def draw_rates(step: Step, faults: Faults, rng: np.random.Generator) -> list[Pai
     rates = []
     for (first, second), factor in zip(step.pairs, noise, strict=True):
         slowdown = faults.factor(first, second)
-        slowdown = slowdown if step.one_way else min(slowdown, faults.factor(second, first))
+        slowdown = slowdown if step.unidirectional else min(slowdown, faults.factor(second, first))
         pair = (first, second) if first < second else (second, first)
-        rates.append(Rate(step.stage, first, second, (HEALTHY_GB_S * slowdown * float(factor),), step.one_way, pair))
+        gb_s = (HEALTHY_GB_S * slowdown * float(factor),)
+        rates.append(Rate(step.stage, first, second, gb_s, step.unidirectional, pair))
     return cast("list[PairRate]", rates)
 
 
 def search(nodes: Sequence[str], faults: Faults, rng: np.random.Generator) -> tuple[Conclusion, int]:
-    """What one search concludes, and the number of its steps."""
+    """The conclusion of one search, and the number of its steps."""
     steps = 0
     generator = pair_search(nodes, GPU_LIMITS)
     step = next(generator)

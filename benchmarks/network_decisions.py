@@ -116,7 +116,7 @@ class Machine:
 
 
 H100, H200, B200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"
-FIRST = 2  # machines with the most draws
+FULLY_DRAWN = 2  # the first machines of MACHINES: they get --draws, the others --other-draws
 LARGE_NODES = 128
 MACHINES = (
     *(Machine(H200, "InfiniBand", 8, 400, nodes) for nodes in (2, 16)),
@@ -246,7 +246,7 @@ class Draw:
         return [*metrics, *(Metric(name=name, value=0, unit=unit, subject=CLUSTER) for name, unit in counts.items())]
 
     def _speed(self, operation: str, metric: str) -> float:
-        """GB/s of an operation: the bound times its share, or what the fault leaves."""
+        """GB/s of an operation: the bound of the network with its fault times the share, or the fault's own rate."""
         if self.absolute:
             return float(self.absolute)
         size = metric if metric.endswith("8GiB") else metric.replace("1GiB", "8GiB")
@@ -287,11 +287,12 @@ class Draw:
         return [*metrics, Metric(name="wrong_elements", value=0, unit="count", subject=CLUSTER)]
 
     def _node_result(self, node: str) -> tuple[list[Metric], dict[str, Any]]:
-        figures = [figure.value for figure in self.machine.sku.expected["all_reduce.busbw.8GiB"] if figure.gpus == GPUS]
+        references = self.machine.sku.expected["all_reduce.busbw.8GiB"]
+        reference = next(each.value for each in references if each.gpus == GPUS)
         factor = self.fault.node if node == self.nodes[0] else 1.0
         facts = {"backend": "nccl", "gpu": self.machine.gpu, "nodes": 1, "world_size": GPUS, "comparable": "yes"}
         metrics = [
-            self._rate("busbw.8GiB", figures[0] * factor, node),
+            self._rate("busbw.8GiB", reference * factor, node),
             self._share("node_share", factor, node, "of the best"),
             Metric(name="wrong_elements", value=0, unit="count", subject=node),
             Metric(name="sizes_not_allocated", value=0, unit="sizes", subject=node),
@@ -330,8 +331,8 @@ class Trials:
         draw = Draw(self.machine, fault, rng)
         first, retries = list(draw.measurements(tuple(self.required), 0)), list[Measurement]()
         for number in (1, 2):
-            again = [name for name in checks_to_retry(self.config, first, retries, catalog(), number) if name in CHECKS]
-            retries += draw.measurements(again, number)
+            names = checks_to_retry(self.config, first, retries, catalog(), number)
+            retries += draw.measurements([name for name in names if name in CHECKS], number)
         verdicts = judge(self.config, self.jobs, first, catalog(), {}, retries=retries)
         decision = decide(self.required, verdicts, {}, "a benchmark")
         failed = any(each.outcome is Outcome.FAIL and each.check in CHECKS for each in verdicts)
@@ -374,7 +375,7 @@ def main() -> int:
     for number, machine in enumerate(MACHINES):
         if options.only in str(machine):
             other_draws = options.large_draws if machine.nodes >= LARGE_NODES else options.other_draws
-            rows += count_decisions(machine, options.draws if number < FIRST else other_draws)
+            rows += count_decisions(machine, options.draws if number < FULLY_DRAWN else other_draws)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0 if all(int(str(row["good"])) >= REQUIRED_SHARE * int(str(row["draws"])) for row in rows) else 1

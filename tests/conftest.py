@@ -1,4 +1,4 @@
-"""The tiers of the tests, and which tests share a worker when several run side by side, as the Makefile has it."""
+"""The tiers of the tests, their order, and the tests that share a worker of pytest-xdist (see the Makefile)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seatrial.util.signals import STOP_SIGNALS
 from tests.paths import ROOT
 from tests.processes import Program
 
-# The files that take longest, of each tier, start first: no worker is to be left with one of them at the end.
+# The files of each tier that take longest start first, so that no worker still runs one when the others have ended.
 LONGEST = (
     "tests/launch/test_unshared_on_rig.py",
     "tests/launch/test_slurm_on_rig.py",
@@ -39,7 +39,7 @@ LONGEST = (
     "tests/launch/test_torchrun.py",
 )
 
-# Ignored by what started pytest (nohup, or a shell that starts it in the background): tests send these signals.
+# nohup, or a shell that starts pytest in the background, ignores these signals, which tests send.
 for stop in STOP_SIGNALS:
     if signal.getsignal(stop) is signal.SIG_IGN:
         signal.signal(stop, signal.default_int_handler if stop is signal.SIGINT else signal.SIG_DFL)
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: the collector need not walk through a million of its objects with every test."""
+    """Exclude the objects of imported modules, about a million, from garbage collection: they stay until the end."""
     gc.freeze()
     gc.enable()
 

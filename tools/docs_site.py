@@ -22,7 +22,7 @@ LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?![a-z]+:|#|<)(?P<path>[^)\s#]+)(?P<a
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Leave out pages of the navigation that do not exist. A wrong name is still found: its page is then not in it."""
+    """Remove pages that do not exist from the navigation. For a misspelt name, mkdocs reports the page as missing there."""
     config.nav = _existing(config.nav or [])
     return config
 
@@ -60,7 +60,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
 
 
 def _indented(lines: list[str]) -> Iterator[str]:
-    """Lines of a page, with what belongs to an item of a list indented by four spaces instead of three."""
+    """Lines of a page, with the content of list items indented by four spaces instead of three."""
     in_block = False
     for line in lines:
         in_block ^= line.startswith("```")

@@ -1,4 +1,4 @@
-"""Prints, as YAML, what the rules of this version make of every shipped record: decision and verdicts by outcome.
+"""Prints as YAML the decision on every shipped record, and its verdicts by outcome, by the rules of this version.
 
 tests/test_shipped_decisions.py compares this with docs/results/decisions.yaml.
 """

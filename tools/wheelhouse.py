@@ -27,8 +27,8 @@ def main() -> int:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         _pip("wheel", "--no-deps", "--wheel-dir", str(partial), str(ROOT))
-        (own,) = partial.glob("seatrial-*.whl")
-        _download(partial, f"{own}[train,hf]")
+        (wheel,) = partial.glob("seatrial-*.whl")
+        _download(partial, f"{wheel}[train,hf]")
         (partial / "requirements.txt").write_text(requirements(sorted(partial.glob("*.whl"))))
         _download(partial, *BUILD_TOOLS)
     except subprocess.CalledProcessError as error:
@@ -57,9 +57,9 @@ def requirements(wheels: list[Path]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _download(folder: Path, *wanted: str) -> None:
+def _download(folder: Path, *packages: str) -> None:
     constraints = str(ROOT / "constraints.txt")
-    _pip("download", "--only-binary", ":all:", "--constraint", constraints, "--dest", str(folder), *wanted)
+    _pip("download", "--only-binary", ":all:", "--constraint", constraints, "--dest", str(folder), *packages)
 
 
 def _pip(*arguments: str) -> None:

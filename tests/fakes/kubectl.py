@@ -1,7 +1,7 @@
 """A fake kubectl with a cluster in a folder: it runs the containers of pods as processes of this host.
 
 ``install`` writes an executable ``kubectl``. It implements the calls that seatrial makes and fails on every other one,
-which ``unexpected_calls`` returns. ``Scenario`` says what goes wrong. Pods outlive the process that created them, like
+which ``unexpected_calls`` returns. The options of ``install`` are its faults. Pods outlive the process that created them, like
 those of a real cluster; ``Cluster.stop`` ends them.
 """
 
@@ -95,7 +95,7 @@ class Cluster:
 
     @property
     def objects(self) -> list[Object]:
-        """All objects, after what the controllers do."""
+        """All objects, after the actions of the controllers."""
         with self._locked() as state:
             return list(self._reconciled(state)["objects"])
 
@@ -110,11 +110,11 @@ class Cluster:
         return [call for call in self.calls if call.startswith("unexpected: ")]
 
     def left_behind(self, wait_s: float = 5.0) -> list[str]:
-        """What seatrial created and did not delete, and processes of pods that do not end within ``wait_s``."""
+        """Objects that seatrial created and did not delete, and processes of pods that do not end within ``wait_s``."""
         deadline = time.monotonic() + wait_s
-        while (left := self._left_behind()) and time.monotonic() < deadline:
+        while (remaining := self._left_behind()) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        return left
+        return remaining
 
     def _left_behind(self) -> list[str]:
         return [f"{each['kind']} {each['metadata']['name']}" for each in self.objects if _is_own(each)] + [
@@ -460,7 +460,7 @@ _OPTIONS = {
 
 
 def _follow(logs: Sequence[Path], since: str, lines_left: int) -> int:
-    """Print the lines of these logs from this time on, until all pods have ended or this number is reached."""
+    """Print the lines of these logs from the time ``since`` on, until all pods have ended or ``lines_left`` are printed."""
     offsets = dict.fromkeys(logs, 0)
     while True:
         ended = all((path.parent / "exit").exists() or not path.exists() for path in logs)

@@ -67,12 +67,12 @@ def main(tool: str, behaviour: dict[str, Any], argv: list[str]) -> None:
     with _connect(options) as connection, connection.makefile("rb") as received:
         symmetric = [options.n, options.s, options.q] if tool == "ib_write_bw" else [options.n]
         value = behaviour.get("value", {}).get(options.d)
-        own = {"version": version, "symmetric": symmetric, "value": value}
-        other = _exchange(connection, received, own)
-        if float(other["version"]) < 5.70:
+        local = {"version": version, "symmetric": symmetric, "value": value}
+        peer = _exchange(connection, received, local)
+        if float(peer["version"]) < 5.70:
             print("Current implementation is not compatible with versions older than 5.70", file=sys.stderr)
             raise SystemExit(1)
-        if other["symmetric"] != symmetric:
+        if peer["symmetric"] != symmetric:
             print(" Failed to exchange data between server and clients", file=sys.stderr)
             raise SystemExit(1)
         if options.d in behaviour.get("hang", ()):
@@ -85,7 +85,7 @@ def main(tool: str, behaviour: dict[str, Any], argv: list[str]) -> None:
         _exchange(connection, received, "done")
         worse = min if tool == "ib_write_bw" else max
         name, recorded = RECORDED[tool]
-        values = [each for each in (value, other["value"]) if each is not None]
+        values = [each for each in (value, peer["value"]) if each is not None]
         text = (FIXTURES / name).read_text()
         assert recorded in text
         print(text.replace(recorded, f"{worse(values):.2f}" if values else recorded), end="")

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _access_file(cluster: Cluster) -> Path:
-    """Writes how ``seatrial drill`` reaches the nodes, and returns the file."""
+    """Writes the commands and links by which ``seatrial drill`` reaches the nodes to a file, and returns it."""
     nodes = {node: {"enter": cluster.enter(node), "link": cluster.link(node)} for node in cluster.nodes}
     path = cluster.folder / "access.json"
     path.write_text(json.dumps({"folder": str(cluster.folder), "nodes": nodes}))

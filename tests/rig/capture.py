@@ -179,7 +179,7 @@ _ENDS = {
 
 
 def troubled(record: Recorder) -> None:
-    """Records a node that does not answer, and a drained node."""
+    """Records a cluster with a node that does not answer and a drained node."""
     cluster = record.cluster
     cluster.run(["scancel", "--user=root"])
     cluster.kill_slurmd("node1")

@@ -108,7 +108,9 @@ class Cluster(Faults):
             self._down = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._down.close()
 
     def run(self, argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -132,7 +134,7 @@ class Cluster(Faults):
         """Waits until ``sinfo`` reports one of the states for all nodes: ``idle``, ``down*`` (no answer)…"""
         deadline = time.monotonic() + seconds
         query = ["sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format", "%T"]
-        while not (seen := set((answer := self.run(query)).stdout.split())) or not seen <= set(states):
+        while not (current := set((answer := self.run(query)).stdout.split())) or not current <= set(states):
             if time.monotonic() > deadline or self._controller.poll() is not None:
                 raise TimeoutError(f"{','.join(nodes)} not {states}: {answer.stdout}{answer.stderr}\n{self.logs()}")
             time.sleep(0.1)

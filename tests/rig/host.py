@@ -56,8 +56,8 @@ def clean_up_slot(slot: int) -> None:
     for name in _links(slot):
         # May fail: the kernel removes the link with the network namespace of its other end.
         subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False)
-    if left := _links(slot):
-        raise RuntimeError(f"cannot remove network links {left}")
+    if remaining := _links(slot):
+        raise RuntimeError(f"cannot remove network links {remaining}")
     write_hosts(slot, [])
 
 

@@ -45,7 +45,7 @@ def drill(
         typer.Option(
             "--ignore",
             metavar="CHECK:METRIC",
-            help="With --clean: a true alarm on this machine, not counted; a pattern.",
+            help="With --clean: a pattern of alarms that are true on this machine; not counted.",
         ),
     ] = None,
     as_json: AsJson = False,

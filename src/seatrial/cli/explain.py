@@ -72,7 +72,7 @@ def explain(
 
 
 class _Logs:
-    """Searches logs one by one. What cannot be read is collected, so that the other logs are still read."""
+    """Searches logs one by one. Errors are collected, so that the other logs are still read."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -146,24 +146,23 @@ class _GrowingFile:
             data = self._incomplete + self._file.read(size)
             end = data.rfind(b"\n") + 1
             self._incomplete = data[end:]
-            if end or len(data) >= size:
-                return data[:end] if end else self._take()
+            if end:
+                return data[:end]
+            if len(data) >= size:  # a line longer than a block
+                self._incomplete = b""
+                return data
             self._reopen()
             time.sleep(_POLL_S)
 
     def _reopen(self) -> None:
-        here = os.fstat(self._file.fileno())
+        opened = os.fstat(self._file.fileno())
         try:
-            there = os.stat(self._path)
+            current = os.stat(self._path)
         except OSError:
             return  # between the removal of the old log and the first line of the new one
-        if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
+        if (current.st_dev, current.st_ino) != (opened.st_dev, opened.st_ino):
             new = open_file(self._path, pipes=True)
             self._file.close()
             self._file = new
-        elif self._file.seekable() and here.st_size < self._file.tell():
+        elif self._file.seekable() and opened.st_size < self._file.tell():
             self._file.seek(0)
-
-    def _take(self) -> bytes:
-        data, self._incomplete = self._incomplete, b""
-        return data

@@ -51,7 +51,7 @@ ShareOption = Annotated[
     ),
 ]
 WindowOption = Annotated[
-    float, typer.Option("--drain-window", metavar="MINUTES", min=1, help="The time of --drain-share.")
+    float, typer.Option("--drain-window", metavar="MINUTES", min=1, help="Time in which --drain-share counts.")
 ]
 TimeLimitOption = Annotated[
     float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="The hook ends before this.")
@@ -101,8 +101,8 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
             gpu_model=gpu_model,
             nodes=nodes,
             state_dir=Path(state_dir) if state_dir else None,
-            share=share,
-            window_s=60 * window_min,
+            drain_share=share,
+            drain_window_s=60 * window_min,
             time_limit_s=time_limit_s,
             fail_closed=fail_closed,
             dry_run=dry_run,
@@ -111,12 +111,18 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
         _run(request, as_json)
 
 
-_CODES = "Exit codes: 0 passed, 1 failed. docs/hooks.md has those of a refused drain and of an unmeasured check."
-_add_command(
-    "prolog", "slurm", f"Check this node before a job. On exit code 1 Slurm drains it and requeues the job. {_CODES}"
+_EXIT_CODES_HELP = (
+    "Exit codes: 0 passed, 1 failed. docs/hooks.md has those of a refused drain and of an unmeasured check."
 )
-_add_command("epilog", "slurm", f"Check this node after a job, also for processes that the job left. {_CODES}")
-_add_command("health", "systemd", f"Check this node at any time, also while jobs run on it. {_CODES}")
+_add_command(
+    "prolog",
+    "slurm",
+    f"Check this node before a job. On exit code 1 Slurm drains it and requeues the job. {_EXIT_CODES_HELP}",
+)
+_add_command(
+    "epilog", "slurm", f"Check this node after a job, also for processes that the job left. {_EXIT_CODES_HELP}"
+)
+_add_command("health", "systemd", f"Check this node at any time, also while jobs run on it. {_EXIT_CODES_HELP}")
 
 
 def _run(request: Request, as_json: bool) -> None:
@@ -178,8 +184,8 @@ def install(
         raise UsageError(f"--caller {unknown[0]}: expected {', '.join(CALLERS)}")
     given = Expected(gpus_per_node, gpu_model, nodes)
     described = _hook_site(folder, site, given, state_dir, records)._replace(
-        share=share,
-        window_min=window_min,
+        drain_share=share,
+        drain_window_min=window_min,
         time_limit_s=time_limit_s,
         fail_closed=fail_closed,
         soperator_cluster=soperator_cluster,

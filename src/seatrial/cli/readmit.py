@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from seatrial.pipeline.readmit import Options, Readmission
     from seatrial.pipeline.results import Display
 
-DRAIN_SHARE, DRAIN_WINDOW = 0.1, 60.0  # as of `seatrial hook`: both count in one record
+DRAIN_SHARE, DRAIN_WINDOW_MIN = 0.1, 60.0  # the defaults of `seatrial hook`, which counts in the same record
 
 PartnerOption = Annotated[
     list[str] | None, typer.Option(metavar="NODE", help="A known-good partner; by default idle nodes are chosen.")
@@ -44,7 +44,7 @@ StateDirOption = Annotated[str | None, typer.Option(help="Shared folder of the d
 DrainShareOption = Annotated[
     float, typer.Option(min=0, max=1, help="At most this share of the nodes is taken out of service, but always one.")
 ]
-DrainWindowOption = Annotated[float, typer.Option(min=1, metavar="MINUTES", help="The time of --drain-share.")]
+DrainWindowOption = Annotated[float, typer.Option(min=1, metavar="MINUTES", help="Time in which --drain-share counts.")]
 OutOption = Annotated[Path | None, typer.Option(help="Folder of the record: new or empty, on a shared filesystem.")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print partners, plan and changes of node states; change nothing.")
@@ -68,7 +68,7 @@ def readmit(
     reason_prefix: ReasonPrefixOption = "",
     state_dir: StateDirOption = None,
     drain_share: DrainShareOption = DRAIN_SHARE,
-    drain_window: DrainWindowOption = DRAIN_WINDOW,
+    drain_window: DrainWindowOption = DRAIN_WINDOW_MIN,
     out: OutOption = None,
     dry_run: DryRunOption = False,
     as_json: AsJson = False,

@@ -62,7 +62,7 @@ AbsolutePath = Annotated[
     ),
 ]
 Capability = Annotated[str, _matching(r"[A-Z][A-Z_]*", "a capability without CAP_, such as IPC_LOCK")]
-# what NVIDIA's device plugin is asked for comes from cluster.gpus_per_node
+# the resource of NVIDIA's device plugin; pods request cluster.gpus_per_node of it
 GPU_RESOURCE = "nvidia.com/gpu"
 
 
@@ -107,7 +107,7 @@ class Kueue(Frozen):
 
 
 class PodOverlay(Frozen):
-    """What some clusters need beyond the standard pod, mostly for RDMA."""
+    """Fields of a pod that only some clusters need, mostly for RDMA."""
 
     resources: dict[LabelKey, PositiveQuantity] = Field(
         default={}, description="requests and limits of a pod beside its GPUs, such as rdma/ib: 1 or memory: 512Gi"

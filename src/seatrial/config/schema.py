@@ -180,7 +180,7 @@ class Config(Frozen):
     # on by default: a second measurement costs a minute, a node returned by mistake costs days
     retry: bool = Field(
         default=True,
-        description="repeat a check that violates a performance threshold; it fails only if both runs violate it",
+        description="repeat a check that violates a performance threshold; it fails only if two of up to three runs do",
     )
     localize: bool = Field(
         default=True,

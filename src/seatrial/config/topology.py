@@ -22,8 +22,8 @@ from seatrial.util.text import and_more
 
 _MAX_NAMED = 8
 # Keys of topology.conf and of `scontrol show topology`, in lower case
-_NAMES = ("switchname", "blockname", "aggregatedblock")
-_IGNORED = {"level", "linkspeed", "blockindex", "blocksize", "blocksizes"}
+_NAME_KEYS = ("switchname", "blockname", "aggregatedblock")
+_IGNORED_KEYS = {"level", "linkspeed", "blockindex", "blocksize", "blocksizes"}
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def parse_conf(text: str, source: str) -> Topology:
     for number, line in enumerate(lines, 1):
         fields = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
         pairs = {key.lower(): value for key, _, value in (field.partition("=") for field in fields)}
-        name = next((key for key in pairs if key in _NAMES), "")
-        unknown = [key for key in pairs if key not in {*_IGNORED, "nodes", "switches", name}]
-        if unknown or (pairs and not name and not pairs.keys() <= _IGNORED):
+        name = next((key for key in pairs if key in _NAME_KEYS), "")
+        unknown = [key for key in pairs if key not in {*_IGNORED_KEYS, "nodes", "switches", name}]
+        if unknown or (pairs and not name and not pairs.keys() <= _IGNORED_KEYS):
             expected = "SwitchName= with Nodes= or Switches=, or BlockName= with Nodes="
             raise ValueError(f"line {number}: {line.strip()[:80]!r}: expected {expected}")
         if name:
@@ -121,7 +121,7 @@ def _topology(
     racks: Mapping[str, Iterable[str]] | None = None,
     rails: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Topology:
-    """The topology of ``switches``. Raises ValueError for names that occur twice or not at all, and for cycles."""
+    """The topology of ``switches``. Raises ValueError for a node on two leaf switches, in two racks or on no switch."""
     switches = list(switches)
     ancestors = _ancestors(switches)
     leaf_of: dict[str, str] = {}
@@ -140,8 +140,8 @@ def _topology(
             if node in rack_of:
                 raise ValueError(f"node {node} is in two racks, {rack_of[node]} and {rack}")
             rack_of[node] = rack
-    if without := [node for node in rack_of if leaf_of and node not in leaf_of]:
-        raise ValueError(f"no switch for {and_more(without, _MAX_NAMED)}, which a rack contains")
+    if unconnected := [node for node in rack_of if leaf_of and node not in leaf_of]:
+        raise ValueError(f"no switch for {and_more(unconnected, _MAX_NAMED)}, which a rack contains")
     if not leaf_of and not rack_of:
         raise ValueError("no node: expected switches with nodes, or racks")
     paths = {node: (leaf, *ancestors[leaf]) for node, leaf in leaf_of.items()}
@@ -164,6 +164,7 @@ def _ancestors(switches: Sequence[_Switch]) -> dict[str, tuple[str, ...]]:
 
 
 def _above(name: str, parents: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The switches above ``name``, nearest first. Raises ValueError for a cycle."""
     above: dict[str, None] = {}
     level = [name]
     while level := [parent for child in level for parent in parents[child] if parent not in above]:

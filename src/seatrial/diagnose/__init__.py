@@ -23,12 +23,12 @@ from seatrial.diagnose.slow_nodes import localization_findings
 from seatrial.model import Explained, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict
 from seatrial.util.input_files import open_file
 
-# The first one of a message that names several nodes; a quoted part of it may have semicolons
+# The first of a message's commands, which semicolons separate; a quoted part of a command may have semicolons
 _FIRST_COMMAND = re.compile(r"\. Run first[^:;]{0,40}: ((?:'[^']*'|[^;'])+)")
-_EXIT_CODE = "exit_code"  # end of the names of these metrics
+_EXIT_CODE = "exit_code"  # suffix of the names of metrics
 _RANK_ON_NODE = re.compile(r"rank \d+ on [\w.-]+")
-_RANK_CAUSES = (RANK_FAILED, HANG)  # of findings that do not come from verdicts
-RENDEZVOUS_FAILS, NODE_UNFIT = "rendezvous_fails", "node_unfit"  # of refusals
+_RANK_CAUSES = (RANK_FAILED, HANG)  # of findings that come from jobs and logs, not from verdicts
+RENDEZVOUS_FAILS, NODE_UNFIT = "rendezvous_fails", "node_unfit"  # causes of jobs that nodes refused
 _CONFIRMATION_S = 600.0  # from a line to one that confirms it: the NCCL watchdog waits that long
 
 
@@ -74,13 +74,12 @@ def _causes(
     checks: Mapping[str, Check],
     node_prefix: str,
 ) -> tuple[Finding, ...]:
-    """The causes of bad verdicts, with what searches for slow nodes located after the certain ones."""
+    """The causes of bad verdicts: certain ones, slow nodes of searches, slow implementations, then the others."""
     causes = cause_findings(verdicts, measurements, checks, node_prefix)
-    every_search = [*measurements, *searches]
-    located = localization_findings(every_search, verdicts, measurements, checks, causes, node_prefix)
+    slow_nodes = localization_findings([*measurements, *searches], verdicts, measurements, checks, causes, node_prefix)
     certain = [cause for cause in causes if cause.confidence == "high"]
     implementations = implementation_findings(verdicts, checks, causes)
-    return (*certain, *located, *implementations, *(cause for cause in causes if cause.confidence != "high"))
+    return (*certain, *slow_nodes, *implementations, *(cause for cause in causes if cause.confidence != "high"))
 
 
 def refreshed_findings(
@@ -88,22 +87,18 @@ def refreshed_findings(
 ) -> tuple[Finding, ...]:
     """The findings of a recorded trial; those that come from verdicts are computed again from ``verdicts``."""
     sources = {finding_source(check, metric) for check in checks.values() for metric in check.finding_templates}
-    own_causes = {
-        *_RANK_CAUSES,
-        RENDEZVOUS_FAILS,
-        NODE_UNFIT,
-        *(cause.id for cause in missing_node_causes()),
-    }  # not from verdicts
-    without_verdicts = [finding for finding in trial.findings if finding.cause in own_causes]
-    others = unmerged([finding for finding in trial.findings if finding.cause not in own_causes])
-    kept = [*without_verdicts, *(finding for finding in others if finding.source not in sources)]
+    missing_node_ids = (cause.id for cause in missing_node_causes())
+    job_causes = {*_RANK_CAUSES, RENDEZVOUS_FAILS, NODE_UNFIT, *missing_node_ids}  # not from verdicts
+    from_jobs = [finding for finding in trial.findings if finding.cause in job_causes]
+    others = unmerged([finding for finding in trial.findings if finding.cause not in job_causes])
+    kept = [*from_jobs, *(finding for finding in others if finding.source not in sources)]
     causes = _causes(verdicts, trial.measurements, trial.localization, checks, node_prefix)
     jobs = frozenset(result.job for result in trial.results)
     return (*merge(causes, kept, jobs), *localize(verdicts, trial.measurements, checks))
 
 
 def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
-    """The findings in logs, see ordered_matches; the evidence has the number of logs that show the same failure."""
+    """The findings of ``ordered_matches``; the evidence has the number of logs that show the same failure."""
     all_matches = list(matches)
     logs: dict[str, set[str]] = {}
     for match in all_matches:

@@ -13,7 +13,7 @@ from seatrial.util import data_files
 
 
 class Cause(Frozen):
-    """A cause that shows itself as a FAIL or WARN on a metric in ``evidence``.
+    """A cause whose sign is a FAIL or WARN on a metric in ``evidence``.
 
     ``evidence``: check, or a pattern, → metrics, or patterns. ``explains``: patterns of checks whose bad verdicts at
     the same place follow from it. ``wrong_results``: it explains any bad verdict, such as damaged data, and not only
@@ -22,9 +22,9 @@ class Cause(Frozen):
     ``report_warning``: it is reported for a WARN that explains no other bad verdict, too.
     ``place`` rank: that of the verdict, or the node, or the cluster, if all their ranks are bad.
 
-    ``first_command`` may have {gpu}, {port}, {node}, {paths} of the fact ``paths_fact``, and {names}: what the fact
-    ``fault_places`` of a check has for the place, else the host's name. ``rank_command`` replaces it for a rank without
-    a GPU. ``processes_fact``: processes to name; ``process_command`` with {pids} is then added.
+    ``first_command`` may have {gpu}, {port}, {node}, {paths} of the fact ``paths_fact``, and {names}: the names in
+    the fact ``fault_places`` of a check for the place, else the host's name. ``rank_command`` replaces it for a rank
+    without a GPU. ``processes_fact``: processes to name; ``process_command`` with {pids} is then added.
     ``signatures``: patterns of signatures of logs that show the same cause.
     """
 

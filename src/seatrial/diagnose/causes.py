@@ -21,8 +21,8 @@ from seatrial.util.text import and_more
 VARIABLES_SOURCE = "data/environment_variables.yaml"
 _CONFIDENCE_ORDER: tuple[Confidence, ...] = ("high", "medium", "low")
 _MAX_NAMED = 6
-_DIFFERENCES: tuple[FactRole, ...] = ("setting_differences", "version_differences")
-# Set by seatrial itself, which says so behind the value
+_DIFFERENCE_ROLES: tuple[FactRole, ...] = ("setting_differences", "version_differences")
+# The end of the recorded value of a variable that seatrial sets
 _SET_BY_SEATRIAL = "(set by seatrial)"
 SPEED_CHECKS = ("device.*", "transfer.*", "collectives.*", "fabric.*", "train.*")
 
@@ -87,7 +87,7 @@ def cause_findings(
 
 
 def _needed_findings(explained: Sequence[tuple[_Suspect, Sequence[Verdict]]]) -> list[Finding]:
-    """The findings of ``explained``, the most certain first, without consequences and without needless causes."""
+    """The findings of ``explained``, the most certain first, without consequences and causes that add nothing."""
     evidence_explained = {
         verdict
         for suspect, consequences in explained
@@ -95,7 +95,7 @@ def _needed_findings(explained: Sequence[tuple[_Suspect, Sequence[Verdict]]]) ->
         if verdict not in suspect.evidence_verdicts
     }
     findings: list[Finding] = []
-    best: dict[Explained, int] = {}  # verdict → confidence of the most certain cause that explains it
+    best: dict[Explained, int] = {}  # verdict → index in _CONFIDENCE_ORDER of the most certain cause that explains it
     for suspect, consequences in explained:
         if suspect.consequence_of and evidence_explained.issuperset(suspect.evidence_verdicts):
             continue  # a cause of this cause has a finding
@@ -329,7 +329,9 @@ def _suspects_by_difference(
     Without the variables that are suspects themselves.
     """
     variables_at = {(suspect.place, suspect.variable) for suspect in by_variable}
-    sources = dict.fromkeys(each.check for role in _DIFFERENCES for each, _ in role_facts(role, measurements, checks))
+    sources = dict.fromkeys(
+        each.check for role in _DIFFERENCE_ROLES for each, _ in role_facts(role, measurements, checks)
+    )
     for node, differences in node_differences(measurements, checks).items():
         values = {name: text for name, text in differences.items() if (node, name) not in variables_at}
         if not values:
@@ -369,7 +371,7 @@ def _command_for_differences(names: Collection[str]) -> str:
 def node_differences(measurements: Sequence[Measurement], checks: Mapping[str, Check]) -> dict[str, dict[str, str]]:
     """Node → name → value, for versions and settings that differ from those of most nodes."""
     differences: dict[str, dict[str, str]] = {}
-    for role in _DIFFERENCES:
+    for role in _DIFFERENCE_ROLES:
         for _, by_node in role_facts(role, measurements, checks):
             for node, values in by_node.items() if isinstance(by_node, Mapping) else ():
                 if isinstance(values, Mapping):

@@ -25,7 +25,7 @@ _FIXES: dict[str, tuple[str, Action]] = {
     "t": ("A debugger holds the process: end it.", "retry-job"),
     "Z": ("The process has ended: read its log and the kernel's log (out of memory).", "retry-job"),
 }
-_ELSEWHERE = (
+_READ_STACK = (
     "Read the stack of this rank: it shows what it does instead of the collective in which the others wait. In a call "
     "of a driver or file system call, test that device or mount on its node."
 )
@@ -40,8 +40,8 @@ def hang_findings(
         if result.state not in (JobState.HUNG, JobState.TIMEOUT) or not (attempt / FOLDER).is_dir():
             continue
         numbers = [re.fullmatch(r"rank(\d{1,7})\.heartbeat\.json", path.name) for path in attempt.glob("rank*")]
-        count = max((int(number[1]) for number in numbers if number), default=-1) + 1
-        if evidence := read_evidence(attempt, count):
+        rank_count = max((int(number[1]) for number in numbers if number), default=-1) + 1
+        if evidence := read_evidence(attempt, rank_count):
             errors = [verdict for verdict in verdicts if verdict.outcome is Outcome.ERROR]
             explained = [
                 Explained.key(verdict) for verdict in errors if result.cause and result.cause in verdict.detail
@@ -55,7 +55,7 @@ def _finding(
     ranks_at_fault = evidence.ranks_at_fault
     first = evidence.snapshots[ranks_at_fault[0]] if ranks_at_fault else None
     title, confidence = _title(evidence)
-    fix, action = _FIXES.get(first.state if first else "", (_ELSEWHERE, "none"))
+    fix, action = _FIXES.get(first.state if first else "", (_READ_STACK, "none"))
     texts = [evidence.text(), *(hang_text(hang) for hang in evidence.hangs[:1])]
     stacks = attempt / FOLDER / STACKS.format(ranks_at_fault[0] if ranks_at_fault else 0)
     command = f"cat {shlex.quote(str(stacks if stacks.is_file() else attempt / FOLDER / STATES))}"

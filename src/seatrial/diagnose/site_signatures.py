@@ -110,7 +110,7 @@ def _signature(row: Any, shipped: Mapping[str, Row], place: str) -> Signature:
 
 
 def _fault(signature: Signature) -> str:
-    """Why the signature cannot be used; empty if it can. Raises re.error."""
+    """Why the signature cannot be used; empty if it can. Raises re.error for an invalid pattern."""
     if signature.nested_repeat():
         return (
             f"pattern {signature.pattern!r} repeats a repetition, which can take hours; give one a limit, as {{1,100}}"

@@ -52,7 +52,7 @@ def reasons_to_localize(
     """Check of several nodes → the reason to search: a metric is below a threshold, or has no reference value.
 
     Without a reference value this needs a large difference between nodes; or, on three ``nodes`` or more, that no check
-    compares nodes. Two nodes are one pair, which nothing is compared with. None: the search has started.
+    compares nodes. Two nodes are one pair, without another one to compare. ``nodes`` None: the search has run already.
     """
     inter_node = {name: check for name, check in checks.items() if _is_inter_node(check)}
     performance = {name: PerformanceMetrics(check) for name, check in inter_node.items()}
@@ -148,11 +148,12 @@ def localization_findings(
     the slow node are named as its likely cause. ``node_prefix``: see cause_findings.
     """
     performance = {name: PerformanceMetrics(check) for name, check in checks.items() if _is_inter_node(check)}
-    of_searches = {search.check for search in searches}
+    search_checks = {search.check for search in searches}
     bad = [
         verdict
         for verdict in filter(is_bad, verdicts)
-        if verdict.check in of_searches or (verdict.check in performance and performance[verdict.check][verdict.metric])
+        if verdict.check in search_checks
+        or (verdict.check in performance and performance[verdict.check][verdict.metric])
     ]
     findings: dict[tuple[str, str], Finding] = {}
     for conclusion, search in _conclusions(searches):
@@ -166,8 +167,9 @@ def localization_findings(
 
 
 def _follows(verdict: Verdict, places: Iterable[str]) -> bool:
-    follows = any(fnmatchcase(verdict.check, pattern) for pattern in SPEED_CHECKS)
-    return follows and any(overlap(place, verdict.subject) for place in places)
+    """Whether the verdict can be a consequence of a slow network at one of ``places``."""
+    is_speed = any(fnmatchcase(verdict.check, pattern) for pattern in SPEED_CHECKS)
+    return is_speed and any(overlap(place, verdict.subject) for place in places)
 
 
 def _conclusions(searches: Sequence[Measurement]) -> Iterator[tuple[Conclusion, Measurement]]:
@@ -189,19 +191,19 @@ def _pair_rates(search: Measurement) -> list[PairRate]:
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """The texts of one kind of network."""
+class _NetworkTexts:
+    """First command and fix for a slow node on one kind of network."""
 
     command: str
     fix: str
 
 
-_RDMA = _Kind(
+_RDMA = _NetworkTexts(
     "ibstat | grep -E \"CA '|State|Rate\"; lspci -vv | grep -E 'Mellanox|LnkSta:'; nvidia-smi topo -m",
     "Check rate, width and errors of the NIC, then its cable and its switch port (perfquery, mlxlink -d DEVICE). "
     "Exchange cable or port with a good node: if the fault follows, replace the part.",
 )
-_TCP = _Kind(
+_TCP = _NetworkTexts(
     "ip -s link; tc qdisc show; grep -H . /sys/class/net/*/speed /sys/class/net/*/mtu 2>/dev/null",
     "Check speed and errors of the interface (ethtool DEV, ethtool -S DEV), a traffic shaper (tc qdisc show), then its "
     "cable and its switch port.",
@@ -277,10 +279,10 @@ class _Writer:
         )
 
     def _finding(self, cause: str, title: str, subject: str, evidence: str, confidence: Confidence) -> Finding:
-        kind = self._kind()
+        texts = self._network_texts()
         node = subject.partition("/")[0].partition("->")[0]
         commands = {
-            "slow_path": f"tracepath {subject.partition('->')[2]}; {kind.command}",
+            "slow_path": f"tracepath {subject.partition('->')[2]}; {texts.command}",
             "slow_rail": "ibdiagnet --pc; ibstat",
         }
         return Finding(
@@ -289,13 +291,13 @@ class _Writer:
             subject=subject,
             confidence=confidence,
             evidence=evidence,
-            first_command=node_command(commands.get(cause, kind.command), node, self.node_prefix),
-            fix=_PATH_FIX if cause == "slow_path" else kind.fix,
+            first_command=node_command(commands.get(cause, texts.command), node, self.node_prefix),
+            fix=_PATH_FIX if cause == "slow_path" else texts.fix,
             action="check-cable",
             source=f"{PAIR_RATES} of {self.search.check}",
         )
 
-    def _kind(self) -> _Kind:
+    def _network_texts(self) -> _NetworkTexts:
         uses_rdma = self.search.facts.get("backend") == "nccl" and "NET/Socket" not in str(
             self.search.facts.get("transports")
         )

@@ -32,8 +32,8 @@ def run_all(calls: Mapping[str, Callable[[], bytes]], deadline: float) -> dict[s
         for name, call in calls.items():
             pids[name], descriptor = _start(call)
             selector.register(descriptor, selectors.EVENT_READ, name)
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        while selector.get_map() and (remaining_s := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(remaining_s):
                 chunk = os.read(key.fd, 2**20)
                 buffers[key.data] += chunk[: _MAX_RESULT_BYTES - len(buffers[key.data])]
                 if not chunk:
@@ -68,6 +68,7 @@ def _start(call: Callable[[], bytes]) -> tuple[int, int]:
 
 
 def _close_others(kept: int) -> None:
+    """Open /dev/null as standard streams, and close all other descriptors but ``kept``."""
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

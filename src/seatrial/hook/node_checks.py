@@ -61,19 +61,19 @@ def check_node(
     measurements = list(_measure(checks, config, expected_gpus, deadline, root))
     plan = make_plan(config, checks, NodeGpus(expected_gpus or 0, expected_gpus=expected_gpus))
     verdicts = judge(config, plan.jobs, measurements, checks, {})
-    used = _used_gpus(measurements, ended_job, root)
+    used_gpus = _used_gpus(measurements, ended_job, root)
     policy = data_files.read("hooks.yaml")
     bad: dict[Outcome, list[Verdict]] = {Outcome.FAIL: [], Outcome.WARN: []}
     for verdict in verdicts:
         if verdict.outcome not in bad or verdict.metric in policy["not_of_a_job"]:
             continue
-        if verdict.subject in used and verdict.metric in policy["idle_gpu_only"]:
+        if verdict.subject in used_gpus and verdict.metric in policy["idle_gpu_only"]:
             continue
         bad[verdict.outcome].append(verdict)
     return NodeResult(
         seconds={each.check: round(each.seconds, 3) for each in measurements if not each.error},
         not_measured=_not_measured(measurements, verdicts),
-        not_judged=used,
+        not_judged=used_gpus,
         failures=tuple(bad[Outcome.FAIL]),
         warnings=tuple(bad[Outcome.WARN]),
     )

@@ -44,8 +44,8 @@ class Request:
     gpu_model: str | None = None
     nodes: int | None = None
     state_dir: Path | None = None
-    share: float = 0.1
-    window_s: float = 3600.0
+    drain_share: float = 0.1
+    drain_window_s: float = 3600.0
     time_limit_s: float = 8.0
     fail_closed: bool = False
     dry_run: bool = False
@@ -126,7 +126,7 @@ def _request_drain(request: Request, run_id: str, reason: str, nodes: int | None
     """Ask the drain limit; return whether the node may be taken out, and the answer as text."""
     if request.state_dir is None:
         return False, "no --state-dir: a failure is only recorded"
-    folder, limit = request.state_dir, DrainLimit(request.share, request.window_s, nodes or 1)
+    folder, limit = request.state_dir, DrainLimit(request.drain_share, request.drain_window_s, nodes or 1)
 
     def ask() -> list[Any]:
         answer = drain_limit.request_drain(

@@ -17,7 +17,7 @@ _LINES = " \\\n        "  # one option per line of a script
 class HookSite(NamedTuple):
     """The values of a site in the files. Paths are absolute; ``gpus_per_node``, ``nodes``: None if not known.
 
-    ``state_dir``: of the drain limit; None: failures are only recorded. ``window_min``: minutes of the drain limit.
+    ``state_dir``: of the drain limit; None: failures are only recorded. ``drain_share``: of the nodes (0 to 1).
     ``soperator_tag``: image tag of soperator's check jobs; empty: no ActiveCheck.
     """
 
@@ -29,8 +29,8 @@ class HookSite(NamedTuple):
     gpus_per_node: int | None
     nodes: int | None
     gpu_model: str | None = None
-    share: float = 0.1
-    window_min: float = 60
+    drain_share: float = 0.1
+    drain_window_min: float = 60
     time_limit_s: int = 8
     fail_closed: bool = False
     soperator_cluster: str = "soperator"
@@ -107,8 +107,8 @@ def _command(site: HookSite, kind: str, caller: str, separator: str = " ") -> st
         ("--gpu-model", site.gpu_model),
         ("--nodes", site.nodes),
         ("--state-dir", site.state_dir),
-        ("--drain-share", f"{site.share:g}" if site.state_dir else None),
-        ("--drain-window", f"{site.window_min:g}" if site.state_dir else None),
+        ("--drain-share", f"{site.drain_share:g}" if site.state_dir else None),
+        ("--drain-window", f"{site.drain_window_min:g}" if site.state_dir else None),
         ("--time-limit", site.time_limit_s),
         ("--records", site.records),
     ]

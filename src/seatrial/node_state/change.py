@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from seatrial.model import DecisionValue, Frozen
 from seatrial.util.text import and_more
 
-OWN_REASON = "seatrial "  # the start of every reason and comment that seatrial sets
+SEATRIAL_PREFIX = "seatrial "  # the start of every reason and comment that seatrial sets
 _MAX_CAUSE = 160  # characters; slurmctld keeps a reason in memory for every node
 
 ChangeOutcome = Literal["planned", "started", "done", "failed", "refused"]
@@ -104,4 +104,4 @@ class Candidates(Protocol):
 def reason_text(run_id: str, decision: DecisionValue, cause: str = "") -> str:
     """Return ``seatrial RUN: REJECTED: cause`` in one line without quotes, which scontrol and kubectl pass on."""
     line = " ".join("".join(char if char.isprintable() and char not in "\"'\\" else " " for char in cause).split())
-    return f"{OWN_REASON}{run_id}: {decision}" + (f": {line[:_MAX_CAUSE]}" if line else "")
+    return f"{SEATRIAL_PREFIX}{run_id}: {decision}" + (f": {line[:_MAX_CAUSE]}" if line else "")

@@ -27,7 +27,7 @@ from seatrial.node_state.change import (
     DRAIN,
     DRAIN_AGAIN,
     END_RESERVATION,
-    OWN_REASON,
+    SEATRIAL_PREFIX,
     RESERVE,
     RESUME,
     Flags,
@@ -183,7 +183,7 @@ class SlurmCandidates:
             return f"it is not in partition {self._partition}"
         if not node.usable or node.state != "IDLE" or node.blocked_by_reservation(self._reservation):
             return f"it is {node}"
-        if node.comment.startswith(OWN_REASON) and f": {DecisionValue.REJECTED}" in node.comment:
+        if node.comment.startswith(SEATRIAL_PREFIX) and f": {DecisionValue.REJECTED}" in node.comment:
             return f"its comment is {node.comment!r}"
         return "" if _hardware(node) == _hardware(self._nodes[0]) else "its CPUs, memory or GRES differ"
 
@@ -200,14 +200,16 @@ class SlurmCandidates:
 
     def _refusal(self, node: Node) -> str:
         """Return why this node cannot be tested; empty if it can."""
-        if node in self._drained and not node.reason.startswith((OWN_REASON, self._reason_prefix or OWN_REASON)):
+        if node in self._drained and not node.reason.startswith(
+            (SEATRIAL_PREFIX, self._reason_prefix or SEATRIAL_PREFIX)
+        ):
             if node.reason.startswith(("Prolog error", "Epilog error")):
                 return (
                     "its Prolog or Epilog failed. If that was the hook of seatrial: set its reason by the command that "
                     "`seatrial hook list --state-dir DIR` prints; else give --reason-prefix"
                 )
             return (
-                f"someone else took it out of service. seatrial returns nodes whose reason starts with {OWN_REASON!r}; "
+                f"someone else took it out of service. seatrial returns nodes whose reason starts with {SEATRIAL_PREFIX!r}; "
                 "for this one, ask that person, then give the start of its reason with --reason-prefix"
             )
         if "NOT_RESPONDING" in node.states:
@@ -244,7 +246,7 @@ def _names(nodes: Sequence[Node]) -> list[str]:
 
 
 def _accepted(node: Node) -> bool:
-    return node.comment.startswith(OWN_REASON) and node.comment.endswith(f": {DecisionValue.ACCEPTED}")
+    return node.comment.startswith(SEATRIAL_PREFIX) and node.comment.endswith(f": {DecisionValue.ACCEPTED}")
 
 
 def _hardware(node: Node) -> tuple[object, ...]:
