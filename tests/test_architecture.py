@@ -1,4 +1,4 @@
-"""Guard-rails: imports go downwards, the base install is light, files stay small."""
+"""Limits of the architecture: imports go downwards, the base install needs no torch, files stay small."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nodes(source: Path) -> list[ast.AST]:
 
 
 def test_nobody_above_bench_and_train_names_torch() -> None:
-    """The contract above sees modules; this sees every import statement, those inside functions too."""
+    """import-linter reads the imports of modules; this test reads import statements inside functions too."""
     imports = []
     for source in SOURCES:
         if source.relative_to(ROOT / "src" / "seatrial").parts[0] in ("bench", "train"):
@@ -60,7 +60,7 @@ def test_a_check_declares_what_others_need_to_know_of_it(package: str) -> None:
         for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    assert not [one for one in constants if one[2] in names or any(name in one[2] for name in catalog())]
+    assert not [each for each in constants if each[2] in names or any(name in each[2] for name in catalog())]
 
 
 def test_only_shell_starts_processes() -> None:
@@ -74,7 +74,7 @@ def test_only_signals_sets_signal_handlers() -> None:
 
 
 def test_the_command_line_is_instant() -> None:
-    """Under 300 ms of a processor, once in twenty times: what else this machine does is not ours."""
+    """At least one of 20 imports takes less than 300 ms of CPU time; other load of the machine slows the others."""
     code = "import time; t = time.process_time(); import seatrial.cli.app; print(time.process_time() - t)"
     times = (
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
@@ -100,7 +100,7 @@ def test_functions_and_files_stay_small() -> None:
 
 
 def _test_file(source: Path) -> Path:
-    """Where a module is tested; a module that only declares shares a file with the others of its folder."""
+    """The test file of a module; modules with declarations only share one file per folder."""
     if source.parent.parent.name == "drill":  # a drill is itself a test; docs/results has its results
         return ROOT / "tests" / "drill" / "test_catalog.py"
     folder = ROOT / "tests" / source.parent.relative_to(ROOT / "src" / "seatrial")

@@ -22,7 +22,7 @@ LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?![a-z]+:|#|<)(?P<path>[^)\s#]+)(?P<a
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Remove pages that do not exist from the navigation. For a misspelt name, mkdocs reports the page as missing there."""
+    """Remove pages that do not exist from the navigation; mkdocs reports pages that the navigation lacks."""
     config.nav = _existing(config.nav or [])
     return config
 

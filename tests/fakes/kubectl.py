@@ -1,8 +1,8 @@
 """A fake kubectl with a cluster in a folder: it runs the containers of pods as processes of this host.
 
 ``install`` writes an executable ``kubectl``. It implements the calls that seatrial makes and fails on every other one,
-which ``unexpected_calls`` returns. The options of ``install`` are its faults. Pods outlive the process that created them, like
-those of a real cluster; ``Cluster.stop`` ends them.
+which ``unexpected_calls`` returns. The options of ``install`` are its faults. Pods outlive the process that created
+them, like those of a real cluster; ``Cluster.stop`` ends them.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ class Cluster:
         return remaining
 
     def _left_behind(self) -> list[str]:
-        return [f"{each['kind']} {each['metadata']['name']}" for each in self.objects if _is_own(each)] + [
-            f"process {process.pid}" for process in psutil.process_iter() if self._is_pod_process(process)
-        ]
+        return [
+            f"{each['kind']} {each['metadata']['name']}" for each in self.objects if _is_created_by_seatrial(each)
+        ] + [f"process {process.pid}" for process in psutil.process_iter() if self._is_pod_process(process)]
 
     def lose_node(self, node: str) -> None:
         """Stop a node: its pods' processes end, and its kubelet reports nothing."""
@@ -331,7 +331,7 @@ class Cluster:
             elif "status" not in job and not scenario.get("no_pods"):
                 job["status"] = {"conditions": []}
                 state["objects"] += [self._new_pod(job, index, scenario) for index in range(job["spec"]["completions"])]
-        for pod in [each for each in state["objects"] if each["kind"] == "Pod" and _is_own(each)]:
+        for pod in [each for each in state["objects"] if each["kind"] == "Pod" and _is_created_by_seatrial(each)]:
             self._update_pod(state, pod)
         for job in [each for each in state["objects"] if each["kind"] == "Job" and each.get("status")]:
             self._update_job(state, job)
@@ -460,7 +460,7 @@ _OPTIONS = {
 
 
 def _follow(logs: Sequence[Path], since: str, lines_left: int) -> int:
-    """Print the lines of these logs from the time ``since`` on, until all pods have ended or ``lines_left`` are printed."""
+    """Print the log lines from the time ``since`` on, until all pods have ended or ``lines_left`` are printed."""
     offsets = dict.fromkeys(logs, 0)
     while True:
         ended = all((path.parent / "exit").exists() or not path.exists() for path in logs)
@@ -509,7 +509,7 @@ def run_pod(cluster: str, uid: str) -> None:
     )
     deleter = os.fork()
     if deleter == 0:
-        _delete_when_told(folder, process.pid, pod["spec"].get("terminationGracePeriodSeconds", 30))
+        _terminate_when_deleted(folder, process.pid, pod["spec"].get("terminationGracePeriodSeconds", 30))
         os._exit(0)
     assert process.stdout
     with (folder / "log").open("wb", buffering=0) as log:
@@ -519,7 +519,7 @@ def run_pod(cluster: str, uid: str) -> None:
     code = process.wait()
     os.kill(deleter, signal.SIGKILL)
     os.waitpid(deleter, 0)
-    for other in psutil.process_iter():  # what the container left, which ends with it
+    for other in psutil.process_iter():  # processes that the container left end with it
         with contextlib.suppress(psutil.Error):
             if other.pid != os.getpid() and other.environ().get(_TAG) == os.environ[_TAG]:
                 other.kill()
@@ -536,7 +536,7 @@ def _address() -> str:
     )
 
 
-def _delete_when_told(folder: Path, pid: int, grace_s: float) -> None:
+def _terminate_when_deleted(folder: Path, pid: int, grace_s: float) -> None:
     """Send SIGTERM to the container's first process when the pod is deleted, and SIGKILL after the grace period."""
     while not (folder / "delete").exists():
         time.sleep(_POLL_S)
@@ -579,7 +579,7 @@ def _selected(item: Object, selector: str | None) -> bool:
     return not [key for key, _, value in wanted if labels.get(key) != value]
 
 
-def _is_own(item: Object) -> bool:
+def _is_created_by_seatrial(item: Object) -> bool:
     return str(item["metadata"].get("labels", {}).get("app.kubernetes.io/name")) == "seatrial"
 
 

@@ -27,9 +27,9 @@ from seatrial.node_state.change import (
     DRAIN,
     DRAIN_AGAIN,
     END_RESERVATION,
-    SEATRIAL_PREFIX,
     RESERVE,
     RESUME,
+    SEATRIAL_PREFIX,
     Flags,
     NodeChange,
     NodeResult,
@@ -209,8 +209,8 @@ class SlurmCandidates:
                     "`seatrial hook list --state-dir DIR` prints; else give --reason-prefix"
                 )
             return (
-                f"someone else took it out of service. seatrial returns nodes whose reason starts with {SEATRIAL_PREFIX!r}; "
-                "for this one, ask that person, then give the start of its reason with --reason-prefix"
+                "someone else took it out of service. seatrial returns nodes whose reason starts with "
+                f"{SEATRIAL_PREFIX!r}; for this one, ask that person, then give the start of its reason with --reason-prefix"
             )
         if "NOT_RESPONDING" in node.states:
             return f"its slurmd does not respond. Run first: scontrol show node {node.name}"

@@ -386,15 +386,8 @@ def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]
 def _depends_on_algorithm(candidate: _Candidate, verdicts: Sequence[Verdict], label: str) -> str:
     """Why a FAIL is inconclusive: the algorithm is assumed, and the bandwidth would be good for Ring. Else empty."""
     failed = next((verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL and verdict.basis), None)
-    if (
-        candidate.operation != "all_reduce"
-        or candidate.algorithm
-        or candidate.nodes not in (2, 3)
-        or failed is None
-        or not failed.basis
-    ):
-        return ""
-    if failed.basis.kind is not BasisKind.FABRIC_MODEL:
+    is_assumed = candidate.operation == "all_reduce" and not candidate.algorithm and candidate.nodes in (2, 3)
+    if not is_assumed or not failed or not failed.basis or failed.basis.kind is not BasisKind.FABRIC_MODEL:
         return ""
     ring = _bandwidth_verdicts(replace(candidate, algorithm="Ring"), label, label)
     good = next((verdict for verdict in ring if verdict.outcome in (Outcome.PASS, Outcome.WARN)), None)
@@ -435,14 +428,11 @@ def _bound(candidate: _Candidate, label: str) -> BenchmarkBound | None:
         lookup = metric_lookup(candidate.check, f"busbw.{label}", f"{candidate.operation}.busbw.{label}")
         bound = hardware_bound(lookup, candidate.facts, candidate.references)
         return BenchmarkBound(value=bound.value, unit=bound.unit, derivation=bound.derivation) if bound else None
-    hardware = candidate.hardware
-    if (
-        not (candidate.sku and hardware.gpus_per_node and hardware.ports and hardware.port_gbps)
-        or candidate.sku.across_nodes
-    ):
+    hardware, sku = candidate.hardware, candidate.sku
+    if not (sku and hardware.gpus_per_node and hardware.ports and hardware.port_gbps) or sku.across_nodes:
         return None
     ports = f"network ports ({hardware.fabric})"
-    node = node_links(candidate.sku, hardware.gpus_per_node, hardware.ports, hardware.port_gbps, ports)
+    node = node_links(sku, hardware.gpus_per_node, hardware.ports, hardware.port_gbps, ports)
     algorithm = candidate.algorithm or default_algorithm(
         candidate.operation, candidate.nodes, nvls=_has_nvls(candidate)
     )
