@@ -210,7 +210,8 @@ class SlurmCandidates:
                 )
             return (
                 "someone else took it out of service. seatrial returns nodes whose reason starts with "
-                f"{SEATRIAL_PREFIX!r}; for this one, ask that person, then give the start of its reason with --reason-prefix"
+                f"{SEATRIAL_PREFIX!r}; for this one, ask that person, then give the start of its reason with "
+                "--reason-prefix"
             )
         if "NOT_RESPONDING" in node.states:
             return f"its slurmd does not respond. Run first: scontrol show node {node.name}"
