@@ -5,8 +5,8 @@
 Each draw gives every pair of nodes the rate of its slower end times normal noise, and runs the search of
 collectives.localization (hardware.pair_search) with these rates: three rounds of all nodes, then the repetitions that
 the search asks for. A fault multiplies the rates of one node, of one direction of a node, or of one path. In a
-bidirectional transfer the slower direction counts. ``first rounds only`` judges by the three
-rounds alone, without repetitions.
+bidirectional transfer the slower direction counts. ``first rounds only`` judges by the three rounds alone, without
+repetitions.
 """
 
 from __future__ import annotations

@@ -18,7 +18,11 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?![a-z]+:|#|<)(?P<path>[^)\s#]+)(?P<anchor>#[^)]*)?\)")
+# A block of code, which may contain "[8, 8](S(0))", or a link with a path
+CODE_OR_LINK = re.compile(
+    r"^ *```.*?^ *```|\[(?P<text>[^\]]*)\]\((?![a-z]+:|#|<)(?P<path>[^)\s#]+)(?P<anchor>#[^)]*)?\)",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -32,7 +36,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     pages = [Path(str(file.abs_src_path)) for file in files.documentation_pages()]
     while pages:
         page = pages.pop()
-        for link in LINK.finditer(page.read_text(encoding="utf-8")):
+        for link in CODE_OR_LINK.finditer(page.read_text(encoding="utf-8")):
+            if link["path"] is None:
+                continue
             target = _target(page, link)
             if target.is_dir() or DOCS in target.parents or files.get_file_from_path(_address(target)):
                 continue
@@ -51,12 +57,14 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     folder = os.path.dirname(page.file.src_uri)
 
     def inside_site(link: re.Match[str]) -> str:
+        if link["path"] is None:
+            return link[0]
         target = _target(source, link)
         if target.is_dir():  # a site has no list of a folder's files
             return link["text"]
         return f"[{link['text']}]({os.path.relpath(_address(target), folder or '.')}{link['anchor'] or ''})"
 
-    return "\n".join(_indented(LINK.sub(inside_site, markdown).split("\n")))
+    return "\n".join(_indented(CODE_OR_LINK.sub(inside_site, markdown).split("\n")))
 
 
 def _indented(lines: list[str]) -> Iterator[str]:

@@ -70,7 +70,7 @@ def has_started(pod: Object) -> bool:
 
 
 def exit_code(pod: Object) -> int | None:
-    """Return the exit code of a pod's ended container, 137 (killed) if a failed pod has none; else None."""
+    """Return the exit code of a pod's container; without one, 137 (failed pod) or 0 (succeeded pod); else None."""
     if codes := [int(each.get("exitCode", 1)) for each in _ends(pod)]:
         return max(codes)
     return {"Failed": 137, "Succeeded": 0}.get(pod.get("status", {}).get("phase", ""))
