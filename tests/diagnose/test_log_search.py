@@ -104,7 +104,8 @@ def test_lines_of_one_signature_on_every_line() -> None:
 
 def test_signatures_with_many_rejected_lines_are_searched_by_their_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
     other = b"RuntimeError: out of memory in bond0: Error: 1\n"
-    log = other * (2 * 2**20 // len(other)) + OOM + b"\n" + FILES + b"\n"
+    monkeypatch.setattr(log_text, "BLOCK_BYTES", 4096)
+    log = other * 200 + OOM + b"\n" + FILES + b"\n"
     expected = found(log)
     monkeypatch.setattr(log_search, "_MAX_REJECTED", 10)
     log_search._pattern_database.cache_clear()
