@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 
-from seatrial.diagnose import explain, log_search, log_text, patterns
+from seatrial.diagnose import explain, log_search, log_text
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.log_text import line_blocks
 from seatrial.diagnose.signature import MAX_LINE
@@ -37,12 +37,6 @@ def test_every_example_is_found() -> None:
     for signature in signatures():
         for example in signature.examples:
             assert signature.id in [identifier for identifier, _ in found(example.encode() + b"\n")], example
-
-
-def test_expression_for_hyperscan_has_no_upper_limits() -> None:
-    pattern = r"(?P<gpu>\d{1,3})x{0,60}?[{1,2}][^]{1,2}\]]\{1,2}y{4}z{2,}"
-    signature = signatures()[0].model_copy(update={"pattern": pattern})
-    assert patterns._expression(signature) == rb"(?:\d{1,})x{0,}?[{1,2}][^]{1,2}\]]\{1,2}y{4}z{2,}"
 
 
 def test_pattern_does_not_match_across_lines() -> None:
@@ -106,6 +100,17 @@ def test_lines_of_one_signature_on_every_line() -> None:
     started = time.process_time()
     assert len(found((OOM + b"\n") * 200_000)) == 1
     assert time.process_time() - started < 3
+
+
+def test_signatures_with_many_rejected_lines_are_searched_by_their_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = b"RuntimeError: out of memory in bond0: Error: 1\n"
+    monkeypatch.setattr(log_text, "BLOCK_BYTES", 4096)
+    log = other * 200 + OOM + b"\n" + FILES + b"\n"
+    expected = found(log)
+    monkeypatch.setattr(log_search, "_MAX_REJECTED", 10)
+    log_search._pattern_database.cache_clear()
+    assert found(log) == expected
+    assert log_search._pattern_database.cache_info().misses
 
 
 def test_findings_are_ordered_by_time_across_logs() -> None:

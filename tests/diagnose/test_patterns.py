@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.diagnose.patterns import compile_patterns, unsupported
-from seatrial.diagnose.signatures import signatures
+from seatrial.diagnose.patterns import candidate_expressions, compile_patterns, unsupported
+from seatrial.diagnose.signatures import all_signatures, signatures
 
 SIGNATURE = signatures()[0]
 
 
 def test_a_match_has_the_position_of_its_signature() -> None:
     patterns = ("no space left", r"rank (?P<rank>\d+) failed", "(?<!not )aborted")
-    database = compile_patterns([SIGNATURE.model_copy(update={"pattern": pattern}) for pattern in patterns])
+    database = compile_patterns({n: SIGNATURE.model_copy(update={"pattern": each}) for n, each in enumerate(patterns)})
     found: list[int] = []
     database.scan(b"rank 3 failed\n", match_event_handler=lambda number, *_: found.append(number))
     assert set(found) == {1}
@@ -21,3 +21,31 @@ def test_a_match_has_the_position_of_its_signature() -> None:
 @pytest.mark.parametrize(("pattern", "supported"), [("a+b", True), ("(?<=a)b", True), ("(?<!a)b", True), ("(", False)])
 def test_unsupported_patterns_have_a_reason(pattern: str, supported: bool) -> None:
     assert bool(unsupported(SIGNATURE.model_copy(update={"pattern": pattern}))) is not supported
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expressions"),
+    [
+        ("No space left", [rb"no\ space\ left"]),  # the database ignores case
+        (r"(?<!not )aborted(?! by user)$", [b"aborted"]),
+        (r"link (?:is )?down(?: again)*", [rb"link\ down", rb"link\ is\ down"]),
+        (r"(?P<gpu>\d{1,3})[Ff]ailed: (?:code|status)", [rb"failed:\ code", rb"failed:\ status"]),
+        (r"fallback.{0,9}[a-z]ib", [b"fallback"]),
+        (r"NCCL \d: warn|long enough", [rb"(?:nccl\ ).*(?::\ warn)", rb"long\ enough"]),
+        (r"(?:lost packets|\d\d) now", [rb"\ now"]),  # an alternative without a literal
+        (r"(?:out of memory)+.|\d(?:killed)?", [rb"(?:out of memory)+.|\d(?:killed)?"]),
+        (r"(?P<gpu>\d{1,3})[{1,2}]?[^]{1,2}\]]\d{2,}", [rb"(?:\d{1,})[{1,2}]?[^]{1,2}\]]\d{2,}"]),
+        (r"(?P<gpu>\d{1,3})é", [r"(?:\d{1,})é".encode()]),  # no ASCII literal
+    ],
+)
+def test_literals_that_a_pattern_requires(pattern: str, expressions: list[bytes]) -> None:
+    assert candidate_expressions(pattern) == expressions
+
+
+def test_each_example_has_the_literals_of_its_pattern() -> None:
+    database = compile_patterns(dict(enumerate(all_signatures())))
+    for number, signature in enumerate(all_signatures()):
+        for example in signature.examples:
+            found: set[int] = set()
+            database.scan(example.encode(), match_event_handler=lambda each, *_, ids=found: ids.add(each))
+            assert number in found, example

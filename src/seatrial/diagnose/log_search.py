@@ -1,12 +1,14 @@
 """Search of logs for failure signatures, in constant memory and at the speed of the disk.
 
-hyperscan finds candidates for all patterns in one pass over blocks of whole lines; Python's ``re`` confirms each of
-them on its line. Only the first MAX_LINE bytes of a line count, so that the result does not depend on the blocks. Lines
-end at a newline, carriage return or zero byte, and are numbered by newlines, as by editors.
+hyperscan finds candidates for all patterns in one pass over blocks of whole lines, by the literals of the patterns;
+Python's ``re`` confirms each of them on its line. Only the first MAX_LINE bytes of a line count, so that the result
+does not depend on the blocks. Lines end at a newline, carriage return or zero byte, and are numbered by newlines, as by
+editors.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -22,6 +24,8 @@ from seatrial.util.log_time import log_time
 # that a cut line gives the same result
 _CONTEXT_LINES = 50
 _CONTEXT_BYTES = 200
+# Lines with the literals of a pattern that do not match it: beyond them compiling the pattern takes less time
+_MAX_REJECTED = 5000
 
 
 def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
@@ -32,13 +36,18 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
     """
     searched = all_signatures()
     matched: set[int] = set()
+    rejected: Counter[int] = Counter()
     lines_before = 0
     context: list[bytes] = []
     for block in line_blocks(file):
         text = block.translate(TO_NEWLINES)
-        for begin, end, number in sorted(_candidates(text, matched)):
+        by_pattern = frozenset(number for number, lines in rejected.items() if lines > _MAX_REJECTED)
+        for begin, end, number in sorted(_candidates(text, matched, by_pattern)):
             line = text[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
-            if number in matched or not searched[number].matches(line) or (ignore and ignore in line):
+            if number in matched or (ignore and ignore in line):
+                continue
+            if not searched[number].matches(line):
+                rejected[number] += 1
                 continue
             # others that match this line are in ``matched`` by now, since general signatures come last
             if searched[number].role != "general" or not any(searched[other].matches(line) for other in matched):
@@ -55,24 +64,37 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
         context = [*context, *_last_lines(text)][-_CONTEXT_LINES:]
 
 
-def _candidates(block: bytes, matched: set[int]) -> set[tuple[int, int, int]]:
-    """(begin of the line, end of the line, signature) of each line that may match a signature not in ``matched``."""
+def _candidates(block: bytes, matched: set[int], by_pattern: frozenset[int]) -> set[tuple[int, int, int]]:
+    """(begin of the line, end of the line, signature) of each line that may match a signature not in ``matched``.
+
+    ``by_pattern``: the signatures that are searched by their whole patterns and not by literals.
+    """
     candidates: set[tuple[int, int, int]] = set()
     seen_until: dict[int, int] = {}  # signature → end of its last line: a pattern may match many times on one line
 
     def on_match(number: int, _begin: int, end: int, _flags: int, _context: object) -> None:
-        if number not in matched and end > seen_until.get(number, -1):
+        if number not in ignored and end > seen_until.get(number, -1):
             line_begin = block.rfind(b"\n", 0, max(0, end - 1)) + 1
             seen_until[number] = line_end = block.find(b"\n", line_begin)
             candidates.add((line_begin, line_end, number))
 
+    ignored = matched | by_pattern
     _database().scan(block, match_event_handler=on_match)
+    if by_pattern:
+        ignored = matched
+        _pattern_database(by_pattern).scan(block, match_event_handler=on_match)
     return candidates
 
 
 @cache
 def _database() -> Any:
-    return compile_patterns(all_signatures())
+    return compile_patterns(dict(enumerate(all_signatures())))
+
+
+@cache
+def _pattern_database(numbers: frozenset[int]) -> Any:
+    searched = all_signatures()
+    return compile_patterns({number: searched[number] for number in sorted(numbers)}, by_literals=False)
 
 
 def _last_lines(data: bytes) -> list[bytes]:
