@@ -9,7 +9,7 @@ import time
 
 task = json.loads(sys.argv[1])
 rank = int(os.environ["RANK"])
-NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "EXTRA", "NCCL_GRAPH_MIXING_SUPPORT", "NCCL_DEBUG_FILE")
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NCCL_EXTRA", "NCCL_GRAPH_MIXING_SUPPORT", "NCCL_DEBUG_FILE")
 match task["behaviour"]:
     case "succeed":
         print("output of a library")
@@ -29,7 +29,7 @@ match task["behaviour"]:
         child_ranks.open_child_group(task)
         print(json.dumps(time.time()))
     case "print_process":
-        names = (*NAMES, "EXTRA_2")
+        names = (*NAMES, "NCCL_EXTRA_2")
         values = {name: os.environ[name] for name in names if name in os.environ}
         print(json.dumps({"pid": os.getpid(), "torch": "torch" in sys.modules, **values}))
     case "print_nothing":

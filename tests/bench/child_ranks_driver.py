@@ -41,7 +41,7 @@ def run(
     results = child_ranks.run_child_ranks(
         module,
         task,
-        {"EXTRA": "of the child"},
+        {"NCCL_EXTRA": "of the child"},
         device="cpu",
         local_rank=int(os.environ["LOCAL_RANK"]),
         file_prefix=out,
@@ -81,7 +81,7 @@ def started_together(out: Path) -> dict[str, Any]:
 
 def run_in_spare_child(out: Path) -> dict[str, Any]:
     """A task in the child that waits for one, then another task, for which there is none: it sees another GPU."""
-    os.environ["EXTRA_2"] = "set after the start of the child"
+    os.environ["NCCL_EXTRA_2"] = "set after the start of the child"
     spare = spare_children._waiting[1].child.process.pid
     first = run(CHILD, out / "in_spare_child", 60, trains_on="all", behaviour="print_process")
     second = run(CHILD, out / "in_new_child", 60, trains_on="all", behaviour="print_process")

@@ -56,7 +56,8 @@ def test_child_has_the_same_rank_and_its_own_environment(records: Records) -> No
     # Variables are inherited, except for seatrial's NCCL_GRAPH_MIXING_SUPPORT
     assert [Path(value.pop("NCCL_DEBUG_FILE")).name for value in values] == ["nccl.%h.%p.log"] * 2
     assert values == [
-        {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "EXTRA": "of the child"} for rank in range(2)
+        {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "NCCL_EXTRA": "of the child"}
+        for rank in range(2)
     ]
 
 
@@ -67,7 +68,7 @@ def test_waiting_child_runs_the_first_training_with_the_environment_of_its_task(
         assert in_spare.pop("pid") == record["spare"] != in_new.pop("pid")
         assert (in_spare.pop("torch"), in_new.pop("torch")) == (True, False)
         assert Path(in_spare["NCCL_DEBUG_FILE"]).name == "nccl.%h.%p.log"
-        assert in_spare["EXTRA_2"] == "set after the start of the child"
+        assert in_spare["NCCL_EXTRA_2"] == "set after the start of the child"
         assert "NCCL_GRAPH_MIXING_SUPPORT" not in in_spare
         assert in_spare == in_new
 

@@ -60,6 +60,15 @@ def test_constant_times_end_early_and_exclude_warmup(monkeypatch: pytest.MonkeyP
     assert (timings.per_window, timings.warmup) == (25, 1 + 1 + 13)
 
 
+def test_small_operations_in_graphs_have_as_many_windows_which_are_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_timings(monkeypatch, repeat(0.001), seconds=2)  # patches the clock
+    monkeypatch.setattr(collectives, "time_window", lambda *_: 0.001)
+    options = {"window_s": collectives.GRAPH_WINDOW_S, "min_timed_s": collectives.GRAPH_MIN_TIMED_S}
+    timings = time_operation(lambda: None, torch.device("cpu"), 2, **options)
+    assert timings.per_window == 20
+    assert MIN_WINDOWS <= len(timings.windows) <= MIN_WINDOWS + 1
+
+
 def test_minimum_number_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     timings = fake_timings(monkeypatch, repeat(0.1), seconds=60)
     assert len(timings.windows) == MIN_WINDOWS
@@ -106,13 +115,13 @@ def test_maxima_drift_and_most_often_slowest_rank() -> None:
     assert timings.most_often_slowest_rank == (1, 4 / 6)
 
 
-@pytest.mark.parametrize(("estimate", "per_graph"), [(1e-5, collectives.OPERATIONS_PER_GRAPH), (0.003, 17), (9.0, 1)])
+@pytest.mark.parametrize(("estimate", "per_graph"), [(1e-5, collectives.OPERATIONS_PER_GRAPH), (0.003, 7), (9.0, 1)])
 def test_cuda_graph_times_are_per_operation(monkeypatch: pytest.MonkeyPatch, estimate: float, per_graph: int) -> None:
     @contextmanager
     def captured(operation: Callable[[], object], count: int) -> Iterator[int]:
         yield count
 
-    def time_graphs(replay: int, device: torch.device, seconds: float) -> Timings:
+    def time_graphs(replay: int, device: torch.device, seconds: float, **_windows: float) -> Timings:
         return Timings(windows=((0.002 * replay, 0.003 * replay),), per_window=5, warmup=3)
 
     def measure(*arguments: Any, in_graph: bool) -> Timings:

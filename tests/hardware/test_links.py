@@ -149,6 +149,19 @@ def test_malformed_facts_are_ignored(shape: Any) -> None:
     assert not read([measurement("collectives.transport", transports=shape)]).network
 
 
+@pytest.mark.parametrize(
+    ("transports", "network"),
+    [({"NET/Socket": 32}, "tcp"), ({"P2P/CUMEM": 8, "NET/IB/GDRDMA": 2}, ""), ({"P2P/CUMEM": 8}, ""), ({}, "")],
+)
+def test_without_the_transport_check_a_collective_tells_of_sockets_only(
+    transports: dict[str, int], network: str
+) -> None:
+    """RDMA needs the ports that NCCL uses, which the log of a collective does not list."""
+    reduced = measurement("collectives.all_reduce", transports=transports)
+    assert read([reduced]).network == network
+    assert read([reduced, path("P2P/CUMEM")]).network == ""  # the transport check precedes
+
+
 def test_models_in_mig_mode_are_listed() -> None:
     assert read([gpus(18, mig=True)]).mig_models == {"NVIDIA H200"}
     assert read([gpus(18)]).mig_models == frozenset()

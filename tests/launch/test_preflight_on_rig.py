@@ -94,17 +94,25 @@ def test_container_runtime_and_image_missing(cluster: Cluster, tmp_path: Path) -
     assert "container.image /nowhere/torch.sif does not exist" in cause
 
 
-def test_image_missing_on_one_node(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_missing_on_one_node_and_image_on_the_other(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "apptainer").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "bin" / "apptainer").chmod(0o755)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "torch.sif").touch()
+    cluster.private_dir(tmp_path / "bin", "node0")
     cluster.private_dir(tmp_path / "images", "node1")
     monkeypatch.setitem(cluster.env, "PATH", f"{tmp_path / 'bin'}:{cluster.env['PATH']}")
     image = tmp_path / "images" / "torch.sif"
     subject, cause = failed_subject_and_cause(cluster, tmp_path, container=f"{{runtime: apptainer, image: {image}}}")
-    assert (subject, f"container.image {image} does not exist" in cause) == ("node1", True)
+    assert subject == "node0, node1"
+    of_node0, of_node1 = cause.split("node1: ")
+    assert "container.runtime: apptainer is not installed" in of_node0
+    assert "does not exist" not in of_node0
+    assert f"container.image {image} does not exist" in of_node1
+    assert "not installed" not in of_node1
 
 
 def test_pyxis_missing(cluster: Cluster, tmp_path: Path) -> None:

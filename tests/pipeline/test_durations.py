@@ -67,16 +67,18 @@ def test_slurm_checks_take_time_under_slurm_only() -> None:
 def test_typical_durations_are_near_those_of_the_latest_record() -> None:
     """On 2 H200, without the checks that became faster since that record."""
     changed = {"train.fsdp", "train.throughput", "train.checkpoint", "train.failure", "train.parity"}
+    changed |= {name for name, check in catalog().items() if check.operation}  # and collectives.transport
+    changed |= {"collectives.transport"}
     record = json.loads((ROOT / "docs/results/2026-11-23-2xh200/acceptance.trial.json").read_text())
     timings = {timing["name"]: timing["seconds"] for timing in record["timings"] if timing["kind"] == "check"}
     compared = {name: s for name, s in timings.items() if s > 1 and name in catalog().keys() - changed}
-    assert len(compared) > 15
+    assert len(compared) > 8
     for name, measured_s in compared.items():
         assert seconds(name) == pytest.approx(measured_s, rel=0.7), name
     assert sum(map(seconds, compared)) == pytest.approx(sum(compared.values()), rel=0.1)
 
 
-@pytest.mark.parametrize(("gpus", "limit_s"), [(1, 170), (2, 310), (4, 320)])
+@pytest.mark.parametrize(("gpus", "limit_s"), [(1, 170), (2, 290), (4, 302)])
 def test_acceptance_takes_about_five_minutes_on_one_node(gpus: int, limit_s: float) -> None:
     """The goal is 300 s."""
     trial = resolve("acceptance", [("test", "cluster.gpus_per_node", gpus)]).config

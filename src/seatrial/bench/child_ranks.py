@@ -144,7 +144,7 @@ def started_child_ranks(
 
     A check that starts children several times can start all at once, so that the later ones import torch meanwhile.
     ``limit_s`` counts from the call of ``results``. ``trains_on``: a waiting process that has imported the
-    training code and sees these GPUs runs the module, if there is one (spare_children.py).
+    training code and sees these GPUs runs the module, if there is one and ``env`` allows it (spare_children.py).
     """
     release_memory(device)
     rank, run_number = dist.get_rank(), next(_run_numbers)
@@ -186,8 +186,8 @@ def _start(
     trains_on: spare_children.Gpus | None,
 ) -> processes.Child:
     """Start ``module`` in a waiting process for ``trains_on``, or in a new one."""
-    if spare := spare_children.take(trains_on):
-        spare.run(module, task, {**processes.inherited(omitted), **env}, files)
+    spare = spare_children.take(trains_on, env)
+    if spare and spare.run(module, task, {**processes.inherited(omitted), **env}, files):
         return spare.child
     argv = [sys.executable, "-m", module, json.dumps(task)]
     return processes.start(argv, env=env, stdout=files["out"], stderr=files["err"], without=omitted)

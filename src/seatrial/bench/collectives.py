@@ -42,6 +42,11 @@ T = TypeVar("T")
 WINDOW_S = 0.05
 # Ten consecutive windows may agree by chance: medians over 0.2 s differed by up to 3.6 % (all-to-all, 64 MiB, 4 H200)
 MIN_TIMED_S = 0.5
+# In a CUDA graph, up to GRAPH_SMALL_SIZE: a window has thousands of operations. Of 362 timings on 2 and 4 H200
+# (docs/results), the median of any consecutive windows of 0.2 s differs by at most 0.5 % from that of all windows
+GRAPH_SMALL_SIZE = 2**20
+GRAPH_WINDOW_S = 0.02
+GRAPH_MIN_TIMED_S = 0.2
 MAX_WINDOWS = 200  # a longer burn-in uses longer windows, not more
 
 OPERATIONS_PER_GRAPH = 100  # makes the launch time of the graph negligible
@@ -156,11 +161,14 @@ def measure_cuda_graph(
 ) -> CollectiveResult:
     """As ``measure_back_to_back``, with the operations in a CUDA graph; NCCL only."""
 
+    is_small = size <= GRAPH_SMALL_SIZE
+    window_s, min_timed_s = (GRAPH_WINDOW_S, GRAPH_MIN_TIMED_S) if is_small else (WINDOW_S, MIN_TIMED_S)
+
     def time_graphs(prepared: PreparedOperation, target: torch.device) -> Timings:
         time_window(prepared.run, 1, target)  # sets up connections and NCCL's buffers before the capture
-        count = max(1, min(OPERATIONS_PER_GRAPH, ceil(WINDOW_S / _estimate(prepared.run, target))))
+        count = max(1, min(OPERATIONS_PER_GRAPH, ceil(window_s / _estimate(prepared.run, target))))
         with _captured(prepared.run, count) as replay:
-            graphs = time_operation(replay, target, seconds)
+            graphs = time_operation(replay, target, seconds, window_s=window_s, min_timed_s=min_timed_s)
         windows = tuple(tuple(value / count for value in window) for window in graphs.windows)
         return replace(graphs, windows=windows, per_window=count * graphs.per_window, warmup=count * graphs.warmup)
 
@@ -239,15 +247,21 @@ def _check_result(prepared: PreparedOperation, run: Callable[[], object]) -> dic
 
 
 def time_operation(
-    operation: Callable[[], object], device: torch.device, seconds: float, min_seconds: float = 0.0
+    operation: Callable[[], object],
+    device: torch.device,
+    seconds: float,
+    min_seconds: float = 0.0,
+    *,
+    window_s: float = WINDOW_S,
+    min_timed_s: float = MIN_TIMED_S,
 ) -> Timings:
     """Time windows of back-to-back operations until their median is known to 1 % or ``seconds`` are used up.
 
-    A median that is not known to 3 % then gets up to twice as long on a GPU. Convergence counts only after MIN_TIMED_S.
-    Timing lasts at least ``min_seconds`` (for a burn-in). All ranks get the times of all ranks, so that all run the
-    same number of operations.
+    A median that is not known to 3 % then gets up to twice as long on a GPU. Convergence counts only after
+    ``min_timed_s``. Timing lasts at least ``min_seconds`` (for a burn-in). All ranks get the times of all ranks, so
+    that all run the same number of operations.
     """
-    window_s = max(WINDOW_S, min_seconds / MAX_WINDOWS)
+    window_s = max(window_s, min_seconds / MAX_WINDOWS)
     time_window(operation, 1, device)  # the first use of a size sets up connections and buffers
     warmup, per_window = 1, 1
     for _ in range(2):  # estimate from one operation, then from a window
@@ -256,7 +270,7 @@ def time_operation(
         per_window = max(1, ceil(window_s / estimate))
     windows: list[tuple[float, ...]] = []
     spent = 0.0
-    while spent < min_seconds or not _is_complete(windows, spent, seconds, device):
+    while spent < min_seconds or not _is_complete(windows, spent, seconds, min_timed_s, device):
         windows.append(tuple(gather(time_window(operation, per_window, device))))
         spent += max(windows[-1]) * per_window
     return Timings(tuple(windows), per_window, warmup)
@@ -327,12 +341,14 @@ def _captured(operation: Callable[[], object], count: int) -> Iterator[Callable[
         torch.cuda.synchronize()
 
 
-def _is_complete(windows: Sequence[tuple[float, ...]], spent: float, seconds: float, device: torch.device) -> bool:
-    """Whether the time or the windows are used up, or the median is known to 1 % after at least MIN_TIMED_S."""
+def _is_complete(
+    windows: Sequence[tuple[float, ...]], spent: float, seconds: float, min_timed_s: float, device: torch.device
+) -> bool:
+    """Whether the time or the windows are used up, or the median is known to 1 % after at least ``min_timed_s``."""
     means = [fmean(window) for window in windows]
     if len(windows) >= MAX_WINDOWS or time_is_up(means, spent, seconds, device.type):
         return True
-    return spent >= MIN_TIMED_S and median_converged(means)
+    return spent >= min_timed_s and median_converged(means)
 
 
 def _prepare(

@@ -2,7 +2,8 @@
 
 On 2 and 4 H200 the imports take 5.5 and 12.7 s of each training that a check starts (``phases_s`` in docs/results).
 They are done before the first check: during a check they would take CPU time from its measurement. A waiting child
-has no CUDA context and uses no CPU time.
+has no CUDA context and uses no CPU time. Its rank sends the task over a pair of sockets: a connection of each child to
+the rendezvous store would exceed the open files of the store's process on a large cluster.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib
 import json
 import os
 import runpy
+import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -18,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch.distributed as dist
+import torch
 
-from seatrial.bench import group
 from seatrial.bench.child_result import VISIBLE_DEVICES, visible_device
 from seatrial.bench.rank import store_barrier
 from seatrial.util import processes
@@ -30,30 +31,46 @@ Gpus = Literal["own", "all"]  # visible to a child during its imports: a library
 
 IMPORTED = "seatrial.train.loop"  # with all that a training imports
 READY_LIMIT_S = 120.0  # children that import for longer are not used
-_POLL_S = 0.1
+SEND_LIMIT_S = 10.0  # a child that does not read its task by then is not used, e.g. a stopped one
+# Variables that a check may change after the imports: they are read when a process group or communicator is opened.
+# An import may have read others, such as HF_HOME or OMP_NUM_THREADS.
+READ_LATER = ("NCCL_", "TORCH_NCCL_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+_READY = b"1"
 _waiting: list[SpareChild] = []  # of this rank
 
 
 @dataclass(frozen=True)
 class SpareChild:
-    """A child that waits for the key ``key`` of the rendezvous store; it was started with ``environment``."""
+    """A child that waits for its task from ``connection``; ``environment``: of the rank at the start of the child."""
 
     child: processes.Child
     gpus: Gpus
-    key: str
+    connection: socket.socket
     environment: Mapping[str, str]
 
-    def run(self, module: str, task: Mapping[str, Any], env: Mapping[str, str], files: Mapping[str, Path]) -> None:
-        """Let the child go on as ``python -m module TASK`` with the environment ``env`` and the output ``files``."""
-        changed = {name: value for name, value in env.items() if self.environment.get(name) != value}
-        message = {
-            "module": module,
-            "task": json.dumps(task),
-            "changed": changed,  # not all variables: they may be secret, and the store may be on another node
-            "removed": [name for name in self.environment if name not in env],
-            "files": {stream: str(path.absolute()) for stream, path in files.items()},
-        }
-        group.rendezvous_store().set(self.key, json.dumps(message))
+    def run(self, module: str, task: Mapping[str, Any], env: Mapping[str, str], files: Mapping[str, Path]) -> bool:
+        """Let the child go on as ``python -m module TASK`` with the environment ``env`` and the output ``files``.
+
+        Return whether the child has read its task; if not, it is ended.
+        """
+        paths = {stream: str(path.absolute()) for stream, path in files.items()}
+        message = {"module": module, "task": json.dumps(task), "env": dict(env), "files": paths}
+        self.connection.settimeout(SEND_LIMIT_S)
+        try:
+            self.connection.sendall(json.dumps(message).encode())
+            self.connection.shutdown(socket.SHUT_WR)
+            has_read = self.connection.recv(1) == _READY
+        except OSError:
+            has_read = False
+        if not has_read:
+            self.end()
+        self.connection.close()
+        return has_read
+
+    def end(self) -> None:
+        """End the child without a task."""
+        self.connection.close()
+        processes.stop(self.child, grace_s=1.0)
 
 
 def start(trainings: Iterable[Gpus], folder: Path, device: str) -> None:
@@ -63,13 +80,13 @@ def start(trainings: Iterable[Gpus], folder: Path, device: str) -> None:
     """
     rank = os.environ["RANK"]
     for number, gpus in enumerate(trainings):
-        key = f"seatrial/spare_children/{rank}/{number}"
         own = {VISIBLE_DEVICES: visible_device(device)} if gpus == "own" and device != "cpu" else {}
         output = folder / f"spare{number}.rank{rank}.err"
-        child = processes.start(
-            [sys.executable, "-m", "seatrial.bench.spare_children", key], env=own, stdout=output, stderr=output
-        )
-        _waiting.append(SpareChild(child, gpus, key, {**processes.inherited(), **own}))
+        connection, of_child = socket.socketpair()
+        with of_child:
+            argv = [sys.executable, "-m", "seatrial.bench.spare_children"]
+            child = processes.start(argv, env=own, stdin=of_child.fileno(), stdout=output, stderr=output)
+        _waiting.append(SpareChild(child, gpus, connection, processes.inherited()))
 
 
 def wait_until_ready() -> None:
@@ -77,36 +94,48 @@ def wait_until_ready() -> None:
 
     A child that failed or takes longer than READY_LIMIT_S is not used: a check then starts a new process.
     """
-    store, deadline = dist.distributed_c10d._get_default_store(), time.monotonic() + READY_LIMIT_S
-    connected = group.rendezvous_store() if _waiting else store
+    deadline = time.monotonic() + READY_LIMIT_S
     for spare in list(_waiting):
-        while not connected.check([f"{spare.key}/ready"]):
-            if spare.child.poll() is not None or time.monotonic() > deadline:
-                processes.stop(spare.child, grace_s=1.0)
-                _waiting.remove(spare)
-                break
-            time.sleep(_POLL_S)
+        spare.connection.settimeout(max(0.1, deadline - time.monotonic()))
+        try:
+            is_ready = spare.connection.recv(1) == _READY  # empty if the child has ended
+        except OSError:
+            is_ready = False
+        if not is_ready:
+            spare.end()
+            _waiting.remove(spare)
     store_barrier()
 
 
-def take(gpus: Gpus | None) -> SpareChild | None:
-    """Return a waiting child of this rank that sees ``gpus``; it then belongs to the caller. None if there is none."""
+def take(gpus: Gpus | None, env: Mapping[str, str]) -> SpareChild | None:
+    """Return a waiting child of this rank that sees ``gpus``; it then belongs to the caller. None if there is none.
+
+    ``env``: the variables that the caller adds to the rank's. None also if one of them is not among READ_LATER.
+    """
     for spare in list(_waiting):
-        if spare.gpus == gpus:
+        changed = [name for name, value in env.items() if spare.environment.get(name) != value]
+        if spare.gpus == gpus and all(name.startswith(READ_LATER) for name in changed):
             _waiting.remove(spare)
             if spare.child.poll() is None:
                 return spare
+            spare.connection.close()
     return None
 
 
-def run_task(key: str) -> None:
+def wait_for_task(connection: socket.socket) -> None:
     """In the child, after the imports: wait for the task, then run its module as ``python -m`` would."""
-    store = group.rendezvous_store()
-    store.set(f"{key}/ready", "")
-    message = json.loads(store.get(key))
-    for name in message["removed"]:
-        os.environ.pop(name, None)
-    os.environ.update(message["changed"])
+    if torch.cuda.is_initialized():  # a context would take memory of the GPU that the checks measure
+        raise SystemExit(f"the import of {IMPORTED} opened CUDA: this process is not used")
+    with connection:
+        connection.sendall(_READY)
+        received = b"".join(iter(lambda: connection.recv(2**16), b""))
+        if not received:
+            raise SystemExit("the rank has ended, or does not use this process")
+        message = json.loads(received)
+        connection.sendall(_READY)
+    for name in os.environ.keys() - message["env"].keys() - {processes.TAG}:
+        del os.environ[name]
+    os.environ.update(message["env"])
     for stream, number in (("out", 1), ("err", 2)):
         with Path(message["files"][stream]).open("ab") as file:
             os.dup2(file.fileno(), number)
@@ -114,7 +143,15 @@ def run_task(key: str) -> None:
     runpy.run_module(message["module"], run_name="__main__", alter_sys=True)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Import the training code, then run the task that the rank sends over the socket at standard input."""
+    to_rank = socket.socket(fileno=os.dup(0))
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # a process that an import starts must not keep the socket open
     with gc_paused():
         importlib.import_module(IMPORTED)
-    run_task(sys.argv[1])
+    wait_for_task(to_rank)
+
+
+if __name__ == "__main__":
+    main()

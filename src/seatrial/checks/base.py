@@ -218,8 +218,8 @@ class Check:
     # Rights that an ordinary user of the GPUs lacks, such as "root, to read the kernel log"; shown before a run
     rights: str = ""
     options: type[Options] = Options
-    # The trainings in child processes: on each GPU, on all, or runs of train/variants.py. For each of them the worker
-    # starts a process on every rank that imports torch before the first check (bench/spare_children.py)
+    # The trainings, or other tasks, in child processes: on each GPU, on all, or runs of train/variants.py. For each the
+    # worker starts a process on every rank that imports torch before the first check (bench/spare_children.py)
     child_trainings: tuple[Literal["gpu", "all", "variants"], ...] = ()
     # Conditions for NotApplicable from ``measure``; a SKIP is an ERROR if none of them holds
     skipped_if: tuple[SkipCondition, ...] = ()

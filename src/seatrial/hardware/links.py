@@ -37,6 +37,7 @@ FactRole = Literal[
     "rdma_devices",  # the RDMA devices of a node
     "nics",  # the network interfaces of a node
     "transports",  # the transports that NCCL uses
+    "connections",  # as "transports", of a collective that was measured; read for the network where that is missing
     "hcas",  # the RDMA ports that NCCL uses
     "socket_interfaces",  # the TCP interfaces that NCCL uses
     "algorithms",  # NCCL's algorithms by operation
@@ -119,13 +120,14 @@ def read(measurements: Sequence[Measurement], checks: Mapping[str, HasFactRoles]
     sockets = role_facts("socket_interfaces", measurements, checks)
     interfaces = {node: names for _, value in sockets for node, names in _names_by_node(value).items()}
     tcp_of_nodes = {_tcp_interfaces(nics.get(node), names) for node, names in interfaces.items()}
-    transports = role_facts("transports", measurements, checks)
-    names = sorted({name for _, value in transports if isinstance(value, Mapping) for name in value})
+    names = _transport_names(role_facts("transports", measurements, checks))
+    # Not for RDMA, whose bound needs the ports that NCCL uses: the log of a collective does not list them
+    connections = _net(_transport_names(role_facts("connections", measurements, checks)))
     return Links(
         nvlinks=lowest[0],
         nvlink_gb_s=lowest[1],
         ports=_common_ports(ports_of_nodes),
-        network=_network([name for name in names if name.startswith("NET/")]),
+        network=_network(_net(names)) if names or _network(connections) != "tcp" else "tcp",
         intra_node_transports=tuple(name for name in names if not name.startswith("NET/")),
         mig_models=frozenset(str(gpu.get("name")) for gpu in gpus if gpu.get("mig_mode")),
         tcp=tcp_of_nodes.pop() if len(tcp_of_nodes) == 1 else None,
@@ -284,6 +286,15 @@ def _algorithms(facts: Iterable[Any]) -> dict[tuple[str, str], str]:
 def _mappings(value: Any) -> list[Mapping[str, Any]]:
     """The mappings in a fact that is a list of mappings; empty for any other shape, such as in an edited record."""
     return value if isinstance(value, list) and all(type(item) is dict for item in value) else []
+
+
+def _transport_names(transports: Iterable[tuple[Measurement, Any]]) -> list[str]:
+    return sorted({name for _, value in transports if isinstance(value, Mapping) for name in value})
+
+
+def _net(transports: Iterable[str]) -> list[str]:
+    """The transports between nodes."""
+    return [name for name in transports if name.startswith("NET/")]
 
 
 def _network(transports: Sequence[str]) -> str:

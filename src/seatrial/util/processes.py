@@ -23,7 +23,7 @@ import psutil
 
 from seatrial.util.signals import EXIT_TERMINATED
 
-_TAG = "SEATRIAL_JOB_TAG"
+TAG = "SEATRIAL_JOB_TAG"  # in the environment of a child and of its descendants
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SIGKILL_WAIT_S = 10.0  # SIGKILL acts at once, or not at all while a process is in uninterruptible sleep
 
@@ -69,6 +69,7 @@ def start(
     env: Mapping[str, str],
     stdout: Path,
     stderr: Path,
+    stdin: int = subprocess.DEVNULL,
     without: str = "",
     death_signal: signal.Signals = signal.SIGTERM,
 ) -> Child:
@@ -81,8 +82,8 @@ def start(
     with stdout.open("ab") as out, stderr.open("ab") as err:
         process = subprocess.Popen(
             argv,
-            env={**inherited(without), **env, _TAG: tag},
-            stdin=subprocess.DEVNULL,
+            env={**inherited(without), **env, TAG: tag},
+            stdin=stdin,
             stdout=out,
             stderr=err,
             start_new_session=True,
@@ -94,7 +95,7 @@ def start(
 
 def inherited(without: str = "") -> dict[str, str]:
     """Return the variables that a child gets from this process: all without the prefix ``without``, but not its tag."""
-    prefixes = (without, _TAG) if without else (_TAG,)
+    prefixes = (without, TAG) if without else (TAG,)
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
@@ -143,9 +144,9 @@ def die_with_parent(parent: int, death_signal: signal.Signals = signal.SIGTERM) 
 
 def is_orphan() -> bool:
     """Return whether the parent of this process, a descendant of a Child, has ended: its new parent lacks the tag."""
-    tag = os.environ.get(_TAG)
+    tag = os.environ.get(TAG)
     try:
-        return tag is not None and psutil.Process(os.getppid()).environ().get(_TAG) != tag
+        return tag is not None and psutil.Process(os.getppid()).environ().get(TAG) != tag
     except psutil.Error:  # its new parent is a process of another user
         return True
 
@@ -179,6 +180,6 @@ def _state(process: psutil.Process) -> str:
 
 def _has_tag(process: psutil.Process, tag: str) -> bool:
     try:
-        return process.environ().get(_TAG) == tag and process.status() != psutil.STATUS_ZOMBIE
+        return process.environ().get(TAG) == tag and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:  # ended, or a process of another user
         return False

@@ -92,6 +92,7 @@ def collective_check(
         },
         rules=(_results.allocation_rule(name, "sizes=[1MiB, 1GiB]"), _WRONG_DATA_RULE, _P99_RULE, *rules),
         rule_facts=_results.BACKEND | _results.P99_RATIO,
+        fact_roles={"connections": "transports"},
         measure=partial(_measure_all, name, measure_more),
         limit_s=limit_s,
         needs=Needs(min_ranks=2),
