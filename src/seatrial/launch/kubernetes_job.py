@@ -172,7 +172,7 @@ class KubernetesJob:
         limit = f"pending {waited_s:.0f} s, kubernetes.queue_s is {queue_s:g} s"
         sentences = [
             reason,
-            "waiting will not help" if pending.permanent else limit,
+            "Waiting will not help" if pending.permanent else limit,
             f"Run first: {pending.first_command}",
         ]
         return WaitState(reason=". ".join(sentences), permanent=True, seconds=waited_s)
