@@ -136,10 +136,10 @@ class Kubectl:
             error_type = (
                 ApiUnavailable if reason in ("ServiceUnavailable", "Timeout", "TooManyRequests") else KubectlError
             )
-            quota = "exceeded quota" in message
-            command = ("describe", "resourcequotas") if quota else ("auth", "can-i", "--list")
-            if args[0] != "create":  # a repeated `create` makes objects that no run deletes
-                command = args
+            command = args
+            if args[0] == "create":  # repeated by the user, it makes objects that no run deletes
+                quota = "exceeded quota" in message
+                command = ("describe", "resourcequotas") if quota else ("auth", "can-i", "--list")
             return error_type(f"{error}. Run first: {self.shown(*command)}", reason)
         return KubectlError(f"kubectl {args[0]} failed: {output}. Run first: {self.shown(*args)}")
 
