@@ -102,6 +102,19 @@ def test_a_pod_that_cannot_connect_names_its_node_and_fails(
     assert ". Run first: kubectl describe service invalid; kubectl get networkpolicies" in line
 
 
+def test_first_pod_whose_port_is_in_use_names_the_port_and_how_to_take_another(
+    port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SEATRIAL_NODE", "gpu-0")
+    with socket.create_server(("", port)), pytest.raises(SystemExit):
+        rendezvous.main(["job-0.job", str(port), "7", "0", "2", "5"])
+    line = capsys.readouterr().out
+    assert line.startswith(f"preflight: gpu-0: cannot listen on port {port} for the rendezvous: Address already in use")
+    assert "seatrial run --resume takes another port" in line
+    assert "kubectl debug node/gpu-0 " in line
+    assert line.endswith(f" ss -ltnp sport = :{port}\n")
+
+
 def test_a_missing_node_ends_the_server(port: int) -> None:
     assert serve(port, TOKEN, 1, 0.2) == ""
 

@@ -34,8 +34,17 @@ def replies(monkeypatch: pytest.MonkeyPatch, code: int | None, out: str = "", er
     ("err", "error_type", "reason", "expected"),
     [
         (FORBIDDEN, KubectlError, "Forbidden", 'jobs.batch is forbidden: User "ml" cannot create'),
-        (NO_SERVER, ApiUnavailable, "", "localhost:8080 was refused"),
+        (
+            NO_SERVER,
+            KubectlError,
+            "",
+            "no cluster to connect to (The connection to the server localhost:8080 was refused",
+        ),
         (NO_CONTEXT, KubectlError, "", "context was not found for specified context: gpu"),
+        ('error: context "gpu" does not exist', KubectlError, "", ". Run first: kubectl config get-contexts"),
+        (NO_SERVER.replace("localhost:8080", "10.0.0.1:6443"), ApiUnavailable, "", "10.0.0.1:6443 was refused"),
+        (FORBIDDEN, KubectlError, "Forbidden", "Run first: kubectl --context=gpu --namespace=prod auth can-i --list"),
+        (f"{FORBIDDEN}: exceeded quota: a", KubectlError, "Forbidden", "--namespace=prod describe resourcequotas"),
         (
             "Error from server (ServiceUnavailable): apiserver not ready",
             ApiUnavailable,
@@ -54,7 +63,8 @@ def test_error_has_its_reason_and_a_command(
     assert (error.value.reason, type(error.value)) == (reason, error_type)
     assert expected in str(error.value)
     assert "memcache.go" not in str(error.value)
-    assert "Run first: kubectl --context=gpu --namespace=prod" in str(error.value)
+    no_cluster = "no cluster" in str(error.value)
+    assert f"Run first: kubectl {'config' if no_cluster else '--context=gpu --namespace=prod'} " in str(error.value)
 
 
 def test_a_command_without_an_answer_and_a_missing_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +97,6 @@ def test_permissions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert commands == [["kubectl", "auth", "can-i", "get", "pods", "--subresource=log"]]
     replies(monkeypatch, 0, "yes\n", "Warning: resource 'nodes' is not namespace scoped\n")
     assert Kubectl().refusals(("get", "nodes")) == []
-    replies(monkeypatch, 1, err=NO_SERVER)  # no answer is not a "no"
+    replies(monkeypatch, 1, err=NO_SERVER.replace("localhost:8080", "10.0.0.1:6443"))  # no answer is not a "no"
     with pytest.raises(ApiUnavailable):
         Kubectl().refusals(("create", "jobs"))

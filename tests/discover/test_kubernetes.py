@@ -7,7 +7,15 @@ import json
 import pytest
 
 from seatrial.discover.kubectl import Kubectl
-from seatrial.discover.kubernetes import Node, device_count, kubernetes_data, parse_events, parse_pods, read_nodes
+from seatrial.discover.kubernetes import (
+    Node,
+    device_count,
+    kubernetes_data,
+    parse_events,
+    parse_pods,
+    read_gpu_users,
+    read_nodes,
+)
 from seatrial.model import SeatrialError
 from tests.fakes.kubectl import printed
 from tests.paths import FIXTURES
@@ -136,3 +144,12 @@ def test_terms() -> None:
     assert kubernetes_data().bad_conditions["NebiusGPUError"] == "True"
     assert kubernetes_data().bad_conditions["AcceleratedHardwareReady"] == "False"
     assert "nvidia.com/gpu.clique" in kubernetes_data().topology_prefixes
+
+
+def test_pods_that_use_gpus() -> None:
+    """kubectl 1.32.4 printed the first three lines for pods with several containers, without GPUs, and with one."""
+    client = lines("ml/notebook-0\tnode-b\t1 2\nml/web\tnode-a\t\nml/train\tnode-a\t8\nml/pending\t\t8\n")
+    assert [*read_gpu_users(client)] == [("ml/notebook-0", "node-b", 3), ("ml/train", "node-a", 8)]
+    for garbage in ("ml/a node-b 1", "ml/a\tnode-b\tone"):
+        with pytest.raises(SeatrialError, match="invalid"):
+            next(read_gpu_users(lines(garbage)))

@@ -556,9 +556,10 @@ def printed(items: Sequence[Object], output: str) -> str:
 
 
 def _field(item: Object, path: str) -> str:
-    value: Any = item
-    for key in path.removeprefix(".").split("."):
-        value = value.get(key, {} if value is item else None) if isinstance(value, dict) else None
+    start, is_list, rest = path.partition("[*].")  # the values of a list have spaces between them
+    if is_list:
+        return " ".join(filter(None, (_field(each, rest) for each in _value(item, start) or [])))
+    value = _value(item, path)
     return (
         ""
         if value is None
@@ -566,6 +567,13 @@ def _field(item: Object, path: str) -> str:
         if isinstance(value, str)
         else json.dumps(value, sort_keys=True, separators=(",", ":"))
     )
+
+
+def _value(item: Object, path: str) -> Any:
+    value: Any = item
+    for key in re.split(r"(?<!\\)\.", path.removeprefix(".")):
+        value = value.get(key.replace("\\", "")) if isinstance(value, dict) else None
+    return value
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

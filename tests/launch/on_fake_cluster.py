@@ -21,10 +21,8 @@ FORBIDDEN = (
     'Error from server (Forbidden): error when creating "objects.yaml": jobs.batch is forbidden: exceeded quota: jobs, '
     "requested: count/jobs.batch=1, used: count/jobs.batch=4, limited: count/jobs.batch=4"
 )
-NODES = [
-    {"kind": "Node", "metadata": {"name": name}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}}
-    for name in ("node-a", "node-b")
-]
+NODE_STATUS = {"allocatable": {"nvidia.com/gpu": "8"}, "nodeInfo": {"kubeletVersion": "v1.34.1"}}
+NODES = [{"kind": "Node", "metadata": {"name": name}, "status": NODE_STATUS} for name in ("node-a", "node-b")]
 NOTEBOOK = {
     "kind": "Pod",
     "metadata": {"name": "notebook-0", "namespace": "ml", "uid": "1"},

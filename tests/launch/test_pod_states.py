@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from seatrial.discover.kubernetes import GpuUser, Node
 from seatrial.launch import pod_states
 from seatrial.launch.pod_states import messages
 from tests.paths import FIXTURES
@@ -105,16 +106,10 @@ def test_partial_completion_and_deadline_name_pods_and_nodes() -> None:
 
 
 def test_free_gpus_name_their_users() -> None:
-    nodes = [
-        {"metadata": {"name": f"node-{name}"}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}} for name in "ab"
-    ]
-    pod = {
-        "metadata": {"name": "notebook-0", "namespace": "ml"},
-        "spec": {"nodeName": "node-b", "containers": [{"resources": {"requests": {"nvidia.com/gpu": "1"}}}]},
-        "status": {"phase": "Running"},
-    }
-    ended = pod | {"status": {"phase": "Succeeded"}}
-    assert pod_states.free_gpus(nodes, [pod, ended]) == ["node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1"]
+    status = {"allocatable": {"nvidia.com/gpu": "8"}, "nodeInfo": {"kubeletVersion": "v1.34.1"}}
+    nodes = [Node.model_validate({"metadata": {"name": f"node-{name}"}, "status": status}) for name in "ab"]
+    users = [GpuUser("ml/notebook-0", "node-b", 1)]
+    assert pod_states.free_gpus(nodes, users) == ["node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1"]
 
 
 def test_node_state() -> None:

@@ -35,7 +35,12 @@ def main(arguments: Sequence[str]) -> None:
     node = os.environ.get("SLURMD_NODENAME") or os.environ.get("SEATRIAL_NODE") or socket.gethostname()
     if pod:
         problem = try_pod(address, int(port), token, index=int(pod[0]), nodes=int(pod[1]), limit_s=float(pod[2]))
-        first_command = f"kubectl describe service {address.partition('.')[2]}; kubectl get networkpolicies"
+        if problem and pod[0] == "0":  # it cannot listen
+            problem += ". With host_network another process of the node may; seatrial run --resume takes another port"
+            shell = f"kubectl debug node/{node} -it --image=IMAGE --profile=sysadmin -- chroot /host"
+            first_command = f"{shell} ss -ltnp sport = :{port}"
+        else:
+            first_command = f"kubectl describe service {address.partition('.')[2]}; kubectl get networkpolicies"
     elif os.environ.get("SLURM_NODEID", "0") == "0":
         problem = serve(int(port), token, int(os.environ.get("SLURM_NNODES", "1")) - 1, LISTEN_LIMIT_S)
         first_command = f"srun --nodelist={node} ss -ltnp sport = :{port}"

@@ -23,6 +23,10 @@ _REFUSED = re.compile(
     r"^Error from server \((?P<reason>\w+)\): (?:error when \w+ \S+: )?(?P<message>.+)$", re.MULTILINE
 )
 _LOG_LINE = re.compile(r"^[EIW]\d{4} ")  # klog, printed before the error: the same failed request several times
+# localhost:8080 is kubectl's default without a kubeconfig or without a current context
+_NO_CLUSTER = re.compile(
+    r'server localhost:8080 was refused|context was not found|context "[^"]*" does not exist|error loading config file'
+)
 _UNREACHABLE = ("Unable to connect to the server", "The connection to the server", "no route to host", "i/o timeout")
 
 
@@ -121,6 +125,9 @@ class Kubectl:
         text = result.err.strip() or result.out.strip()
         lines = [line.strip() for line in text.splitlines() if line.strip() and not _LOG_LINE.match(line)]
         output = "; ".join(dict.fromkeys(lines)) or f"exit code {result.code}, no output"
+        if _NO_CLUSTER.search(text):
+            contexts = "kubectl config get-contexts"
+            return KubectlError(f"kubectl has no cluster to connect to ({output}). Run first: {contexts}")
         if any(part in text for part in _UNREACHABLE):
             return ApiUnavailable(f"the API server does not answer ({output}). Run first: {self.shown('version')}")
         if refused := _REFUSED.search(text):
@@ -129,7 +136,11 @@ class Kubectl:
             error_type = (
                 ApiUnavailable if reason in ("ServiceUnavailable", "Timeout", "TooManyRequests") else KubectlError
             )
-            return error_type(f"{error}. Run first: {self.shown(*args)}", reason)
+            command = args
+            if args[0] == "create":  # repeated by the user, it makes objects that no run deletes
+                quota = "exceeded quota" in message
+                command = ("describe", "resourcequotas") if quota else ("auth", "can-i", "--list")
+            return error_type(f"{error}. Run first: {self.shown(*command)}", reason)
         return KubectlError(f"kubectl {args[0]} failed: {output}. Run first: {self.shown(*args)}")
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache, lru_cache, reduce
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -36,6 +36,11 @@ _NODE_FIELDS = (
 _TEXT_FIELDS = ("metadata.name", "status.nodeInfo.kubeletVersion")  # printed without quotes
 _NODE_TEMPLATE = "{range .items[*]}" + '{"\\t"}'.join(f"{{.{field}}}" for field in _NODE_FIELDS) + '{"\\n"}{end}'
 _NODES_TIMEOUT_S = 300.0  # kubectl takes 17 s of CPU time for 10,000 nodes
+# Namespace and name, node, and the GPUs that each container requests, with spaces between them
+_GPU_USER_TEMPLATE = (
+    r'{range .items[*]}{.metadata.namespace}{"/"}{.metadata.name}{"\t"}{.spec.nodeName}{"\t"}'
+    r'{.spec.containers[*].resources.requests.nvidia\.com/gpu}{"\n"}{end}'
+)
 _QUANTITY = re.compile(r"(\d+)([kMGTPE]|[KMGTPE]i)?")
 _FACTORS: dict[str | None, int] = {None: 1, "k": 10**3, "Ki": 2**10} | {
     letter + suffix: base**power
@@ -342,6 +347,32 @@ def read_nodes(client: Kubectl, labels: Mapping[str, str] | None = None) -> Iter
     arguments = ["nodes", *([f"--selector={selector}"] if selector else []), f"--output=jsonpath={_NODE_TEMPLATE}"]
     for line in re.finditer(r"(.*)\n", client.run("get", *arguments, timeout_s=_NODES_TIMEOUT_S)):
         yield _parse_node(line[1])
+
+
+class GpuUser(NamedTuple):
+    """A pod that requests GPUs: ``pod`` is namespace/name."""
+
+    pod: str
+    node: str
+    gpus: int
+
+
+def read_gpu_users(client: Kubectl) -> Iterator[GpuUser]:
+    """Yield the pods of all namespaces that are on a node, request GPUs and have not ended.
+
+    Raises KubectlError, SeatrialError for unexpected output.
+    """
+    selector = "--field-selector=spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+    template = f"--output=jsonpath={_GPU_USER_TEMPLATE}"
+    output = client.run("get", "pods", "--all-namespaces", selector, template, timeout_s=_NODES_TIMEOUT_S)
+    for line in output.splitlines():
+        try:
+            pod, node, gpus = line.split("\t")
+            user = GpuUser(pod, node, sum(map(device_count, gpus.split())))
+        except ValueError as error:
+            raise SeatrialError(f"kubectl returned an invalid line of a pod ({error}): {line[:80]!r}") from error
+        if user.node and user.gpus:
+            yield user
 
 
 # nodes of one pool have equal resources and taints: one copy of them in memory

@@ -16,6 +16,7 @@ from pathlib import Path
 from seatrial.config.kubernetes import GPU_RESOURCE
 from seatrial.config.schema import Config
 from seatrial.discover.kubectl import Kubectl, KubectlError
+from seatrial.discover.kubernetes import read_gpu_users, read_nodes
 from seatrial.launch import pod_states
 from seatrial.launch.base import Allocation, WaitState
 from seatrial.launch.collect import STOP_TIMEOUT_S, Collector
@@ -43,7 +44,7 @@ _COLLECT_LIMIT_S = 60.0  # from the end of the workload until all files have arr
 _DELETE_LIMIT_S, _LOST_NODE_LIMIT_S = 90.0, 20.0
 # Until a pending job's events are queried, and between two queries
 _EVENTS_AFTER_S, _EVENTS_POLL_S = 3.0, 10.0
-_GPUS_POLL_S = 60.0  # reads all nodes and pods of the cluster: 220 MB for 10,000 nodes with 50 images each
+_GPUS_POLL_S = 60.0  # kubectl reads all nodes and pods of the cluster
 
 
 def selector(token: str) -> str:
@@ -171,7 +172,7 @@ class KubernetesJob:
         limit = f"pending {waited_s:.0f} s, kubernetes.queue_s is {queue_s:g} s"
         sentences = [
             reason,
-            "waiting will not help" if pending.permanent else limit,
+            "Waiting will not help" if pending.permanent else limit,
             f"Run first: {pending.first_command}",
         ]
         return WaitState(reason=". ".join(sentences), permanent=True, seconds=waited_s)
@@ -193,14 +194,14 @@ class KubernetesJob:
             self._queued = self._additional("workloads.kueue.x-k8s.io", f"--selector=kueue.x-k8s.io/job-uid={uid}")
         if self.settings.cluster.gpus_per_node and now - self._gpus_queried > _GPUS_POLL_S:
             self._gpus_queried = now
-            users = self._additional("pods", "--all-namespaces", "--field-selector=status.phase!=Succeeded")
-            self._gpu_use = pod_states.free_gpus(self._additional("nodes"), users)
+            with contextlib.suppress(SeatrialError):  # such as a user who may not list nodes
+                self._gpu_use = pod_states.free_gpus(read_nodes(self.kubectl), read_gpu_users(self.kubectl))
 
     def _additional(self, *args: str) -> list[Object]:
         """Return objects that only complete a message; none if they cannot be read."""
         try:
             return [*self.kubectl.get(*args)]
-        except KubectlError:  # such as a user who may not list nodes
+        except KubectlError:  # such as a user who may not list events
             return []
 
     def allocation(self) -> Allocation:

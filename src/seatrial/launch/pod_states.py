@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from seatrial.config.kubernetes import GPU_RESOURCE
+from seatrial.discover.kubernetes import GpuUser, Node, device_count
 from seatrial.model import Frozen
 from seatrial.util import data_files
 from seatrial.util.failures import exit_reason
@@ -151,25 +152,21 @@ def images(pods: Iterable[Object]) -> tuple[str, ...]:
     return tuple(sorted(ids - {""}))
 
 
-def free_gpus(nodes: Iterable[Object], pods: Iterable[Object]) -> list[str]:
+def free_gpus(nodes: Iterable[Node], users: Iterable[GpuUser]) -> list[str]:
     """Return a line for each node with GPUs in use: how many GPUs are free, and which pods use the others.
 
-    ``pods``: of all namespaces. Such as ``node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1``.
+    Such as ``node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1``. Raises SeatrialError for an invalid number of GPUs.
     """
-    users: dict[str, list[tuple[str, int]]] = {}
-    for pod in pods:
-        containers = pod.get("spec", {}).get("containers") or []
-        used = sum(_gpus((each.get("resources") or {}).get("requests") or {}) for each in containers)
-        if used and node(pod) and pod.get("status", {}).get("phase") in ("Pending", "Running"):
-            place = f"{pod.get('metadata', {}).get('namespace', '')}/{name(pod)}"
-            users.setdefault(node(pod), []).append((place, used))
+    users_of: dict[str, list[GpuUser]] = {}
+    for user in users:
+        users_of.setdefault(user.node, []).append(user)
     lines = []
     for item in nodes:
-        total, using = _gpus(item.get("status", {}).get("allocatable", {})), users.get(name(item), [])
+        total, using = device_count(item.status.allocatable.get(GPU_RESOURCE, "0")), users_of.get(item.name, [])
         if total and using:
-            free = total - sum(used for _, used in using)
-            uses = and_more([f"{place} uses {used}" for place, used in using], _MAX_NAMED)
-            lines.append(f"{name(item)}: {free} of {total} GPUs free, {uses}")
+            free = total - sum(user.gpus for user in using)
+            uses = and_more([f"{user.pod} uses {user.gpus}" for user in using], _MAX_NAMED)
+            lines.append(f"{item.name}: {free} of {total} GPUs free, {uses}")
     return lines
 
 
@@ -238,8 +235,3 @@ def _ends(pod: Object) -> list[Object]:
     states = [(each.get("lastState", {}), each.get("state", {})) for each in _container_statuses(pod)]
     ends = [last.get("terminated") or state.get("terminated") for last, state in states]
     return [end for end in ends if end]
-
-
-def _gpus(resources: Mapping[str, Any]) -> int:
-    value = str(resources.get(GPU_RESOURCE, "0"))
-    return int(value) if value.isdigit() else 0
