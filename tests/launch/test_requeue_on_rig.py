@@ -10,6 +10,7 @@ import pytest
 
 from seatrial.discover.slurm_facts import Job
 from seatrial.discover.slurm_output import parse_jobs
+from seatrial.util.hostlist import expand
 from tests.launch.test_site_on_rig import end, submit
 from tests.processes import Program, until
 from tests.rig.cluster import Cluster
@@ -32,20 +33,24 @@ def test_a_job_that_loses_two_nodes_resumes_with_the_same_losses(
     job = submit(cluster, script, *arguments, "--set", "checkpoint.requeue=true", flags=["--requeue"])
     steps = folder / "runs" / f"fsdp_2nodes-{job}" / "steps.jsonl"
     undisturbed = submit(cluster, script, *arguments)
-    for node, completed in (("node1", 15), ("node0", 35)):  # node0 runs the job script
+    lost = []
+    for position, completed in ((-1, 15), (0, 35)):  # the first node runs the job script
         until(lambda: steps.exists() and len(losses(steps)) >= completed, seconds=300)  # noqa: B023
-        cluster.kill_node(node)
+        lost.append(expand(state(cluster, job).nodes)[position])
+        cluster.kill_node(lost[-1])
         until(lambda: state(cluster, job).pending)
         # Slurm starts a requeued job two minutes later, so that credentials of its first start have expired
         assert cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"]).returncode == 0
     assert end(cluster, job) == "COMPLETED", log(folder, job)
     assert end(cluster, undisturbed) == "COMPLETED", log(folder, undisturbed)
-    for number, nodes in ((1, "node[0,2]"), (2, "node[2-3]")):
-        assert f"restart {number} of at most 3, on {nodes}: continuing after step " in log(folder, job)
-    assert log(folder, job).startswith(f"job {job} on node[0-1]: ")  # the output of the first start is kept
     starts = [json.loads(line) for line in (steps.parent / "starts.jsonl").read_text().splitlines()]
     assert [start["restart"] for start in starts] == [0, 1, 2]
     assert starts[0]["completed_steps"] < starts[1]["completed_steps"] < starts[2]["completed_steps"]
+    assert not {*lost} & {*expand(starts[2]["nodes"])}
+    assert log(folder, job).startswith(f"job {job} on node[0-1]: ")  # the output of the first start is kept
+    for start in starts[1:]:
+        text = f"restart {start['restart']} of at most 3, on {start['nodes']}: continuing after step "
+        assert text + str(start["completed_steps"]) in log(folder, job)
     assert losses(steps) == losses(folder / "runs" / f"fsdp_2nodes-{undisturbed}" / "steps.jsonl")
     assert len(losses(steps)) == 60
 
