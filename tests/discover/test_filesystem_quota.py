@@ -31,6 +31,9 @@ def quota(bytes_used: int, bytes_limit: int | None, files_used: int, files_limit
         ("quota-grace.txt", quota(2097156 * 1024, 1024, 1, 1)),  # the soft limit, in its grace period
         ("quota-human.txt", quota(479 * GIB, 5120 * GIB, 352_000, 5_000_000)),  # quota -s
         ("quota-none.txt", None),
+        ("quota-group-none.txt", None),
+        ("lfs-quota-group.txt", quota(round(5.95 * GIB), 50 * 2**40, 60751, None)),
+        ("lfs-quota-project.txt", quota(round(15.4 * 2**40), 19 * 2**40, 739564, 1048576)),
     ],
 )
 def test_tables_of_lfs_and_quota(name: str, expected: Quota | None) -> None:
@@ -46,6 +49,9 @@ def test_other_names_of_the_columns() -> None:
 def test_quota_of_beegfs_7_and_8() -> None:
     assert parse_beegfs_7(read("beegfs-ctl-csv.txt")) == quota(2791507521536, None, 873812, None)
     assert parse_beegfs_8(read("beegfs-8.ndjson")) == quota(900000000000, 1000000000000, 12, None)  # fullest pool
+    group = '\n{"name":"lab","id":77,"type":"group","pool":"p","space":"99/100","inode":"1/∞"}\n'
+    assert parse_beegfs_8(read("beegfs-8.ndjson") + group, 77) == quota(99, 100, 1, None)
+    assert parse_beegfs_8(read("beegfs-8.ndjson") + group, 78) == parse_beegfs_8(read("beegfs-8.ndjson"))
 
 
 @pytest.mark.parametrize(
@@ -119,6 +125,33 @@ def test_exit_code_1_of_quota_means_over_quota() -> None:
     assert reading.quota.used_percent == 100
     silent = answers(quota=CommandResult(1, "", "quota: Cannot find mountpoint"))
     assert "exit code 1" in filesystem_quota.read_quota("quota", "/home", run=silent).reason
+
+
+@pytest.mark.parametrize(
+    ("outputs", "command", "unread"),
+    [
+        (("lfs-quota-nig.txt", "lfs-quota-group.txt", "lfs-quota-project.txt"), "lfs quota -u", 0),  # 98.2 %
+        (("lfs-quota-group.txt", "lfs-quota-mila.txt", "lfs-quota-project.txt"), "lfs quota -g 77", 0),  # 99.99 %
+        (("lfs-quota-group.txt", "lfs-quota-group.txt", "lfs-quota-project.txt"), "lfs quota -p 110255", 0),  # 81 %
+        (("lfs-quota-group.txt", "lfs-quota-group.txt", "lfs-df-expanse.txt"), "lfs quota -u", 1),
+    ],
+)
+def test_the_fullest_of_user_group_and_project(outputs: tuple[str, ...], command: str, unread: int) -> None:
+    by_option = dict(zip(("-u", "-g", "-p"), outputs, strict=True)) | {"-d": "lfs-project.txt"}
+
+    def run(argv: Sequence[str], timeout_s: float) -> CommandResult:
+        return CommandResult(0, read(by_option[argv[2]]), "")
+
+    reading = filesystem_quota.read_quota("lfs", "/l", run=run, gid=77)
+    assert (reading.command.startswith(command), len(reading.unread), reading.reason) == (True, unread, "")
+
+
+def test_project_of_a_folder() -> None:
+    assert filesystem_quota.parse_project(read("lfs-project.txt")) == 110255
+    assert filesystem_quota.parse_project("    0 - /lustre\n") == 0
+    for text in ("", "110255 P", "lfs: failed", read("lfs-quota-project.txt")):
+        with pytest.raises(ValueError, match="unknown version"):
+            filesystem_quota.parse_project(text)
 
 
 def test_a_tool_that_hangs_and_an_unknown_type() -> None:

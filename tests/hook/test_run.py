@@ -75,7 +75,7 @@ def test_a_failure_takes_the_node_out_only_with_a_place_in_the_limit(
     assert results == [(Result.FAILED, 1), (Result.LIMITED, 0), (Result.FAILED, 1)]
     (entry,) = [json.loads(path.read_text()) for path in (state / "drains").iterdir()]
     assert entry["node"] == "n1"
-    assert "gpus_missing is 1 GPUs" in entry["reason"], "the useful reason is on the shared filesystem"
+    assert "gpus_missing is 1 GPU" in entry["reason"], "the useful reason is on the shared filesystem"
     lines = [json.loads(line) for line in (tmp_path / "hook.jsonl").read_text().splitlines()]
     assert "n1" in lines[1]["limit"]
     assert lines[1]["failures"][0]["fix"] == "nvidia-smi -L"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,9 @@ NOW = 1_800_000_000.0
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A record whose filesystem does not limit the simulated clocks."""
+    monkeypatch.setattr(drain_limit, "_filesystem_time", lambda folder: float("inf"))
     drain_limit.prepare(tmp_path)
     return tmp_path
 
@@ -61,6 +64,15 @@ def test_a_clock_that_is_ahead_does_not_free_a_place(state: Path) -> None:
     refused = ask(state, "n3", NOW)
     assert not refused.granted
     assert "entries of n1, n2 are from the future" in refused.reason
+
+
+@pytest.mark.parametrize("ahead_s", [0, 7200])
+def test_a_node_whose_own_clock_is_ahead_uses_that_of_the_filesystem(tmp_path: Path, ahead_s: float) -> None:
+    drain_limit.prepare(tmp_path)
+    assert ask(tmp_path, "n1", time.time()).granted
+    assert ask(tmp_path, "n2", time.time() + ahead_s).granted
+    assert not ask(tmp_path, "n3", time.time() + 2 * ahead_s).granted
+    assert entries(tmp_path) == ["000001.json", "000002.json"]
 
 
 def test_a_clock_that_is_behind_does_not_free_a_place(state: Path) -> None:

@@ -1,4 +1,4 @@
-"""The user's quota, and the fullest server disk of Lustre, from the output of the filesystem's tools.
+"""Quotas of user, group and project, and the fullest server disk of Lustre, from the output of the filesystem's tools.
 
 A tool that is missing, hangs, fails or prints another format than those parsed here gives a reason, never a number.
 """
@@ -16,11 +16,13 @@ from seatrial.util.text import error_text, printable
 
 TOOL_TIMEOUT_S = 20.0  # lfs asks every server; a healthy one answers in milliseconds
 Run = Callable[[Sequence[str], float], CommandResult]
+_Attempts = list[tuple[list[str], Callable[[str], "Quota | None"]]]  # commands with the parsers of their output
 # The titles of lfs and quota; some versions of lfs call the columns bquota, blimit, iquota, ...
 _TITLE = re.compile(
     r"\s*Filesystem\s+(kbytes|blocks|space|used)\s+b?quota\s+b?limit\s+b?grace\s+files\s+i?quota\s+i?limit\s+i?grace\s*"
 )
-_NO_QUOTA = re.compile(r"Disk quotas for user \S+ \(uid \d+\): (none|no limited resources used)\s*")
+_NO_QUOTA = re.compile(r"Disk quotas for (user|group) \S+ \([ug]id \d+\): (none|no limited resources used)\s*")
+_PROJECT = re.compile(r"\s*(\d+)\s+[-P]\s+\S.*")  # of lfs project -d; 0: no project
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgtpe]?)\*?", re.IGNORECASE)  # "*": above the limit
 _NOTES = re.compile(r"[ugp]id \d+ is using default .*")
 _PARTLY_DOWN = "lfs: some servers do not answer, so that its numbers are inaccurate (lfs check servers)"
@@ -31,7 +33,7 @@ _INACTIVE = re.compile(r"(\S+?)(?:_UUID)?\s*: inactive device")
 
 
 class Quota(Frozen):
-    """Used and allowed bytes and files of one user; a limit of None is unlimited."""
+    """Used and allowed bytes and files of a user, group or project; a limit of None is unlimited."""
 
     bytes_used: int
     bytes_limit: int | None
@@ -46,11 +48,15 @@ class Quota(Frozen):
 
 
 class QuotaReading(Frozen):
-    """``quota``: None if the user has none, or if it is unknown for this ``reason``."""
+    """``quota``: None if there is none, or if it is unknown for this ``reason``.
+
+    ``unread``: further quotas that apply to the path and could not be read, with the reason.
+    """
 
     command: str
     quota: Quota | None = None
     reason: str = ""
+    unread: tuple[str, ...] = ()
 
 
 class StorageTargets(Frozen):
@@ -61,33 +67,96 @@ class StorageTargets(Frozen):
     inactive: tuple[str, ...]
 
 
-def read_quota(tool: str, path: str, mounted: int = 1, run: Run = run_command) -> QuotaReading:
-    """The quota of this process's user at ``path``. ``mounted``: number of mounted filesystems with this tool.
+def read_quota(
+    tool: str, path: str, mounted: int = 1, run: Run = run_command, *, gid: int | None = None
+) -> QuotaReading:
+    """The quota at ``path`` with the largest share in use: of this process's user, of the group, of Lustre's project.
 
     ``tool``: lfs, beegfs, quota, or statvfs for filesystems whose quota is the size of the folder; else unknown.
+    ``mounted``: number of mounted filesystems with this tool. ``gid``: group of new files; None: that of the process.
     """
-    uid = str(os.geteuid())
+    uid, group = str(os.geteuid()), str(os.getegid() if gid is None else gid)
     if tool == "statvfs":
         return _statvfs_quota(path)
     if tool == "beegfs" and mounted > 1:
         reason = "several BeeGFS filesystems are mounted, and the output does not name one"
         return QuotaReading(command="beegfs quota list-usage", reason=reason)
-    attempts: dict[str, list[tuple[list[str], Callable[[str], Quota | None]]]] = {
-        "lfs": [(["lfs", "quota", "-u", uid, path], parse_quota_table)],
-        "quota": [(["quota", "-u", "-v", "-w", "-f", path], parse_quota_table)],
-        "beegfs": [  # BeeGFS 8, then 7
-            (["beegfs", "quota", "list-usage", "--uids", "current", "--raw", "--output", "ndjson"], parse_beegfs_8),
-            (["beegfs-ctl", "--getquota", "--csv", f"--mount={path}", "--uid", uid], parse_beegfs_7),
+    beegfs_8 = [
+        "beegfs",
+        "quota",
+        "list-usage",
+        "--uids",
+        "current",
+        "--gids",
+        "current",
+        "--raw",
+        "--output",
+        "ndjson",
+    ]
+    beegfs_7 = ["beegfs-ctl", "--getquota", "--csv", f"--mount={path}"]
+    owners: dict[str, list[_Attempts]] = {  # of the user, then of the group
+        "lfs": [
+            [(["lfs", "quota", option, owner, path], parse_quota_table)]
+            for option, owner in (("-u", uid), ("-g", group))
+        ],
+        "quota": [
+            [(["quota", "-u", "-v", "-w", "-f", path], parse_quota_table)],
+            [(["quota", "-g", "-v", "-w", "-f", path, group], parse_quota_table)],
+        ],
+        "beegfs": [  # BeeGFS 8, whose output has the groups too, then 7
+            [(beegfs_8, lambda text: parse_beegfs_8(text, int(group))), ([*beegfs_7, "--uid", uid], parse_beegfs_7)],
+            [([*beegfs_7, "--gid", group], parse_beegfs_7)],
         ],
     }
+    if tool not in owners:
+        return QuotaReading(command="", reason="seatrial knows no quota tool for this type")
+    of_user, of_group = owners[tool]
+    readings = [_read_first(of_user, run)]
+    if readings[0].reason:  # the others would fail, or hang, in the same way
+        return readings[0]
+    if not readings[0].command.startswith("beegfs "):
+        readings.append(_read_first(of_group, run))
+    if tool == "lfs":
+        readings.append(_read_project(path, run))
+    fullest = max(readings, key=_used_percent)  # the user's if none has a limit
+    return fullest.model_copy(update={"unread": tuple(reading.reason for reading in readings if reading.reason)})
+
+
+def _used_percent(reading: QuotaReading) -> float:
+    """The share in use in percent; -1 without a limit."""
+    used = reading.quota.used_percent if reading.quota else None
+    return -1.0 if used is None else used
+
+
+def _read_first(attempts: _Attempts, run: Run) -> QuotaReading:
+    """The reading of the first command that succeeds; else the reasons of all."""
     reasons: list[str] = []
-    for argv, parse in attempts.get(tool, ()):
+    for argv, parse in attempts:
         try:
             return QuotaReading(command=" ".join(argv), quota=parse(tool_output(argv, run)))
         except ValueError as error:
             reasons.append(str(error))
-    commands = " or ".join(" ".join(argv[:2]) for argv, _ in attempts.get(tool, ()))
-    return QuotaReading(command=commands, reason="; ".join(reasons) or "seatrial knows no quota tool for this type")
+    return QuotaReading(command=" or ".join(" ".join(argv[:2]) for argv, _ in attempts), reason="; ".join(reasons))
+
+
+def _read_project(path: str, run: Run) -> QuotaReading:
+    """The quota of the project that new files in the folder belong to; project 0 has none."""
+    argv = ["lfs", "project", "-d", path]
+    try:
+        project = parse_project(tool_output(argv, run))
+    except ValueError as error:
+        return QuotaReading(command=" ".join(argv), reason=str(error))
+    if project == 0:
+        return QuotaReading(command=" ".join(argv))
+    return _read_first([(["lfs", "quota", "-p", str(project), path], parse_quota_table)], run)
+
+
+def parse_project(text: str) -> int:
+    """The project of a folder in the output of ``lfs project -d``. Raises ValueError on another format."""
+    match = _PROJECT.fullmatch(text.rstrip("\n"))
+    if not match:
+        raise ValueError(_unexpected("lfs project: id, flag and path", text))
+    return int(match[1])
 
 
 def read_storage_targets(path: str, run: Run = run_command) -> StorageTargets:
@@ -113,7 +182,7 @@ def tool_output(argv: Sequence[str], run: Run = run_command) -> str:
 
 
 def parse_quota_table(text: str) -> Quota | None:
-    """The quota in the output of ``lfs quota -u`` or ``quota -u``; None if it says that there is none.
+    """The quota in the output of ``lfs quota`` or ``quota`` of one owner; None if it says that there is none.
 
     Raises ValueError on another format, several filesystems, or numbers that the tool calls inaccurate.
     """
@@ -141,8 +210,11 @@ def parse_quota_table(text: str) -> Quota | None:
     return Quota(bytes_used=values[0], bytes_limit=limits[0], files_used=values[3], files_limit=limits[1])
 
 
-def parse_beegfs_8(text: str) -> Quota | None:
-    """The user's quota in ``beegfs quota list-usage --output ndjson``: of its fullest pool. Raises ValueError."""
+def parse_beegfs_8(text: str, gid: int | None = None) -> Quota | None:
+    """The fullest quota, over all pools, of the user and of group ``gid`` in ``beegfs quota list-usage`` as JSON lines.
+
+    Raises ValueError on another format.
+    """
     quotas = []
     for line in text.splitlines():
         if line.startswith("WARNING: No information found"):
@@ -151,7 +223,7 @@ def parse_beegfs_8(text: str) -> Quota | None:
             continue
         try:
             row = json.loads(line)
-            if row["type"] == "user":
+            if row["type"] == "user" or row["id"] == gid:
                 used = [part for name in ("space", "inode") for part in row[name].split("/")]
                 quotas.append(_beegfs_quota([_beegfs_8_number(part) for part in used]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -160,7 +232,7 @@ def parse_beegfs_8(text: str) -> Quota | None:
 
 
 def parse_beegfs_7(text: str) -> Quota | None:
-    """The user's quota in ``beegfs-ctl --getquota --csv``: of its fullest storage pool. Raises ValueError."""
+    """The quota in ``beegfs-ctl --getquota --csv`` of one owner: of its fullest storage pool. Raises ValueError."""
     quotas, in_table = [], False
     for line in map(str.strip, text.splitlines()):
         if line == _BEEGFS_7_TITLE:

@@ -101,4 +101,6 @@ def format_value(value: float, unit: str) -> str:
     if unit == "bool":
         return "yes" if value else "no"
     digits = f"{value:.4g}" if value % 1 and abs(value) < 10_000 else f"{value:,.0f}"
+    if value == 1 and unit.isalpha() and unit.endswith("s") and len(unit) > 2:  # a count such as GPUs, not ms
+        unit = unit.removesuffix("es") if unit.endswith("sses") else unit.removesuffix("s")
     return f"{digits} {unit}" if unit else digits

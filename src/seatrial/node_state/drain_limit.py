@@ -96,6 +96,7 @@ def request_drain(
     """
     folder, new = state_dir / FOLDER, Drain(node=node, run_id=run_id, reason=reason, time=now)
     try:
+        now = now if dry_run else min(now, _filesystem_time(folder))  # this node's clock may be ahead of the server's
         entries = _read_entries(folder)
         recent = [entry.drain for entry in entries.values() if entry.written > now - limit.window_s]
         for number in range(max(entries, default=0) + 1, max(entries, default=0) + 1 + _MAX_TRIES):
@@ -163,6 +164,15 @@ def _read_entry(path: Path) -> Drain:
         return Drain.model_validate_json(content)
     except ValidationError as error:
         raise ValueError(f"{path} is not an entry; look at it and remove it ({error.error_count()} errors)") from error
+
+
+def _filesystem_time(folder: Path) -> float:
+    """Return the time (seconds since 1970) that a new file gets: of the server's clock on NFS. Raises OSError."""
+    with tempfile.NamedTemporaryFile(prefix=".incomplete-", dir=folder) as file:
+        file.write(b"0")
+        file.flush()
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_mtime
 
 
 def _create(folder: Path, number: int, entry: Drain) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -123,19 +124,30 @@ def _quota_observations(
     mounted = len({entry.device for entry in entries if entry.type == row.mount.type})  # bind mounts count once
     tool = row.kind.quota_tool
     # lfs and statvfs take any path; a folder of WekaFS has its own quota
-    reading = filesystem_quota.read_quota(tool, row.path if tool in ("lfs", "statvfs") else row.mount.target, mounted)
+    path = row.path if tool in ("lfs", "statvfs") else row.mount.target
+    reading = filesystem_quota.read_quota(tool, path, mounted, gid=_group_of_new_files(row.path))
     used_percent = reading.quota.used_percent if reading.quota else None
-    if reading.reason:
-        yield from facts({fact: f"not_supported: {reading.reason}"})
+    if reading.reason or (used_percent is None and reading.unread):
+        yield from facts({fact: f"not_supported: {'; '.join([reading.reason] if reading.reason else reading.unread)}"})
     elif not reading.quota or used_percent is None:
-        yield from facts({fact: f"no: no quota for this user ({reading.command})"})
+        yield from facts({fact: f"no: no quota for this user, group or project ({reading.command})"})
     else:
         quota = reading.quota
         limit = "unlimited" if quota.bytes_limit is None else format_bytes(quota.bytes_limit)
         files_limit = "unlimited" if quota.files_limit is None else f"{quota.files_limit:,}"
         size, files = f"{format_bytes(quota.bytes_used)} of {limit}", f"{quota.files_used:,} of {files_limit} files"
-        yield from facts({fact: "yes", f"quota_in_use_{name}": f"{size}, {files} ({reading.command})"})
+        unread = "".join(f"; not read: {reason}" for reason in reading.unread)
+        yield from facts({fact: "yes", f"quota_in_use_{name}": f"{size}, {files} ({reading.command}){unread}"})
         yield metric(f"quota_used.{name}", used_percent, "%", context.node)
+
+
+def _group_of_new_files(path: str) -> int | None:
+    """Return the group that a folder with the set-group-ID bit gives to new files; None: that of the process."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_gid if status.st_mode & stat.S_ISGID else None
 
 
 def _target_observations(name: str, row: TierFilesystem | None, context: Context) -> Iterator[Observation]:
@@ -161,9 +173,9 @@ def _tier_rules(name: str) -> Iterator[Rule]:
         expect="< 100 %",
         applies_if=quota,
         evidence_facts=(f"quota_in_use_{name}",),
-        meaning="The user's quota is used up: writes fail now, or after the grace period of the soft limit.",
-        fix="Delete files, or ask for a higher quota. To see it: lfs quota -u $USER PATH (Lustre), beegfs quota "
-        "list-usage (BeeGFS), quota -v (NFS and local disks), df -h PATH (WekaFS).",
+        meaning="The quota of the user, group or project is used up: writes fail now, or after the grace period of "
+        "the soft limit.",
+        fix="Delete files, or ask for a higher quota. The evidence has the command that shows it.",
     )
     yield Rule(
         metric=f"quota_used.{name}",
@@ -171,7 +183,7 @@ def _tier_rules(name: str) -> Iterator[Rule]:
         outcome_if_violated=Outcome.WARN,
         applies_if=quota,
         evidence_facts=(f"quota_in_use_{name}",),
-        meaning="Little of the user's quota is left: a checkpoint may not fit.",
+        meaning="Little of the quota is left: a checkpoint may not fit.",
         fix="Delete files, or ask for a higher quota.",
     )
     yield Rule(
