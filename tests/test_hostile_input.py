@@ -227,7 +227,7 @@ def _check_files(out: Path) -> None:
 
 def test_stopped_sampler_ends_with_the_run(tmp_path: Path) -> None:
     trial = tmp_path / "host.yaml"
-    trial.write_text("telemetry: {hz: 5}\nchecks: {filesystem.speed: {options: {size: 64MiB, files: 1000}}}\n")
+    trial.write_text("telemetry: {hz: 5}\nchecks: {host.load: }\n")
     program = Program("run", trial, "--out", tmp_path / "out")
     sampler = until(lambda: _samplers(tmp_path / "out"))[0]
     sampler.send_signal(signal.SIGSTOP)

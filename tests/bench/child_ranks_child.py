@@ -28,6 +28,12 @@ match task["behaviour"]:
 
         child_ranks.open_child_group(task)
         print(json.dumps(time.time()))
+    case "algorithms":
+        from seatrial.bench import algorithms, child_ranks
+
+        device = child_ranks.open_child_group(task)
+        opened = time.time()
+        print(json.dumps({"opened": opened, "log_ranges": algorithms.run(task, device)["log_ranges"]}))
     case "print_process":
         names = (*NAMES, "NCCL_EXTRA_2")
         values = {name: os.environ[name] for name in names if name in os.environ}

@@ -1,10 +1,9 @@
-"""``torchrun … child_ranks_driver.py OUT``: runs child ranks with several tasks; each rank writes OUT/rank<N>.json."""
+"""Runs child ranks with several tasks; each rank writes OUT/rank<N>.json."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,6 @@ from seatrial.bench.group import (
     close_group,
     disable_graph_mixing,
     enable_nccl_log,
-    exit_without_teardown,
     open_group,
 )
 
@@ -53,12 +51,12 @@ def run(
 
 
 def started_together(out: Path) -> dict[str, Any]:
-    """The times at which two starts of children opened their group, the time between them, and an unused start."""
+    """Two starts of children, with the times at which they opened their group and the time between; an unused start."""
     common: dict[str, Any] = {"device": "cpu", "local_rank": int(os.environ["LOCAL_RANK"]), "limit_s": 60}
-    task = {"behaviour": "open_group"}
+    tasks = ({"behaviour": "open_group"}, {"behaviour": "algorithms", "requests": ALGORITHM_REQUESTS})
     with (
-        child_ranks.started_child_ranks(CHILD, task, {}, file_prefix=out / "first", **common) as first,
-        child_ranks.started_child_ranks(CHILD, task, {}, file_prefix=out / "second", **common) as second,
+        child_ranks.started_child_ranks(CHILD, tasks[0], {}, file_prefix=out / "first", **common) as first,
+        child_ranks.started_child_ranks(CHILD, tasks[1], {}, file_prefix=out / "second", **common) as second,
         child_ranks.started_child_ranks(
             CHILD, {"behaviour": "hang"}, {}, file_prefix=out / "unused", **common
         ) as unused,
@@ -68,13 +66,13 @@ def started_together(out: Path) -> dict[str, Any]:
         ready = time.time()
         opened = [result.value for result in first.results()]
         between = time.time()
-        opened_second = [result.value for result in second.results()]
+        results = second.results()
     assert unused.child is not None
     return {
         "ready": ready,
         "first": opened,
         "between": between,
-        "second": opened_second,
+        "second": [asdict(result) for result in results],
         "unused_ended": unused.child.poll(),
     }
 
@@ -90,6 +88,7 @@ def run_in_spare_child(out: Path) -> dict[str, Any]:
 
 def main(out: Path) -> None:
     spare_children.start(["own", "all"], out, "cpu")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     enable_nccl_log(out)
     disable_graph_mixing()
     open_group("cpu", timeout_s=60)
@@ -103,15 +102,12 @@ def main(out: Path) -> None:
     records["one_group"] = run(CHILD, out / "one_group", 60, [[1]], behaviour="succeed")
     # The child of the other group ends 2 s later, and is not affected by the failure
     records["one_group_fails"] = run(CHILD, out / "fails", 60, [[1], [0]], behaviour="fail_or_succeed")
-    records["nccl_settings"] = run("seatrial.bench.nccl_settings", out / "nccl_settings", 60, **NCCL_SETTINGS_TASK)
-    records["algorithms"] = run("seatrial.bench.algorithms", out / "algorithms", 60, requests=ALGORITHM_REQUESTS)
+    # In the other waiting child, which saves an import of torch
+    records["nccl_settings"] = run(
+        "seatrial.bench.nccl_settings", out / "nccl_settings", 60, trains_on="own", **NCCL_SETTINGS_TASK
+    )
     together = started_together(out)
     close_group()
     (out / f"spare{os.environ['RANK']}.json").write_text(json.dumps(spare))
     (out / f"together{os.environ['RANK']}.json").write_text(json.dumps(together))
     (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(records))
-    exit_without_teardown()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,11 +1,8 @@
-"""Child processes beside the ranks of a real torchrun, successful and failing."""
+"""Child processes beside real ranks, successful and failing. Under torchrun they run in the tests of trainings."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ import pytest
 
 from seatrial.bench import child_ranks
 from tests.bench import child_ranks_driver
-from tests.paths import ROOT
+from tests.train import ranks
 
 Records = list[dict[str, Any]]
 
@@ -22,17 +19,7 @@ Records = list[dict[str, Any]]
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the driver, which has ended."""
     out = tmp_path_factory.mktemp("children")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ended = subprocess.run(
-        [*torchrun, "-m", child_ranks_driver.__name__, str(out)],
-        cwd=ROOT,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    ranks.require_success(ranks.run(2, child_ranks_driver.main, out, seconds=240))
     return out
 
 
@@ -85,7 +72,8 @@ def test_children_that_are_started_together_run_in_turn(out: Path) -> None:
     for rank in range(2):
         together = json.loads((out / f"together{rank}.json").read_text())
         assert together["ready"] < min(together["first"])
-        assert max(together["first"]) < together["between"] < min(together["second"])
+        opened = [result["value"]["opened"] for result in together["second"]]
+        assert max(together["first"]) < together["between"] < min(opened)
         assert together["unused_ended"] is not None
 
 
@@ -154,9 +142,9 @@ def test_last_message_of_stderr_comes_first(stderr: str, parts: list[str], tmp_p
     assert len(text.splitlines()) == max(1, len(stderr.splitlines()))
 
 
-def test_each_operation_runs_once_with_its_exact_size(records: Records) -> None:
+def test_each_operation_runs_once_with_its_exact_size(out: Path) -> None:
     """Gloo writes no log, so the ranges are empty."""
-    (result, _) = records[0]["algorithms"]["results"]
+    (result, _) = json.loads((out / "together0.json").read_text())["second"]
     assert result["error"] == ""
     blocks = [992, 0, 0]  # two blocks, multiples of 16 B
     expected = [[1000, 0, 0], blocks, blocks, blocks, [1000, 0, 0], [1000, 0, 0], [1000, 0, 0]]

@@ -180,6 +180,22 @@ def test_ranks_end_with_torchrun(one_check_trial: Path, tmp_path: Path) -> None:
     assert program.left_behind() == []
 
 
+def test_worker_ended_by_sigterm_is_the_cause(tmp_path: Path) -> None:
+    """A worker handles SIGTERM; the records of ranks that torchrun starts are in test_root_cause.py."""
+    trial, out = tmp_path / "sigterm.yaml", tmp_path / "run"
+    trial.write_text(CPU_ONLY + "telemetry: {enabled: false}\nchecks: {host.speed: {options: {seconds: 60}}}\n")
+    program = Program("run", trial, "--out", out)
+    (worker,) = until(lambda: ranks_in_check(out, "nodes", "host.speed", 1))
+    os.kill(worker["pid"], signal.SIGTERM)
+    code, output, _ = program.finish()
+    assert (code, program.left_behind()) == (3, [])
+    (result,) = load(out).results
+    assert result.state is JobState.FAILED
+    assert "terminated by SIGTERM from outside; last status: host.speed" in result.cause
+    assert "terminated by SIGTERM from outside" in output
+    assert [heartbeat["status"] for heartbeat in heartbeats(out, "nodes")] == [TERMINATING]
+
+
 def test_rank_orphaned_before_its_start_exits(tmp_path: Path) -> None:
     (tmp_path / "jobs" / "ranks" / "attempt1").mkdir(parents=True)
     (tmp_path / "jobs" / "ranks" / "job.json").write_text(job(CHECK).model_dump_json())
