@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import io
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -57,6 +59,11 @@ def _baseline() -> None:
     """Without a callback typer would merge this group into its only command, ``learn``."""
 
 
+def _help(command: Callable[..., None]) -> str:
+    """The docstring with one line per paragraph: typer would print the line breaks of the source."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (inspect.getdoc(command) or "").split("\n\n"))
+
+
 for command in (
     trial.run,
     machine.discover,
@@ -78,7 +85,7 @@ for command in (
 ):
     # the flags of training scripts, such as --max_steps 10, are keys of the training config
     settings = {"allow_extra_args": True, "ignore_unknown_options": True} if command is training.train else None
-    app.command(epilog=EXAMPLES[command.__name__], context_settings=settings)(command)
+    app.command(help=_help(command), epilog=EXAMPLES[command.__name__], context_settings=settings)(command)
 baseline.command(epilog=EXAMPLES["learn"])(trial.learn)
 app.add_typer(baseline, name="baseline")
 app.add_typer(hook, name="hook", epilog=EXAMPLES["hook"])

@@ -27,7 +27,7 @@ SkipOption = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 RunPath = Annotated[Path, typer.Argument(help="A run directory or a trial.json.")]
-TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, training, hook or a YAML file.")]
+TrialName = Annotated[str, typer.Argument(help="quick, acceptance, burn-in, training, readmit, hook or a YAML file.")]
 NodesOption = Annotated[int | None, typer.Option(help="Expected number of nodes.")]
 NodelistOption = Annotated[
     str | None, typer.Option(metavar="HOSTS", help="With Slurm: run on exactly these nodes, such as n[1-4,7].")

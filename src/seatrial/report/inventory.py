@@ -79,6 +79,7 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
         for rule in check.rules:
             console.print(Padding(f"[bold]{rule.metric}[/]  {_rule(rule)}", (0, 0, 0, 2)), highlight=False)
             console.print(Padding(escape(rule.meaning), (0, 0, 0, 6)), highlight=False)
+        console.print()
 
 
 def print_power(check: Check, console: Console) -> None:
@@ -144,7 +145,7 @@ def _needs(check: Check) -> str:
 
 def _rule(rule: Rule) -> str:
     condition = (
-        f" if {', '.join(f'{name} = {value}' for name, value in rule.applies_if.items())}" if rule.applies_if else ""
+        f" if {' and '.join(f'{name} = {value}' for name, value in rule.applies_if.items())}" if rule.applies_if else ""
     )
     condition += f" on {rule.nodes_text}" if rule.nodes_text else ""
     peers = f"FAIL unless >= {rule.peer_fail_below:.0%} of the median of its peer group" if rule.peer_fail_below else ""

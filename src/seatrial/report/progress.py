@@ -108,7 +108,8 @@ class Live:
         detail = "" if outcome is Outcome.PASS else f": {reason}"
         # on a terminal the status line has the remaining time
         estimate = "" if self._console.is_terminal else self._remaining.estimate()
-        progress = escape(f"[{self._remaining.position(check)}{estimate}] ") if self._remaining.total else ""
+        position = f"{self._remaining.position(check)}{estimate}".removeprefix(", ")
+        progress = escape(f"[{position}] ") if position and self._remaining.total else ""
         name = f"[{STYLES[outcome]}]{outcome:<8}[/] {escape(check)}"
         self._print(f"{progress}{name} ({seconds:.1f} s){escape(clean(detail))}")
 
@@ -153,8 +154,8 @@ class Remaining:
                 self._measured_done += seconds
 
     def position(self, check: str) -> str:
-        """``3/11``: number of finished checks, and of all; ``-`` for a check that no job measures."""
-        return f"{self.done}/{self.total}" if check in self._checks else "-"
+        """``3/11``: number of finished checks, and of all; empty for a check that no job measures."""
+        return f"{self.done}/{self.total}" if check in self._checks else ""
 
     def seconds(self) -> float:
         """The expected remaining time, without the checks of unknown duration."""

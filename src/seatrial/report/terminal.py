@@ -40,6 +40,7 @@ CPU_ONLY_STYLE = "bold blue"  # not the green of a decision on GPUs
 # Limits of the summary; the HTML report has everything
 MAX_SUBJECTS = 4  # per problem
 MAX_LINES = 8  # of evidence per problem
+NARROW = 100  # columns
 
 
 def summary(trial: Trial, console: Console) -> None:
@@ -48,7 +49,7 @@ def summary(trial: Trial, console: Console) -> None:
     run_text = f"{machine_size(trial)} · {launchers(trial) or 'no launcher'} · {trial.seconds:.1f} s"
     console.print(Text.assemble((f"seatrial {single_line(trial.name)}", "bold"), f" · {run_text}"))
     console.print()
-    console.print(_table(trial))
+    console.print(_table(trial, console.width))
     _excluded(trial, console)
     _scaling(trial, console)
     console.print(_counts(trial))
@@ -70,10 +71,11 @@ def summary(trial: Trial, console: Console) -> None:
     _decision(trial, console)
 
 
-def _table(trial: Trial) -> Table:
+def _table(trial: Trial, width: int) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)  # not wrapped, so that it can be copied
-    table.add_column(min_width=10)
+    # on a narrow terminal the subjects wrap, so that the names of metrics fit into a line
+    table.add_column(min_width=10, max_width=None if width >= NARROW else 16)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for chapter in chapters(trial):
@@ -89,7 +91,7 @@ def _row(check: CheckView) -> tuple[Text, Text, Text, Text]:
         Text(f"  {check.name}"),
         Text(check.subjects_text, "dim"),
         Text(outcome, STYLES[outcome]),
-        Text(single_line(check.key_figure or shorten(check.skip_reason, 72, placeholder=" …"))),
+        Text(single_line(shorten(check.skip_reason, 72, placeholder=" …") or check.key_figure)),
     )
 
 
