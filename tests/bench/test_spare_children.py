@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -137,13 +136,10 @@ def test_a_real_child_holds_no_file_of_its_rank_but_the_socket_and_uses_no_cpu_t
     files = {os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()}
     cpu_times = process.cpu_times()
     time.sleep(0.5)
-    assert process.cpu_times() == cpu_times
-    assert str(tmp_path) not in files
-    assert [file for file in files if file.startswith("socket:")] != []
-    assert not [file for file in files if "nvidia" in file]
-    assert json.loads(json.dumps(sorted(file for file in files if file.startswith("/")))) == sorted(
-        {os.devnull, str(tmp_path / "spare0.rank1.err")} & files
-    )
+    used = process.cpu_times()
+    assert used.user + used.system - cpu_times.user - cpu_times.system < 0.1
+    assert {file for file in files if file.startswith("/")} == {os.devnull, str(tmp_path / "spare0.rank1.err")}
+    assert len([file for file in files if file.startswith("socket:")]) == 1
 
 
 def program(folder: Path, line: str) -> Path:

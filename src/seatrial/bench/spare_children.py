@@ -124,7 +124,8 @@ def take(gpus: Gpus | None, env: Mapping[str, str]) -> SpareChild | None:
 
 def wait_for_task(connection: socket.socket) -> None:
     """In the child, after the imports: wait for the task, then run its module as ``python -m`` would."""
-    if torch.cuda.is_initialized():  # a context would take memory of the GPU that the checks measure
+    # a context would take memory of the GPU that the checks measure
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise SystemExit(f"the import of {IMPORTED} opened CUDA: this process is not used")
     with connection:
         connection.sendall(_READY)
