@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from seatrial.checks import catalog
+from seatrial.checks import catalog, check_named
 from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context, Needs, RuleFact
 from seatrial.model import Observation, Phase, Rule, Scope, SeatrialError, Threshold
 
@@ -113,3 +114,11 @@ def test_check_that_may_skip_itself_declares_when(name: str) -> None:
     skips_itself = "raise NotApplicable" in source or "require_client()" in source or "options.settings()" in source
     assert not skips_itself or check.skipped_if or check.needs != Needs()
     assert skips_itself or not check.skipped_if
+
+
+def test_a_check_by_name_imports_only_files_of_that_name() -> None:
+    program = "import sys; from seatrial.checks import check_named; print(check_named('gpu.inventory').name)\n"
+    program += "print(*(name for name in sys.modules if name.startswith('seatrial.checks.') and name[16:].count('.')))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["gpu.inventory", "seatrial.checks.gpu.inventory"]
+    assert all(check_named(name) is check for name, check in catalog().items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 
 from seatrial.checks.base import Check
 from seatrial.model import Phase, SeatrialError
@@ -16,15 +17,27 @@ def catalog() -> dict[str, Check]:
 
     Files whose names begin with an underscore contain code shared by the checks of a folder.
     """
-    folders = [module.name for module in pkgutil.iter_modules(__path__, f"{__name__}.") if module.ispkg]
     modules = [
         module.name
-        for folder in folders
+        for folder in _folders()
         for module in pkgutil.iter_modules(import_module(folder).__path__, f"{folder}.")
     ]
     checks = [_load_check(name) for name in modules if not name.rpartition(".")[2].startswith("_")]
     phases = list(Phase)
     return {check.name: check for check in sorted(checks, key=lambda check: (phases.index(check.phase), check.name))}
+
+
+def check_named(name: str) -> Check:
+    """The check ``name``. Its file alone is imported if it is named as the part after the dot. Raises KeyError."""
+    for folder in _folders():
+        module_name = f"{folder}.{name.rpartition('.')[2]}"
+        if find_spec(module_name) and (check := _load_check(module_name)).name == name:
+            return check
+    return catalog()[name]
+
+
+def _folders() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(__path__, f"{__name__}.") if module.ispkg]
 
 
 def _load_check(module_name: str) -> Check:

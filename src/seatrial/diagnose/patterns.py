@@ -93,28 +93,28 @@ _NOTHING = _Required(None, _Literals(0, set()))
 
 def _required(nodes: Iterable[tuple[Any, Any]]) -> _Required:
     """What a sequence of parsed operations requires."""
-    found: list[_Literals] = []
+    parts: list[_Literals] = []
     run = {""}  # the strings that the operations since the last gap match
     is_complete = True
     for operation, argument in nodes:
         if operation is _parser.LITERAL and argument < 128:
             run = {before + chr(argument).lower() for before in run}
             continue
-        strings, literals = _required_by_one(operation, argument)
+        strings, literals = _required_by_operation(operation, argument)
         if strings is not None and len(run) * len(strings) <= _MAX_STRINGS:
             run = {before + after for before in run for after in strings}
             continue
-        found.append(_as_literals(run))
+        parts.append(_as_literals(run))
         is_complete = False
         if strings is not None and len(strings) <= _MAX_STRINGS:
             run = strings
         else:
-            found.append(literals)
+            parts.append(literals)
             run = {""}
-    found.append(_as_literals(run))
-    literals = max(found, key=lambda each: each.length)
+    parts.append(_as_literals(run))
+    literals = max(parts, key=lambda each: each.length)
     if literals.length < _RARE_LENGTH:
-        literals = _in_sequence([each for each in found if each.length >= min(2, literals.length)])
+        literals = _in_sequence([each for each in parts if each.length >= min(2, literals.length)])
     return _Required(run if is_complete else None, literals)
 
 
@@ -130,7 +130,7 @@ def _in_sequence(parts: list[_Literals]) -> _Literals:
     return _Literals(sum(part.length for part in parts), {".*".join(groups)})
 
 
-def _required_by_one(operation: Any, argument: Any) -> _Required:
+def _required_by_operation(operation: Any, argument: Any) -> _Required:
     """What one parsed operation requires. Other characters than ASCII count as unknown."""
     if operation is _parser.IN and all(kind is _parser.LITERAL and code < 128 for kind, code in argument):
         return _Required({chr(code).lower() for _, code in argument}, _NOTHING.literals)
