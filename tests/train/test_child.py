@@ -16,13 +16,16 @@ from seatrial.train import child, command, parallel
 from seatrial.train.hf import inference
 from seatrial.train.train_config import TrainConfig
 
+STARTED = 1_700_000_000.0  # Unix time
+
 
 @pytest.fixture(autouse=True)
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[TrainConfig, Path, dict[str, str]]]:
     """The trainings that were started: config, folder and torchrun's variables; they return metrics at once."""
     runs: list[tuple[TrainConfig, Path, dict[str, str]]] = []
 
-    def run(config: TrainConfig, out: Path) -> dict[str, Any]:
+    def run(config: TrainConfig, out: Path, started: float) -> dict[str, Any]:
+        assert started == STARTED
         ranks = {name: os.environ[name] for name in child._RANK_VARIABLES if name in os.environ}
         runs.append((config, out, ranks))
         return {"loss": 1.0}
@@ -48,6 +51,7 @@ def environment() -> Iterator[None]:
 def run(out: Path, rank: int = 0, world: int = 1, device: str = "cpu", **more: Any) -> dict[str, Any] | None:
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)})
     fields = {"config": "tiny/throughput", "overrides": [], "out": str(out), "generate": 0, "device": device}
+    fields["started"] = STARTED
     return child.run({**fields, **more})
 
 
