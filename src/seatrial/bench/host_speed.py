@@ -44,9 +44,10 @@ def hash_rate(cpus: Sequence[int], seconds: float) -> float:
 
 
 def copy_rates(cpus_by_group: Sequence[Sequence[int]], seconds: float, block: int = COPY_BYTES) -> list[float]:
-    """Memory copy rate of each group of CPUs (a NUMA node) in GB/s, bytes read plus written; all CPUs copy concurrently.
+    """Memory copy rate of each group of CPUs (a NUMA node) in GB/s, bytes read plus written.
 
-    Each thread copies one block to another. It touched both first, so both are in the memory of its NUMA node.
+    All CPUs copy concurrently. Each thread copies one block to another. It touched both first, so both are in the
+    memory of its NUMA node.
     """
     rates = iter(_run_on_cpus([cpu for group in cpus_by_group for cpu in group], lambda: _copy(block, seconds)))
     return [sum(next(rates) for _ in group) for group in cpus_by_group]

@@ -30,8 +30,8 @@ MAX_EXTENSION = 2  # on a GPU, an imprecise median extends timing to at most thi
 class DeviceTiming:
     """Seconds per operation of each window of ``per_window`` back-to-back operations, in order of time.
 
-    ``started`` and ``ended`` (perf_counter) delimit the windows. The load begins ``warmup_s`` before ``started`` and ends at
-    ``load_ended``.
+    ``started`` and ``ended`` (perf_counter) delimit the windows. The load begins ``warmup_s`` before ``started`` and
+    ends at ``load_ended``.
     """
 
     windows: tuple[float, ...]
@@ -103,8 +103,9 @@ def time_on_device(
     """Time windows of back-to-back operations until the 95 % confidence interval of their median is within 1 %.
 
     Timing ends earlier at MAX_WINDOWS windows or after ``seconds``; on a GPU it continues up to twice ``seconds`` while
-    the interval exceeds 3 %. It lasts at least ``min_seconds`` (for a burn). The same load runs for ``warmup_s`` before and ``trailing_s`` after. ``after_window`` is called
-    between windows and not timed; ``window_context`` is entered for each window and included in its time.
+    the interval exceeds 3 %. It lasts at least ``min_seconds`` (for a burn). The same load runs for
+    ``warmup_s`` before and ``trailing_s`` after. ``after_window`` is called between windows and not timed;
+    ``window_context`` is entered for each window and included in its time.
     """
     with _current_device(device):
         load_started = time.perf_counter()

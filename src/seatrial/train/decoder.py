@@ -1,7 +1,7 @@
 """A decoder for the Llama, Mistral and Qwen2 architectures.
 
-``weights.huggingface_name`` maps its weight names to Hugging Face's. Weights are cast to the dtype of the activations at each use. Logits equal those of transformers
-(tests/train/test_decoder.py).
+``weights.huggingface_name`` maps its weight names to Hugging Face's. Weights are cast to the dtype of the
+activations at each use. Logits equal those of transformers (tests/train/test_decoder.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class Adapter(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A linear layer, x [..., in] → [..., out]. Call apply_linears, which also applies the LoRA adapter; forward() does not."""
+    """A linear layer, x [..., in] → [..., out].
+
+    Call apply_linears, which also applies the LoRA adapter; forward() ignores it.
+    """
 
     fp8 = False  # whether the product is in fp8
 

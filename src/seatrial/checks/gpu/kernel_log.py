@@ -74,8 +74,8 @@ CHECK = Check(
             evidence_facts=("xids_of_hardware",),
             meaning="Since the node booted the driver has reported errors for which NVIDIA asks to reset or repair the "
             "GPU or the node.",
-            fix="dmesg -T | grep Xid | seatrial explain - (explains each Xid). If the GPU was not reset since, drain the "
-            "node and reset it: nvidia-smi --gpu-reset -i INDEX",
+            fix="dmesg -T | grep Xid | seatrial explain - (explains each Xid). If the GPU was not reset since, drain "
+            "the node and reset it: nvidia-smi --gpu-reset -i INDEX",
         ),
     ),
     rule_facts={

@@ -9,7 +9,8 @@ from seatrial.model import Outcome
 
 DRILL = Drill(
     name="diverged-parameters",
-    title=f"one bit of one parameter of rank {FAULTY_RANK} is flipped; of two ranks, no majority can say which is wrong",
+    title=f"one bit of one parameter of rank {FAULTY_RANK} is flipped; "
+    "of two ranks, no majority can say which is wrong",
     machine="cpu",
     trial=DrillTrial(checks=TRAINING),
     expected=Expected(

@@ -36,8 +36,9 @@ Sample = tuple[list[int], list[bool]]  # tokens, and for each whether it is trai
 def prepare(config: TrainConfig, folder: Path) -> data_cache.Prepared:
     """Return the location of the blocks, in ``folder`` or SEATRIAL_DATA_CACHE.
 
-    Missing blocks are written, from data.path or from generated rows. Not for the layout markov_chain, which has no rows. Raises UsageError if rows or tokenizer cannot be read, OSError
-    or DiskFullError if the blocks cannot be written.
+    Missing blocks are written, from data.path or from generated rows. Not for the layout markov_chain, which has no
+    rows. Raises UsageError if rows or tokenizer cannot be read, OSError or DiskFullError if the blocks cannot be
+    written.
     """
     tokenizer = tokenization.tokenizer_name(config)
     local = [Path(name) for name in (config.data.path, tokenizer) if name and hub.hub_repository(name) is None]
