@@ -112,7 +112,7 @@ def _component_page(name: str, rows: list[dict[str, Any]]) -> str:
 
 
 def _placeholders(rows: list[dict[str, Any]]) -> list[str]:
-    """A line that explains placeholders, if a fix or first command has one."""
+    """A line that explains placeholders if a fix or first command has one."""
     names = re.findall(r"\{[a-z_]+\}", " ".join(row["fix"] + row["first_command"] for row in rows))
     return (
         [f"`seatrial explain` replaces words in braces, such as `{names[0]}`, by values of the log line."]

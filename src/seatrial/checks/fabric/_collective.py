@@ -346,8 +346,8 @@ _P99_RULE = Rule(
     expect="<= 1.25 x",
     applies_if={"backend": "nccl", "p99_ratio_measured": "yes"},
     evidence_facts=("percentiles",),
-    meaning="More than 1 % of the operations take over 1.25 times the median (below 80 % of its speed). A training step "
-    "waits for all its operations, so one slow operation delays the step. No vendor publishes a limit; "
+    meaning="More than 1 % of the operations take over 1.25 times the median (below 80 % of its speed). A training "
+    "step waits for all its operations, so one slow operation delays the step. No vendor publishes a limit; "
     "healthy H200 nodes have 1.005 to 1.017.",
     fix="The fact percentiles names the rank that was slowest most often. Look for intermittent causes: "
     "`nvidia-smi -q -d PERFORMANCE` (clocks), `nvidia-smi nvlink -e` (replays), port counters (`rdma statistic`), and "

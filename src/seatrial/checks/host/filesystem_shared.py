@@ -60,9 +60,9 @@ class Volume:
 class PathResult:
     """Results of the tests of one path.
 
-    ``unusable``: reason, if a step failed or a probe timed out; the other results are then not reported. ``not_shared``:
-    reason, if only free space could be read. ``failures``: failure per probe (None: passed). ``untested``:
-    inconclusive probes with reasons. ``not_removed``: remaining test folder.
+    ``unusable``: reason, if a step failed or a probe timed out; the other results are then not reported.
+    ``not_shared``: reason, if only free space could be read. ``failures``: failure per probe (None: passed).
+    ``untested``: inconclusive probes with reasons. ``not_removed``: remaining test folder.
     """
 
     unusable: str | None = None
