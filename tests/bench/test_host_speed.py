@@ -31,7 +31,7 @@ def test_each_thread_runs_on_its_cpu_and_the_caller_keeps_its_cpus() -> None:
         seen.append(os.sched_getaffinity(0))
         return lambda: 1.0
 
-    assert host_speed._on_all(CPUS, prepare) == [1.0] * len(CPUS)
+    assert host_speed._run_on_cpus(CPUS, prepare) == [1.0] * len(CPUS)
     assert sorted(cpu for cpus in seen for cpu in cpus) == CPUS
     assert sorted(os.sched_getaffinity(0)) == CPUS
 
@@ -45,7 +45,7 @@ def test_an_error_of_one_thread_ends_the_others() -> None:
         return lambda: 1.0
 
     with pytest.raises((MemoryError, threading.BrokenBarrierError)):
-        host_speed._on_all(CPUS[:1] * 3, prepare)
+        host_speed._run_on_cpus(CPUS[:1] * 3, prepare)
 
 
 def disk_speed_or_skip(folder: Path, size: int, limit_s: float) -> host_speed.DiskSpeed:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from seatrial.model import DiskFullError, SeatrialError, UsageError
 from seatrial.util.files import DISK_FULL
 
-# Exit codes of failures that are no measurement result: invalid config or missing library; full disk
+# Exit codes: invalid config or missing library (2), full disk (28, ENOSPC); other failures exit with 1
 EXIT_USAGE_ERROR, EXIT_DISK_FULL = 2, 28
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -43,7 +43,7 @@ def child_main(run: Callable[[Mapping[str, Any]], Any]) -> NoReturn:
 
 
 def _print_error(text: str) -> None:
-    with contextlib.suppress(OSError):  # the disk may be full: the exit code remains
+    with contextlib.suppress(OSError):  # on a full disk the message is lost, but the exit code is kept
         print(text.rstrip(), file=sys.stderr, flush=True)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from threading import Barrier
 
-WINDOWS = 3  # the median is not that of one disturbed window
+WINDOWS = 3  # one disturbed window does not change the median
 _CALIBRATION_ITERATIONS = 2000  # less than a millisecond: the basis for the number of iterations of a window
 COPY_BYTES = 2**25  # per thread and buffer: two of them exceed a thread's share of any cache
 DISK_CHUNK_BYTES = 2**22  # per read or write
@@ -38,17 +38,18 @@ class DiskSpeed:
 
 def hash_rate(cpus: Sequence[int], seconds: float) -> float:
     """Iterations/s of PBKDF2-HMAC-SHA256 on all of ``cpus`` concurrently, one thread each; median of windows."""
-    (calibration_s,) = _on_all(cpus[:1], lambda: lambda: _hash_s(_CALIBRATION_ITERATIONS))
+    (calibration_s,) = _run_on_cpus(cpus[:1], lambda: lambda: _hash_s(_CALIBRATION_ITERATIONS))
     iterations = max(1, int(_CALIBRATION_ITERATIONS * seconds / WINDOWS / calibration_s))
-    return median(sum(_on_all(cpus, lambda: lambda: iterations / _hash_s(iterations))) for _ in range(WINDOWS))
+    return median(sum(_run_on_cpus(cpus, lambda: lambda: iterations / _hash_s(iterations))) for _ in range(WINDOWS))
 
 
 def copy_rates(cpus_by_group: Sequence[Sequence[int]], seconds: float, block: int = COPY_BYTES) -> list[float]:
-    """GB/s, read plus written, of copies in memory by all CPUs concurrently; the sum of each group (a NUMA node).
+    """Memory copy rate of each group of CPUs (a NUMA node) in GB/s, bytes read plus written.
 
-    The thread of each CPU copies between two blocks that it has touched first: they are in the memory of its NUMA node.
+    All CPUs copy concurrently. Each thread copies one block to another. It touched both first, so both are in the
+    memory of its NUMA node.
     """
-    rates = iter(_on_all([cpu for group in cpus_by_group for cpu in group], lambda: _copy(block, seconds)))
+    rates = iter(_run_on_cpus([cpu for group in cpus_by_group for cpu in group], lambda: _copy(block, seconds)))
     return [sum(next(rates) for _ in group) for group in cpus_by_group]
 
 
@@ -111,8 +112,8 @@ def _copy(block: int, seconds: float) -> Callable[[], float]:
     return copy
 
 
-def _on_all(cpus: Sequence[int], prepare: Callable[[], Callable[[], float]]) -> list[float]:
-    """The results of the work that ``prepare`` returns, in one thread per CPU; it starts when all are prepared."""
+def _run_on_cpus(cpus: Sequence[int], prepare: Callable[[], Callable[[], float]]) -> list[float]:
+    """Call ``prepare`` in one thread per CPU, then run the functions it returned concurrently; return their results."""
     barrier = Barrier(len(cpus))
 
     def run(cpu: int) -> float:

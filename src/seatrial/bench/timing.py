@@ -16,22 +16,22 @@ from seatrial.model import Metric
 from seatrial.util.quantiles import median_interval
 
 WINDOW_S = 0.05  # much longer than a kernel launch and than the clock's resolution
-MIN_WINDOWS = 10  # fewer windows do not end the timing by convergence
+MIN_WINDOWS = 10  # convergence is tested after every MIN_WINDOWS windows
 RETRY_MIN_WINDOWS = 30  # a retry takes more samples, since the first measurement was bad or inconclusive
 min_windows = MIN_WINDOWS  # for this process; the worker sets it to RETRY_MIN_WINDOWS before a retry
 MAX_WINDOWS = 400  # 20 s, unless ``min_seconds`` is longer
 PRECISION = 0.01  # timing stops when the median is known to this fraction of its value
 # With less precise values, a limit of 10 % does not detect a slowdown of 15 % (analysis/power.py)
 MIN_PRECISION = 0.03
-MAX_EXTENSION = 2  # on a GPU, timing takes at most this multiple of its duration
+MAX_EXTENSION = 2  # on a GPU, an imprecise median extends timing to at most this multiple of ``seconds``
 
 
 @dataclass(frozen=True)
 class DeviceTiming:
     """Seconds per operation of each window of ``per_window`` back-to-back operations, in order of time.
 
-    ``started`` and ``ended`` (perf_counter) delimit the windows; the load begins ``warmup_s`` before and ends at
-    ``load_ended``.
+    ``started`` and ``ended`` (perf_counter) delimit the windows. The load begins ``warmup_s`` before ``started`` and
+    ends at ``load_ended``.
     """
 
     windows: tuple[float, ...]
@@ -100,11 +100,12 @@ def time_on_device(
     after_window: Callable[[], object] = lambda: None,
     window_context: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> DeviceTiming:
-    """Time windows of back-to-back operations until their median is known to 1 %, or ``seconds`` are used up.
+    """Time windows of back-to-back operations until the 95 % confidence interval of their median is within 1 %.
 
-    A median that is not known to 3 % then gets up to twice as long on a GPU. Timing lasts at least ``min_seconds``
-    (for a burn). The same load runs for ``warmup_s`` before and ``trailing_s`` after. ``after_window`` is called
-    between windows and not timed; ``window_context`` is entered for each window and included in its time.
+    Timing ends earlier at MAX_WINDOWS windows or after ``seconds``; on a GPU it continues up to twice ``seconds`` while
+    the interval exceeds 3 %. It lasts at least ``min_seconds`` (for a burn). The same load runs for
+    ``warmup_s`` before and ``trailing_s`` after. ``after_window`` is called between windows and not timed;
+    ``window_context`` is entered for each window and included in its time.
     """
     with _current_device(device):
         load_started = time.perf_counter()
@@ -150,7 +151,7 @@ def _needs_window(windows: list[float], spent: float, seconds: float, min_second
 
 
 def time_is_up(windows: Sequence[float], spent: float, seconds: float, device: str) -> bool:
-    """Whether timing ends after ``spent`` of ``seconds``; on a GPU an imprecise median gets more time."""
+    """Whether the time limit is reached: ``seconds``, on a GPU up to MAX_EXTENSION times that while imprecise."""
     if spent < seconds:
         return False
     is_gpu = device.startswith("cuda")
@@ -158,7 +159,10 @@ def time_is_up(windows: Sequence[float], spent: float, seconds: float, device: s
 
 
 def median_converged(windows: Sequence[float], precision: float = PRECISION) -> bool:
-    """Whether the 95 % confidence interval of the median is within ``precision``; of few windows, all of them."""
+    """Whether the 95 % confidence interval of the median is within ``precision`` of it.
+
+    With too few windows for an interval: whether all windows are.
+    """
     if len(windows) < min_windows:
         return False
     middle = median(windows)

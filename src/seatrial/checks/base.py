@@ -41,7 +41,7 @@ SkipCondition = Literal[
     "one node",
     "one rank per node",
     "no command",
-    "only CUDA graphs on a CPU",
+    "only mode cuda_graph requested, no GPU",
     "not in the record",
 ]
 SubjectKind = Literal["rank", "pair", "ordered pair", "node", "rail", "gpu", "port"]

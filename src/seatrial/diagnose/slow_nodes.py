@@ -283,7 +283,7 @@ class _Writer:
         node = subject.partition("/")[0].partition("->")[0]
         commands = {
             "slow_path": f"tracepath {subject.partition('->')[2]}; {texts.command}",
-            "slow_rail": "ibdiagnet --pc; ibstat",
+            "slow_rail": "ibstat; ibqueryerrors",
         }
         return Finding(
             cause=cause,

@@ -68,7 +68,7 @@ class RecordedPlan:
             "one node": nodes == 1,
             "one rank per node": ranks in (None, 1),
             "no command": not options.get("command"),
-            "only CUDA graphs on a CPU": no_gpu and options.get("modes") == ["cuda_graph"],
+            "only mode cuda_graph requested, no GPU": no_gpu and options.get("modes") == ["cuda_graph"],
             "not in the record": True,
         }
         too_few_ranks = check.needs.min_ranks > 1 and (ranks is None or nodes * ranks < check.needs.min_ranks)

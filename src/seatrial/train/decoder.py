@@ -1,7 +1,7 @@
-"""A decoder for the Llama, Mistral and Qwen2 architectures; weights have Hugging Face's names.
+"""A decoder for the Llama, Mistral and Qwen2 architectures.
 
-Weights are cast to the dtype of the activations at each use. Logits equal those of transformers
-(tests/train/test_decoder.py).
+``weights.huggingface_name`` maps its weight names to Hugging Face's. Weights are cast to the dtype of the
+activations at each use. Logits equal those of transformers (tests/train/test_decoder.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class Adapter(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A linear layer, x [..., in] → [..., out], with an optional LoRA adapter."""
+    """A linear layer, x [..., in] → [..., out].
+
+    Call apply_linears, which also applies the LoRA adapter; forward() ignores it.
+    """
 
     fp8 = False  # whether the product is in fp8
 
@@ -53,13 +56,13 @@ class Linear(nn.Linear):
 def apply_linears(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
     """The outputs of ``layers`` for the same input x [batch, length, in].
 
-    Their adapters share the dropout mask and one product with all A matrices: separate products of rank 8 would be
-    bound by reading x.
+    Their adapters share the dropout mask and one product with all A matrices: separate products of rank 8 would each
+    read x from memory and be memory-bound.
     """
     adapters = [layer.adapter for layer in layers if layer.adapter is not None]
     if not adapters:
         return [layer.base_forward(x) for layer in layers]
-    # scaling the small matrix is cheaper than the result
+    # scaling A is cheaper than scaling the result
     all_a = torch.cat([adapter.lora_A * adapter.scale for adapter in adapters]).to(x.dtype)
     dropped = dropout(x, adapters[0].dropout if layers[0].training else 0.0)
     parts = iter(torch.split(F.linear(dropped, all_a), [len(adapter.lora_A) for adapter in adapters], dim=-1))
@@ -191,7 +194,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(architecture) for _ in range(architecture.num_hidden_layers))
         self.output = Output(architecture)
         self.gradient_hook: Callable[[Tensor], Tensor | None] | None = None
-        self._angles: tuple[Tensor, Tensor] | None = None
+        self._cos_sin: tuple[Tensor, Tensor] | None = None
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, chunks: int = 1) -> Tensor:
         x = F.embedding(tokens, self.embed_tokens.weight).to(self.dtype)
@@ -205,14 +208,14 @@ class Decoder(nn.Module):
 
     def _rotation(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines [length, head_dim] of the rotary embedding (arXiv 2104.09864), cached."""
-        if self._angles is None or len(self._angles[0]) < length or self._angles[0].device != device:
+        if self._cos_sin is None or len(self._cos_sin[0]) < length or self._cos_sin[0].device != device:
             size = self.architecture.head_dim
             frequencies = self.architecture.rope_theta ** -(
                 torch.arange(0, size, 2, dtype=torch.float, device=device) / size
             )
             angles = torch.outer(torch.arange(length, dtype=torch.float, device=device), frequencies).repeat(1, 2)
-            self._angles = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
-        return self._angles[0][:length], self._angles[1][:length]
+            self._cos_sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        return self._cos_sin[0][:length], self._cos_sin[1][:length]
 
 
 def apply_rotary(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ def modes_of(operation: str, device: str, options: dict[str, object], network: T
 
 def test_cpus_have_no_mode_cuda_graph() -> None:
     requested = {"modes": ["back_to_back", "cuda_graph"]}
-    assert modes("cuda:0", **requested).applicable == ["back_to_back", "cuda_graph"]
-    assert modes("cpu", **requested).applicable == ["back_to_back"]
+    assert modes("cuda:0", **requested).applicable_modes == ["back_to_back", "cuda_graph"]
+    assert modes("cpu", **requested).applicable_modes == ["back_to_back"]
 
 
 @pytest.mark.parametrize(

@@ -88,12 +88,12 @@ def test_deeply_nested_file_is_an_error(tmp_path: Path) -> None:
 def test_empty_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.touch()
-    with pytest.raises(UsageError, match=r"rows\.jsonl: no usable row at seq_len 96"):
+    with pytest.raises(UsageError, match=r"rows\.jsonl: 0 usable rows at seq_len 96"):
         prepare(tmp_path, f"data.path={path}")
 
 
 def test_no_usable_row_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"data: no usable row at seq_len 8; rejected: \{'longer than seq_len': 4\}"):
+    with pytest.raises(UsageError, match=r"data: 0 usable rows at seq_len 8; rejected: longer than seq_len \(4\)"):
         prepare(tmp_path, "data.samples=4", "seq_len=8")
     assert not list((tmp_path / "data").iterdir())
 

@@ -63,7 +63,9 @@ def collective_check(
     measure_more: Callable[[Context, CollectiveOptions], Iterator[Observation]] | None = None,
     more_metrics: Mapping[str, str] | None = None,
 ) -> Check:
-    """The check of the operation ``name``; it always has rules on the data and on sizes that did not fit.
+    """Return the check of the operation ``name``.
+
+    Every such check has rules on wrong data, sizes that could not be allocated, and tail latency (p99).
 
     ``limit_s`` is high because gigabytes over a slow network take minutes. ``measure_more`` runs after the modes and
     yields ``more_metrics``.
@@ -97,7 +99,7 @@ def collective_check(
         limit_s=limit_s,
         needs=Needs(min_ranks=2),
         options=CollectiveOptions,
-        skipped_if=("only CUDA graphs on a CPU",),
+        skipped_if=("only mode cuda_graph requested, no GPU",),
         operation=name,
         timed_sizes=partial(timed_sizes, name),
         left_out_sizes=partial(left_out_sizes, name),
@@ -121,8 +123,8 @@ def _measure_all(
 def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator[Observation]:
     """Yield the cluster's metrics on rank 0, and on every rank its time per operation at the largest size.
 
-    Raises NotApplicable with fewer than two ranks, and SeatrialError when no size fits into memory or the requested
-    buffers are not available.
+    Raises NotApplicable with fewer than two ranks, or if cuda_graph is the only mode on a CPU. Raises SeatrialError if
+    no size fits into memory or the requested buffers are not available.
     """
     if context.world_size < 2:
         raise NotApplicable(f"a collective operation needs at least 2 ranks, got {context.world_size}")
@@ -165,7 +167,7 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
         yield from facts({"not_allocated": modes.not_allocated} if modes.not_allocated else {})
         yield from modes.not_requested()
         yield Fact(name="transports", value=group["transports"])
-        method = _results.method_text(group, settings, modes.applicable, modes.back_to_back, operation)
+        method = _results.method_text(group, settings, modes.applicable_modes, modes.back_to_back, operation)
         yield Fact(name="method", value=method)
 
 
@@ -184,7 +186,7 @@ class _Modes:
     percentiles: dict[int, CollectiveResult] = field(default_factory=dict)
 
     @property
-    def applicable(self) -> list[str]:
+    def applicable_modes(self) -> list[str]:
         """The requested modes that exist on this device."""
         return [mode for mode in self.options.modes if self.context.on_gpu or mode != "cuda_graph"]
 
@@ -204,10 +206,13 @@ class _Modes:
         if self.back_to_back:
             yield from _results.curves_and_counts(self.back_to_back, self.subjects, self.operation)
         if self.options.in_place == "both":
-            yield from self._run_in_place_variant()
+            yield from self._run_opposite_variant()
 
-    def _run_in_place_variant(self) -> Iterator[Observation]:
-        """Measure the operation in place instead of out of place, or the reverse. All ranks take the same branch."""
+    def _run_opposite_variant(self) -> Iterator[Observation]:
+        """Measure the other variant: in place if the operation is out of place, and the reverse.
+
+        All ranks take the same branch.
+        """
         from seatrial.bench.collectives import supports_out_of_place
 
         variant = self.operation.opposite_variant()
@@ -300,9 +305,9 @@ class _Modes:
                 yield {"size": name, "rank": rank, "subject": self.subjects[rank]}, mismatch
 
     def not_requested(self) -> Iterator[Observation]:
-        """Yield the fact NOT_REQUESTED if the trial's options or the network omit default sizes.
+        """Yield the fact NOT_REQUESTED: default sizes without a measurement, with reasons.
 
-        For sizes that the network is too slow for, the fact JUDGED_INSTEAD names the largest of the others.
+        Yield JUDGED_INSTEAD: for each size that is too large for a slow network, the largest measured default size.
         """
         name, network, gpu = self.operation.name, self.context.tcp_network, self.context.on_gpu
         defaults = default_sizes(name, network.nodes) if network else self.defaults
@@ -311,7 +316,7 @@ class _Modes:
         requested = requested if "back_to_back" in self.options.modes else []
         left_out = left_out_sizes(name, self.options, network)
         sizes = ", ".join(map(_results.size_label, sorted(requested)))
-        reason = f"the trial's options set {f'sizes {sizes}' if requested else 'no mode back_to_back'}"
+        reason = f"the trial's options {f'request only sizes {sizes}' if requested else 'omit mode back_to_back'}"
         reasons = {_results.size_label(size): reason for size in default if size not in requested}
         if network and left_out:
             reasons |= {_results.size_label(size): network.left_out_reason(name, size) for size in left_out}
@@ -329,7 +334,9 @@ _WRONG_DATA_RULE = Rule(
     "take the same path in training.",
     fix="Do not train on these nodes. The fact wrong_data names rank, offset and flipped bits. On the "
     "rank's node run `nvidia-smi -q -d ECC,ROW_REMAPPER`, `nvidia-smi nvlink -e`, `dmesg | grep -i xid`. "
-    "Then repeat with NCCL_P2P_DISABLE=1: if the data is still wrong, suspect a GPU's memory; else suspect NVLink.",
+    "Then repeat with NCCL_P2P_DISABLE=1. On one node: wrong data without P2P suggests a GPU's memory, correct data "
+    "suggests NVLink or PCIe peer-to-peer. On several nodes also run each node alone: correct data there suggests a "
+    "NIC, cable or switch.",
 )
 # No vendor publishes a tail latency. The limit is the speed below which the judge calls a window slow, 80 % of the
 # median (judge/samples.py). In twelve records of healthy H200 nodes in docs/results the ratio is 1.005 to 1.017. A rule
@@ -339,10 +346,10 @@ _P99_RULE = Rule(
     expect="<= 1.25 x",
     applies_if={"backend": "nccl", "p99_ratio_measured": "yes"},
     evidence_facts=("percentiles",),
-    meaning="More than 1 % of the operations take over 1.25 times the median (below 80 % of its speed). Training steps "
-    "wait for each of their operations, so that single slow ones delay many steps. No vendor publishes a limit; "
+    meaning="More than 1 % of the operations take over 1.25 times the median (below 80 % of its speed). A training "
+    "step waits for all its operations, so one slow operation delays the step. No vendor publishes a limit; "
     "healthy H200 nodes have 1.005 to 1.017.",
-    fix="The fact percentiles names the rank that was slowest most often. Look for interruptions that come and go: "
+    fix="The fact percentiles names the rank that was slowest most often. Look for intermittent causes: "
     "`nvidia-smi -q -d PERFORMANCE` (clocks), `nvidia-smi nvlink -e` (replays), port counters (`rdma statistic`), and "
     "other processes on the nodes.",
 )

@@ -10,7 +10,8 @@ from seatrial.discover import kernel_log, settings
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 from seatrial.util import data_files
 
-# NVIDIA's immediate actions that are not for the program, but for the GPU or the node
+# Values of ``immediate`` in xid_catalog.yaml (NVIDIA's Xid catalog) that ask for action on the GPU or the node, not the
+# program
 _HARDWARE_ACTIONS = (
     *("RESET_GPU", "RESTART_BM", "RESTART_VM", "CHECK_MECHANICALS"),
     *("WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR", "WORKFLOW_XID_48"),
@@ -19,7 +20,10 @@ _MAX_LISTED = 20
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield the number of Xids of the hardware, and the last ones. Raises OSError if the log ends with an error."""
+    """Yield the number of hardware Xids, and the most recent 20 of them as a fact.
+
+    Raises OSError if reading the log fails for another reason than permission or a missing file.
+    """
     context.progress("reading the kernel log")
     yield from facts({"gpu_node": "yes" if settings.is_gpu_node(context.root) else "no"})
     try:
@@ -34,7 +38,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     yield from facts(
         {
             "log_status": "readable",
-            "log_from_s": log.from_s,
+            "log_from_s": log.from_s,  # oldest message, in seconds since boot: earlier ones are overwritten
             "xids": len(log.xids),
             "xids_of_hardware": [
                 f"{xid.seconds:.0f} s after boot, PCI {xid.address}: Xid {xid.number} ({_hardware_xids()[xid.number]})"
@@ -47,14 +51,14 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 @cache
 def _hardware_xids() -> dict[int, str]:
-    """Return the meaning of each Xid of the hardware by its number."""
+    """Return the meaning of each hardware Xid by its number."""
     xids = data_files.read("xid_catalog.yaml")["xids"]
     return {xid["xid"]: xid["meaning"] for xid in xids if xid["immediate"] in _HARDWARE_ACTIONS}
 
 
 CHECK = Check(
     name="gpu.kernel_log",
-    title="Xids of the hardware in the kernel log",
+    title="Hardware Xids in the kernel log",
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
     rights="root, to read the kernel log",
@@ -70,8 +74,8 @@ CHECK = Check(
             evidence_facts=("xids_of_hardware",),
             meaning="Since the node booted the driver has reported errors for which NVIDIA asks to reset or repair the "
             "GPU or the node.",
-            fix="dmesg -T | grep Xid; seatrial explain - explains each. If the GPU was not reset since: drain the node "
-            "and reset it (nvidia-smi --gpu-reset -i INDEX)",
+            fix="dmesg -T | grep Xid | seatrial explain - (explains each Xid). If the GPU was not reset since, drain "
+            "the node and reset it: nvidia-smi --gpu-reset -i INDEX",
         ),
     ),
     rule_facts={

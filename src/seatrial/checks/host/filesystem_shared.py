@@ -38,7 +38,10 @@ AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 
 class SharedOptions(Options):
-    """``paths`` that must be shared by all nodes; default: the run directory, which need not be shared."""
+    """``paths``: folders that must be shared by all nodes.
+
+    Without them the check tests its folder in the run directory; if that is not shared, the outcome is WARN.
+    """
 
     paths: tuple[AbsolutePath, ...] = ()
 
@@ -57,9 +60,9 @@ class Volume:
 class PathResult:
     """Results of the tests of one path.
 
-    ``unusable``: reason, if nothing could be tested. ``not_shared``: reason, if only free space could be read.
-    ``failures``: failure per probe (None: passed). ``untested``: inconclusive probes with reasons. ``not_removed``:
-    remaining test folder.
+    ``unusable``: reason, if a step failed or a probe timed out; the other results are then not reported.
+    ``not_shared``: reason, if only free space could be read. ``failures``: failure per probe (None: passed).
+    ``untested``: inconclusive probes with reasons. ``not_removed``: remaining test folder.
     """
 
     unusable: str | None = None
@@ -169,7 +172,7 @@ def _observations(results: Mapping[str, PathResult]) -> Iterator[Observation]:
 
 
 def fault_places(results: Mapping[str, PathResult]) -> dict[str, dict[str, list[str]]]:
-    """Return for paths_not_shared: node → paths, where the node has another mount there than most nodes."""
+    """Return {"paths_not_shared": {node: paths}}: the nodes whose mount at a path differs from that of the majority."""
     places: dict[str, list[str]] = {}
     for path, result in results.items():
         mounts = {name: volume.mount for name, volume in result.volumes.items()}
@@ -220,7 +223,8 @@ LOCK_MEANING = (
 )
 LOCK_FIX = (
     "BeeGFS: tuneUseGlobalFileLocks = true in beegfs-client.conf. Lustre: mount with -o flock, not localflock. NFS: "
-    "without nolock and local_lock; systemctl status rpc-statd. virtiofs: virtiofsd must support remote locks. "
+    "mount without nolock and local_lock, and check that rpc-statd runs (systemctl status rpc-statd). virtiofs: "
+    "virtiofsd must support remote locks. "
     "Workaround: put caches on a local disk of each node (HF_HOME, TRITON_CACHE_DIR)."
 )
 ANY_PATH_SHARED = {"any_path_shared": "yes"}
@@ -282,7 +286,8 @@ RULES = (
         metric="append_failures",
         evidence_facts=("append",),
         expect="== 0 paths",
-        outcome_if_violated=Outcome.WARN,  # known for NFS (open(2), O_APPEND) and default BeeGFS; training runs
+        # known for NFS (open(2), O_APPEND) and default BeeGFS; training works without it
+        outcome_if_violated=Outcome.WARN,
         applies_if=ANY_PATH_SHARED,
         meaning="Appends from several nodes overwrite each other: shared log files lose lines.",
         fix="Write one file per process. BeeGFS: tuneUseGlobalAppendLocks = true in beegfs-client.conf.",
@@ -291,7 +296,7 @@ RULES = (
         metric="flock_failures",
         evidence_facts=("flock",),
         expect="== 0 paths",
-        outcome_if_violated=Outcome.WARN,  # default of BeeGFS and older Lustre; training runs
+        outcome_if_violated=Outcome.WARN,  # default of BeeGFS and older Lustre; training works without it
         applies_if=ANY_PATH_SHARED,
         meaning=LOCK_MEANING,
         fix=LOCK_FIX,
@@ -324,16 +329,16 @@ RULES = (
     ),
     Rule(
         metric="free_bytes",
-        evidence_facts=("filesystems",),
+        evidence_facts=("space", "filesystems"),
         expect=">= 1GiB",
         outcome_if_violated=Outcome.WARN,
         applies_if={"any_path_usable": "yes"},
-        meaning="Free space too small for a checkpoint: writing it fails and terminates the job.",
+        meaning="Less than 1 GiB is free: writing a checkpoint fails and terminates the job.",
         fix="df -h PATH; lfs quota, beegfs-ctl --getquota or quota -s; delete files or raise the quota.",
     ),
     Rule(
         metric="free_inodes",
-        evidence_facts=("filesystems",),
+        evidence_facts=("space", "filesystems"),
         expect=">= 1000 inodes",
         outcome_if_violated=Outcome.WARN,
         applies_if={"any_path_usable": "yes", "inodes_limited": "yes"},
@@ -368,6 +373,6 @@ CHECK = Check(
         "inodes_limited": RuleFact(reason="the filesystem has no fixed number of inodes"),
     },
     measure=measure,
-    limit_s=300,  # a hung filesystem costs half a minute per step; the first timeout ends the check
+    limit_s=300,  # a hung filesystem costs 30 s or more per path: the first timeout ends the tests of that path
     options=SharedOptions,
 )

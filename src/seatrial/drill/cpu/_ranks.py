@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from seatrial.drill.faults import RANK
+from seatrial.drill.faults import FAULTY_RANK
 from seatrial.drill.injection import Injection
 from seatrial.worker import Heartbeat
 
@@ -14,5 +14,5 @@ TRAINING: dict[str, dict[str, Any]] = {"train.ddp": {"parity_steps": 2, "steps":
 
 
 def rank_in_training(injection: Injection) -> Heartbeat:
-    """The heartbeat of RANK when all ranks measure their speed."""
-    return injection.wait_for_ranks("train.ddp", RANKS, "speed")[RANK]
+    """The heartbeat of FAULTY_RANK when all ranks measure their speed."""
+    return injection.wait_for_ranks("train.ddp", RANKS, "speed")[FAULTY_RANK]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from seatrial.drill.base import Drill, DrillTrial, Expected
-from seatrial.drill.faults import RANK
+from seatrial.drill.faults import FAULTY_RANK
 from seatrial.model import Outcome
 
 DRILL = Drill(
     name="bit-flip",
-    title=f"one bit of one all-reduce result is flipped on rank {RANK}",
+    title=f"one bit of one all-reduce result is flipped on rank {FAULTY_RANK}",
     machine="cpu",
     trial=DrillTrial(checks={"collectives.all_reduce": {"sizes": ["64KiB", "1MiB"], "seconds_per_size": 0.5}}),
     expected=Expected(
@@ -16,7 +16,7 @@ DRILL = Drill(
         metric="wrong_elements",
         outcomes=(Outcome.FAIL,),
         cause="data_corrupted",
-        place=rf"rank{RANK}\b",
+        place=rf"rank{FAULTY_RANK}\b",
         command=r"dmesg.*xid|nvidia-smi",
         action="call-vendor",
     ),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from seatrial.drill.base import Drill, DrillTrial, Expected
-from seatrial.drill.faults import RANK
+from seatrial.drill.faults import FAULTY_RANK
 
 DRILL = Drill(
     name="corrupted-checkpoint",
-    title=f"one bit of a checkpoint file is flipped by rank {RANK} after each save",
+    title=f"one bit of a checkpoint file is flipped by rank {FAULTY_RANK} after each save",
     machine="cpu",
     trial=DrillTrial(checks={"train.checkpoint": {}}),
     expected=Expected(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from seatrial.drill.base import Drill, DrillTrial, Expected
-from seatrial.drill.faults import RANK
+from seatrial.drill.faults import FAULTY_RANK
 
 DRILL = Drill(
     name="dataset-cache-race",
-    title=f"the prepared data is incomplete when rank {RANK} reads it, as if another job wrote it at that moment",
+    title=f"the prepared data is incomplete when rank {FAULTY_RANK} reads it, "
+    "as if another job wrote it at that moment",
     machine="cpu",
     trial=DrillTrial(checks={"train.fsdp": {"hf": False}}),
     expected=Expected(

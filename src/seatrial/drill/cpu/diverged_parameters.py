@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from seatrial.drill.base import Drill, DrillTrial, Expected
 from seatrial.drill.cpu._ranks import TRAINING
-from seatrial.drill.faults import RANK
+from seatrial.drill.faults import FAULTY_RANK
 from seatrial.model import Outcome
 
 DRILL = Drill(
     name="diverged-parameters",
-    title=f"one bit of one parameter of rank {RANK} is flipped; of two ranks, no majority can say which is wrong",
+    title=f"one bit of one parameter of rank {FAULTY_RANK} is flipped; "
+    "of two ranks, no majority can say which is wrong",
     machine="cpu",
     trial=DrillTrial(checks=TRAINING),
     expected=Expected(
@@ -17,7 +18,7 @@ DRILL = Drill(
         metric="parameter_digests_differing",
         outcomes=(Outcome.FAIL,),
         cause="parameters_diverged",
-        place=rf'differ, without a majority.*"rank": {RANK}\b',
+        place=rf'differ, without a majority.*"rank": {FAULTY_RANK}\b',
         command=r"dmesg.*xid|nvidia-smi",
         action="call-vendor",
     ),

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from seatrial.drill.base import Drill, DrillTrial, Expected
-from seatrial.drill.faults import RANK
+from seatrial.drill.faults import FAULTY_RANK
 from seatrial.model import Outcome
 
 DRILL = Drill(
     name="nan-gradient",
-    title=f"one gradient of rank {RANK} is NaN in one step",
+    title=f"one gradient of rank {FAULTY_RANK} is NaN in one step",
     machine="cpu",
     trial=DrillTrial(checks={"train.fsdp": {"hf": False}}),
     expected=Expected(
         check="train.fsdp",
         outcomes=(Outcome.FAIL, Outcome.ERROR),
         cause="data.not_finite_rank",
-        place=rf"^rank {RANK}\b",
+        place=rf"^rank {FAULTY_RANK}\b",
         command=r"dmesg|nvidia-smi",
         action="retry-job",
     ),

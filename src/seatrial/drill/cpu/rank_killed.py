@@ -6,7 +6,7 @@ import signal
 
 from seatrial.drill.base import Drill, DrillTrial, Expected
 from seatrial.drill.cpu._ranks import TRAINING, rank_in_training
-from seatrial.drill.faults import RANK
+from seatrial.drill.faults import FAULTY_RANK
 from seatrial.drill.injection import Injection
 from seatrial.model import Outcome
 
@@ -18,14 +18,14 @@ def kill(injection: Injection) -> None:
 
 DRILL = Drill(
     name="rank-killed",
-    title=f"SIGKILL to rank {RANK} of a training on two ranks",
+    title=f"SIGKILL to rank {FAULTY_RANK} of a training on two ranks",
     machine="cpu",
     trial=DrillTrial(checks=TRAINING),
     expected=Expected(
         check="train.ddp",
         outcomes=(Outcome.ERROR,),
         cause="torchrun.killed",
-        place=rf"rank {RANK} \(",
+        place=rf"rank {FAULTY_RANK} \(",
         command=r"dmesg",
         action="fix-config",
     ),

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from seatrial.drill.base import Drill, DrillTrial, Expected
 from seatrial.drill.cpu._ranks import TRAINING
-from seatrial.drill.faults import RANK
+from seatrial.drill.faults import FAULTY_RANK
 from seatrial.model import Outcome
 
 DRILL = Drill(
     name="rank-raises",
-    title=f"rank {RANK} of a training on two ranks raises an error",
+    title=f"rank {FAULTY_RANK} of a training on two ranks raises an error",
     machine="cpu",
     trial=DrillTrial(checks=TRAINING),
     expected=Expected(
         check="train.ddp",
         outcomes=(Outcome.ERROR,),
         cause="rank_failed",
-        place=rf"rank {RANK} \(",
+        place=rf"rank {FAULTY_RANK} \(",
         command=r"tail .*/jobs/ranks/attempt1/logs/.*/1/stderr\.log",
         action="none",
     ),

@@ -6,7 +6,7 @@ import signal
 
 from seatrial.drill.base import Drill, DrillTrial, Expected
 from seatrial.drill.cpu._ranks import TRAINING, rank_in_training
-from seatrial.drill.faults import RANK
+from seatrial.drill.faults import FAULTY_RANK
 from seatrial.drill.injection import Injection
 from seatrial.model import Outcome
 
@@ -18,14 +18,14 @@ def stop(injection: Injection) -> None:
 
 DRILL = Drill(
     name="rank-stopped",
-    title=f"SIGSTOP to rank {RANK} of a training on two ranks",
+    title=f"SIGSTOP to rank {FAULTY_RANK} of a training on two ranks",
     machine="cpu",
     trial=DrillTrial(checks=TRAINING, settings={"limits": {"heartbeat_timeout_s": 15}}),
     expected=Expected(
         check="train.ddp",
         outcomes=(Outcome.ERROR,),
         cause="rank_hangs",
-        place=rf"rank{RANK}: Rank {RANK}: ",
+        place=rf"rank{FAULTY_RANK}: Rank {FAULTY_RANK}: ",
         command=r"^cat \S+/hang/(rank1|states)\.txt$",
         action="retry-job",
     ),

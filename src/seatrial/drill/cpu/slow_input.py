@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from seatrial.drill.base import Drill, DrillTrial, Expected
 from seatrial.drill.cpu._ranks import TRAINING
-from seatrial.drill.faults import RANK
+from seatrial.drill.faults import FAULTY_RANK
 from seatrial.model import Outcome
 
 DRILL = Drill(
     name="slow-input",
-    title=f"each batch of rank {RANK} arrives 0.3 s late",
+    title=f"each batch of rank {FAULTY_RANK} arrives 0.3 s late",
     machine="cpu",
     trial=DrillTrial(checks=TRAINING),
     expected=Expected(
@@ -17,7 +17,7 @@ DRILL = Drill(
         metric="rank_data_wait",
         outcomes=(Outcome.FAIL,),
         cause="slow_input",
-        place=rf"rank{RANK}\b",
+        place=rf"rank{FAULTY_RANK}\b",
         command=r"vmstat|iostat",
         action="fix-environment",
     ),

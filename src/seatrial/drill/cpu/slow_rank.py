@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from seatrial.drill.base import Drill, DrillTrial, Expected
 from seatrial.drill.cpu._ranks import TRAINING
-from seatrial.drill.faults import RANK
+from seatrial.drill.faults import FAULTY_RANK
 from seatrial.model import Outcome
 
 DRILL = Drill(
     name="slow-rank",
-    title=f"each forward pass of rank {RANK} takes 0.3 s longer",
+    title=f"each forward pass of rank {FAULTY_RANK} takes 0.3 s longer",
     machine="cpu",
     trial=DrillTrial(checks=TRAINING),
     expected=Expected(
@@ -17,7 +17,7 @@ DRILL = Drill(
         metric="rank_slowdown",
         outcomes=(Outcome.FAIL,),
         cause="slow_rank",
-        place=rf"rank{RANK}\b",
+        place=rf"rank{FAULTY_RANK}\b",
         command=r"^top ",
         action="fix-environment",
     ),

@@ -1,8 +1,8 @@
-"""Faults inside the Python processes of a drill's trial; ``install`` of each replaces a function of one module.
+"""Faults that a drill injects into the Python processes of its trial, on rank FAULTY_RANK.
 
-They disturb rank RANK only. Nothing in seatrial calls ``install``: a drill does it with a file sitecustomize.py in its
-own folder, which it puts on PYTHONPATH of its trial only (``Injection.use_fault``). There is no option and no variable
-that a user could set by accident.
+Each module has a function ``install`` that patches one function or sets a variable. Only drills call it: a drill writes
+a sitecustomize.py that calls ``install``, and adds that folder to PYTHONPATH of the drill's trial
+(``Injection.use_fault``). No option or variable enables a fault.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-RANK = 1  # the rank that faults disturb
+FAULTY_RANK = 1
 
 
-def is_disturbed_rank() -> bool:
-    """Whether this process is rank RANK of a job."""
-    return os.environ.get("RANK") == str(RANK)
+def is_faulty_rank() -> bool:
+    """Whether this process is rank FAULTY_RANK of a job."""
+    return os.environ.get("RANK") == str(FAULTY_RANK)
 
 
-def after_import(name: str, change: Callable[[Any], None]) -> None:
+def call_after_import(name: str, change: Callable[[Any], None]) -> None:
     """Call ``change`` with the module ``name`` when it has been imported."""
     sys.meta_path.insert(0, _Finder(name, change))
 

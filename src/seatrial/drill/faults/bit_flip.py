@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from seatrial.drill.faults import after_import, is_disturbed_rank
+from seatrial.drill.faults import call_after_import, is_faulty_rank
 
 BIT = 1 << 12  # of the mantissa: the value stays plausible
 
 
 def install() -> None:
     """Flip one bit of the first result whose data is checked."""
-    if is_disturbed_rank():
-        after_import("seatrial.bench.collectives", _change)
+    if is_faulty_rank():
+        call_after_import("seatrial.bench.collectives", _change)
 
 
 def _change(collectives: Any) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from seatrial.drill.faults import after_import, is_disturbed_rank
+from seatrial.drill.faults import call_after_import, is_faulty_rank
 
 
 def install() -> None:
     """Flip one bit in a file of each checkpoint when its save has ended."""
-    if is_disturbed_rank():
-        after_import("seatrial.train.checkpoint", _change)
+    if is_faulty_rank():
+        call_after_import("seatrial.train.checkpoint", _change)
 
 
 def _change(checkpoint: Any) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from seatrial.drill.faults import after_import, is_disturbed_rank
+from seatrial.drill.faults import call_after_import, is_faulty_rank
 
 
 def install() -> None:
     """Flip the lowest bit of one parameter before the parameters of all ranks are compared."""
-    if is_disturbed_rank():
-        after_import("seatrial.train.invariants", _change)
+    if is_faulty_rank():
+        call_after_import("seatrial.train.invariants", _change)
 
 
 def _change(invariants: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from typing import Any
 
-from seatrial.drill.faults import after_import, is_disturbed_rank
+from seatrial.drill.faults import call_after_import, is_faulty_rank
 
 _BLOCK_BYTES = 64 * 2**20
 _HEADROOM_BYTES = 4 * _BLOCK_BYTES  # that the rank may still allocate
@@ -13,8 +13,8 @@ _HEADROOM_BYTES = 4 * _BLOCK_BYTES  # that the rank may still allocate
 
 def install() -> None:
     """Limit the address space of the rank when it begins to measure its speed, and allocate until it is used up."""
-    if is_disturbed_rank():
-        after_import("seatrial.train.ddp", _change)
+    if is_faulty_rank():
+        call_after_import("seatrial.train.ddp", _change)
 
 
 def _change(ddp: Any) -> None:

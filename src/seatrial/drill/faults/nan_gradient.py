@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from seatrial.drill.faults import after_import, is_disturbed_rank
+from seatrial.drill.faults import call_after_import, is_faulty_rank
 
 STEP = 3  # after steps with finite gradients
 
 
 def install() -> None:
     """Make the gradient at the output of the first block NaN, once."""
-    if is_disturbed_rank():
-        after_import("seatrial.train.loop", _change)
+    if is_faulty_rank():
+        call_after_import("seatrial.train.loop", _change)
 
 
 def _change(loop: Any) -> None:

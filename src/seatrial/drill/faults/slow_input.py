@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from seatrial.drill.faults import after_import, is_disturbed_rank
+from seatrial.drill.faults import call_after_import, is_faulty_rank
 
 SECONDS = 0.3  # a multiple of the step time of the tiny model
 
 
 def install() -> None:
     """Delay each batch of the rank by SECONDS."""
-    if is_disturbed_rank():
-        after_import("seatrial.train.data", _change)
+    if is_faulty_rank():
+        call_after_import("seatrial.train.data", _change)
 
 
 def _change(data: Any) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from seatrial.drill.base import Drill, DrillTrial, Expected, Needs
-from seatrial.drill.faults import RANK
+from seatrial.drill.faults import FAULTY_RANK
 from seatrial.model import Outcome
 
 DRILL = Drill(
     name="shared-gpu",
-    title=f"rank {RANK} uses the GPU of rank 0",
+    title=f"rank {FAULTY_RANK} uses the GPU of rank 0",
     machine="gpu",
     trial=DrillTrial(checks={"collectives.all_reduce": {"sizes": ["1MiB"]}}),
     expected=Expected(

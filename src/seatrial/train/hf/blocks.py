@@ -1,7 +1,8 @@
 """Conversion of rows to blocks of tokens, for stack hf. Needs numpy and transformers, but no torch.
 
 A block has ``seq_len`` tokens with padding at its end. It needs no attention mask: with causal attention no token sees
-later padding, and without a mask SDPA uses its flash kernel.
+later padding, and without a mask SDPA uses its flash kernel. Packed samples are not separated: a sample attends to the
+samples before it in its block.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ Sample = tuple[list[int], list[bool]]  # tokens, and for each whether it is trai
 
 
 def prepare(config: TrainConfig, folder: Path) -> data_cache.Prepared:
-    """The blocks of the rows in data.path or generated, from ``folder`` or SEATRIAL_DATA_CACHE; written if missing.
+    """Return the location of the blocks, in ``folder`` or SEATRIAL_DATA_CACHE.
 
-    Not for the layout markov_chain, which has no rows. Raises UsageError if rows or tokenizer cannot be read, OSError
-    or DiskFullError if the blocks cannot be written.
+    Missing blocks are written, from data.path or from generated rows. Not for the layout markov_chain, which has no
+    rows. Raises UsageError if rows or tokenizer cannot be read, OSError or DiskFullError if the blocks cannot be
+    written.
     """
     tokenizer = tokenization.tokenizer_name(config)
     local = [Path(name) for name in (config.data.path, tokenizer) if name and hub.hub_repository(name) is None]
-    inputs = {path: data_cache.version(path) for path in local}
+    input_versions = {path: data_cache.version(path) for path in local}
     key = _key(config, tokenizer)
     prepared = data_cache.locate(config, folder, config.data.layout, key)
     if not prepared.hit:
-        with data_cache.write(prepared.folder, key, inputs) as temporary:
+        with data_cache.write(prepared.folder, key, input_versions) as temporary:
             _write_files(config, temporary)
     return prepared
 
@@ -59,8 +61,12 @@ def print_rejected(numbers: Mapping[str, Any]) -> None:
     """Print the number of rejected rows by reason: nothing else in the output shows them."""
     for counts in (numbers, numbers.get("preprocess", {})):
         if rejected := counts.get("rejected"):
-            reasons = ", ".join(f"{reason} ({count:,})" for reason, count in sorted(rejected.items()))
-            print(f"{sum(rejected.values()):,} of {counts['rows']:,} rows are not used: {reasons}", file=sys.stderr)
+            message = f"{sum(rejected.values()):,} of {counts['rows']:,} rows are not used: {_reasons(rejected)}"
+            print(message, file=sys.stderr)
+
+
+def _reasons(rejected: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} ({count:,})" for reason, count in sorted(rejected.items()))
 
 
 def _key(config: TrainConfig, tokenizer: str | None) -> data_cache.Key:
@@ -171,7 +177,7 @@ def _pack(samples: Iterable[Sample], length: int) -> Iterator[Sample]:
 def write_blocks(
     samples: Iterable[Sample], config: TrainConfig, folder: Path, rejected: Counter[str]
 ) -> dict[str, Any]:
-    """Write the blocks of ``samples`` to ``folder``; return the numbers of the report, with those of ``rejected``."""
+    """Write the blocks of ``samples`` to ``folder``; return the counts for report.json, including ``rejected``."""
     used = 0
 
     def counted() -> Iterator[Sample]:
@@ -182,8 +188,10 @@ def write_blocks(
 
     blocks = list(_pack(counted(), config.seq_len) if config.data.packing else counted())
     if not blocks:
-        reason = f"rejected: {dict(rejected)}" if rejected else "it has no rows"
-        raise UsageError(f"{config.data.path or 'data'}: no usable row at seq_len {config.seq_len}; {reason}")
+        source = config.data.path or "generated data"
+        reason = f"rejected: {_reasons(rejected)}. Increase seq_len or check the rows"
+        reason = reason if rejected else "the data set has no rows"
+        raise UsageError(f"{source}: 0 usable rows at seq_len {config.seq_len}; {reason}")
     inputs = np.zeros((len(blocks), config.seq_len), np.int32)
     labels = np.full_like(inputs, IGNORE_INDEX)
     for number, (ids, trained) in enumerate(blocks):
