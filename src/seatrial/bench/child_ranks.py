@@ -103,7 +103,7 @@ def run_child_ranks(
     limit_s: float,
     groups: Sequence[Sequence[int]] | None = None,
     on_poll: Callable[[], None] = lambda: None,
-    trains_on: spare_children.Gpus | None = None,
+    spare_gpus: spare_children.Gpus | None = None,
 ) -> list[ChildResult]:
     """Run ``python -m module TASK`` with ``env`` beside every rank and return the results of all, by rank.
 
@@ -113,7 +113,7 @@ def run_child_ranks(
     """
     release_memory(device)
     store_barrier()  # children of a module without a process group do not wait for each other
-    with started_child_ranks(
+    with start_child_ranks(
         module,
         task,
         env,
@@ -122,13 +122,13 @@ def run_child_ranks(
         file_prefix=file_prefix,
         limit_s=limit_s,
         groups=groups,
-        trains_on=trains_on,
+        spare_gpus=spare_gpus,
     ) as children:
         return children.results(on_poll)
 
 
 @contextmanager
-def started_child_ranks(
+def start_child_ranks(
     module: str,
     task: Mapping[str, Any],
     env: Mapping[str, str],
@@ -138,12 +138,12 @@ def started_child_ranks(
     file_prefix: Path,
     limit_s: float,
     groups: Sequence[Sequence[int]] | None = None,
-    trains_on: spare_children.Gpus | None = None,
+    spare_gpus: spare_children.Gpus | None = None,
 ) -> Iterator[StartedChildRanks]:
     """Context manager: start the children of ``run_child_ranks``; at the exit those that still run are ended.
 
     A check that starts children several times can start all at once, so that the later ones import torch meanwhile.
-    ``limit_s`` counts from the call of ``results``. ``trains_on``: a waiting process that has imported the
+    ``limit_s`` counts from the call of ``results``. ``spare_gpus``: a waiting process that has imported the
     training code and sees these GPUs runs the module, if there is one and ``env`` allows it (spare_children.py).
     """
     release_memory(device)
@@ -169,7 +169,7 @@ def started_child_ranks(
             "limit_s": limit_s,
             "started": time.time(),
         }
-        child = _start(module, {**common, **task}, variables, omitted, files, trains_on)
+        child = _start(module, {**common, **task}, variables, omitted, files, spare_gpus)
     try:
         yield StartedChildRanks(start_key, group_name, child, sum(map(len, all_groups)), files, limit_s)
     finally:
@@ -183,10 +183,10 @@ def _start(
     env: Mapping[str, str],
     omitted: str,
     files: Mapping[str, Path],
-    trains_on: spare_children.Gpus | None,
+    spare_gpus: spare_children.Gpus | None,
 ) -> processes.Child:
-    """Start ``module`` in a waiting process for ``trains_on``, or in a new one."""
-    spare = spare_children.take(trains_on, env)
+    """Start ``module`` in a waiting process for ``spare_gpus``, or in a new one."""
+    spare = spare_children.take(spare_gpus, env)
     if spare and spare.run(module, task, {**processes.inherited(omitted), **env}, files):
         return spare.child
     argv = [sys.executable, "-m", module, json.dumps(task)]

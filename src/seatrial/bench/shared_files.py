@@ -50,7 +50,7 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def invisible_files(folder: SharedFolder) -> str | None:
+def visibility_failure(folder: SharedFolder) -> str | None:
     """Check that every participant reads the content that every other participant wrote, not just the same name."""
     digests = folder.run_on_all(lambda: write_random(folder.file("mark")))
     visible = folder.run_on_all(lambda: tuple(sorted(wait_for_contents(folder.files("mark"), digests))))

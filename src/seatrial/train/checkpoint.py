@@ -142,7 +142,7 @@ class Checkpointer:
         start = time.monotonic()
         folder = step_folder(out, step)
         incomplete = folder.with_name(f"{folder.name}.incomplete")
-        if self._world.is_rank0:
+        if self._world.is_rank_0:
             shutil.rmtree(incomplete, ignore_errors=True)
             incomplete.mkdir(parents=True)
         self._gather(None)
@@ -188,7 +188,7 @@ class Checkpointer:
             paths = [path for path in sorted(incomplete.iterdir()) if _belongs_to(path, self._world.rank)]
             rank_entries = list(threads.map(_manifest_entry, paths))
         files = {name: entry for entries in self._gather(rank_entries) for name, entry in entries}
-        if self._world.is_rank0:
+        if self._world.is_rank_0:
             write_json(incomplete / MANIFEST_FILE, {"step": step, "shapes": shapes, "files": files})
             shutil.rmtree(folder, ignore_errors=True)
             incomplete.rename(folder)
@@ -247,7 +247,7 @@ class Checkpointer:
             message = f"checkpoint {candidate} is damaged: {'; '.join(errors)}"
             if not (older and self._settings.requeue):
                 raise SeatrialError(f"{message}{f'; remove it to resume from {older}' if older else ''}")
-            if self._world.is_rank0:
+            if self._world.is_rank_0:
                 print(f"{message}; using {older}", file=sys.stderr)
         return candidate
 

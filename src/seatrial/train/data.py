@@ -47,7 +47,7 @@ class Blocks:
         return torch.from_numpy(self.tokens[indices].astype(np.int64))
 
 
-def prepare(settings: TrainConfig, folder: Path, is_rank0: bool, gather: Callable[[Any], list[Any]]) -> Blocks:
+def prepare(settings: TrainConfig, folder: Path, is_rank_0: bool, gather: Callable[[Any], list[Any]]) -> Blocks:
     """The blocks for ``settings``, from ``folder`` or SEATRIAL_DATA_CACHE; rank 0 writes missing ones to ``folder``.
 
     All ranks call this; ``gather`` is a barrier that returns the values of all ranks. All ranks raise UsageError if the
@@ -55,7 +55,7 @@ def prepare(settings: TrainConfig, folder: Path, is_rank0: bool, gather: Callabl
     share ``folder`` generates Markov data itself, and raises UsageError for rows of a file.
     """
     rank0_result: Path | SeatrialError | None = None
-    if is_rank0:
+    if is_rank_0:
         try:
             prepared = _prepare(settings, folder)
             if prepared.message:

@@ -85,7 +85,7 @@ def compare_with_single_process(world: World, steps: int, progress: Callable[[st
     progress(f"{steps} steps with DDP on {world.size} ranks")
     ddp_trainer, single_process_steps = create_trainer(settings, world), None
     ddp_steps = until_nonfinite(ddp_trainer.run_steps(steps))
-    if world.is_rank0:
+    if world.is_rank_0:
         progress(f"the same {steps} steps in a single process")
         accumulating = settings.model_copy(update={"grad_accum": world.size})
         single_trainer = create_trainer(accumulating, single_rank_world(world))

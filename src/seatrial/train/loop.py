@@ -68,7 +68,7 @@ def train_without_error_propagation(
         parallel.prepare_kernels(settings)
         out = _create_out(settings, world, folder)
         cache = Path(settings.data.cache) if settings.data.cache else out / "data"
-        blocks = data.prepare(settings, cache, world.is_rank0, world.gather)
+        blocks = data.prepare(settings, cache, world.is_rank_0, world.gather)
         phases.end_phase("data")
         with metrics.explain_out_of_memory(settings, world.device):
             built = parallel.build(settings, world)
@@ -76,7 +76,7 @@ def train_without_error_propagation(
             trainer = Trainer(settings, built, world, blocks)
             phases.end_phase("build")
             completed_steps = trainer.resume(out) if settings.checkpoint.resume else 0
-            if world.is_rank0:
+            if world.is_rank_0:
                 restarts.record_start(settings, out, completed_steps)
             records = trainer.run(completed_steps, out, phases)
         report = metrics.report(settings, world, trainer.run_record(records), phases)
@@ -85,14 +85,14 @@ def train_without_error_propagation(
             report["data_cached_share"] = blocks.cached_share
         if settings.use_lora and settings.export:
             adapters = lora.gather_adapters(built.model)
-            if world.is_rank0:
+            if world.is_rank_0:
                 lora.export(adapters, out / "final", built.model, settings.model.name)
                 report["final"] = lora.verify_export(adapters, out / "final")
         if world.size > 1 and settings.profile_steps:
             # after the export, since these steps change the weights
             replicated = settings.parallel.strategy == "ddp"
             report |= exposed_communication.measure(world, settings.profile_steps, trainer.step_function(), replicated)
-        if world.is_rank0:
+        if world.is_rank_0:
             metrics.write(report, out)
     return report
 
@@ -101,7 +101,7 @@ def _create_out(settings: TrainConfig, world: World, folder: Path | None) -> Pat
     """The run folder, created by rank 0 with the resolved config in it."""
     default = Path("seatrial-runs", f"{time.strftime('%Y%m%d-%H%M%S')}-train-{settings.run_name}")
     out = Path(world.gather(str((folder or default).absolute()))[0])
-    if world.is_rank0:
+    if world.is_rank_0:
         create_run_folder(settings, out)
     world.barrier()
     return out
@@ -112,7 +112,7 @@ def _check_model(settings: TrainConfig, built: BuiltModel, world: World) -> None
     ranks, replicas = world.size, settings.parallel.replicas
     if settings.parallel.strategy == "fsdp2" and (errors := parallel.sharding_errors(built.model, ranks, replicas)):
         raise SeatrialError(f"rank {world.rank}: {len(errors)} parameters are sharded incorrectly: {errors[0]}")
-    if world.is_rank0:
+    if world.is_rank_0:
         trained = parameter_count(built.trained_parameters)
         total = parameter_count(list(built.model.parameters()))
         print(f"training {trained:,} of {total:,} parameters", file=sys.stderr)

@@ -43,7 +43,7 @@ class World:
     host: str
 
     @property
-    def is_rank0(self) -> bool:
+    def is_rank_0(self) -> bool:
         return self.rank == 0
 
     @property

@@ -89,7 +89,7 @@ class StartedVariants:
 
 
 @contextmanager
-def started_variants(
+def start_variants(
     variants: Sequence[Variant],
     settings: ChildSettings,
     file_prefix: Path,
@@ -101,7 +101,7 @@ def started_variants(
     All ranks call this. The files of the children are named after ``file_prefix``. ``killed_rank``: the rank that an
     injected fault kills.
     """
-    with child_ranks.started_child_ranks(
+    with child_ranks.start_child_ranks(
         "seatrial.train.variants",
         {"variants": [variant.model_dump(mode="json") for variant in variants]},
         {"NCCL_DEBUG_FILE": str(file_prefix.with_name(f"nccl.{file_prefix.name}.%h.%p.log"))},
@@ -110,7 +110,7 @@ def started_variants(
         file_prefix=file_prefix,
         limit_s=settings.limit_s,
         groups=groups,
-        trains_on="all",
+        spare_gpus="all",
     ) as children:
         yield StartedVariants(children, file_prefix.name, groups[0][0] if groups else 0, killed_rank)
 

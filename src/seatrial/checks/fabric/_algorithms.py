@@ -42,7 +42,7 @@ def logged_choices(context: Context) -> dict[str, Any]:
         device=context.device,
         local_rank=context.local_rank,
         file_prefix=context.artifacts_dir / "choices",
-        trains_on="all",
+        spare_gpus="all",
         limit_s=TIMEOUT_S
         + sum(limit_with_network(0, network, request["operation"], request["size"], 1) for request in ordered),
     )

@@ -75,7 +75,7 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
             assert context.nvml_index is not None, "the worker sets nvml_index for a CUDA device"
             load = stack.enter_context(gpu_load.sample_gpu_load(context.nvml_index))
             errors = stack.enter_context(error_counts.count_errors(context.nvml_index, ports=False))
-            if (counters := errors.gpu) is None:
+            if (counters := errors.gpu_counters) is None:
                 raise SeatrialError(f"cannot read the error counters of {context.subject}: {errors.fact()}")
         result = compute.burn(dtype, size, context.device, options.seconds)
     yield from _throughput_observations(result, compute.flops(size), context.subject)

@@ -105,7 +105,7 @@ def _test_path(context: Context, participants: Participants, path: str) -> PathR
         result.volumes = dict(zip(participants.names, volumes, strict=True))
         result.mounts = one_rank_per_node.group_by_text({name: volume.mount for name, volume in result.volumes.items()})
         with storage.temporary_folder(path, participants) as folder:
-            result.not_shared = shared_files.invisible_files(folder)
+            result.not_shared = shared_files.visibility_failure(folder)
             if not result.not_shared:
                 result.delays = dict(zip(participants.names, shared_files.visibility_delays(folder), strict=True))
                 for name, probe in shared_files.PROBES.items():

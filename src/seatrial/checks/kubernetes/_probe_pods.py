@@ -75,7 +75,7 @@ class ProbePods:
         """Return the current state of the pods. Raises KubectlError."""
         return parse_pods(self.kubectl.get("pods", self.selector))
 
-    def wait_for_findings(self, count: int) -> dict[str, Container]:
+    def wait_for_results(self, count: int) -> dict[str, Container]:
         """Return the findings by pod when ``count`` pods have resolved all names, or after a time limit.
 
         Raises KubectlError, SeatrialError for an unexpected finding.

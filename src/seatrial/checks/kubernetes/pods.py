@@ -130,7 +130,7 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
         started = [pod for pod in pods if pod.started]
         yield from _start_metrics(probes, pods)
         yield from _image_metrics(pods, container_name(options.settings()))
-        containers = probes.wait_for_findings(len(started)) if started else {}
+        containers = probes.wait_for_results(len(started)) if started else {}
         results = [(pod, containers[pod.metadata.name]) for pod in started if pod.metadata.name in containers]
         yield from _gpu_metrics(results, context.expected_gpus)
         yield from _limit_metrics(results, any(name != GPU_RESOURCE for name in devices))

@@ -111,13 +111,13 @@ def first_runs(plan: CheckpointPlan) -> list[Variant]:
 
 def run_on_fewer_ranks(plan: CheckpointPlan, settings: ChildSettings) -> AbstractContextManager[StartedVariants | None]:
     """The started run on fewer ranks; None with one rank."""
-    from seatrial.train.variants import Variant, started_variants
+    from seatrial.train.variants import Variant, start_variants
 
     if not plan.fewer_ranks:
         return nullcontext()
     config = plan.run_config(plan.handover_step, plan.handover_step, ranks=plan.fewer_ranks, resume=True)
     fewer = [Variant(settings=config, out=plan.run_folder("fewer"))]
-    return started_variants(fewer, settings, plan.run_folder("start2"), groups=[range(plan.fewer_ranks)])
+    return start_variants(fewer, settings, plan.run_folder("start2"), groups=[range(plan.fewer_ranks)])
 
 
 def resumed_runs(plan: CheckpointPlan) -> list[Variant]:

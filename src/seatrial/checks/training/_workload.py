@@ -124,7 +124,7 @@ def train(
         file_prefix=context.artifacts_dir / outs[0].name,
         limit_s=limit_s,
         groups=groups,
-        trains_on=_gpus(settings, groups),
+        spare_gpus=_gpus(settings, groups),
         on_poll=_report_progress(context, name, outs[group], settings.max_steps) if group is not None else lambda: None,
     )
     seconds = rank.gather(time.monotonic() - started)[0]

@@ -127,11 +127,11 @@ def _observe(context: Context, options: DdpOptions) -> Iterator[Observation]:
     world = ddp.current_world(context.device)
     rank_info = invariants.read_rank_info(world.rank, world.size, context.local_rank, context.node, context.device)
     processes, subjects = world.gather(rank_info), world.gather(context.subject)
-    if world.is_rank0:
+    if world.is_rank_0:
         yield from _process_observations(processes)
 
     comparison = ddp.compare_with_single_process(world, options.parity_steps, context.progress)
-    if world.is_rank0:
+    if world.is_rank_0:
         yield from _parity_observations(comparison)
 
     overrides = [f"{key}={value}" for name, key in CONFIG_KEYS.items() if (value := getattr(options, name)) is not None]
@@ -140,7 +140,7 @@ def _observe(context: Context, options: DdpOptions) -> Iterator[Observation]:
     yield from _step_times(context, speed)
     context.progress("comparing parameters")
     digests = world.gather(invariants.parameter_digest([comparison.model, speed.model]))
-    if world.is_rank0:
+    if world.is_rank_0:
         yield from _speed_observations(speed, context.device)
         times = dict(zip(subjects, speed.rank_times, strict=True))
         yield from _ranks.observations(times, times)

@@ -65,8 +65,8 @@ def measure(context: Context, options: ParityOptions) -> Iterator[Observation]:
     single_process = [trainings.pop("single_process")]
     # Both start at once: the second imports torch while the first trains. This check measures no speed.
     with (
-        variants.started_variants(single_process, settings, folder / "start1", groups=[[0]]) as first,
-        variants.started_variants(list(trainings.values()), settings, folder / "start2") as second,
+        variants.start_variants(single_process, settings, folder / "start1", groups=[[0]]) as first,
+        variants.start_variants(list(trainings.values()), settings, folder / "start2") as second,
     ):
         context.progress("one process")
         first.run()
