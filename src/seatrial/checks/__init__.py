@@ -28,7 +28,10 @@ def catalog() -> dict[str, Check]:
 
 
 def check_named(name: str) -> Check:
-    """The check ``name``. Its file alone is imported if it is named as the part after the dot. Raises KeyError."""
+    """The check ``name``. Raises KeyError if there is none.
+
+    Only one file is imported if it is named after the part of ``name`` behind the dot; otherwise all files are.
+    """
     for folder in _folders():
         module_name = f"{folder}.{name.rpartition('.')[2]}"
         if find_spec(module_name) and (check := _load_check(module_name)).name == name:

@@ -61,8 +61,9 @@ class PathResult:
     """Results of the tests of one path.
 
     ``unusable``: reason, if a step failed or a probe timed out; the other results are then not reported.
-    ``not_shared``: reason, if only free space could be read. ``failures``: failure per probe (None: passed).
-    ``untested``: inconclusive probes with reasons. ``not_removed``: remaining test folder.
+    ``not_shared``: reason, if a node does not see another node's files; probes are then not run.
+    ``failures``: probe → its failure, None if it passed. ``untested``: inconclusive probe → reason.
+    ``not_removed``: path of the test folder if it could not be removed.
     """
 
     unusable: str | None = None
@@ -96,6 +97,7 @@ def measure(context: Context, options: SharedOptions) -> Iterator[Observation]:
 
 
 def _test_path(context: Context, participants: Participants, path: str) -> PathResult:
+    """Run all tests of one path, on all participants together; an error ends them and is in the result."""
     from seatrial.bench import one_rank_per_node, shared_files, storage
 
     context.progress(path)
