@@ -50,7 +50,7 @@ METRICS = {"busbw_ring.*": "GB/s", "wrong_elements_ring": "count"}
 
 
 def measure(context: Context, options: CollectiveOptions) -> Iterator[Observation]:
-    """Yield on rank 0 the bus bandwidth with Ring; nothing on one node and on CPUs.
+    """Yield on rank 0 the bus bandwidth with NCCL_ALGO=Ring; nothing on one node or on CPUs.
 
     Raises SeatrialError where it could not be measured.
     """

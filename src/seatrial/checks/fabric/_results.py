@@ -278,7 +278,7 @@ def method_text(
 
 
 def transport_text(group: Mapping[str, object]) -> str:
-    """The library that moved the data and its transports, as far as logged: ``NCCL 2.28.9 over P2P/CUMEM``."""
+    """The library that moved the data, and its transports if logged, such as ``NCCL 2.28.9 over P2P/CUMEM``."""
     if group["backend"] == "nccl":
         transports = group.get("transports")
         names = " + ".join(transports) if isinstance(transports, dict) and transports else "unknown transports (no log)"

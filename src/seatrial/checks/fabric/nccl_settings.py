@@ -139,7 +139,7 @@ def applicable_settings(
 def start_setting(
     name: str, nodes: Mapping[str, Sequence[int]], context: Context, options: NcclSettingsOptions
 ) -> AbstractContextManager[StartedChildRanks]:
-    """The started child processes of one setting."""
+    """Context manager: starts the child processes of one setting on all ranks."""
     from seatrial.bench import child_ranks
 
     groups = {ALL_RANKS: [[rank for ranks in nodes.values() for rank in ranks]]}

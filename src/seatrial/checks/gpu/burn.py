@@ -26,7 +26,7 @@ from seatrial.telemetry.gpu_load import GpuLoad, LoadSample
 if TYPE_CHECKING:
     from seatrial.bench.compute import BurnResult
 
-LOADS = ("bf16", "fp16", "fp32")  # in order of preference; the first supported dtype is used
+DTYPES = ("bf16", "fp16", "fp32")  # of the load, in order of preference; the first supported one is used
 MAX_CURVE_POINTS = 240  # of the TFLOP/s curve: with a point per window (50 ms), an hour would have 72,000
 # Clocks event reasons that count as throttling. The software power cap does not: a GPU at full load runs at it.
 THROTTLE_REASONS = (
@@ -43,14 +43,14 @@ COUNTER_UNITS = {
     "remap_failed": "bool",
     "nvlinks_down": "links",
 }
-_READINGS = (*COUNTER_UNITS, "clocks_event_reasons")  # each has a fact reads_NAME
+_READINGS = (*COUNTER_UNITS, "clocks_event_reasons")  # for each, the fact reads_NAME states whether it can be read
 
 
 class BurnOptions(Options):
     """``seconds``: duration of the load. 10 s detect immediate throttling; thermal throttling takes minutes.
 
-    ``size``: rows and columns of the matrices. On a GPU a burn that is too short for a sample of the GPU load, which is
-    read twice per second, ends in ERROR.
+    ``size``: rows and columns of the matrices. The GPU load is sampled twice per second; on a GPU, a burn that is too
+    short for one sample ends in ERROR.
     """
 
     seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
@@ -64,7 +64,7 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
     """
     from seatrial.bench import compute, rank
 
-    dtype = next(dtype for dtype in LOADS if compute.unsupported_reason(dtype, context.device) is None)
+    dtype = next(dtype for dtype in DTYPES if compute.unsupported_reason(dtype, context.device) is None)
     size = options.size or (GPU_MATRIX_SIZE if context.device.startswith("cuda") else CPU_MATRIX_SIZE)
     yield from (Fact(name=name, value=value) for name, value in rank.describe_device(context.device).items())
     yield Fact(name="load", value=dtype)
@@ -117,7 +117,7 @@ def _gpu_observations(
     if reason := counters.gpu_lost or load.reader.gpu_lost:
         raise SeatrialError(f"{subject} was lost under load: {reason}")
     started, ended = result.timing.started, result.timing.ended
-    samples = [sample for sample in load.samples if started <= sample.time_s <= ended]  # not of the warmup
+    samples = [sample for sample in load.samples if started <= sample.time_s <= ended]  # without the warmup
     yield from _load_metrics(samples, started, subject)
     unavailable = counters.unavailable | load.reader.unavailable
     permission_denied = counters.permission_denied | load.reader.permission_denied
@@ -210,7 +210,7 @@ CHECK = Check(
                 fix="do not train on this device; run device.gemm and device.digests, then dcgmi diag -r 3 -i INDEX; "
                 "replace the GPU",
             )
-            for dtype in LOADS
+            for dtype in DTYPES
         ),
         Rule(
             metric="changed_products",
@@ -249,7 +249,7 @@ CHECK = Check(
     ),
     rule_facts={
         "backend": RuleFact("cuda|cpu"),
-        "load": RuleFact("|".join(LOADS)),
+        "load": RuleFact("|".join(DTYPES)),
         # as for the error counters that are read around other checks, permission denied is a SKIP
         **{
             f"reads_{name}": RuleFact(permission_denied=Outcome.SKIP, varies_by_device=name.startswith("nvlink"))

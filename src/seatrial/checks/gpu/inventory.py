@@ -35,7 +35,7 @@ _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardwar
 _REQUIRED = re.compile(
     r"ecc_|rows_|pcie_width|nvlinks\[\d+]$|fabric|clocks_event_reasons|power_(limit|default)|memory_|processes"
 )
-# Fields that not every GPU model supports. If no GPU of the node supports a field, its rules do not apply.
+# Fields that some GPU models do not support. If no GPU of the node supports a field, its rules do not apply.
 _OPTIONAL = (
     *("ecc_mode", "ecc_uncorrected", "remap_pending", "retirement_pending", "pcie_width", "nvlinks"),
     *("clocks_event_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total_bytes", "processes"),
@@ -183,12 +183,12 @@ def _metric_values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[Fo
         "remap_failed": gpu.remap_failed,
         "rows_remapped": None if None in remapped else sum(filter(None, remapped)),
         "rows_remapped_uncorrectable": gpu.rows_remapped_uncorrectable,
-        "pcie_width_lost": _difference(gpu.pcie_width, gpu.pcie_width_max),
+        "pcie_width_lost": _shortfall(gpu.pcie_width, gpu.pcie_width_max),
         "hardware_slowdown": None if reasons is None else bool(reasons & _HARDWARE_SLOWDOWN),
         "thermal_slowdown": None if reasons is None else "software thermal slowdown" in reasons,
         "persistence": gpu.persistence_mode,
         "mig_enabled": gpu.mig_mode,
-        "power_limit_reduced": _difference(power_limit, gpu.power_default_w),
+        "power_limit_reduced": _shortfall(power_limit, gpu.power_default_w),
         "memory_used_bytes": gpu.memory_used_bytes,
         "nvlinks_down": nvlinks.links_down(gpu, same_model),
         "nvlinks_missing": nvlinks.links_missing(gpu, same_model),
@@ -200,7 +200,7 @@ def _metric_values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[Fo
     }
 
 
-def _difference(value: float | None, maximum: float | None) -> float | None:
+def _shortfall(value: float | None, maximum: float | None) -> float | None:
     return None if value is None or maximum is None else max(0, maximum - value)
 
 

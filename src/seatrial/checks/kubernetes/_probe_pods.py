@@ -29,8 +29,8 @@ from seatrial.model import SeatrialError
 from seatrial.util.files import atomic_write
 
 POLL_S = 2.0
-PROBE_S = 60  # in which a pod looks at its devices; nvidia-smi takes seconds
-RESOLVE_S = 60  # in which the names of other pods must resolve; a DNS server may cache a missing name for 30 s
+PROBE_S = 60  # for a pod to read its devices; nvidia-smi takes seconds
+RESOLVE_S = 60  # for the names of other pods to resolve; a DNS server may cache a missing name for 30 s
 _PROBE_LABEL = "seatrial.dev/probe"
 _DELETE_TIMEOUT_S = 90
 _NAME_FILE = "probe-job"  # in the artifacts, from the creation of the Job until its deletion
@@ -76,9 +76,9 @@ class ProbePods:
         return parse_pods(self.kubectl.get("pods", self.selector))
 
     def wait_for_results(self, count: int) -> dict[str, Container]:
-        """Return the findings by pod when ``count`` pods have resolved all names, or after a time limit.
+        """Return pod → what its probe read, when ``count`` pods have resolved all names, or after a time limit.
 
-        Raises KubectlError, SeatrialError for an unexpected finding.
+        Raises KubectlError, and SeatrialError if a probe printed a value in an unexpected form.
         """
         deadline = time.monotonic() + PROBE_S + RESOLVE_S
         while True:

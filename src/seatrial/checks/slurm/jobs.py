@@ -32,7 +32,7 @@ METRICS = {
     "time_limit_enforced": "bool",
 }
 
-_EXIT_CODE = 7  # of a passed probe job; not used by shells or Slurm
+_EXIT_CODE = 7  # of a probe job whose tests passed; shells and Slurm do not use it
 _SIGNAL_EXIT_CODE = 12  # of the signalled job, after its trap ran
 _REQUESTED_MIB = 128  # --mem of the memory job, well above the needs of slurmstepd
 _ALLOCATED_BYTES = 512 * 2**20  # by the memory job
@@ -190,14 +190,14 @@ def _srun_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
     argv = jobs.command("srun", "/bin/sh", "-c", script)  # absolute path, as the job may have no PATH
     jobs.progress("srun")
     started = time.monotonic()
-    answer = slurm.run_command(argv, jobs.wait_s + 60)
-    lines = answer.out.splitlines()
+    result = slurm.run_command(argv, jobs.wait_s + 60)
+    lines = result.out.splitlines()
     if not any(line.startswith("probe=") for line in lines):
-        raise slurm.command_error(argv, answer)
-    yield Fact(name="srun_output", value=[*lines, *answer.err.splitlines()])
+        raise slurm.command_error(argv, result)
+    yield Fact(name="srun_output", value=[*lines, *result.err.splitlines()])
     values = {
         "srun_seconds": time.monotonic() - started,
-        "srun_exit_code": answer.code or 0,
+        "srun_exit_code": result.code or 0,
         "srun_environment": f"probe={jobs.job_name}" in lines,
         "srun_directory": f"directory={os.getcwd()}" in lines,
     }

@@ -108,7 +108,7 @@ def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator
     settings = variants.ChildSettings(context.device, context.local_rank, limit_s)
     is_rank_0 = context.rank == 0
     resumed, (bit_flip, nan) = _runs.resumed_runs(plan), _runs.faulty_runs(plan)
-    # all at once, so that the later ones import torch while the first trains; rates are measured in the last one
+    # All three start now, so that the later ones import torch while the first trains. Rates are measured in the third
     with (
         variants.start_variants(
             _runs.first_runs(plan), settings, plan.run_folder("start1"), killed_rank=plan.ranks - 1
@@ -257,7 +257,9 @@ def _metric(name: str, value: float, samples: tuple[float, ...] = ()) -> Metric:
 
 # A checkpoint of the 7B model of train.fsdp has 87 GB: at this rate it takes half an hour
 _MIN_RATE = ">= 0.05 GB/s"
-_REPORT = "Compare torch's version on all nodes (host.inventory) and report this defect of seatrial with that version"
+_REPORT_DEFECT = (
+    "Compare torch's version on all nodes (host.inventory) and report this defect of seatrial with that version"
+)
 CHECK = Check(
     name="train.checkpoint",
     title="Checkpoint save, resume and resharding; bit flip and NaN detection",
@@ -287,14 +289,14 @@ CHECK = Check(
             expect="== 0",
             meaning="The resumed run differs from the uninterrupted run: state is lost or read back wrongly.",
             fix="Compare steps.jsonl of the runs uninterrupted and killed (artifacts). Different from the first step: "
-            f"weights or data. Different later: Adam's state. {_REPORT}",
+            f"weights or data. Different later: Adam's state. {_REPORT_DEFECT}",
         ),
         Rule(
             metric="resumed_files_differing",
             evidence_facts=("resumed_files",),
             expect="== 0",
             meaning="The last checkpoint of the resumed run (asynchronous save) differs from the uninterrupted run.",
-            fix=f"If the losses are the same, check asynchronous saving and the filesystem. {_REPORT}",
+            fix=f"If the losses are the same, check asynchronous saving and the filesystem. {_REPORT_DEFECT}",
         ),
         *(
             Rule(
@@ -303,7 +305,7 @@ CHECK = Check(
                 applies_if={"resharded": "yes"},
                 expect="< 1e-5",  # as in train.parity
                 meaning=f"Training resumed from the checkpoint, read by {readers}, gives different losses.",
-                fix=f"If train.parity passes, a shard is read wrongly. {_REPORT}",
+                fix=f"If train.parity passes, a shard is read wrongly. {_REPORT_DEFECT}",
             )
             for name, readers in (
                 ("fewer", "fewer ranks"),

@@ -71,8 +71,9 @@ SCALING_BASELINE = (
 )
 # Allowed percentage points above 100: the two models' tensors have different addresses, which affects their speed.
 MAX_ABOVE_LIMIT = 2
-# Allowed half-width of the 95 % interval, percentage points. The expected efficiency, 90 %, is 10 below the ideal: with
-# more noise it cannot be confirmed. Not judged on CPUs: ranks share cores, which gave 2 to 400 without any fault.
+# Allowed half-width of the 95 % interval, percentage points. The expected efficiency of 90 % is 10 points below the
+# ideal: more noise hides that difference. No rule on CPUs, where ranks share cores: without any fault the half-width
+# was 2 to 400 points.
 MAX_NOISE = 10
 REDUCE_NOISE = (
     "Check for other load on these nodes (top; nvidia-smi) and run the check again with more steps: --set "

@@ -1,7 +1,7 @@
 """Compares a training on one process with the same training under DDP and FSDP2.
 
-DDP and FSDP2 run twice; FSDP2 with other wrapping and with CPU offload once. For each run the check counts the memory
-that a rank holds.
+The runs with DDP and with FSDP2 are repeated once, to compare their bits. FSDP2 also runs once each with other wrapping
+and with CPU offload. For each run the check counts the memory that a rank holds.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _loss_curve(name: str, run: Sequence[StepRecord]) -> Series:
 
 
 def _rules(run: str) -> Iterator[Rule]:
-    """The rules of one run; of a variant only if it was run: older records have none."""
+    """The rules of one run. Those of a variant require the fact fsdp2_variants, which older records do not have."""
     applies_if = {"fsdp2_variants": "yes"} if run in VARIANTS else {}
     yield Rule(
         metric=f"steps_with_different_tokens.{run}",
