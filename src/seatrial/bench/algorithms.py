@@ -19,7 +19,7 @@ from seatrial.bench.collectives import DTYPES
 from seatrial.bench.operations import OPERATIONS, collective_api
 from seatrial.bench.rank import min_free_memory
 
-MEMORY_SHARE = 0.7  # of the free memory, for the buffers of an operation; NCCL needs the rest
+MEMORY_SHARE = 0.7  # share of the free memory for the buffers of an operation; NCCL needs the rest
 
 
 def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:

@@ -35,7 +35,10 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class ExpectedPart:
-    """``length`` elements from ``position`` on, of the pattern of ``rank`` if data is only moved, else of the sum."""
+    """Expected content of ``length`` elements: a pattern from its element ``position`` on.
+
+    The pattern is that of ``rank`` if the operation only moves data, otherwise the sum over the ranks.
+    """
 
     length: int
     position: int

@@ -53,7 +53,10 @@ def time_triad(size: int, device: str, seconds: float) -> DeviceTiming:
 
 
 def _arrays(count: int, size: int, device: str) -> list[torch.Tensor]:
-    """Random data: zeros take less power, and a new array of zeros on a CPU is a single page in the cache."""
+    """``count`` float32 arrays of ``size`` bytes with random numbers.
+
+    Zeros would take less power, and on a CPU all pages of a new array of zeros are one page, which stays in the cache.
+    """
     return [torch.rand(size // 4, device=device) for _ in range(count)]
 
 
@@ -65,7 +68,7 @@ def free_bytes(device: str) -> int:
 
 
 def run_pattern_test(size: int, device: str) -> PatternTestResult:
-    """Write each pattern to all of ``size`` bytes, then read them back; this also finds aliased addresses.
+    """Write each pattern to all of ``size`` bytes, then compare; this also finds two addresses of the same memory.
 
     Raises torch.OutOfMemoryError (RuntimeError on a CPU) if the memory cannot be allocated.
     """

@@ -180,7 +180,10 @@ def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
 
 
 def _run_module(arguments: list[str]) -> None:
-    """Run ``MODULE ARGUMENT…`` in place of this program: torchrun in this process, if it has imported torch."""
+    """Run ``MODULE ARGUMENT…`` in place of this program.
+
+    torchrun runs in this process if torch is already imported here, which saves a second import.
+    """
     if arguments[0] == "seatrial.bench.run_module" and "torch" in sys.modules:
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

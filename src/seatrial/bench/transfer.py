@@ -99,7 +99,7 @@ def _on_numa_cpus(device: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class PeerCopy:
-    """Copies from GPU ``source`` to ``target`` (CUDA indices); ``peer_access``: they bypass host memory."""
+    """Copies from GPU ``source`` to ``target`` (CUDA indices); ``peer_access``: whether they bypass host memory."""
 
     source: int
     target: int

@@ -60,7 +60,10 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
 def train_without_error_propagation(
     settings: TrainConfig, folder: Path | None, started: float | None = None
 ) -> dict[str, Any]:
-    """As ``train``, but an error of one rank does not end the others; callable again after all ranks raised."""
+    """As ``train``, but an error of one rank does not end the other ranks.
+
+    If all ranks raise an error, this process can train again.
+    """
     require_tensorboard(settings)
     phases = StartupPhases(started or time.time(), "imports")
     with parallel.process_group(settings.timeout_s) as world:
@@ -141,7 +144,8 @@ class Trainer:
         self.settings, self.built, self.world, self.blocks = settings, built, world, blocks
         self.optimizer: Any = parallel.optimizer(settings, built.trained_parameters)
         self.checkpointer = checkpoint.Checkpointer(settings.checkpoint, world)
-        # with FSDP2 each layer waits for weights from other ranks before its forward pass, which contains no wait
+        # With FSDP2 each layer waits for weights from other ranks before its forward pass: only the forward passes
+        # themselves contain no wait
         gathers_weights = settings.parallel.strategy == "fsdp2" and world.size > 1
         self.timer = StepTimer(world.device, ForwardTimer(built.model, world.device) if gathers_weights else None)
         self._extra_batches = self._batches(0)  # for run_steps
@@ -263,7 +267,7 @@ class Trainer:
         gradients = [p.grad for p in self.built.trained_parameters if p.grad is not None]
         norm = parallel.unshard(nn.utils.get_total_norm(gradients)).to(total_loss.device, torch.float)
         mean_loss = self.world.all_reduce_sum(total_loss) / tokens
-        # stays 1, so that no later step changes the weights
+        # once 1 it stays 1, so that no later step changes the weights
         self._nonfinite = torch.maximum(self._nonfinite, (~(mean_loss.isfinite() & norm.isfinite())).float())
         # fused AdamW divides gradients by grad_scale, and skips its update if found_inf is 1
         parameter_device = self.built.trained_parameters[0].device  # the CPU with cpu_offload

@@ -47,7 +47,7 @@ class TrainingRun:
     trained_tokens: int  # tokens with a loss, of all ranks
     checkpoints: Sequence[checkpoint.CheckpointTiming]
     compiled_graphs: int = 0
-    gradient_bytes: int | None = None  # of this rank, before the optimizer's step frees them
+    gradient_bytes: int | None = None  # size of this rank's gradients before the optimizer's step, which frees them
     versions: Mapping[str, str] = field(default_factory=dict)
 
 

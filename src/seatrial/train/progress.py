@@ -52,7 +52,10 @@ class Step:
 
 
 class StartupPhases:
-    """Seconds by phase from the start of the process to the end of the first step; ``first_phase`` ends now."""
+    """Seconds by phase, from the start of the process to the end of the first step.
+
+    ``first_phase`` began at ``started`` (Unix time) and ends now.
+    """
 
     def __init__(self, started: float, first_phase: str) -> None:
         self._started = self._last = started

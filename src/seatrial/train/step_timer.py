@@ -99,17 +99,16 @@ class Clock:
     def seconds(self, start: tuple[Any, float], end: tuple[Any, float], with_core_wait: bool = False) -> float:
         """Seconds between two results of ``now``; on a GPU both events must be completed."""
         if self._device.type == "cuda":
-            return float(start[0].elapsed_time(end[0])) / 1e3  # it is in ms
+            return float(start[0].elapsed_time(end[0])) / 1e3  # elapsed_time returns ms
         return float(end[0] - start[0]) - (0.0 if with_core_wait else end[1] - start[1])
 
 
 class ForwardTimer:
     """Times the forward passes of the modules of ``model`` that compute without waiting for other ranks in between.
 
-    With FSDP2 these are the innermost groups: the hook before the forward pass runs after that of FSDP2, which waits
-    until the weights are gathered, and the hook after it before the weights are freed. A slow rank has long forward
-    passes, a rank that waits for it has not. Without FSDP2 it is the whole model, as with DDP, which communicates in
-    the backward pass only.
+    With FSDP2 these are the innermost groups. ``_start`` runs after FSDP2's own hook, which waits until the weights are
+    gathered, and ``_end`` before the weights are freed: a slow rank has long forward passes, but a rank that waits for
+    it does not. Without FSDP2 the whole model is timed: DDP communicates in the backward pass only.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -133,7 +132,7 @@ class ForwardTimer:
         return forwards
 
     def seconds(self, forwards: list[tuple[Any, Any]]) -> float | None:
-        """The time of ``forwards``, all completed; None if the time without a CPU core is unknown."""
+        """The total time of ``forwards``, which must have completed; None if the time without a CPU core is unknown."""
         if not self._clock.separates_core_wait:
             return None
         return sum(self._clock.seconds(start, end) for start, end in forwards)

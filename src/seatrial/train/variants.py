@@ -71,7 +71,8 @@ class StartedVariants:
     def run(self) -> list[str]:
         """Runs the variants in order; returns the error message of each, "" if none. All ranks get the same result.
 
-        The result is empty if an injected fault kills ``killed_rank``. Raises SeatrialError on any other failure.
+        The list is empty if an injected fault kills ``killed_rank``, as expected. Raises SeatrialError on any other
+        failure, and if ``killed_rank`` survives.
         """
         results = self.children.results()
         if self.killed_rank is not None and results[self.killed_rank].exit_code == -signal.SIGKILL:

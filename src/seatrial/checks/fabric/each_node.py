@@ -60,7 +60,7 @@ class EachNodeOptions(GroupOptions):
 def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]:
     """Yield the metrics of each node on its first rank.
 
-    Raises NotApplicable on a single node, and SeatrialError where no size fits into memory.
+    Raises NotApplicable on a single node, and SeatrialError if no size fits into memory.
     """
     from seatrial.bench import collectives, rank, subgroups
 

@@ -75,7 +75,7 @@ class GpuPairOptions(Options):
 def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
     """Yield the metrics of each node on its first rank.
 
-    Raises NotApplicable where no node has two GPUs, and SeatrialError where the buffers do not fit.
+    Raises NotApplicable if no node has two GPUs, and SeatrialError if the buffers do not fit.
     """
     from seatrial.bench import collectives, rank, subgroups
 

@@ -88,7 +88,7 @@ class NcclSettingsOptions(Options):
 def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observation]:
     """Yield the cluster's metrics on rank 0.
 
-    Raises NotApplicable on CPUs, and SeatrialError where a setting could not be measured.
+    Raises NotApplicable on CPUs, and SeatrialError if a setting could not be measured.
     """
     if not context.on_gpu:
         raise NotApplicable("NCCL settings have no effect on gloo")
@@ -169,7 +169,7 @@ def _left_out(context: Context, options: NcclSettingsOptions) -> list[int]:
 
 
 def _child_log(result: ChildResult) -> NcclLog:
-    """The NCCL log of this rank's child process; empty where the child failed."""
+    """The NCCL log of this rank's child process; empty if the child failed."""
     if result.error:
         return NcclLog()
     return nccl_log.read(Path(result.value["log"]), result.value["log_bytes"])

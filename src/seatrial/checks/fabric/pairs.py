@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 # About 5 ms at the 50 GB/s of a 400 Gb/s NIC, so that launch latency is negligible. CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("256KiB")
 MAX_NODES_ALL_PAIRS = 8  # up to this number of nodes the rounds cover all pairs
-MAX_ROUNDS = 4  # with more nodes: enough to locate two or three bad nodes
+MAX_ROUNDS = 4  # default number of rounds with more nodes: enough to locate two or three bad nodes
 MAX_RETRIES = 4  # slow paths to retry; each takes as long as a round
 # Threshold of gpu_share and path_share, equal to the judge's default for FAIL; a slower path is retried
 MIN_SHARE = 0.90

@@ -31,7 +31,7 @@ from seatrial.model import (
 from seatrial.util import data_files, processes
 
 MAX_NODES_ALL_PAIRS = 4  # up to this number of nodes the rounds cover all pairs
-MAX_ROUNDS = 3  # with more nodes
+MAX_ROUNDS = 3  # default number of rounds with more nodes
 TOOL_TIMEOUT_S = 10.0
 LIMITS = data_files.read("perftest.yaml")
 

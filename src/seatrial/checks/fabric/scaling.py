@@ -55,7 +55,8 @@ GPU_SIZE, MAX_GPU_SIZE, BYTES_PER_RANK = map(parse_bytes, ("1GiB", "16GiB", "16M
 CPU_SIZE = parse_bytes("1MiB")
 PAIR_SIZE = parse_bytes("256MiB")  # as in collectives.pairs, but at most ``size``
 TWO_NODES, ALL_NODES = "2nodes", "all_nodes"
-RING_LIMIT_S = 120.0  # of the child processes, which start in seconds; without the time on a slow network
+# Time limit of the child processes, which start in seconds; the time of the transfers on a slow network is added
+RING_LIMIT_S = 120.0
 # Published healthy clusters reach 0.90 of the slower link and more: H100 8x400 330 of 365 GB/s without NVLS
 # (NVIDIA/nccl#1221), 441 to 468 of 400 with NVLS, B200 8x400 690 of 400 (coreweave/nccl-tests#92, dstackai/dstack),
 # A100 8x200 187 of 200 (Azure/aks-rdma-infiniband). With faults 0.3 to 0.6: H100 8x400 112 to 231 (NVIDIA/nccl#2409),
@@ -70,7 +71,7 @@ MIN_RING_EFFICIENCY = 0.90
 def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
     """Yield busbw (GB/s) by number of nodes and the efficiencies on rank 0.
 
-    Raises NotApplicable on a single node, and SeatrialError where the child processes with NCCL_ALGO=Ring fail.
+    Raises NotApplicable on a single node, and SeatrialError if the child processes with NCCL_ALGO=Ring fail.
     """
     from seatrial.bench import collectives, pairs, subgroups
 
@@ -92,7 +93,7 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
         context.progress("NCCL_ALGO=Ring")
         rings = _measure_rings(members, size, context, options.seconds)
     if context.rank == 0:
-        beyond_two = "yes" if len(nodes) > 2 else "no: 2 nodes, so no more to compare with them"
+        beyond_two = "yes" if len(nodes) > 2 else "no: there are only 2 nodes"
         yield from facts({**group, "nodes": len(nodes), "size": size, "node_order": list(nodes)})
         yield Fact(name="beyond_two_nodes", value=beyond_two)
         yield Fact(name="no_sockets", value=_no_sockets(transports))

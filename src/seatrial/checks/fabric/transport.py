@@ -48,7 +48,7 @@ class RankTransport:
 def measure(context: Context, options: TransportOptions) -> Iterator[Observation]:
     """Connect all ranks, then yield transports and algorithms from their NCCL logs on rank 0.
 
-    Raises SeatrialError where a log has no transport, and where NCCL uses sockets and RDMA ports cannot be read.
+    Raises SeatrialError if a log has no transport, or if NCCL uses sockets and RDMA ports cannot be read.
     """
     from seatrial.bench import group, rank
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from seatrial.bench.compute import BurnResult
 
 DTYPES = ("bf16", "fp16", "fp32")  # of the load, in order of preference; the first supported one is used
-MAX_CURVE_POINTS = 240  # of the TFLOP/s curve: with a point per window (50 ms), an hour would have 72,000
+MAX_CURVE_POINTS = 240  # a point of the TFLOP/s curve per window of 50 ms would be 72,000 points per hour
 # Clocks event reasons that count as throttling. The software power cap does not: a GPU at full load runs at it.
 THROTTLE_REASONS = (
     "hardware slowdown",
@@ -250,7 +250,7 @@ CHECK = Check(
     rule_facts={
         "backend": RuleFact("cuda|cpu"),
         "load": RuleFact("|".join(DTYPES)),
-        # as for the error counters that are read around other checks, permission denied is a SKIP
+        # Permission denied is a SKIP, as for the error counters that the worker reads before and after other checks
         **{
             f"reads_{name}": RuleFact(permission_denied=Outcome.SKIP, varies_by_device=name.startswith("nvlink"))
             for name in _READINGS

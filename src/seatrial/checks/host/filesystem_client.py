@@ -20,7 +20,7 @@ from seatrial.model import Frozen, Observation, Outcome, Phase, Rule, Scope, for
 from seatrial.util.text import error_text, printable
 from seatrial.util.threads import start_in_thread
 
-_RESPONSE_TIMEOUT_S = 5.0  # as in discover.filesystem
+_RESPONSE_TIMEOUT_S = 5.0  # for a system call on a path; the same as in discover.filesystem
 MAX_QUOTA_USED = 90  # percent; quota(1) of MIT's Athena also warns above this
 # Percent. ldiskfs reserves 5 % of an OST and is slow above 95 %; a full OST fails writes although others have space:
 # Lustre manual, Managing Free Space; wiki.lustre.org/Handling_Full_OSTs

@@ -21,9 +21,10 @@ METRICS = {
     **{f"{operation}_{mode}.*": "GB/s" for operation in STREAMS for mode in ("single", "concurrent")},
     **{f"{operation}_{mode}.*": "files/s" for operation in SMALL_FILES for mode in ("single", "concurrent")},
 }
-# Lowest rates for which a step has time to end
-MIN_BYTES_PER_S = 1e7  # of all nodes together, about a network of 100 Mbit/s
-MIN_FILES_PER_S = 10  # of all nodes together, less than a disk with one seek per file
+# Lowest total rates of all nodes for which a step has time to end: those of a network of 100 Mbit/s, and less than
+# those of a disk with one seek per file
+MIN_BYTES_PER_S = 1e7
+MIN_FILES_PER_S = 10
 # Whether O_DIRECT is used by all nodes → value of fact caches.*
 CACHES = {
     True: "page cache of the node bypassed (O_DIRECT); caches of the file servers in use",

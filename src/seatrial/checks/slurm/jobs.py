@@ -33,10 +33,12 @@ METRICS = {
 }
 
 _EXIT_CODE = 7  # of a probe job whose tests passed; shells and Slurm do not use it
-_SIGNAL_EXIT_CODE = 12  # of the signalled job, after its trap ran
-_REQUESTED_MIB = 128  # --mem of the memory job, well above the needs of slurmstepd
-_ALLOCATED_BYTES = 512 * 2**20  # by the memory job
-_ALLOCATED_S = 20  # during which the memory job keeps them; OverMemoryKill checks each second (--acctg-freq=task=1)
+_SIGNAL_EXIT_CODE = 12  # with which the trap of the signalled job ends the script
+# The memory job requests _REQUESTED_MIB, well above the needs of slurmstepd, allocates more, and keeps that for
+# _ALLOCATED_S: OverMemoryKill checks once per second (--acctg-freq=task=1)
+_REQUESTED_MIB = 128
+_ALLOCATED_BYTES = 512 * 2**20
+_ALLOCATED_S = 20
 
 _ENVIRONMENT_MEANING = (
     "environment variables of the submit host are not set in the job: NCCL_*, HF_HOME and a venv get lost too"

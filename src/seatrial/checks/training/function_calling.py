@@ -58,8 +58,8 @@ RANDOM_WEIGHTS_OVERRIDES = (
 )
 # ZeRO-3 and FSDP2 shard weights over ranks: one rank has nothing to shard
 SINGLE_RANK_OVERRIDES = ("parallel.strategy=ddp", "parallel.deepspeed=null")
-PROGRESS_PREFIX = "evaluated "  # of progress lines of train.function_calling.evaluate
-_FINAL_STEPS = 3  # final_loss is their mean: the loss of one batch is noisy
+PROGRESS_PREFIX = "evaluated "  # with which train.function_calling.evaluate begins its progress lines
+_FINAL_STEPS = 3  # final_loss is the mean of the last steps, since the loss of one batch is noisy
 
 
 @dataclass(frozen=True)

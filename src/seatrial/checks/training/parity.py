@@ -21,7 +21,7 @@ from seatrial.train.compare import StepRecord
 from seatrial.train.train_config import TrainConfig
 
 STRATEGIES = ("ddp", "fsdp2")
-VARIANTS = ("fsdp2_by_size", "fsdp2_unwrapped", "fsdp2_cpu_offload")  # of FSDP2
+VARIANTS = ("fsdp2_by_size", "fsdp2_unwrapped", "fsdp2_cpu_offload")  # runs with other settings of FSDP2
 # Percent above the share of a rank. The last rank has fewer rows of a tensor whose rows the ranks do not divide: at
 # most 2.7 % in total with 8 ranks and the tiny config. A tensor that is not sharded adds at least its own size.
 MAX_STATE_EXCESS = 10

@@ -26,7 +26,8 @@ def world_size() -> int:
 def run_on_rank0(work: Callable[[], object], folder: Path) -> None:
     """Run ``work`` on rank 0 while the other ranks wait; if it fails, all ranks raise the same SeatrialError.
 
-    It is a DiskFullError if the filesystem of ``folder`` is full; for other exceptions its message names their type.
+    The error is a DiskFullError if the filesystem of ``folder`` is full. For an exception of another class than
+    SeatrialError and OSError, the message names the class.
     """
     errors: list[SeatrialError | None] = [None]
     cause: Exception | None = None

@@ -26,7 +26,7 @@ from seatrial.util.node_name import node_name
 
 
 def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, Any]:
-    """Train and write the results to ``out``; see seatrial.train.hf.train. ``phases``: after the imports."""
+    """Train and write the results to ``out``; see seatrial.train.hf.train. ``phases``: those of the start so far."""
     config.architecture()
     require_tensorboard(config)
     models.disable_progress_bars()
