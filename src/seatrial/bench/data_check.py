@@ -78,6 +78,7 @@ def verify(buffer: torch.Tensor, summed_ranks: int, parts: Sequence[ExpectedPart
 
 
 def _verify_part(buffer: torch.Tensor, summed_ranks: int, part: ExpectedPart, offset: int) -> Mismatch | None:
+    """Compare one part of a buffer; ``offset``: its first element in the whole buffer."""
     wrong, first = 0, None
     for start, chunk in _chunks(buffer):
         expected = _expected_integers(part.position + start, chunk, summed_ranks, part.rank)

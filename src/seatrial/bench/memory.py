@@ -81,6 +81,7 @@ def run_pattern_test(size: int, device: str) -> PatternTestResult:
 
 
 def _patterns(device: str) -> Iterator[tuple[str, _Fill]]:
+    """Yield the name of each pattern with the function that writes it to a block."""
     for word in FIXED_PATTERNS:
         yield f"{word % 2**64:#018x}", partial(_fill_with, word)
     generator = torch.Generator(device)
@@ -98,6 +99,7 @@ def _fill_with(word: int, block: torch.Tensor, _number: int) -> torch.Tensor:
 
 
 def _test_pattern(name: str, fill: _Fill, blocks: Sequence[torch.Tensor]) -> Iterator[PatternError]:
+    """Write a pattern to all blocks, compare them, and yield the error if words differ."""
     for number, block in enumerate(blocks):
         fill(block, number)
     expected = torch.empty_like(blocks[0])

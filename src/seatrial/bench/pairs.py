@@ -100,6 +100,7 @@ def measure_pairs(
 def _operation(
     partners: Mapping[int, int], group: dist.ProcessGroup | None, receivers: Collection[int] = ()
 ) -> Operation:
+    """The transfer of this rank with its partner as an Operation; a rank without a partner does nothing."""
     partner = partners.get(dist.get_rank())
     sends, receives = dist.get_rank() not in receivers, partner not in receivers
 

@@ -30,6 +30,7 @@ _TOKEN_BYTES = 16  # which open_connection reads
 
 
 def main(arguments: Sequence[str]) -> None:
+    """Try the rendezvous in the role of this node or pod, and print a problem with its first command."""
     address, port, key, *pod = arguments
     token = key.encode()[:_TOKEN_BYTES].ljust(_TOKEN_BYTES)
     node = os.environ.get("SLURMD_NODENAME") or os.environ.get("SEATRIAL_NODE") or socket.gethostname()

@@ -238,6 +238,7 @@ class LockCounts:
 
 
 def _lock_failure(folder: SharedFolder, kind: str, try_lock: Callable[[int], bool]) -> str | None:
+    """Check that ``try_lock`` never grants the lock of one file to two participants. Raises Untested."""
     path, count = folder.path / f"lock.{kind}", len(folder.names)
     folder.run_on_first(lambda: write_and_sync(path, b"\0"))
     for _ in range(ATTEMPTS):

@@ -102,6 +102,7 @@ class PhaseAxis:
         self.steps = math.floor(self.seconds / self.step_s) + 1
 
     def _append_segment(self, checks: set[str], intervals: Intervals) -> None:
+        """Append the segment in which ``checks`` ran, on every node on which one of them ran."""
         longest = 0.0
         for node, node_intervals in intervals.items():
             if selected := [interval for interval in node_intervals if interval.check in checks]:
@@ -204,6 +205,7 @@ class TelemetryAggregator:
         )
 
     def _dashboards(self) -> Iterator[Dashboard]:
+        """Yield a dashboard for each phase and kind of device that has samples."""
         for (phase, kind), curves in self._curves.items():
             if tracks := tuple(curves.tracks()):
                 axis = self._axes[phase]

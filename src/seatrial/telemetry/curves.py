@@ -81,6 +81,7 @@ class Curves:
         return int(seconds // self._step_s)
 
     def _step_means(self, column: Sequence[float | None], samples: Sequence[tuple[int, int]]) -> array[float] | None:
+        """Return the mean of ``samples`` (index, step) in each step, NaN in steps without one; None without values."""
         sums, counts = [0.0] * self._steps, [0] * self._steps
         for index, step in samples if column else ():
             value = column[index]
@@ -132,6 +133,7 @@ def _throttle_tracks(reasons: Iterable[array[int]]) -> Iterator[Track]:
 
 
 def _gauge_tracks(gauge: str, by_device: dict[str, array[float]], digits: int) -> Iterator[Track]:
+    """Yield a track per device, or with many devices minimum, median, maximum and outliers."""
     if len(by_device) <= MAX_TRACKS:
         for subject, values in by_device.items():
             yield Track(gauge=gauge, label=subject, values=_rounded(values, digits))

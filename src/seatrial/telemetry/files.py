@@ -206,6 +206,7 @@ def _with_prefix(values: Mapping[str, T], prefix: str) -> dict[str, T]:
 
 
 def _read_samplers(path: Path) -> list[_SamplerRows]:
+    """Return the lines of each sampler process in a file; lines before the first header are ignored."""
     samplers: list[_SamplerRows] = []
     with open_file(path) as file:
         for text in iter(lambda: file.readline(MAX_LINE_BYTES), b""):

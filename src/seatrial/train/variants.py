@@ -168,6 +168,7 @@ def injected_fault(fault: InjectedFault | None) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _kill_in_save(fault: InjectedFault) -> Iterator[None]:
+    """Context manager: the rank kills itself after writing its files of the checkpoint of ``fault.step``."""
     original = checkpoint.Checkpointer._finalize
 
     def finalize(
@@ -183,6 +184,7 @@ def _kill_in_save(fault: InjectedFault) -> Iterator[None]:
 
 @contextmanager
 def _nan_gradient(fault: InjectedFault) -> Iterator[None]:
+    """Context manager: the rank's gradient is NaN in step ``fault.step``."""
     original = loop.Trainer.step
 
     def step(self: loop.Trainer, number: int, batches: Iterator[Tensor]) -> loop.PendingStep:

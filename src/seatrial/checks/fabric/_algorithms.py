@@ -86,6 +86,7 @@ def choices_by_operation(requested: Sequence[Mapping[str, Any]], result: Mapping
 
 
 def _choice(log: Path, operation: str, log_range: Sequence[int]) -> dict[str, object]:
+    """NCCL's choice for one operation, from ``log_range`` (start, end) of its log; empty if it did not run."""
     if not log_range:
         return {"algorithm": "not measured: no memory"}
     start, end = log_range

@@ -100,6 +100,7 @@ class TransferRunner:
         return paths
 
     def _run(self, planned: Sequence[RailPath]) -> list[RailPath]:
+        """Run the planned transfers concurrently, and return them with their values or errors."""
         from seatrial.bench.perftest import Transfer, run_transfers
 
         context = self._context

@@ -100,6 +100,7 @@ def _nvls_observations(ranks: Mapping[str, RankTransport]) -> Iterator[Observati
 
 
 def _rank_transport(context: Context) -> RankTransport:
+    """What this rank reports: its NCCL log, GPU model and the RDMA ports of its node."""
     from seatrial.bench import group, rank
 
     gpu = str(rank.describe_device(context.device)["gpu"] or "")

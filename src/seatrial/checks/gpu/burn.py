@@ -93,6 +93,7 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
 
 
 def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Iterator[Observation]:
+    """Yield TFLOP/s, drift (%), the number of changed products and the curve of TFLOP/s over seconds."""
     timing = result.timing
     x, rates = _curve(timing.windows, timing.per_window, flop)
     rate = flop / fmean(timing.windows) / 1e12
@@ -114,6 +115,7 @@ def _curve(windows: Sequence[float], per_window: int, flop: int) -> tuple[tuple[
 def _gpu_observations(
     load: GpuLoad, counters: GpuErrorCounters, result: BurnResult, subject: str
 ) -> Iterator[Observation]:
+    """Yield the load and the new errors of the GPU. Raises SeatrialError if the GPU was lost."""
     if reason := counters.gpu_lost or load.reader.gpu_lost:
         raise SeatrialError(f"{subject} was lost under load: {reason}")
     started, ended = result.timing.started, result.timing.ended
@@ -147,6 +149,7 @@ _LOAD_METRICS: dict[str, tuple[str, str, Callable[[Sequence[float]], float]]] = 
 
 
 def _load_metrics(samples: Sequence[LoadSample], started: float, subject: str) -> Iterator[Observation]:
+    """Yield power, temperature, SM clock and throttling from the samples; time is relative to ``started``."""
     for name, (unit, field, aggregate) in _LOAD_METRICS.items():
         points = [
             (sample.time_s - started, float(value))

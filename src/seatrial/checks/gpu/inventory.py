@@ -47,7 +47,6 @@ RULE_FACTS = {
     "has_fabric": RuleFact(reason="the GPUs have no fabric"),
     **{f"has_{field}": RuleFact(reason=f"the GPUs have no {field.replace('_', ' ')}") for field in _OPTIONAL},
 }
-
 _NO_REASON = "no reason from NVML (for NVLinks: all links may be down, or no NVLink bridge is installed)"
 
 METRICS = {
@@ -111,6 +110,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def _gpu_metrics(used: Sequence[Gpu], node: str) -> Iterator[Observation]:
+    """Yield the metrics of each GPU in use. Raises SeatrialError, after all metrics, for values that are missing."""
     processes = _foreign_processes(used)
     yield Fact(name="foreign_processes", value=[process.model_dump() for process in processes])
     values_by_gpu = [(gpu, _metric_values(gpu, used, processes)) for gpu in used]
@@ -170,6 +170,7 @@ def _supported_features(gpus: Sequence[Gpu]) -> dict[str, bool]:
 
 
 def _metric_values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[ForeignProcess]) -> Values:
+    """Return metric → value of ``gpu``; ``gpus`` are all GPUs in use, of which some are compared with it."""
     same_model = [other for other in gpus if other.name == gpu.name]
     remapped = (gpu.rows_remapped_correctable, gpu.rows_remapped_uncorrectable)
     reasons = None if gpu.clocks_event_reasons is None else set(gpu.clocks_event_reasons)
@@ -258,13 +259,12 @@ def _rule(
     evidence_facts: tuple[str, ...] = (),
     outcome_if_violated: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL,
 ) -> Rule:
-    conditions = {"has_usable_gpu": "yes", feature: "yes"}
     return Rule(
         metric=metric,
         expect=expect,
         meaning=meaning,
         fix=fix,
-        applies_if=conditions,
+        applies_if={"has_usable_gpu": "yes", feature: "yes"},
         evidence_facts=evidence_facts,
         outcome_if_violated=outcome_if_violated,
     )

@@ -47,8 +47,13 @@ def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
     must_exist = bool(options.paths)
     by_tier = {name: _filesystem_at(path, must_exist, entries, context.root) for name, path in paths.items()}
     kinds = {name: tier_filesystem.kind for name, tier_filesystem in by_tier.items() if tier_filesystem.kind}
-    unwise = {name: values for name, kind in kinds.items() if (values := _unwise_settings(kind))}
-    misplaced = {name: kind.name for name, kind in kinds.items() if kind.network and _needs_local_disk(name)}
+    unwise: dict[str, dict[str, str]] = {}  # tier → setting → its value and the advice
+    for name, kind in kinds.items():
+        for setting in kind.settings:
+            if setting.advice:
+                unwise.setdefault(name, {})[setting.name] = f"{setting.value}: {setting.advice}"
+    local_tiers = {name for name, tier in tiers().items() if tier.local_disk}
+    misplaced = {name: kind.name for name, kind in kinds.items() if kind.network and name in local_tiers}
     yield from facts(
         {
             "filesystems": {name: _description(tier_filesystem) for name, tier_filesystem in by_tier.items()},
@@ -103,16 +108,8 @@ def _description(tier_filesystem: TierFilesystem) -> str:
     return f"{kind.name}: {place} with {mount.options} ({kind.evidence})"
 
 
-def _needs_local_disk(tier: str) -> bool:
-    return tier in tiers() and tiers()[tier].local_disk
-
-
 def _settings(kind: FilesystemKind) -> dict[str, JsonValue]:
     return {setting.name: f"{setting.value} ({setting.effect}; {setting.source})" for setting in kind.settings}
-
-
-def _unwise_settings(kind: FilesystemKind) -> dict[str, str]:
-    return {setting.name: f"{setting.value}: {setting.advice}" for setting in kind.settings if setting.advice}
 
 
 def _quota_observations(
@@ -178,6 +175,7 @@ def _target_observations(name: str, tier_filesystem: TierFilesystem | None, cont
 
 
 def _tier_rules(name: str) -> Iterator[Rule]:
+    """Yield the rules on quota and storage targets of the tier ``name``."""
     quota = {f"quota_{name}": "yes"}
     yield Rule(
         metric=f"quota_used.{name}",

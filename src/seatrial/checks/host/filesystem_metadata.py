@@ -167,6 +167,7 @@ def _repeat(
 
 
 def _tier_rules(name: str) -> Iterator[Rule]:
+    """Yield the rules on the rates of the tier ``name``, from one node and from all nodes concurrently."""
     tier = tiers()[name]
     for operation, rate in tier.rates.items():
         for mode in MODES:

@@ -155,6 +155,7 @@ def read_volume(root: Path, path: str) -> Volume:
 
 
 def _observations(results: Mapping[str, PathResult]) -> Iterator[Observation]:
+    """Yield the metrics over all paths, and for each kind of problem a fact path → reason."""
     usable = {path: result for path, result in results.items() if not result.unusable}
     shared = {path: result for path, result in usable.items() if not result.not_shared}
     any_usable = "yes" if usable else "no: no path is usable (see fact unusable)"
@@ -208,6 +209,7 @@ def _free_space(results: Mapping[str, PathResult]) -> Iterator[Observation]:
 
 
 def _probe_results(results: Mapping[str, PathResult]) -> Iterator[Observation]:
+    """Yield the visibility delay (ms), and for each probe the number of paths on which it failed."""
     delays = {path: {name: round(s * 1e3, 2) for name, s in row.delays.items()} for path, row in results.items()}
     yield Fact(name="visibility_ms", value=dict(delays))
     yield metric("visibility_delay", max(delay for by_name in delays.values() for delay in by_name.values()), "ms")

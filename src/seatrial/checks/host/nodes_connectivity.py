@@ -101,6 +101,7 @@ def _os_name(root: Path) -> str:
 
 
 def _unresolved_names(names: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
+    """Yield the number of names that a node cannot resolve, and the reasons by name."""
     from seatrial.bench.one_rank_per_node import group_by_text
 
     problems: dict[str, dict[str, str]] = {}
@@ -113,6 +114,7 @@ def _unresolved_names(names: Sequence[str], result: ConnectivityResult) -> Itera
 
 
 def _connections(names: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
+    """Yield the number of pairs without a connection, and the round-trip times (us) of each node."""
     unreachable: dict[str, str] = {}
     round_trips: dict[str, dict[str, float]] = {}
     for source, connections in zip(names, result.connections, strict=True):

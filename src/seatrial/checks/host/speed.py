@@ -72,6 +72,7 @@ def _numa_groups(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
 
 
 def _disk_observations(context: Context, options: SpeedOptions) -> Iterator[Observation]:
+    """Yield GB/s of the local disk, or the reason why it was not measured."""
     from seatrial.bench import host_speed
 
     folder = context.artifacts_dir

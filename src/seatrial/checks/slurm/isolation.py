@@ -142,6 +142,7 @@ def _single_task(output: str, job: Job) -> Task:
 
 
 def _compare(first: Task, second: Task, *, devices_confined: bool, have_several_gpus: bool) -> Iterator[Observation]:
+    """Yield what the tasks of the two jobs see, and the number of GPUs and CPUs that both have."""
     first_gpus, second_gpus = first.gpus(devices_confined), second.gpus(devices_confined)
     for name, task, task_gpus in (("first_job", first, first_gpus), ("second_job", second, second_gpus)):
         summary = {

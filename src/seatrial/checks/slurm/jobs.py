@@ -155,6 +155,7 @@ def measure(context: Context, options: JobsOptions) -> Iterator[Observation]:
 
 
 def _sbatch_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
+    """Yield exit code, environment and directory of a batch job."""
     directory = shlex.quote(os.getcwd())
     # exit code: _EXIT_CODE, plus 1 without the environment, plus 2 in another directory
     script = (
@@ -173,6 +174,7 @@ def _sbatch_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
 
 
 def _signal_metric(jobs: ProbeJobs) -> Iterator[Observation]:
+    """Yield whether SIGUSR1 from scancel reaches a batch script."""
     job_id = jobs.submit(f"trap 'exit {_SIGNAL_EXIT_CODE}' USR1; sleep 60 & wait")
     job = jobs.wait_until(job_id, lambda job: not job.pending, 0)
     deadline = time.monotonic() + 30
@@ -186,6 +188,7 @@ def _signal_metric(jobs: ProbeJobs) -> Iterator[Observation]:
 
 
 def _srun_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
+    """Yield exit code, environment, directory and duration (s) of a job with srun."""
     script = (
         f'echo "probe=$SEATRIAL_PROBE"; echo "directory=$(pwd -P)"; echo "node=$SLURMD_NODENAME"; exit {_EXIT_CODE}'
     )
@@ -207,6 +210,7 @@ def _srun_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
 
 
 def _memory_metrics(jobs: ProbeJobs, settings: Settings) -> Iterator[Observation]:
+    """Yield whether memory is limited and, if so, whether a job that exceeds its limit is killed."""
     mechanism, reason = _memory_limit_mechanism(settings)
     enforcement = mechanism or f"not enforced: {reason}"
     yield from facts({"memory_limit": enforcement, "memory_limit_tested": "yes" if mechanism else "no"})
@@ -240,6 +244,7 @@ def _memory_limit_mechanism(settings: Settings) -> tuple[str | None, str]:
 
 
 def _time_limit_metric(jobs: ProbeJobs, settings: Settings, enabled: bool) -> Iterator[Observation]:
+    """Yield whether a job that exceeds its time limit is ended, if this test is ``enabled``."""
     yield Fact(name="time_limit_tested", value="yes" if enabled else "no")
     if not enabled:
         return

@@ -123,6 +123,7 @@ def measure(context: Context, options: DdpOptions) -> Iterator[Observation]:
 
 
 def _observe(context: Context, options: DdpOptions) -> Iterator[Observation]:
+    """Compare DDP with one process, measure the speed, and yield the observations of both. All ranks call this."""
     from seatrial.train import ddp, invariants
 
     world = ddp.current_world(context.device)
@@ -220,6 +221,7 @@ def _step_times(context: Context, speed: Speed) -> Iterator[Metric]:
 
 
 def _speed_observations(speed: Speed, device: str) -> Iterator[Observation]:
+    """Yield tokens/s, the scaling efficiency, and a description of the timed training."""
     total, ranks = speed.tokens_per_second(), len(speed.ddp_windows)
     yield _metric("tokens_per_second", median(total), total)
     per_gpu = [tokens / ranks for tokens in total]
@@ -277,6 +279,7 @@ def _method(comparison: DdpComparison, speed: Speed) -> str:
 
 
 def _digest_observations(digests: Sequence[str], subjects: Sequence[str]) -> Iterator[Observation]:
+    """Yield the number of ranks whose parameters differ from the majority, and their digests."""
     from seatrial.train.invariants import mismatched_ranks
 
     mismatched = mismatched_ranks(digests)

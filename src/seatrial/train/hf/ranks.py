@@ -39,15 +39,12 @@ def run_on_rank0(work: Callable[[], object], folder: Path) -> None:
         except Exception as error:
             message = "rank 0 failed while all other ranks waited for it"
             disk_full = disk.disk_full_error(error, folder, message)
-            errors, cause = [disk_full or SeatrialError(f"{message}: {_error_text(error)}")], error
+            text = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            errors, cause = [disk_full or SeatrialError(f"{message}: {text}")], error
     if dist.is_initialized():
         dist.broadcast_object_list(errors)
     if errors[0] is not None:
         raise errors[0] from cause
-
-
-def _error_text(error: Exception) -> str:
-    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
 def gather(value: T) -> list[T]:
