@@ -110,37 +110,41 @@ def train(
 
     groups = [tuple(ranks) for ranks in groups or [range(context.world_size)]]
     group_number = next((number for number, ranks in enumerate(groups) if context.rank in ranks), None)
-    outs = rank.gather(_new_folders(context.artifacts_dir, name, len(groups)))[0]
+    out_folders = rank.gather(_new_folders(context.artifacts_dir, name, len(groups)))[0]
     settings = train_config.load(config, overrides)
     task = {"config": str(train_config.config_path(config)), "overrides": list(overrides), "generate": generate_tokens}
     context.progress(f"{name}: starting")
     started = time.monotonic()
     children = child_ranks.run_child_ranks(
         "seatrial.train.child",
-        {**task, "out": str(outs[group_number or 0])},
+        {**task, "out": str(out_folders[group_number or 0])},
         {"NCCL_DEBUG_FILE": str(context.artifacts_dir / f"nccl.{name}.%h.%p.log")},
         device=context.device,
         local_rank=context.local_rank,
-        file_prefix=context.artifacts_dir / outs[0].name,
+        file_prefix=context.artifacts_dir / out_folders[0].name,
         limit_s=limit_s,
         groups=groups,
         spare_gpus=_gpus(settings, groups),
         on_poll=lambda: (
-            None if group_number is None else _report_progress(context, name, outs[group_number], settings.max_steps)
+            None
+            if group_number is None
+            else _report_progress(context, name, out_folders[group_number], settings.max_steps)
         ),
     )
     seconds = rank.gather(time.monotonic() - started)[0]
     is_first_of_group = group_number is not None and context.rank == groups[group_number][0]
-    steps = rank.gather(_read_steps(outs[group_number]) if group_number is not None and is_first_of_group else ())
+    steps = rank.gather(
+        _read_steps(out_folders[group_number]) if group_number is not None and is_first_of_group else ()
+    )
     return [
         replace(
             _result_of_ranks(name, out, {member: children[member] for member in ranks}),
             steps=steps[ranks[0]],
             max_steps=settings.max_steps,
             seconds=seconds,
-            log_prefix=context.artifacts_dir / outs[0].name,
+            log_prefix=context.artifacts_dir / out_folders[0].name,
         )
-        for ranks, out in zip(groups, outs, strict=True)
+        for ranks, out in zip(groups, out_folders, strict=True)
     ]
 
 
