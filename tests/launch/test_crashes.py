@@ -113,6 +113,48 @@ def test_rank_killed_in_a_gpu_check_fails_the_check_on_all_ranks(trial: Path, tm
     ] * 2
 
 
+@pytest.mark.training
+def test_ranks_of_a_killed_seatrial_end_and_resume_measures_the_rest(trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    program = Program("run", trial, "--out", out)
+    until(lambda: ranks_in_check(out, "ranks", CHECK, 2))
+    program.process.send_signal(signal.SIGKILL)
+    assert program.finish()[0] == -signal.SIGKILL
+    until(lambda: not program.left_behind())
+    assert not (out / "trial.json").exists()
+    before = (out / "measurements.jsonl").read_text()
+    assert CHECK not in before
+
+    code, _, err = call("run", "--resume", out)
+    assert code == 0, err
+    assert (out / "measurements.jsonl").read_text().startswith(before), "complete measurements are kept"
+    record = load(out)
+    assert record.decision.value is DecisionValue.ACCEPTED
+    assert sorted(measurement.check for measurement in record.measurements) == [
+        *[CHECK] * 2,
+        "host.inventory",
+        *["nodes.reachable"] * 2,
+    ]
+
+
+@pytest.mark.training
+def test_limit_s_of_a_check_ends_its_ranks(trial: Path, tmp_path: Path) -> None:
+    trial.write_text(trial.read_text().replace("min_seconds_per_size: 2}", "min_seconds_per_size: 600}, limit_s: 2"))
+    out = tmp_path / "run"
+    program = Program("run", trial, "--out", out)
+    code, _, _ = program.finish()
+    assert (code, program.left_behind()) == (3, [])
+    record = load(out)
+    (result,) = [result for result in record.results if result.state is JobState.TIMEOUT]
+    assert result.job == "ranks"
+    assert CHECK in result.cause
+    assert {verdict.check for verdict in record.verdicts if verdict.outcome is Outcome.ERROR} == {CHECK}
+    assert {measurement.check for measurement in record.measurements if not measurement.error} == {
+        "host.inventory",
+        "nodes.reachable",
+    }
+
+
 def test_stopped_rank_is_the_cause_not_its_peer(one_check_trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     code, _, remaining_pids = run_with_signal(signal.SIGSTOP, one_check_trial, out, *SHORT_TIMEOUT)
