@@ -50,7 +50,7 @@ def test_only_the_beginning_of_a_long_line_counts() -> None:
 
 
 def test_empty_log_needs_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_search, "compile_patterns", None)
+    monkeypatch.setattr(log_search, "literal_database", None)
     log_search._database.cache_clear()
     assert found(b"") == []
     with pytest.raises(TypeError):

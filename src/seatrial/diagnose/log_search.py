@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
-from seatrial.diagnose.patterns import compile_patterns
+from seatrial.diagnose.patterns import compile_patterns, literal_database
 from seatrial.diagnose.signature import MAX_LINE
 from seatrial.diagnose.signatures import Match, all_signatures
 from seatrial.util.input_files import Readable
@@ -88,7 +88,7 @@ def _candidates(block: bytes, matched: set[int], by_pattern: frozenset[int]) -> 
 
 @cache
 def _database() -> Any:
-    return compile_patterns(dict(enumerate(all_signatures())))
+    return literal_database(dict(enumerate(all_signatures())))
 
 
 @cache
