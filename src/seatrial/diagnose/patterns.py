@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ def literal_database(signatures: Mapping[int, Signature]) -> Any:
     import hyperscan
 
     numbered = [[number, signature.pattern] for number, signature in signatures.items()]
-    inputs = (json.dumps(numbered), hyperscan.__version__, Path(__file__).read_text(encoding="utf-8"))
+    inputs = (json.dumps(numbered), version("hyperscan"), Path(__file__).read_text(encoding="utf-8"))
     key = user_cache.key(*map(str.encode, inputs))
     if content := user_cache.read("patterns", key):
         with contextlib.suppress(hyperscan.error):  # compiled for another CPU
