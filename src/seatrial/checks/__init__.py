@@ -6,7 +6,7 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 from importlib import import_module
-from importlib.util import find_spec
+from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.model import Phase, SeatrialError
@@ -39,33 +39,29 @@ class _Catalog(Mapping[str, Check]):
 
     @cached_property
     def _all(self) -> dict[str, Check]:
-        modules = [
-            module.name
-            for folder in _folders()
-            for module in pkgutil.iter_modules(import_module(folder).__path__, f"{folder}.")
-        ]
-        checks = [_load_check(name) for name in modules if not name.rpartition(".")[2].startswith("_")]
         phases = list(Phase)
-        ordered = sorted(checks, key=lambda check: (phases.index(check.phase), check.name))
-        self._loaded = {check.name: check for check in ordered}
+        checks = sorted(map(_load_check, _modules()), key=lambda check: (phases.index(check.phase), check.name))
+        self._loaded = {check.name: check for check in checks}
         return self._loaded
 
 
 def _check_in_file_of_its_name(name: str) -> Check | None:
     """The check ``host.cpu`` in a file ``cpu.py`` or ``host_cpu.py``; no other files are imported."""
     files = (name.rpartition(".")[2], name.replace(".", "_"))
-    for folder in _folders():
-        for file in files:
-            # a name of a trial may have any characters
-            if file.isidentifier() and not file.startswith("_") and find_spec(module_name := f"{folder}.{file}"):
-                check = _load_check(module_name)
-                if check.name == name:
-                    return check
-    return None
+    named = (module for module in _modules() if module.rpartition(".")[2] in files)
+    return next((check for check in map(_load_check, named) if check.name == name), None)
 
 
-def _folders() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(__path__, f"{__name__}.") if module.ispkg]
+@cache
+def _modules() -> list[str]:
+    """The modules of all checks, without importing them."""
+    folders = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
+    return [
+        f"{__name__}.{folder}.{module.name}"
+        for folder in folders
+        for module in pkgutil.iter_modules([str(Path(__path__[0]) / folder)])
+        if not module.name.startswith("_")
+    ]
 
 
 def _load_check(module_name: str) -> Check:
