@@ -95,7 +95,7 @@ def page(models: Sequence[Sku], metrics: Sequence[ReferenceMetric]) -> str:
             lines += [_row(name, shape(value), _value(value), value.source) for value in values]
         if others := _other_keys(sku, metrics):
             keys = ", ".join(f"`{key}`" for key in others)
-            lines += ["", f"Known values that only check whether a threshold in `expect` is too high: {keys}."]
+            lines += ["", f"Values without a rule, which only detect too high thresholds in `expect`: {keys}."]
         lines.append("")
     return "\n".join(lines)
 
