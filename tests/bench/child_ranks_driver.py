@@ -33,7 +33,7 @@ ALGORITHM_REQUESTS = [
 
 
 def run(
-    module: str, out: Path, limit_s: float, child_groups: Any = None, *, trains_on: Any = None, **task: Any
+    module: str, out: Path, limit_s: float, child_groups: Any = None, *, spare_gpus: Any = None, **task: Any
 ) -> dict[str, Any]:
     started = time.monotonic()
     results = child_ranks.run_child_ranks(
@@ -45,7 +45,7 @@ def run(
         file_prefix=out,
         limit_s=limit_s,
         groups=child_groups,
-        trains_on=trains_on,
+        spare_gpus=spare_gpus,
     )
     return {"results": [asdict(result) for result in results], "seconds": time.monotonic() - started}
 
@@ -55,11 +55,9 @@ def started_together(out: Path) -> dict[str, Any]:
     common: dict[str, Any] = {"device": "cpu", "local_rank": int(os.environ["LOCAL_RANK"]), "limit_s": 60}
     tasks = ({"behaviour": "open_group"}, {"behaviour": "algorithms", "requests": ALGORITHM_REQUESTS})
     with (
-        child_ranks.started_child_ranks(CHILD, tasks[0], {}, file_prefix=out / "first", **common) as first,
-        child_ranks.started_child_ranks(CHILD, tasks[1], {}, file_prefix=out / "second", **common) as second,
-        child_ranks.started_child_ranks(
-            CHILD, {"behaviour": "hang"}, {}, file_prefix=out / "unused", **common
-        ) as unused,
+        child_ranks.start_child_ranks(CHILD, tasks[0], {}, file_prefix=out / "first", **common) as first,
+        child_ranks.start_child_ranks(CHILD, tasks[1], {}, file_prefix=out / "second", **common) as second,
+        child_ranks.start_child_ranks(CHILD, {"behaviour": "hang"}, {}, file_prefix=out / "unused", **common) as unused,
     ):
         for children in (first, second):
             children.wait_until_ready()
@@ -81,8 +79,8 @@ def run_in_spare_child(out: Path) -> dict[str, Any]:
     """A task in the child that waits for one, then another task, for which there is none: it sees another GPU."""
     os.environ["NCCL_EXTRA_2"] = "set after the start of the child"
     spare = spare_children._waiting[1].child.process.pid
-    first = run(CHILD, out / "in_spare_child", 60, trains_on="all", behaviour="print_process")
-    second = run(CHILD, out / "in_new_child", 60, trains_on="all", behaviour="print_process")
+    first = run(CHILD, out / "in_spare_child", 60, spare_gpus="all", behaviour="print_process")
+    second = run(CHILD, out / "in_new_child", 60, spare_gpus="all", behaviour="print_process")
     return {"spare": spare, **{name: record["results"] for name, record in (("first", first), ("second", second))}}
 
 
@@ -104,7 +102,7 @@ def main(out: Path) -> None:
     records["one_group_fails"] = run(CHILD, out / "fails", 60, [[1], [0]], behaviour="fail_or_succeed")
     # In the other waiting child, which saves an import of torch
     records["nccl_settings"] = run(
-        "seatrial.bench.nccl_settings", out / "nccl_settings", 60, trains_on="own", **NCCL_SETTINGS_TASK
+        "seatrial.bench.nccl_settings", out / "nccl_settings", 60, spare_gpus="own", **NCCL_SETTINGS_TASK
     )
     together = started_together(out)
     close_group()

@@ -9,7 +9,13 @@ import pytest
 
 from seatrial.model import Measurement
 from seatrial.model.telemetry import HARDWARE_SLOWDOWN, Load, Telemetry
-from seatrial.telemetry.aggregate import MAX_LOADS, CheckInterval, TelemetryAggregator, check_intervals, gpu_loads
+from seatrial.telemetry.aggregate import (
+    MAX_LOADS,
+    CheckInterval,
+    TelemetryAggregator,
+    check_intervals,
+    load_during_check,
+)
 from seatrial.telemetry.files import DeviceSamples
 
 REASONS = {
@@ -77,7 +83,8 @@ def test_gpu_load_of_a_check() -> None:
         sm_clock_mhz=[345, 1500, 1400, 345, 1980, 100, 0, 0, 0, 0],
         clocks_event_reasons=[1, 4, 36, 1, 4, 32, 0, 0, 0, 0],
     )
-    (load,) = gpu_loads(gpu, CheckInterval("a", 99.9, 104.5))
+    load = load_during_check(gpu, CheckInterval("a", 99.9, 104.5))
+    assert load
     assert load == Load(
         check="a",
         gpu="n0/gpu0",
@@ -89,12 +96,13 @@ def test_gpu_load_of_a_check() -> None:
         sm_clock_mhz_min=1400,  # not 345, the clock while idle
         throttled_share={"software power cap": 0.75, "software thermal slowdown": 0.25},
     )
-    assert list(gpu_loads(gpu, CheckInterval("b", 104.1, 104.9))) == [], "too short for a sample"
+    assert load_during_check(gpu, CheckInterval("b", 104.1, 104.9)) is None, "too short for a sample"
 
 
 def test_gauges_that_were_not_read_are_none() -> None:
     gpu = device(range(3), power_w=[None, None, None], temperature_c=[40, 41, 42])
-    (load,) = gpu_loads(gpu, CheckInterval("a", 0, 2))
+    load = load_during_check(gpu, CheckInterval("a", 0, 2))
+    assert load
     assert (load.power_w_mean, load.power_w_max, load.sm_clock_mhz_min, load.throttled_share) == (None, None, None, {})
 
 
@@ -105,17 +113,19 @@ def test_samples_without_values_of_a_gpu_do_not_count() -> None:
         power_w=[700, None, None, 690, None, None, None],
         clocks_event_reasons=[0, None, None, 32, *[None] * 3],
     )
-    (load,) = gpu_loads(gpu, CheckInterval("a", 1.5, 5.5))
+    load = load_during_check(gpu, CheckInterval("a", 1.5, 5.5))
+    assert load
     assert (load.samples, load.power_w_mean, load.throttled_share) == (1, 690, {"software thermal slowdown": 1.0})
-    assert list(gpu_loads(gpu, CheckInterval("b", 3.5, 6))) == []
+    assert load_during_check(gpu, CheckInterval("b", 3.5, 6)) is None
 
 
 def test_first_second_of_a_check_is_skipped() -> None:
     """device.burn ran at 690 W until 110.4 s; NVML's power is a mean over the last second."""
     gpu = device(range(100, 121), power_w=[690.0] * 12 + [120.0] * 9)
-    (load,) = gpu_loads(gpu, CheckInterval("transfer.host", 110.4, 119))
+    load = load_during_check(gpu, CheckInterval("transfer.host", 110.4, 119))
+    assert load
     assert (load.samples, load.power_w_max) == (8, 120)
-    assert list(gpu_loads(gpu, CheckInterval("device.digests", 110.4, 111.3))) == []
+    assert load_during_check(gpu, CheckInterval("device.digests", 110.4, 111.3)) is None
 
 
 def test_gpu_load_uses_the_gpus_interval_or_else_the_nodes() -> None:
@@ -159,13 +169,15 @@ def test_checks_without_a_sample_list_their_number_of_gpus() -> None:
 )
 def test_hardware_slowdown_is_omitted_if_another_reason_explains_it(mask: int, reasons: set[str]) -> None:
     gpu = device(range(4), clocks_event_reasons=[mask] * 4)
-    (load,) = gpu_loads(gpu, CheckInterval("a", 0, 3))
+    load = load_during_check(gpu, CheckInterval("a", 0, 3))
+    assert load
     assert set(load.throttled_share) == reasons
     assert gpu.throttle_reasons(mask) == reasons
 
 
 def test_unexplained_hardware_slowdown_counts_beside_thermal_samples() -> None:
-    (load,) = gpu_loads(device(range(5), clocks_event_reasons=[0, 8, 72, 0, 0]), CheckInterval("a", 0, 4))
+    load = load_during_check(device(range(5), clocks_event_reasons=[0, 8, 72, 0, 0]), CheckInterval("a", 0, 4))
+    assert load
     assert load.throttled_share == {HARDWARE_SLOWDOWN: 0.25, "hardware thermal slowdown": 0.25}
 
 

@@ -37,7 +37,7 @@ def world() -> Iterator[World]:
 def test_group_without_torchrun_is_one_rank_and_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with parallel.process_group(60) as world:
-        assert (world.rank, world.size, world.is_rank0) == (0, 1, True)
+        assert (world.rank, world.size, world.is_rank_0) == (0, 1, True)
         assert dist.get_backend() == "gloo"
         assert world.gather("x") == ["x"]
         with parallel.process_group(60):

@@ -19,7 +19,7 @@ from seatrial.bench.collectives import DTYPES
 from seatrial.bench.operations import OPERATIONS, collective_api
 from seatrial.bench.rank import min_free_memory
 
-MEMORY_SHARE = 0.7  # of the free memory, for the buffers of an operation; NCCL needs the rest
+MEMORY_SHARE = 0.7  # share of the free memory for the buffers of an operation; NCCL needs the rest
 
 
 def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -37,6 +37,7 @@ def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
 
 
 def _run_once(request: Mapping[str, Any], device: torch.device, log: Path, max_bytes: float) -> list[int]:
+    """Run one request, and return its entry of ``log_ranges``."""
     operation, dtype = OPERATIONS[request["operation"]], DTYPES[request["dtype"]]
     count = operation.element_count(request["size"], dtype.itemsize, dist.get_world_size())
     size = count * dtype.itemsize

@@ -55,8 +55,8 @@ class ChildResult:
 class StartedChildRanks:
     """Children that all ranks started together; each rank has an object with its own child (None: rank in no group).
 
-    The children import torch and then wait in ``open_child_group`` until ``results`` is called. ``start_key`` and
-    ``group_name``: the key in the rendezvous store that starts the children, and the prefix of their group's keys.
+    The children import torch and then wait in ``open_child_group`` until ``results`` is called. ``start_key``: the key
+    in the rendezvous store that lets them go on. ``group_name``: the prefix of their group's keys in that store.
     """
 
     start_key: str
@@ -69,10 +69,12 @@ class StartedChildRanks:
     def wait_until_ready(self) -> None:
         """Wait until all children have imported torch, or have failed; called by all ranks before a measurement."""
         store, deadline = group.rendezvous_store(), time.monotonic() + self.limit_s
-        counted = False
+        failure_counted = False
         while store.add(f"{self.start_key}/ready", 0) < self.process_count and time.monotonic() < deadline:
-            if self.child and self.child.poll() is not None and not counted:  # ``results`` reports it
-                counted = bool(store.add(f"{self.start_key}/ready", 1))
+            # no rank waits for a child that has failed; ``results`` reports the failure
+            if self.child and self.child.poll() is not None and not failure_counted:
+                store.add(f"{self.start_key}/ready", 1)
+                failure_counted = True
             time.sleep(_READY_POLL_S)
 
     def results(self, on_poll: Callable[[], None] = lambda: None) -> list[ChildResult]:
@@ -103,7 +105,7 @@ def run_child_ranks(
     limit_s: float,
     groups: Sequence[Sequence[int]] | None = None,
     on_poll: Callable[[], None] = lambda: None,
-    trains_on: spare_children.Gpus | None = None,
+    spare_gpus: spare_children.Gpus | None = None,
 ) -> list[ChildResult]:
     """Run ``python -m module TASK`` with ``env`` beside every rank and return the results of all, by rank.
 
@@ -113,7 +115,7 @@ def run_child_ranks(
     """
     release_memory(device)
     store_barrier()  # children of a module without a process group do not wait for each other
-    with started_child_ranks(
+    with start_child_ranks(
         module,
         task,
         env,
@@ -122,13 +124,13 @@ def run_child_ranks(
         file_prefix=file_prefix,
         limit_s=limit_s,
         groups=groups,
-        trains_on=trains_on,
+        spare_gpus=spare_gpus,
     ) as children:
         return children.results(on_poll)
 
 
 @contextmanager
-def started_child_ranks(
+def start_child_ranks(
     module: str,
     task: Mapping[str, Any],
     env: Mapping[str, str],
@@ -138,13 +140,13 @@ def started_child_ranks(
     file_prefix: Path,
     limit_s: float,
     groups: Sequence[Sequence[int]] | None = None,
-    trains_on: spare_children.Gpus | None = None,
+    spare_gpus: spare_children.Gpus | None = None,
 ) -> Iterator[StartedChildRanks]:
     """Context manager: start the children of ``run_child_ranks``; at the exit those that still run are ended.
 
     A check that starts children several times can start all at once, so that the later ones import torch meanwhile.
-    ``limit_s`` counts from the call of ``results``. ``trains_on``: a waiting process that has imported the
-    training code and sees these GPUs runs the module, if there is one and ``env`` allows it (spare_children.py).
+    ``limit_s`` counts from the call of ``results``. ``spare_gpus``: instead of starting a process, use a spare child
+    that has imported the training code and sees these GPUs, if there is one and ``env`` allows it (spare_children.py).
     """
     release_memory(device)
     rank, run_number = dist.get_rank(), next(_run_numbers)
@@ -159,9 +161,9 @@ def started_child_ranks(
         ranks = all_groups[group_number]
         identity = {"RANK": ranks.index(rank), "WORLD_SIZE": len(ranks), "LOCAL_RANK": local_rank}
         variables = {**env, **{key: str(value) for key, value in identity.items()}}
-        # seatrial's value of NCCL_GRAPH_MIXING_SUPPORT forbids CUDA graphs concurrently with other operations, which a
-        # training may run
-        omitted = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_by_seatrial else ""
+        # The child must not inherit NCCL_GRAPH_MIXING_SUPPORT=0 of seatrial: a training may run operations in a CUDA
+        # graph concurrently with others
+        omitted_variable = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_by_seatrial else ""
         common = {
             "group": group_name,
             "start_key": start_key,
@@ -169,7 +171,7 @@ def started_child_ranks(
             "limit_s": limit_s,
             "started": time.time(),
         }
-        child = _start(module, {**common, **task}, variables, omitted, files, trains_on)
+        child = _start(module, {**common, **task}, variables, omitted_variable, files, spare_gpus)
     try:
         yield StartedChildRanks(start_key, group_name, child, sum(map(len, all_groups)), files, limit_s)
     finally:
@@ -181,16 +183,16 @@ def _start(
     module: str,
     task: Mapping[str, Any],
     env: Mapping[str, str],
-    omitted: str,
+    omitted_variable: str,
     files: Mapping[str, Path],
-    trains_on: spare_children.Gpus | None,
+    spare_gpus: spare_children.Gpus | None,
 ) -> processes.Child:
-    """Start ``module`` in a waiting process for ``trains_on``, or in a new one."""
-    spare = spare_children.take(trains_on, env)
-    if spare and spare.run(module, task, {**processes.inherited(omitted), **env}, files):
+    """Run ``module`` in a spare child that sees ``spare_gpus``, or in a new process if there is none."""
+    spare = spare_children.take(spare_gpus, env)
+    if spare and spare.run(module, task, {**processes.inherited(omitted_variable), **env}, files):
         return spare.child
     argv = [sys.executable, "-m", module, json.dumps(task)]
-    return processes.start(argv, env=env, stdout=files["out"], stderr=files["err"], without=omitted)
+    return processes.start(argv, env=env, stdout=files["out"], stderr=files["err"], without=omitted_variable)
 
 
 def failure_text(rank: int, result: ChildResult) -> str:
@@ -269,9 +271,9 @@ def _stop(child: processes.Child, reason: str) -> str:
 
 
 def _with_stderr(error: str, stderr: Path) -> str:
-    """``error`` with the last message of stderr, then the text before it: truncation does not remove that message.
+    """``error`` with the last message of stderr and then the text before it, so that truncation keeps the message.
 
-    The last message starts at the last line that is not indented; its continuation lines are.
+    The last message begins at the last line that is not indented: continuation lines are indented.
     """
     lines = stderr.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
     if not lines:
@@ -283,7 +285,7 @@ def _with_stderr(error: str, stderr: Path) -> str:
 
 
 def _read_result(path: Path) -> ChildResult:
-    """The result is the last line of stdout: libraries write there too."""
+    """The result from the last line of stdout; libraries may have written the lines before it."""
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     try:
         return ChildResult(json.loads(lines[-1]))

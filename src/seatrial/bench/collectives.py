@@ -70,7 +70,7 @@ class AllocationError(Exception):
         super().__init__(f"out of memory on {self.summary()}")
 
     def summary(self, rank_name: Callable[[int], str] = "rank {}".format) -> str:
-        """The first few ranks with their reasons: every one of thousands of ranks may print this."""
+        """The reasons of the first few ranks only: each of thousands of ranks may print this text."""
         texts = [f"{rank_name(rank)}: {reason}" for rank, reason in self.reasons.items()]
         return and_more(texts, _MAX_LISTED_RANKS, "; ")
 
@@ -211,6 +211,7 @@ def _measure(
     *,
     in_graph: bool = False,
 ) -> CollectiveResult:
+    """Prepare the operation, time it with ``time_it`` and check one result, in a CUDA graph if ``in_graph``."""
     torch_dtype, ranks, target = DTYPES[dtype], dist.get_world_size(), torch.device(device)
     count = operation.element_count(size, torch_dtype.itemsize, ranks)
     # The allocator's memory pool must outlive its buffers, which are freed when _time_and_check returns

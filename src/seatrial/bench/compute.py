@@ -15,7 +15,7 @@ from seatrial.bench.timing import DeviceTiming, time_on_device
 # Types of the inputs; tf32 is float32 data on tensor cores that keep 10 bits of the mantissa.
 DTYPES = ("bf16", "fp16", "tf32", "fp8", "fp32")
 _TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
-SEED = 2024  # of the matrices, the same on all devices
+SEED = 2024  # of the random matrices, which are the same on all devices
 # Every 61st row of the product is compared with float64. Libraries compute tiles of 64 rows or more, each on one
 # multiprocessor, so every tile is checked; as 61 is prime, at different rows within it.
 CHECKED_ROW_STRIDE = 61
@@ -25,7 +25,7 @@ Multiply = Callable[[], torch.Tensor]
 
 
 def unsupported_reason(dtype: str, device: str) -> str | None:
-    """Why the device has no hardware support for ``dtype``, or None if it has (CUDA C++ guide, arithmetic types)."""
+    """Why ``dtype`` has no hardware support on the device, else None (CUDA C++ guide, arithmetic types)."""
     if not device.startswith("cuda"):
         return None if dtype == "fp32" else "measured on GPUs only; a CPU may emulate it"
     major, minor = torch.cuda.get_device_capability(device)

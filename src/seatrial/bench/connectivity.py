@@ -49,7 +49,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class ConnectivityResult:
-    """``lookups[i][name]`` and ``connections[i][name]`` of participant ``i``: a Connection, or the error as text."""
+    """``lookups[i]``: name → its Lookup on participant ``i``. ``connections[i]``: name → Connection, or the error."""
 
     lookups: list[dict[str, Lookup]]
     connections: list[dict[str, Connection | str]]
@@ -158,7 +158,7 @@ def local_address() -> str | None:
 
 def _fallback_address(endpoint: Endpoint) -> tuple[str, ...]:
     if endpoint.address is None:
-        raise OSError("its name does not resolve, and it has no routable address")
+        raise OSError("the name of the node does not resolve, and the node has no routable address")
     return (endpoint.address,)
 
 

@@ -35,7 +35,10 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class ExpectedPart:
-    """``length`` elements from ``position`` on, of the pattern of ``rank`` if data is only moved, else of the sum."""
+    """Expected content of ``length`` elements: a pattern from its element ``position`` on.
+
+    The pattern is that of ``rank`` if the operation only moves data, otherwise the sum over the ranks.
+    """
 
     length: int
     position: int
@@ -75,6 +78,7 @@ def verify(buffer: torch.Tensor, summed_ranks: int, parts: Sequence[ExpectedPart
 
 
 def _verify_part(buffer: torch.Tensor, summed_ranks: int, part: ExpectedPart, offset: int) -> Mismatch | None:
+    """Compare one part of a buffer; ``offset``: its first element in the whole buffer."""
     wrong, first = 0, None
     for start, chunk in _chunks(buffer):
         expected = _expected_integers(part.position + start, chunk, summed_ranks, part.rank)

@@ -43,18 +43,19 @@ def _set(name: str, value: str) -> None:
 def disable_graph_mixing() -> None:
     """Set NCCL_GRAPH_MIXING_SUPPORT=0 for this process, unless the environment sets it; NCCL reads it once.
 
-    The checks never run an operation in a CUDA graph at the same time as one outside it. NCCL's support for this adds
-    13 us to each operation in a graph (NCCL User Guide, NCCL_GRAPH_MIXING_SUPPORT; 4 H200, NCCL 2.28.9: 19.4 us with
-    it, 6.7 us without).
+    The checks never run an operation in a CUDA graph concurrently with one outside of a graph. NCCL's support for that
+    adds 13 us to each operation in a graph (NCCL User Guide, NCCL_GRAPH_MIXING_SUPPORT; 4 H200, NCCL 2.28.9: 19.4 us
+    with the support, 6.7 us without).
     """
     if GRAPH_MIXING not in os.environ:
         _set(GRAPH_MIXING, "0")
 
 
 def rendezvous_store(timeout: timedelta = STORE_TIMEOUT) -> Any:
-    """Connect to the store of the ranks, for their children: a firewall may close any other port.
+    """A new client of the ranks' rendezvous store, which their child processes use too.
 
-    The children's rank 0 may be on another host. Operations time out after ``timeout``.
+    The children have no store of their own: it would need a port that a firewall may close. Operations time out after
+    ``timeout``.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(address, port, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
@@ -88,7 +89,7 @@ def nccl_log_path() -> Path:
 
 
 def connect_all_ranks(device: str) -> None:
-    """Run an all-reduce and an all-to-all, so that NCCL connects all ranks: it does so at the first use."""
+    """Run an all-reduce and an all-to-all: NCCL connects ranks when they first communicate."""
     ranks = dist.get_world_size()
     dist.all_reduce(torch.ones(2**20, device=device))
     sent = torch.ones(2**10 * ranks, device=device)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from threading import Barrier
@@ -38,16 +39,20 @@ class DiskSpeed:
 
 def hash_rate(cpus: Sequence[int], seconds: float) -> float:
     """Iterations/s of PBKDF2-HMAC-SHA256 on all of ``cpus`` concurrently, one thread each; median of windows."""
-    (calibration_s,) = _run_on_cpus(cpus[:1], lambda: lambda: _hash_s(_CALIBRATION_ITERATIONS))
+    (calibration_s,) = _run_on_cpus(cpus[:1], lambda: partial(_hash_s, _CALIBRATION_ITERATIONS))
     iterations = max(1, int(_CALIBRATION_ITERATIONS * seconds / WINDOWS / calibration_s))
-    return median(sum(_run_on_cpus(cpus, lambda: lambda: iterations / _hash_s(iterations))) for _ in range(WINDOWS))
+
+    def rate() -> float:
+        return iterations / _hash_s(iterations)
+
+    return median(sum(_run_on_cpus(cpus, lambda: rate)) for _ in range(WINDOWS))
 
 
 def copy_rates(cpus_by_group: Sequence[Sequence[int]], seconds: float, block: int = COPY_BYTES) -> list[float]:
     """Memory copy rate of each group of CPUs (a NUMA node) in GB/s, bytes read plus written.
 
-    All CPUs copy concurrently. Each thread copies one block to another. It touched both first, so both are in the
-    memory of its NUMA node.
+    All CPUs copy concurrently. Each thread first writes to its two blocks, so that both are in the memory of its NUMA
+    node, then copies one to the other.
     """
     rates = iter(_run_on_cpus([cpu for group in cpus_by_group for cpu in group], lambda: _copy(block, seconds)))
     return [sum(next(rates) for _ in group) for group in cpus_by_group]
@@ -75,7 +80,7 @@ def disk_speed(path: Path, size: int, limit_s: float) -> DiskSpeed:
 def _stream(
     transfer: Callable[[], int], size: int, limit_s: float, finish: Callable[[], None] = lambda: None
 ) -> tuple[int, float]:
-    """(bytes, seconds) of repeated transfers. Raises OSError if one transfers nothing."""
+    """(bytes, seconds) of repeated calls of ``transfer`` and of ``finish``. Raises OSError if one transfers nothing."""
     started, total = time.perf_counter(), 0
     while total < size and time.perf_counter() - started < limit_s:
         count = transfer()
@@ -113,7 +118,10 @@ def _copy(block: int, seconds: float) -> Callable[[], float]:
 
 
 def _run_on_cpus(cpus: Sequence[int], prepare: Callable[[], Callable[[], float]]) -> list[float]:
-    """Call ``prepare`` in one thread per CPU, then run the functions it returned concurrently; return their results."""
+    """Call ``prepare`` in one thread per CPU; then call the functions that it returned, all at once.
+
+    Return the results of these functions, by CPU.
+    """
     barrier = Barrier(len(cpus))
 
     def run(cpu: int) -> float:

@@ -53,7 +53,10 @@ def time_triad(size: int, device: str, seconds: float) -> DeviceTiming:
 
 
 def _arrays(count: int, size: int, device: str) -> list[torch.Tensor]:
-    """Random data: zeros take less power, and a new array of zeros on a CPU is a single page in the cache."""
+    """``count`` float32 arrays of ``size`` bytes with random numbers.
+
+    Zeros would take less power, and on a CPU all pages of a new array of zeros are one page, which stays in the cache.
+    """
     return [torch.rand(size // 4, device=device) for _ in range(count)]
 
 
@@ -65,7 +68,7 @@ def free_bytes(device: str) -> int:
 
 
 def run_pattern_test(size: int, device: str) -> PatternTestResult:
-    """Write each pattern to all of ``size`` bytes, then read them back; this also finds aliased addresses.
+    """Write each pattern to all of ``size`` bytes, then compare; this also finds two addresses of the same memory.
 
     Raises torch.OutOfMemoryError (RuntimeError on a CPU) if the memory cannot be allocated.
     """
@@ -78,6 +81,7 @@ def run_pattern_test(size: int, device: str) -> PatternTestResult:
 
 
 def _patterns(device: str) -> Iterator[tuple[str, _Fill]]:
+    """Yield the name of each pattern with the function that writes it to a block."""
     for word in FIXED_PATTERNS:
         yield f"{word % 2**64:#018x}", partial(_fill_with, word)
     generator = torch.Generator(device)
@@ -95,6 +99,7 @@ def _fill_with(word: int, block: torch.Tensor, _number: int) -> torch.Tensor:
 
 
 def _test_pattern(name: str, fill: _Fill, blocks: Sequence[torch.Tensor]) -> Iterator[PatternError]:
+    """Write a pattern to all blocks, compare them, and yield the error if words differ."""
     for number, block in enumerate(blocks):
         fill(block, number)
     expected = torch.empty_like(blocks[0])

@@ -1,7 +1,8 @@
 """Metadata operations on many empty files in one folder: create and stat for a limited time, then list and unlink.
 
-Files of a killed run stay behind in a folder whose name begins with PREFIX; ``remove_leftovers`` removes them. The name
-has the process that made the folder, so that the next run on its node knows at once whether it ended.
+A run that is killed leaves its files in a folder whose name begins with PREFIX; ``remove_leftovers`` removes them. The
+name contains the PID of the process that created the folder: a later run on this node knows at once whether that
+process has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 PREFIX = "seatrial-metadata-"
 _OWNER = re.compile(re.escape(PREFIX) + r"(?P<boot>[0-9a-f]{8})-(?P<namespace>\d+)-(?P<pid>\d+)-")
-# A check of metadata rates ends earlier (limit_s): an older folder belongs to a run that was killed
+# The check of metadata rates has a shorter time limit: a folder of this age belongs to a run that was killed
 MIN_LEFTOVER_AGE_S = 3600.0
 
 
@@ -58,11 +59,11 @@ def list_files(folder: Path, count: int) -> OperationTiming:
     """Read all names of the folder. Raises OSError, also if there are fewer than ``count``."""
     started = time.perf_counter()
     with os.scandir(folder) as entries:
-        names = sum(1 for _ in entries)
+        listed = sum(1 for _ in entries)
     seconds = time.perf_counter() - started
-    if names < count:
-        raise OSError(errno.EIO, f"{count - names} of {count} files are missing in the list", str(folder))
-    return OperationTiming(names, seconds)
+    if listed < count:
+        raise OSError(errno.EIO, f"{count - listed} of {count} files are missing in the list", str(folder))
+    return OperationTiming(listed, seconds)
 
 
 def unlink_files(folder: Path, count: int) -> OperationTiming:
@@ -78,7 +79,7 @@ def owned_prefix() -> str:
 
 
 def is_abandoned(path: Path, now: float) -> bool:
-    """Whether the run of a folder has ended: its process on this node is gone, or the folder is too old."""
+    """Whether the run of a folder has ended: its process ran on this node and is gone, or the folder is too old."""
     return _owner_ended(path.name) or now - path.lstat().st_mtime >= MIN_LEFTOVER_AGE_S
 
 

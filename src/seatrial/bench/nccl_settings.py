@@ -15,16 +15,18 @@ import torch.distributed as dist
 from seatrial.bench import child_ranks, group, subgroups
 from seatrial.bench.rank import min_free_memory
 
-MEMORY_SHARE = 0.5  # of the free memory, for one buffer; NCCL and the parent process need the rest
+MEMORY_SHARE = 0.5  # share of the free memory for one buffer; NCCL and the parent process need the rest
 
 
 def run(task: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Return bus bandwidths in GB/s, ``busbw[name][group][window]``, and NCCL's log of the group of all ranks.
+    """Run all-reduces and return a dict with their bus bandwidths and NCCL's log.
 
-    ``task``: ``size`` in bytes and ``seconds`` for the timed all-reduce in each of ``groups`` (name → groups of ranks
-    that run concurrently); ``untimed_sizes``: sizes of untimed all-reduces, for which NCCL logs the path of the data.
-    Also returned: ``wrong_elements``; ``log`` (path) and ``log_bytes``, the length of its part about the group of all
-    ranks; and ``not_allocated``, the sizes that did not fit into memory.
+    ``task`` has ``size`` (bytes) and ``seconds`` of the timed all-reduces, ``groups`` (name → groups of ranks that run
+    concurrently), and ``untimed_sizes``: sizes of further all-reduces, for which NCCL logs the path of the data.
+
+    The result has ``busbw[name][group][window]`` in GB/s, ``wrong_elements``, ``log`` (the path of NCCL's log),
+    ``log_bytes`` (how many of its first bytes are about the group of all ranks), and ``not_allocated`` (the sizes that
+    did not fit into memory).
     """
     max_bytes = MEMORY_SHARE * min_free_memory(device)
     sizes = [size for size in task["untimed_sizes"] if size <= max_bytes]  # the same sizes on all ranks

@@ -73,7 +73,7 @@ class Operation:
         return size if abs(exact - size) <= size / 100 else exact
 
     def opposite_variant(self) -> Operation | None:
-        """The out-of-place variant of an in-place operation, or the in-place variant of another; None without one."""
+        """The out-of-place variant of an in-place operation, and the reverse; None if nccl-tests has none."""
         if not self.allocate_variant_buffers:
             return None
         return replace(
@@ -95,7 +95,7 @@ def collective_api(device: torch.device) -> NcclApi | TorchApi:
 
 
 def _one_buffer(count: int, allocate: Allocate) -> Buffers:
-    """One buffer for both: the result replaces the input.
+    """The same buffer for sent and received data: the result replaces the input.
 
     Sums grow with every run until they are inf, as with nccl-tests in place; this does not change the time.
     """
@@ -167,8 +167,8 @@ def _reduce(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
 def _send_receive(sent: torch.Tensor, received: torch.Tensor) -> PreparedOperation:
     """Each rank sends to the next rank and receives from the previous rank concurrently."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    following, previous = (rank + 1) % ranks, (rank - 1) % ranks
-    run = collective_api(sent.device).send_receive(sent, following, received, previous)
+    next_rank, previous = (rank + 1) % ranks, (rank - 1) % ranks
+    run = collective_api(sent.device).send_receive(sent, next_rank, received, previous)
     return PreparedOperation(run, sent, received, [ExpectedPart(received.numel(), 0, previous)])
 
 

@@ -21,7 +21,7 @@ from seatrial.model import SeatrialError, format_bytes
 
 @dataclass(frozen=True)
 class PairTiming:
-    """Send/receive of one rank with a partner: seconds per operation in each window, and the mismatch of wrong data."""
+    """Transfers of one rank with its partner. ``seconds``: per operation, of each window. ``mismatch``: wrong data."""
 
     rank: int
     partner: int
@@ -100,6 +100,7 @@ def measure_pairs(
 def _operation(
     partners: Mapping[int, int], group: dist.ProcessGroup | None, receivers: Collection[int] = ()
 ) -> Operation:
+    """The transfer of this rank with its partner as an Operation; a rank without a partner does nothing."""
     partner = partners.get(dist.get_rank())
     sends, receives = dist.get_rank() not in receivers, partner not in receivers
 
@@ -144,13 +145,13 @@ class PairResults:
         return {frozenset((timing.rank, timing.partner)) for timing in self.corrupted}
 
     def rates(self, timing: PairTiming) -> tuple[float, ...]:
-        """GB/s of one rank in every window; 0 if a rank of its pair received wrong data, here or in a retry."""
-        wrong = frozenset((timing.rank, timing.partner)) in self._corrupted_pairs
-        return tuple(0.0 if wrong else algorithm_bandwidth(self.size, seconds) for seconds in timing.seconds)
+        """GB/s of one rank in every window; all 0 if its pair received wrong data, in the round or in a retry."""
+        is_corrupted = frozenset((timing.rank, timing.partner)) in self._corrupted_pairs
+        return tuple(0.0 if is_corrupted else algorithm_bandwidth(self.size, seconds) for seconds in timing.seconds)
 
     @cached_property
     def best_rates(self) -> dict[int, tuple[float, ...]]:
-        """Rates of each rank with its fastest partner, without retries; low only if it is slow with every partner."""
+        """Rank → rates with its fastest partner, without retries; low only if the rank is slow with every partner."""
         return self._best(self.timings)
 
     @cached_property
@@ -226,7 +227,11 @@ class PairResults:
         return tuple(algorithm_bandwidth(self.size, fmean(window)) for window in windows)
 
     def pair_shares(self, timings: Sequence[PairTiming]) -> tuple[float, ...]:
-        """The lowest of ``timings``, as its ``rates`` divided by the lower best rate of its two ranks; may be empty."""
+        """The rates of a pair in every window, divided by the lower of its two ranks' best rates.
+
+        Of several ranks in ``timings``, the one with the lowest share counts. Empty if a rank of the pair received
+        wrong data with every partner: its best rate is then 0.
+        """
         shares = []
         for timing in timings:
             best = min(median(self.best_rates[timing.rank]), median(self.best_rates[timing.partner]))

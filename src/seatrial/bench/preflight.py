@@ -35,6 +35,7 @@ class Problem(Exception):
 
 
 def main(arguments: list[str]) -> None:
+    """Test the requirements of the job on this node, write the facts, and run the module in ``arguments``, if any."""
     job_file, attempt, *module_arguments = arguments
     node = os.environ.get("SLURMD_NODENAME") or os.environ.get("SEATRIAL_NODE") or socket.gethostname()
     facts: dict[str, Any] = {"python": sys.version.split()[0], "executable": sys.executable, "prefix": sys.prefix}
@@ -73,6 +74,7 @@ def container_evidence() -> list[str]:
 
 
 def _try_seatrial(required: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Raise Problem if Python is too old, seatrial has another version, or a package that seatrial needs is missing."""
     command = f"{sys.executable} -m pip list"
     if sys.version_info < _OLDEST_PYTHON:
         oldest = ".".join(map(str, _OLDEST_PYTHON))
@@ -123,6 +125,7 @@ def _try_interfaces(required: dict[str, Any], facts: dict[str, Any]) -> None:
 
 
 def _try_torch(required: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Raise Problem if torch cannot be imported, or cannot use the expected GPUs with NCCL."""
     if not required["torch"]:
         return
     gpus, command = required["gpus"], f"{sys.executable} -m torch.utils.collect_env"
@@ -165,6 +168,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Raise Problem if the Hugging Face cache, or its nearest existing parent folder, is not writable."""
     path = os.environ.get("HF_HOME")
     if not required["hf_cache"] or not path:  # unset: only a config with a model of the Hub writes to the default cache
         return
@@ -180,7 +184,10 @@ def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
 
 
 def _run_module(arguments: list[str]) -> None:
-    """Run ``MODULE ARGUMENT…`` in place of this program: torchrun in this process, if it has imported torch."""
+    """Run ``MODULE ARGUMENT…`` in place of this program.
+
+    torchrun runs in this process if torch is already imported here, which saves a second import.
+    """
     if arguments[0] == "seatrial.bench.run_module" and "torch" in sys.modules:
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

@@ -70,7 +70,7 @@ def _nvml(device: str) -> Iterator[tuple[Any, Any]]:
 
 
 def with_torchrun_error_file(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, writing an exception that ends it to torchrun's error file, with its traceback."""
+    """``function``, wrapped: an exception that ends it is written to torchrun's error file with its traceback."""
     wrapped: Callable[..., Any] = record(function)
     return wrapped
 

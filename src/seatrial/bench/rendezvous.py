@@ -30,12 +30,13 @@ _TOKEN_BYTES = 16  # which open_connection reads
 
 
 def main(arguments: Sequence[str]) -> None:
+    """Try the rendezvous in the role of this node or pod, and print a problem with its first command."""
     address, port, key, *pod = arguments
     token = key.encode()[:_TOKEN_BYTES].ljust(_TOKEN_BYTES)
     node = os.environ.get("SLURMD_NODENAME") or os.environ.get("SEATRIAL_NODE") or socket.gethostname()
     if pod:
         problem = try_pod(address, int(port), token, index=int(pod[0]), nodes=int(pod[1]), limit_s=float(pod[2]))
-        if problem and pod[0] == "0":  # it cannot listen
+        if problem and pod[0] == "0":  # pod 0 listens, so the problem is the port
             problem += ". With host_network another process of the node may; seatrial run --resume takes another port"
             shell = f"kubectl debug node/{node} -it --image=IMAGE --profile=sysadmin -- chroot /host"
             first_command = f"{shell} ss -ltnp sport = :{port}"
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def try_pod(address: str, port: int, token: bytes, *, index: int, nodes: int, limit_s: float) -> str:
-    """Listen in pod 0, connect in the others; return why this is not possible within ``limit_s``, else empty."""
+    """Listen in pod 0, connect in the others; return "", or why this was not possible within ``limit_s``."""
     if index == 0:
         return serve(port, token, nodes - 1, limit_s)
     deadline, printed = time.monotonic() + limit_s, ""
@@ -68,23 +69,23 @@ def try_pod(address: str, port: int, token: bytes, *, index: int, nodes: int, li
 
 
 def serve(port: int, token: bytes, clients: int, limit_s: float) -> str:
-    """Listen until this many clients have connected, at most ``limit_s``; return why it cannot listen, else empty.
+    """Listen until ``clients`` clients have connected, at most ``limit_s``; return "", or why it cannot listen.
 
-    A client that does not connect reports that itself.
+    A client that cannot connect reports this itself.
     """
     try:
         listener = listen(port)
     except OSError as error:
         return f"cannot listen on port {port} for the rendezvous: {error_text(error)}"
-    deadline, answering = time.monotonic() + limit_s, list[Thread]()
+    deadline, threads = time.monotonic() + limit_s, list[Thread]()  # one per connection
     with listener:
-        while len(answering) < clients and (left_s := deadline - time.monotonic()) > 0:
+        while len(threads) < clients and (left_s := deadline - time.monotonic()) > 0:
             listener.settimeout(left_s)
             with suppress(OSError):
                 connection, _ = listener.accept()
-                answering.append(Thread(target=_answer, args=(connection, token), daemon=True))
-                answering[-1].start()
-        for thread in answering:
+                threads.append(Thread(target=_answer, args=(connection, token), daemon=True))
+                threads[-1].start()
+        for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
     return ""
 
@@ -98,7 +99,7 @@ def _answer(connection: socket.socket, token: bytes) -> None:
 
 
 def connect(address: str, port: int, token: bytes, limit_s: float) -> str:
-    """Connect to the first node; return why this is not possible, else empty. It tries for ``limit_s``."""
+    """Try to connect to the first node for ``limit_s``; return "", or why this was not possible."""
     lookup = resolve_names([address], resolve)[address]
     if lookup.problem:
         return f"cannot resolve the address of the rendezvous, {address} (port {port}): {lookup.problem}"

@@ -25,7 +25,7 @@ VISIBILITY_TIMEOUT_S = 5.0
 POLL_S = 0.001
 ATTEMPTS = 5  # if no two participants access the file at the same time in any of them, the probe is inconclusive
 REPLACE_S = 0.2  # duration of the first attempt of the rename probe
-PAGE_RECORDS = 1024  # of 4 bytes: one page
+PAGE_RECORDS = 1024  # records of 4 bytes in a file of one page
 MIN_REPLACEMENTS = 100  # per attempt, on a slow filesystem too
 RECORDS = 50  # appended by each participant
 RECORD_BYTES = 64  # of a record, and of the content of other small files
@@ -50,8 +50,8 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def invisible_files(folder: SharedFolder) -> str | None:
-    """Check that every participant reads the content that every other participant wrote, not just the same name."""
+def visibility_failure(folder: SharedFolder) -> str | None:
+    """Check that every participant reads the content that every other participant wrote; a visible name is no proof."""
     digests = folder.run_on_all(lambda: write_random(folder.file("mark")))
     visible = folder.run_on_all(lambda: tuple(sorted(wait_for_contents(folder.files("mark"), digests))))
     readers_by_writers: dict[tuple[int, ...], list[int]] = {}
@@ -238,6 +238,7 @@ class LockCounts:
 
 
 def _lock_failure(folder: SharedFolder, kind: str, try_lock: Callable[[int], bool]) -> str | None:
+    """Check that ``try_lock`` never grants the lock of one file to two participants. Raises Untested."""
     path, count = folder.path / f"lock.{kind}", len(folder.names)
     folder.run_on_first(lambda: write_and_sync(path, b"\0"))
     for _ in range(ATTEMPTS):

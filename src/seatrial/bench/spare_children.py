@@ -29,14 +29,14 @@ from seatrial.util.gc_pause import gc_paused
 
 Gpus = Literal["own", "all"]  # visible to a child during its imports: a library may open CUDA there
 
-IMPORTED = "seatrial.train.loop"  # with all that a training imports
+IMPORTED = "seatrial.train.loop"  # this module imports all that a training needs
 READY_LIMIT_S = 120.0  # children that import for longer are not used
 SEND_LIMIT_S = 10.0  # a child that does not read its task by then is not used, e.g. a stopped one
-# Variables that a check may change after the imports: they are read when a process group or communicator is opened.
-# An import may have read others, such as HF_HOME or OMP_NUM_THREADS.
+# Prefixes of variables that a check may still change after the imports, since they are read when a process group or
+# communicator is opened. An import may already have read other variables, such as HF_HOME or OMP_NUM_THREADS.
 READ_LATER = ("NCCL_", "TORCH_NCCL_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 _READY = b"1"
-_waiting: list[SpareChild] = []  # of this rank
+_waiting: list[SpareChild] = []  # the spare children of this rank
 
 
 @dataclass(frozen=True)
@@ -74,18 +74,19 @@ class SpareChild:
 
 
 def start(trainings: Iterable[Gpus], folder: Path, device: str) -> None:
-    """Start one child of this rank for each training; called before the rank's process group is opened.
+    """Start one child of this rank for each of ``trainings``; called before the rank's process group is opened.
 
-    Their output goes to ``folder``. ``own``: the child sees only the GPU ``device``, for a training on one GPU.
+    A training is given by the GPUs that its child sees: "own" is only ``device``, "all" are all GPUs of the node. The
+    output of the children goes to ``folder``.
     """
     rank = os.environ["RANK"]
     for number, gpus in enumerate(trainings):
-        own = {VISIBLE_DEVICES: visible_device(device)} if gpus == "own" and device != "cpu" else {}
+        env = {VISIBLE_DEVICES: visible_device(device)} if gpus == "own" and device != "cpu" else {}
         output = folder / f"spare{number}.rank{rank}.err"
-        connection, of_child = socket.socketpair()
-        with of_child:
+        connection, child_connection = socket.socketpair()
+        with child_connection:
             argv = [sys.executable, "-m", "seatrial.bench.spare_children"]
-            child = processes.start(argv, env=own, stdin=of_child.fileno(), stdout=output, stderr=output)
+            child = processes.start(argv, env=env, stdin=child_connection.fileno(), stdout=output, stderr=output)
         _waiting.append(SpareChild(child, gpus, connection, processes.inherited()))
 
 

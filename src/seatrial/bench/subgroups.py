@@ -66,7 +66,7 @@ def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, 
             fill_input(buffer, members.index(dist.get_rank()), len(members))
             run()
             mismatch = verify(buffer, len(members))
-        mismatches = {rank: of_rank for rank, of_rank in enumerate(gather(mismatch)) if of_rank}
+        mismatches = {rank: rank_mismatch for rank, rank_mismatch in enumerate(gather(mismatch)) if rank_mismatch}
     return [
         GroupResult(
             tuple(ranks),
@@ -98,8 +98,8 @@ def open_subgroups(
     """Create all ``groups`` and yield (this rank's group, its ranks); None is the group of all ranks.
 
     A rank that is in no group gets no ranks. All ranks create all groups in the same order, as NCCL splits the common
-    communicator. Without an exception the group is idle and destroyed afterwards, not later by Python's garbage
-    collector in an arbitrary order.
+    communicator. If the block ends without an exception, the group's work is awaited and the group destroyed:
+    otherwise Python's garbage collector would destroy it later, in another order on each rank.
     """
     all_ranks, rank = range(dist.get_world_size()), dist.get_rank()
     group: dist.ProcessGroup | None = None

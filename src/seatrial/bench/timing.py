@@ -151,7 +151,9 @@ def _needs_window(windows: list[float], spent: float, seconds: float, min_second
 
 
 def time_is_up(windows: Sequence[float], spent: float, seconds: float, device: str) -> bool:
-    """Whether the time limit is reached: ``seconds``, on a GPU up to MAX_EXTENSION times that while imprecise."""
+    """Whether timing must end: after ``seconds``, or on a GPU, while the median is not known to MIN_PRECISION, after
+    MAX_EXTENSION times as long.
+    """
     if spent < seconds:
         return False
     is_gpu = device.startswith("cuda")
@@ -159,9 +161,9 @@ def time_is_up(windows: Sequence[float], spent: float, seconds: float, device: s
 
 
 def median_converged(windows: Sequence[float], precision: float = PRECISION) -> bool:
-    """Whether the 95 % confidence interval of the median is within ``precision`` of it.
+    """Whether the 95 % confidence interval of the median is within ``precision`` of the median.
 
-    With too few windows for an interval: whether all windows are.
+    With too few windows for an interval, whether all windows are within ``precision`` of the median.
     """
     if len(windows) < min_windows:
         return False

@@ -99,7 +99,7 @@ def _on_numa_cpus(device: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class PeerCopy:
-    """Copies from GPU ``source`` to ``target`` (CUDA indices); ``peer_access``: they bypass host memory."""
+    """Copies from GPU ``source`` to ``target`` (CUDA indices); ``peer_access``: whether they bypass host memory."""
 
     source: int
     target: int
@@ -121,6 +121,7 @@ def time_peer_copies(
 
 
 def _time_pair(source: int, target: int, seconds: float, size: int) -> PeerCopy:
+    """Time copies of ``size`` bytes from ``source`` to ``target``, alone and with copies in the other direction."""
     first, second = f"cuda:{source}", f"cuda:{target}"
     forward_buffers = [torch.empty(size, dtype=torch.uint8, device=device) for device in (first, second)]
     back_buffers = [torch.empty(size, dtype=torch.uint8, device=device) for device in (second, first)]

@@ -32,8 +32,8 @@ from seatrial.model import (
     Topology,
 )
 
-# Conditions under which a check may skip itself. The judge verifies them with the plan of the record, except "not in
-# the record", which stands for conditions of the hardware and of Slurm's settings
+# Conditions under which a check may skip itself. The judge compares each with the plan in the record. "not in the
+# record" stands for conditions that it cannot verify: properties of the hardware and Slurm's settings
 SkipCondition = Literal[
     "no GPU",
     "no Slurm",
@@ -65,11 +65,10 @@ class Context:
     root: Path = Path("/")  # prefix of /proc, /sys and /etc; tests replace it
     progress: Callable[[str], None] = lambda _text: None  # shows a line of progress
     expected_nodes: int = 1
-    # Options of all checks of the job
-    options_by_check: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    options_by_check: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of all checks of the job
     topology: Topology | None = None  # None: unknown
-    tcp_network: TcpNetwork | None = None  # None: not TCP, of unknown rate, one node, or no GPUs
-    nvml_index: int | None = None  # NVML's index of the GPU; CUDA_VISIBLE_DEVICES may renumber the CUDA device
+    tcp_network: TcpNetwork | None = None  # None if the network is not TCP or its rate unknown; on one node or on CPUs
+    nvml_index: int | None = None  # of the GPU; differs from the CUDA index if CUDA_VISIBLE_DEVICES selects GPUs
 
     @property
     def on_gpu(self) -> bool:
@@ -97,9 +96,9 @@ def metrics(units: Mapping[str, str], values: Mapping[str, float], subject: str 
 
 
 def ratios(samples: Sequence[float], base: Sequence[float], scale: float = 1.0) -> tuple[float, ...]:
-    """Each sample divided by the sample of ``base`` at the same index, times ``scale``; the longer series is cut.
+    """Each sample divided by the sample of ``base`` at the same index, times ``scale``.
 
-    If the two series are independent, the ratios have the noise of both.
+    Samples without a counterpart are omitted. If the two series are independent, the ratios have the noise of both.
     """
     return tuple(scale * sample / reference for sample, reference in zip(samples, base, strict=False))
 
@@ -122,8 +121,8 @@ class FindingTemplate:
     """The finding for a FAIL or WARN on a metric of one subject, which may be a pair.
 
     ``first_command`` may contain ``{node}``, the node of the subject, and ``{pair}``, both ends of a pair.
-    ``whole_node_title``: title if all subjects of a node fail; the subjects of a node then make one finding.
-    ``max_locatable_fact``: name of the fact with the largest number of slow subjects (or nodes) that can be located.
+    ``whole_node_title``: title of the one finding for a node of which all subjects fail; "": one finding per subject.
+    ``max_locatable_fact``: name of the fact that states how many slow subjects (or nodes) can be located at most.
     """
 
     title: str
@@ -134,10 +133,10 @@ class FindingTemplate:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A metric that compares a part of the cluster with parts of the same kind; its value is a share of their speed.
+    """What a metric compares: its value is the speed of a ``part`` of the cluster divided by that of similar parts.
 
-    ``inter_node``: the part is a path between nodes. ``is_speedup``: the metric compares runs with and without the
-    part, so its threshold detects a missing part but not a slow one.
+    ``inter_node``: whether the part is a path between nodes. ``is_speedup``: whether the metric compares runs with and
+    without the part instead; its threshold then detects a missing part but not a slow one.
     """
 
     part: str
@@ -147,7 +146,11 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Implementations:
-    """Implementation → metric of its speed, and the first command if the machine or the software of one is slow."""
+    """Several implementations of the same work.
+
+    ``speeds``: implementation → metric of its speed. ``machine_command``: first command if all are slow.
+    ``software_command``: first command if one is slow.
+    """
 
     speeds: Mapping[str, str]
     machine_command: str
@@ -156,10 +159,9 @@ class Implementations:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingMetrics:
-    """The metrics of one quantity on a GPU, on a node, on two nodes and on all nodes, for reports; "": not measured.
+    """Names of the metrics of one quantity on a GPU, a node, two nodes and all nodes, for reports; "": not measured.
 
-    ``{nodes}`` stands for the fact ``nodes``. ``efficiencies``: metrics of the scaling of this quantity that have
-    rules.
+    ``{nodes}`` in a name stands for the fact ``nodes``. ``efficiencies``: metrics with rules that compare the above.
     """
 
     gpu: str = ""
@@ -181,10 +183,11 @@ class Needs:
 class RuleFact:
     """A fact that rules depend on: its possible values, and the outcome of a rule that requires another value.
 
-    ``values``: regular expression of the values. "no", NOT_SUPPORTED and PERMISSION_DENIED may be followed by
-    ": REASON". ``reason``: why a rule does not apply, for a value without REASON; ``{}`` is the value.
-    ``not_supported``, ``permission_denied``: the outcome of the rules with these values. ``varies_by_device``: GPUs of
-    one model may differ in it, such as NVLink bridges.
+    ``values``: regular expression of the possible values; NOT_SUPPORTED and PERMISSION_DENIED are always possible. They
+    and "no" may be followed by ": REASON". ``reason``: why a rule does not apply, if the value has no REASON; ``{}`` in
+    it stands for the value. ``not_supported``, ``permission_denied``: outcome of the rules if the fact has this value;
+    for other values it is SKIP. ``varies_by_device``: whether the fact may differ between GPUs of one model, as the
+    presence of NVLink bridges does.
     """
 
     values: str = "yes|no"
@@ -218,23 +221,25 @@ class Check:
     # Rights that an ordinary user of the GPUs lacks, such as "root, to read the kernel log"; shown before a run
     rights: str = ""
     options: type[Options] = Options
-    # The trainings, or other tasks, in child processes: on each GPU, on all, or runs of train/variants.py. For each the
-    # worker starts a process on every rank that imports torch before the first check (bench/spare_children.py)
+    # The tasks, such as trainings, that the check runs in child processes of the ranks: one task per GPU, one on all
+    # GPUs, or the runs of train/variants.py. For each task the worker starts a child process of every rank, which
+    # imports the training code before the first check (bench/spare_children.py)
     child_trainings: tuple[Literal["gpu", "all", "variants"], ...] = ()
-    # Conditions for NotApplicable from ``measure``; a SKIP is an ERROR if none of them holds
+    # Conditions under which ``measure`` may raise NotApplicable; if none of them holds, the outcome is ERROR, not SKIP
     skipped_if: tuple[SkipCondition, ...] = ()
-    # Metrics, or families such as "busbw.*", that vary between runs: like metrics with a reference value, they FAIL
-    # only if the retry fails too. Other metrics, such as data corruption, FAIL after one measurement.
+    # Metrics, or families such as "busbw.*", that vary between runs: they FAIL only if the retry fails too, as metrics
+    # with a reference value do. Other metrics, such as those of data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()
     key_metric: str = ""  # metric shown in summaries; default: a performance metric
-    # Metrics, or families, required for each subject of a kind: for each rank of a CLUSTER check, each pair of ranks on
-    # a node (one or both directions), each node, each rail, each GPU in gpus_used of a NODE check, or each port in
-    # ports_used of a CLUSTER check (facts). A missing value is an ERROR, except for subjects in the fact EXEMPT.
+    # Metric, or family → the kind of subject of which each must have a value: each rank of a CLUSTER check, each pair
+    # of ranks on a node (one or both directions), each node, each rail, each GPU in the fact gpus_used of a NODE check,
+    # or each port in the fact ports_used of a CLUSTER check. A missing value is an ERROR, except for subjects in the
+    # fact EXEMPT.
     required_per: Mapping[str, SubjectKind] = field(default_factory=dict)
     # For a CLUSTER check: each node has its own communicator and is evaluated separately against the reference value of
     # one node. Its first rank reports the metrics and the facts gpu, world_size and nodes of that node.
     per_node: bool = False
-    # The fact that names the device model, if it is not a GPU: only values of one model are compared with each other
+    # The fact that names the model of the measured device: only values of one model are compared with each other
     model_fact: str = "gpu"
     # The facts that rules name in applies_if and reference_if. A missing fact, or another value, is an ERROR.
     rule_facts: Mapping[str, RuleFact] = field(default_factory=dict)
@@ -247,23 +252,22 @@ class Check:
     operation: str = ""
     # The sizes in bytes of ``operation`` that GPUs time on a TCP network, by mode
     timed_sizes: Callable[[Any, TcpNetwork], Mapping[str, Sequence[int]]] | None = None
-    # The default sizes in bytes that a TCP network is too slow for, from the options
+    # The default sizes in bytes that are not timed because the TCP network is too slow for them
     left_out_sizes: Callable[[Any, TcpNetwork], Sequence[int]] | None = None
     # Upper bound of a metric or family: key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of hardware.bounds
     bounds: Mapping[str, str] = field(default_factory=dict)
-    # Metrics, or families, in % that may be above 100 %, such as a gain; for other metrics in % such a value is an
-    # ERROR
+    # Metrics, or families, in % that may exceed 100 %, such as a gain; a higher value of other metrics in % is an ERROR
     may_exceed_100: tuple[str, ...] = ()
     # Metrics that compare parts of the cluster with each other
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
-    # Name in reports → metrics of a quantity that should be the same on several nodes as on one
+    # Quantities that should be the same on several nodes as on one: name in reports → their metrics
     scaling: Mapping[str, ScalingMetrics] = field(default_factory=dict)
-    # Several implementations of the same work: one slow is a fault of its software, all slow a fault of the machine
+    # Several implementations of the same work: if one is slow, its software is at fault; if all are, the machine is
     implementations: Implementations | None = None
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
-    # The search for slow nodes: a run adds this check by itself when a metric of several nodes is below a threshold.
-    # Its facts PAIR_RATES and RANKS_BY_NODE become findings; see hardware/pair_search.py.
+    # Whether this is the search for slow nodes, which a run starts by itself when a metric of several nodes is below a
+    # threshold. Its facts PAIR_RATES and RANKS_BY_NODE become findings; see hardware/pair_search.py.
     localizes: bool = False
 
     def __post_init__(self) -> None:
@@ -279,7 +283,10 @@ class Check:
 
     @property
     def reads_error_counters(self) -> bool:
-        """Whether error counters are read before and after the check: it loads GPUs and does not read them itself."""
+        """Whether the worker reads error counters before and after the check.
+
+        It does not for checks without load (phase environment) and for checks that read the counters themselves.
+        """
         return self.phase is not Phase.ENVIRONMENT and not any(
             name.startswith(NEW_ERRORS_PREFIX) for name in self.metrics
         )

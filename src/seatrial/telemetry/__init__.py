@@ -15,9 +15,9 @@ MAX_GAP_MESSAGES = 8  # messages about missing samples in the warnings of a reco
 
 
 def summarize_run(
-    run_dir: Path, jobs: Sequence[Job], measurements: Sequence[Measurement], phases: Mapping[str, str]
+    run_dir: Path, jobs: Sequence[Job], measurements: Sequence[Measurement], phase_by_check: Mapping[str, str]
 ) -> Telemetry | None:
-    """Merge and summarise the samplers' files of a run; None if no job had telemetry. ``phases``: check → phase.
+    """Merge the samplers' files of a run and return their summary; None if no job had telemetry.
 
     Missing or damaged data and an unwritable disk are reported in ``warnings``; they do not prevent the record.
     """
@@ -33,8 +33,9 @@ def summarize_run(
             message = f"{folder.name}: telemetry samples could not be merged: {_reason(error)}"
         messages += [message] if message else []
     paths = [path for folder in folders if (path := folder / files.TELEMETRY_FILE).is_file()]
-    phase_by_check = {name: phases[name] for job in sampled_jobs for name in job.checks if name in phases}
-    aggregator = TelemetryAggregator(phase_by_check, measurements, min(job.telemetry_hz for job in sampled_jobs))
+    sampled_checks = [name for job in sampled_jobs for name in job.checks if name in phase_by_check]
+    sampled_phases = {name: phase_by_check[name] for name in sampled_checks}
+    aggregator = TelemetryAggregator(sampled_phases, measurements, min(job.telemetry_hz for job in sampled_jobs))
     for path in paths:
         try:
             for device in files.read_devices(path):

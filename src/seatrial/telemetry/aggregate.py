@@ -28,9 +28,10 @@ from seatrial.telemetry.files import DeviceSamples
 
 # With at most this many GPUs the record has the load of each GPU in each check; with more, a selection (select_loads)
 MAX_LOADS = 64
-MAX_STEPS = 120  # values per curve: about three pixels each in print
+MAX_STEPS = 120  # values per curve; in a printed report each is about three pixels wide
 MAX_PAUSE_S = 5.0  # longer pauses between two checks of a phase (start of a job, another phase) are cut from its axis
-MAX_GAP_S = 15.0  # a gap between samples of up to this + 5 periods is not reported: a sampler starts Python and NVML
+# A gap between samples of up to this + 5 sampling periods is not reported: a sampler first starts Python and NVML
+MAX_GAP_S = 15.0
 MIN_SAMPLED_S = 10.0  # duration of samples for a sample rate or CPU share; less is too short for the CPU clock
 # NVML API reference: utilisation is a mean over the last 1 to 1/6 s (nvmlUtilization_t), power over the last second
 # except on GA100 and older (nvmlDeviceGetPowerUsage), so samples in the first second of a check show earlier load.
@@ -79,8 +80,9 @@ class Segment:
 class PhaseAxis:
     """Time axis of a phase, in seconds, without the pauses between its checks.
 
-    The axis consists of segments. A segment begins on each node with its first check there, and is as long as on the
-    slowest node. ``cuts``: where each segment begins. ``spans``: the checks of the node that ran most checks.
+    The axis consists of segments, between which no check ran. On each node a segment begins with the node's first check
+    in it; its length is that of the slowest node. ``cuts``: where each segment begins on the axis. ``spans``: the
+    checks of the node that ran most checks.
     """
 
     def __init__(self, intervals: Intervals, hz: float) -> None:
@@ -100,6 +102,7 @@ class PhaseAxis:
         self.steps = math.floor(self.seconds / self.step_s) + 1
 
     def _append_segment(self, checks: set[str], intervals: Intervals) -> None:
+        """Append the segment in which ``checks`` ran, on every node on which one of them ran."""
         longest = 0.0
         for node, node_intervals in intervals.items():
             if selected := [interval for interval in node_intervals if interval.check in checks]:
@@ -124,15 +127,15 @@ def _groups_without_pause(intervals: Sequence[CheckInterval]) -> Iterator[list[C
 class TelemetryAggregator:
     """Summarises the samples of a run; holds those of one device at a time in memory."""
 
-    def __init__(self, phases: Mapping[str, str], measurements: Iterable[Measurement], hz: float) -> None:
-        """``phases``: check → phase, for the checks of jobs with a sampler; other measurements are ignored."""
-        sampled = [measurement for measurement in measurements if measurement.check in phases]
+    def __init__(self, phase_by_check: Mapping[str, str], measurements: Iterable[Measurement], hz: float) -> None:
+        """``phase_by_check`` has the checks of jobs with a sampler; measurements of other checks are ignored."""
+        sampled = [measurement for measurement in measurements if measurement.check in phase_by_check]
         not_skipped = [measurement for measurement in sampled if not measurement.skipped]
         self._intervals_by_node = check_intervals(sampled)
         self._not_skipped_by_node = check_intervals(not_skipped)
         self._not_skipped_by_subject = check_intervals(not_skipped, str)
         self._axes = {
-            phase: PhaseAxis(group, hz) for phase, group in _by_phase(self._intervals_by_node, phases).items()
+            phase: PhaseAxis(group, hz) for phase, group in _by_phase(self._intervals_by_node, phase_by_check).items()
         }
         self._curves: dict[tuple[str, Kind], Curves] = {}
         self._loads: list[Load] = []
@@ -159,7 +162,7 @@ class TelemetryAggregator:
             node_intervals = self._not_skipped_by_node.get(device.node, ())
             intervals = [gpu_intervals.get(interval.check, interval) for interval in node_intervals]
             self._intervals_by_gpu[device.subject] = intervals
-            self._loads += (load for interval in intervals for load in gpu_loads(device, interval))
+            self._loads += (load for interval in intervals if (load := load_during_check(device, interval)))
             seconds = device.time[-1] - device.time[0] + 1 / device.hz if device.time else 0.0
             if seconds >= MIN_SAMPLED_S:
                 self._sample_rates.append(len(device.sampled_indices) / seconds)
@@ -169,7 +172,7 @@ class TelemetryAggregator:
                 curves.add(device, segment.begin, segment.end, segment.axis_begin)
 
     def _add_cpu_share(self, host: DeviceSamples) -> None:
-        """Add the sampler's CPU time after startup as a share of one core, if it sampled for MIN_SAMPLED_S."""
+        """Add the sampler's CPU time between its first and last sample, as a share of one core."""
         cpu_s = host.column(SAMPLER_CPU_SECONDS)
         seconds = host.time[-1] - host.time[0] if host.time else 0.0
         if seconds >= MIN_SAMPLED_S and cpu_s and cpu_s[0] is not None and cpu_s[-1] is not None:
@@ -202,6 +205,7 @@ class TelemetryAggregator:
         )
 
     def _dashboards(self) -> Iterator[Dashboard]:
+        """Yield a dashboard for each phase and kind of device that has samples."""
         for (phase, kind), curves in self._curves.items():
             if tracks := tuple(curves.tracks()):
                 axis = self._axes[phase]
@@ -217,13 +221,13 @@ class TelemetryAggregator:
                 )
 
 
-def gpu_loads(device: DeviceSamples, interval: CheckInterval) -> Iterator[Load]:
-    """Yield the load of a GPU during a check; nothing if no sample lies after the first SKIPPED_S."""
+def load_during_check(device: DeviceSamples, interval: CheckInterval) -> Load | None:
+    """Return the load of a GPU during a check; None without a sample after the first SKIPPED_S of the check."""
     first, last = bisect_left(device.time, interval.begin + SKIPPED_S), bisect_right(device.time, interval.end)
     sampled = device.sampled_indices
     indices = sampled[bisect_left(sampled, first) : bisect_left(sampled, last)]
     if not indices:
-        return
+        return None
 
     def column(gauge: str) -> list[float | None]:
         values = device.column(gauge)
@@ -238,7 +242,7 @@ def gpu_loads(device: DeviceSamples, interval: CheckInterval) -> Iterator[Load]:
     counts: Counter[str] = Counter()
     for mask, count in Counter(masks).items():
         counts.update(dict.fromkeys(device.throttle_reasons(mask), count))
-    yield Load(
+    return Load(
         check=interval.check,
         gpu=device.subject,
         samples=len(indices),
@@ -254,9 +258,9 @@ def gpu_loads(device: DeviceSamples, interval: CheckInterval) -> Iterator[Load]:
 
 
 def select_loads(loads: Sequence[Load]) -> Iterator[Load]:
-    """Yield all loads of up to MAX_LOADS GPUs; of more GPUs, per check the median, the extremes and the throttled ones.
+    """Yield all loads if there are up to MAX_LOADS GPUs, otherwise a selection for each check.
 
-    Extremes and throttled GPUs are at most MAX_LOADS per check.
+    The selection has the median over the GPUs, and up to MAX_LOADS GPUs with extreme values or throttled clocks.
     """
     if len({load.gpu for load in loads}) <= MAX_LOADS:
         yield from loads
@@ -281,11 +285,11 @@ def _min_and_max(loads: Sequence[Load], name: str) -> list[Load]:
     return [pick(with_value, key=lambda load: getattr(load, name)) for pick in (min, max)] if with_value else []
 
 
-def _by_phase(intervals: Intervals, phases: Mapping[str, str]) -> Mapping[str, Intervals]:
+def _by_phase(intervals: Intervals, phase_by_check: Mapping[str, str]) -> Mapping[str, Intervals]:
     by_phase: dict[str, dict[str, list[CheckInterval]]] = {}
     for node, node_intervals in intervals.items():
         for interval in node_intervals:
-            by_phase.setdefault(phases[interval.check], {}).setdefault(node, []).append(interval)
+            by_phase.setdefault(phase_by_check[interval.check], {}).setdefault(node, []).append(interval)
     return by_phase
 
 

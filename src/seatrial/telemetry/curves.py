@@ -22,12 +22,12 @@ from seatrial.model.telemetry import (
 )
 from seatrial.telemetry.files import DeviceSamples
 
-MAX_TRACKS = 8  # devices with a track each; for more devices: minimum, median, maximum and the outliers
-MAX_OUTLIERS = 2  # with a track each, per gauge
+MAX_TRACKS = 8  # up to this number each device has a track; more devices: minimum, median, maximum and outliers
+MAX_OUTLIERS = 2  # per gauge; each has a track
 # An outlier's mean differs from the median of the means by this many standard deviations (1.4826 × MAD), and by this
 # share of the median
 OUTLIER_SIGMAS, OUTLIER_SHARE = 5.0, 0.05
-# A GPU's clocks event reasons count until its next sample, at most this long: NVML reports only the current ones. A
+# NVML reports only the current clocks event reasons, so they count until the GPU's next sample, at most this long. A
 # sampler that reads one GPU per second reads each of sixteen GPUs within this time.
 REASON_VALID_S = 20.0
 _NAN = math.nan  # a step without a sample
@@ -81,6 +81,7 @@ class Curves:
         return int(seconds // self._step_s)
 
     def _step_means(self, column: Sequence[float | None], samples: Sequence[tuple[int, int]]) -> array[float] | None:
+        """Return the mean of ``samples`` (index, step) in each step, NaN in steps without one; None without values."""
         sums, counts = [0.0] * self._steps, [0] * self._steps
         for index, step in samples if column else ():
             value = column[index]
@@ -106,7 +107,7 @@ class Curves:
                 latest, last_valid_step = by_step[step], step + self._step(REASON_VALID_S)
             elif step > last_valid_step:
                 latest = _NOT_SAMPLED_BIT
-            if step in by_step or not reasons[step] & _SAMPLED_BIT:  # else sampled during another attempt
+            if step in by_step or not reasons[step] & _SAMPLED_BIT:  # keep the samples of an earlier attempt
                 reasons[step] = latest
 
 
@@ -132,6 +133,7 @@ def _throttle_tracks(reasons: Iterable[array[int]]) -> Iterator[Track]:
 
 
 def _gauge_tracks(gauge: str, by_device: dict[str, array[float]], digits: int) -> Iterator[Track]:
+    """Yield a track per device, or with many devices minimum, median, maximum and outliers."""
     if len(by_device) <= MAX_TRACKS:
         for subject, values in by_device.items():
             yield Track(gauge=gauge, label=subject, values=_rounded(values, digits))

@@ -30,8 +30,8 @@ class ErrorCounts:
     """Increases of error counters; complete after the block of ``count_errors``."""
 
     def __init__(self) -> None:
-        self.gpu: GpuErrorCounters | None = None  # None without a GPU, or if NVML is not available
-        self._read = 0
+        self.gpu_counters: GpuErrorCounters | None = None  # None without a GPU, or if NVML is not available
+        self._read_count = 0
         self._increased: dict[str, dict[str, list[int]]] = {}
         self._unreadable: dict[str, str] = {}
         self._permission_denied: dict[str, list[str]] = {}
@@ -39,7 +39,7 @@ class ErrorCounts:
 
     @property
     def _xids(self) -> list[int]:
-        return self.gpu.xids if self.gpu else []
+        return self.gpu_counters.xids if self.gpu_counters else []
 
     def fact(self) -> dict[str, Any]:
         """Return the fact described at the top of this module."""
@@ -50,38 +50,42 @@ class ErrorCounts:
             "permission_denied": self._permission_denied,
             "not_supported": self._not_supported,
         }
-        return {"read": self._read, **{name: part for name, part in parts.items() if part}}
+        return {"read": self._read_count, **{name: part for name, part in parts.items() if part}}
 
-    def metrics(self, gpu: str, node: str) -> Iterator[Metric]:
-        """Yield ``new_errors.*`` of counters with level FAIL or WARN: of ``gpu``, and of all ports of ``node``."""
+    def metrics(self, gpu_subject: str, node: str) -> Iterator[Metric]:
+        """Yield ``new_errors.*`` of counters with level FAIL or WARN: of the GPU, and sums over the node's ports."""
         definitions = counter_definitions()
         sums: dict[tuple[str, str], int] = {}
         for device, counters in self._increased.items():
-            kind, subject = (definitions.port, node) if "/" in device else (definitions.gpu, gpu)
+            is_port = "/" in device  # such as mlx5_0/1
+            by_counter, subject = (definitions.port, node) if is_port else (definitions.gpu, gpu_subject)
             for counter, (before, after) in counters.items():
-                if kind[counter].level in _ERROR_LEVELS and (new := increase(before, after)):
-                    sums[counter, subject] = sums.get((counter, subject), 0) + new
+                if by_counter[counter].level in _ERROR_LEVELS and (new_errors := increase(before, after)):
+                    sums[counter, subject] = sums.get((counter, subject), 0) + new_errors
         if xids := [xid for xid in self._xids if definitions.for_xid(xid).level in _ERROR_LEVELS]:
-            sums["xid", gpu] = len(xids)
-        for (counter, subject), new in sums.items():
-            yield Metric(name=f"new_errors.{counter}", value=new, unit="errors", subject=subject)
+            sums["xid", gpu_subject] = len(xids)
+        for (counter, subject), new_errors in sums.items():
+            yield Metric(name=f"new_errors.{counter}", value=new_errors, unit="errors", subject=subject)
 
-    def start_gpu(self, gpu: int, stack: ExitStack) -> None:
-        """Read the counters of the GPU with NVML index ``gpu``; NVML stays open until ``stack`` is closed."""
+    def start_gpu(self, nvml_index: int, stack: ExitStack) -> None:
+        """Read the GPU's counters for the first time; NVML stays open until ``stack`` is closed."""
         try:
             nvml = stack.enter_context(nvml_session())
         except NvmlUnavailableError as error:
-            self._unreadable[f"gpu{gpu}"] = str(error)
+            self._unreadable[f"gpu{nvml_index}"] = str(error)
             return
         try:
-            self.gpu = GpuErrorCounters(nvml, gpu)
+            self.gpu_counters = GpuErrorCounters(nvml, nvml_index)
         except nvml.NVMLError as error:
-            self._unreadable[f"gpu{gpu}"] = f"NVML: {error}"
+            self._unreadable[f"gpu{nvml_index}"] = f"NVML: {error}"
             return
-        self.gpu.begin()
+        self.gpu_counters.begin()
 
     def add_counters(self, counters: GpuErrorCounters | PortErrorCounters, device: str = "") -> None:
-        """Add counters that were read before and after; ``device``: their device, if their keys do not contain it."""
+        """Add counters that were read before and after the check.
+
+        A key of ``counters`` is (device, counter), or only the counter if all are of ``device``.
+        """
 
         def full_key(key: str | tuple[str, ...]) -> tuple[str, ...]:
             return (device, key) if isinstance(key, str) else key
@@ -90,28 +94,29 @@ class ErrorCounts:
         after_by_key: Mapping[Any, int] = counters.after
         for key, before in counters.before.items():
             after = after_by_key.get(key)
-            self._read += after is not None
-            owner_device, counter = full_key(key)
+            self._read_count += after is not None
+            counter_device, counter = full_key(key)
             limit = ports[counter].limit if counter in ports else None
-            # not Xids, which have their own list; also counters at their limit, which cannot increase any more
+            # A counter at its limit cannot increase any more, so it is listed without a change. Xids have their own
+            # list
             if after is not None and counter != "xid" and (after != before or after == limit):
-                self._increased.setdefault(owner_device, {})[counter] = [before, after]
+                self._increased.setdefault(counter_device, {})[counter] = [before, after]
         for key, reason in counters.unavailable.items():
-            unavailable = self._permission_denied if key in counters.permission_denied else self._not_supported
-            unavailable.setdefault(reason, []).append(" ".join(full_key(key)))
+            by_reason = self._permission_denied if key in counters.permission_denied else self._not_supported
+            by_reason.setdefault(reason, []).append(" ".join(full_key(key)))
         self._unreadable |= {" ".join(full_key(key)): reason for key, reason in counters.read_errors.items()}
 
 
 @contextmanager
-def count_errors(gpu: int | None, ports: bool, root: Path = Path("/")) -> Iterator[ErrorCounts]:
-    """Count errors while the block runs: of the GPU with NVML index ``gpu``, and of RDMA ports under ``root``.
+def count_errors(nvml_index: int | None, ports: bool, root: Path = Path("/")) -> Iterator[ErrorCounts]:
+    """Count the errors of one GPU and, with ``ports``, of all RDMA ports under ``root`` while the block runs.
 
     Never raises for counters that cannot be read; the fact lists them.
     """
     counts = ErrorCounts()
     with ExitStack() as stack:
-        if gpu is not None:
-            counts.start_gpu(gpu, stack)
+        if nvml_index is not None:
+            counts.start_gpu(nvml_index, stack)
         port_counters = PortErrorCounters(root) if ports else None
         if port_counters:
             port_counters.begin()
@@ -119,6 +124,6 @@ def count_errors(gpu: int | None, ports: bool, root: Path = Path("/")) -> Iterat
         if port_counters:
             port_counters.end()
             counts.add_counters(port_counters)
-        if counts.gpu:
-            counts.gpu.end()
-            counts.add_counters(counts.gpu, f"gpu{gpu}")
+        if counts.gpu_counters:
+            counts.gpu_counters.end()
+            counts.add_counters(counts.gpu_counters, f"gpu{nvml_index}")

@@ -141,9 +141,9 @@ def _new_lines(paths: Iterable[Path]) -> Iterator[bytes]:
 
 
 def latest_samples(path: Path) -> dict[str, dict[str, float | None]]:
-    """Return the last sample of a sampler's file by column: ``time``, ``gpu0.power_w``; by node.
+    """Return node → column (such as ``time`` or ``gpu0.power_w``) → latest value, from a sampler's file.
 
-    Reads the first lines and the last ones only. Empty before the first sample. Raises OSError.
+    Reads only the first line and the last lines. Empty before the first sample. Raises OSError.
     """
     with open_file(path) as file:
         header = _parse_header(_parse_json(file.readline(MAX_LINE_BYTES)))
@@ -154,13 +154,13 @@ def latest_samples(path: Path) -> dict[str, dict[str, float | None]]:
     values: dict[str, float | None] = {}
     for line in lines:
         if isinstance(line, list) and len(line) == len(header.columns) and all(map(_is_value, line)):
-            # GPUs can be sampled in turn: a value that this sample lacks is that of an earlier one
+            # GPUs can be sampled in turn: if this sample has no value, the value of an earlier sample stays
             values |= {name: value for name, value in zip(header.columns, line, strict=True) if value is not None}
     return {header.node: values} if values else {}
 
 
 class Header(Frozen):
-    """The first line of a sampler's file. ``columns``: names of the numbers in each following line: gpu0.power_w."""
+    """The first line of a sampler's file. ``columns``: names, such as gpu0.power_w, of the numbers in later lines."""
 
     node: str
     hz: FiniteFloat
@@ -171,7 +171,10 @@ class Header(Frozen):
 
 @dataclass
 class _SamplerRows:
-    """The lines of one sampler process. A file can have several: a job started again by hand appends a header."""
+    """The lines of one sampler process, from its header on.
+
+    A file has those of several processes if a job was started again by hand.
+    """
 
     header: Header
     rows: list[list[float | None]] = field(default_factory=list)
@@ -203,6 +206,7 @@ def _with_prefix(values: Mapping[str, T], prefix: str) -> dict[str, T]:
 
 
 def _read_samplers(path: Path) -> list[_SamplerRows]:
+    """Return the lines of each sampler process in a file; lines before the first header are ignored."""
     samplers: list[_SamplerRows] = []
     with open_file(path) as file:
         for text in iter(lambda: file.readline(MAX_LINE_BYTES), b""):

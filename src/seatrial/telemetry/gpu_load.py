@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from seatrial.discover.nvml import NvmlReader, clocks_event_reason_names, nvml_session, read_load
 from seatrial.model import Frozen
 
-PERIOD_S = 0.5  # half of the second over which NVML averages power
+PERIOD_S = 0.5  # two samples per second: NVML averages power over one second
 
 
 class LoadSample(Frozen):
@@ -24,7 +24,7 @@ class LoadSample(Frozen):
 
 
 class GpuLoad:
-    """The samples so far, and the NVML reader, which has the read errors."""
+    """``samples``: those taken so far. ``reader``: the NVML reader, which records the values that cannot be read."""
 
     def __init__(self, reader: NvmlReader) -> None:
         self.samples: list[LoadSample] = []

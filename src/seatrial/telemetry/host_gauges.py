@@ -15,11 +15,11 @@ from seatrial.model.telemetry import HOST_GAUGES
 # port_rcv_data and port_xmit_data count octets divided by 4 (Linux, Documentation/ABI/stable/sysfs-class-infiniband)
 _BYTES_PER_COUNT = 4
 _MB, _GB = 1e6, 1e9
-MIN_INTERVAL_S = 0.05  # for a rate: over a shorter interval a single packet or clock tick would look like a burst
+MIN_INTERVAL_S = 0.05  # no rate over a shorter interval, in which one packet or clock tick would look like a burst
 
 
 class HostGauges:
-    """Reads the host's gauges; rates come from counters of two successive reads, so the first read has none."""
+    """Reads the host's gauges. A rate needs the counters of two reads; the constructor does the first one."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._reader = FieldReader()
@@ -52,7 +52,7 @@ class HostGauges:
         return [values.get(gauge.name) for gauge in HOST_GAUGES]
 
     def _counters(self) -> dict[str, float]:
-        """Return the counters since boot, in MB or GB, by the gauge that is their rate."""
+        """Return gauge → its counter since boot in MB or GB, for the gauges that are rates."""
         counters: dict[str, float] = {}
         if disks := self._reader("disk_read_mbs", psutil.disk_io_counters):
             counters |= {"disk_read_mbs": disks.read_bytes / _MB, "disk_write_mbs": disks.write_bytes / _MB}
@@ -62,21 +62,21 @@ class HostGauges:
             received, sent = network
             counters |= {"network_rx_mbs": received / _MB, "network_tx_mbs": sent / _MB}
         for name, file in (("rdma_rx_gbs", "port_rcv_data"), ("rdma_tx_gbs", "port_xmit_data")):
-            read = partial(_sum, [port / file for port in self._ports])
-            if self._ports and (count := self._reader(name, read)) is not None:
+            read_sum = partial(_sum_of_numbers, [port / file for port in self._ports])
+            if self._ports and (count := self._reader(name, read_sum)) is not None:
                 counters[name] = count * _BYTES_PER_COUNT / _GB
         return counters
 
     def _network_bytes(self) -> tuple[int, int]:
         """Return the bytes (received, sent) of the NICs, not of bridges and bonds, which count the same bytes again.
 
-        A container that sees no NIC counts all interfaces except loopback.
+        In a container that sees no NIC, return those of all interfaces except loopback.
         """
         interfaces = psutil.net_io_counters(pernic=True)
-        counted = [interfaces[name] for name in self._nics & set(interfaces)]
-        counted = counted or [counters for name, counters in interfaces.items() if name != "lo"]
+        nics = [interfaces[name] for name in self._nics & set(interfaces)]
+        counted = nics or [counters for name, counters in interfaces.items() if name != "lo"]
         return sum(counters.bytes_recv for counters in counted), sum(counters.bytes_sent for counters in counted)
 
 
-def _sum(files: Iterable[Path]) -> int:
+def _sum_of_numbers(files: Iterable[Path]) -> int:
     return sum(read_number(file) for file in files)

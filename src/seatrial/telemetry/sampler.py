@@ -32,28 +32,29 @@ from seatrial.model.telemetry import CLOCKS_EVENT_REASONS, GPU_GAUGES, HOST, HOS
 from seatrial.telemetry.host_gauges import MIN_INTERVAL_S, HostGauges
 from seatrial.util.node_name import node_name
 
-# Each PCIe query of NVML takes 20 ms and may block other users of the driver. PCIe queries take at most this share of a
-# period, but always cover one GPU; at one sample per second that is one GPU per sample.
+# Each PCIe query of NVML takes 20 ms and may block other users of the driver. PCIe queries take at most this share of
+# the time between two samples, but always cover one GPU: at one sample per second, exactly one GPU per sample.
 PCIE_SHARE = 0.05
-# Mean CPU seconds per sample, for less than 1 % of a core at one sample per second. If they do not suffice for all
-# GPUs, these are sampled in turn. A sample can exceed the limit, since a GPU is read completely; later samples then
-# read fewer GPUs. A query takes 0.3 ms on a 4×H200 host with driver 580.
+# Mean CPU seconds per sample: less than 1 % of a core at one sample per second. If they are not enough for all GPUs,
+# the GPUs are sampled in turn. A sample can exceed the limit, since a GPU is read completely; later samples then read
+# fewer GPUs. A query takes 0.3 ms on a 4×H200 host with driver 580.
 SAMPLE_CPU_S = 0.007
 _ALL_LINKS = 2**32 - 1  # UINT_MAX as link number: the sum over all links, if the driver supports it
 _KIB, _KB = 1024, 1000  # units of NVML's NVLink counters and of its PCIe rates
 
 
 class GpuGauges:
-    """Reads the gauges of one GPU. ``unreadable``: gauges that the first read could not read; not queried again."""
+    """Reads the gauges of one GPU. Gauges that the first read cannot read are in ``unreadable`` and not read again."""
 
     def __init__(self, nvml: Any, index: int, handle: Any) -> None:
         self.device = f"gpu{index}"
         self._nvml, self._handle = nvml, handle
         self._reader = NvmlReader(nvml)
         self._link_queries = _queries_per_link(nvml, handle)
-        self._try_sum = len(self._link_queries) > 2  # whether to test queries for the sum over all links
-        self._previous: tuple[float, int, int] | None = None  # time, KiB received, KiB sent
-        self._pcie: dict[str, Any] = {}
+        # Whether it is still unknown if the driver can return the sum over all links, which needs fewer queries
+        self._sum_untested = len(self._link_queries) > 2
+        self._previous_nvlink: tuple[float, int, int] | None = None  # time, KiB received, KiB sent
+        self._pcie: dict[str, Any] = {}  # rates read since the last sample, in GB/s
         if not self._link_queries:
             self.unreadable.update(dict.fromkeys(("nvlink_rx_gbs", "nvlink_tx_gbs"), "no NVLink is up"))
         self.read()
@@ -87,7 +88,10 @@ class GpuGauges:
         return self._reader.query(fields, function, self._handle, *arguments)
 
     def _nvlink(self) -> dict[str, float]:
-        """Return GB/s over all links since the previous read; empty at the first read and after a counter reset."""
+        """Return GB/s over all links since the previous read.
+
+        Empty at the first read, after a counter reset, and after less than MIN_INTERVAL_S.
+        """
         fields = ("nvlink_rx_gbs", "nvlink_tx_gbs")
         queries = self._link_queries
         results = self._query(fields, "nvmlDeviceGetFieldValues", queries) if queries else None
@@ -98,18 +102,20 @@ class GpuGauges:
                 self._reader.record_error(field, "nvmlDeviceGetFieldValues", self._nvml.NVMLError(error))
             return {}
         kib = [int(result.value.ullVal) for result in results]
-        if self._try_sum and any(kib):
-            self._try_sum, self._link_queries = False, _fewest_queries(self._nvml, self._handle, queries)
-        now = (time.monotonic(), sum(kib[0::2]), sum(kib[1::2]))
-        previous, self._previous = self._previous, now
-        if previous is None or now[0] < previous[0] + MIN_INTERVAL_S or now[1] < previous[1] or now[2] < previous[2]:
+        if self._sum_untested and any(kib):
+            self._sum_untested, self._link_queries = False, _fewest_queries(self._nvml, self._handle, queries)
+        read_at, received, sent = time.monotonic(), sum(kib[0::2]), sum(kib[1::2])
+        previous, self._previous_nvlink = self._previous_nvlink, (read_at, received, sent)
+        if previous is None:
             return {}
-        seconds = now[0] - previous[0]
-        return {f: (now[i] - previous[i]) * _KIB / seconds / 1e9 for i, f in enumerate(fields, 1)}
+        seconds, increases = read_at - previous[0], (received - previous[1], sent - previous[2])
+        if seconds < MIN_INTERVAL_S or min(increases) < 0:
+            return {}
+        return {field: new_kib * _KIB / seconds / 1e9 for field, new_kib in zip(fields, increases, strict=True)}
 
 
 def _queries_per_link(nvml: Any, handle: Any) -> list[tuple[int, int]]:
-    """Return (field, link) queries for bytes received and sent, alternating, of every link that is up."""
+    """Return two (field, link) queries for each link that is up: bytes received, then bytes sent."""
     up = []
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
@@ -169,7 +175,10 @@ class Sampler:
         return {"node": node_name(), "hz": hz, "devices": devices, "reasons": reasons, "columns": columns}
 
     def sample(self, cpu_limit_s: float = math.inf) -> list[float | None]:
-        """Return a sample of the host and of GPUs, in turn while this process has used less than ``cpu_limit_s``."""
+        """Return a sample of the host and of GPUs.
+
+        GPUs are read in turn until this process has used ``cpu_limit_s`` of CPU time; the others have no values.
+        """
         row: list[float | None] = [round(time.time(), 3), round(time.process_time(), 3)]
         row += [_rounded(value, gauge.digits) for value, gauge in zip(self.host.read(), HOST_GAUGES, strict=True)]
         sampled: dict[int, list[float | None]] = {}
@@ -180,7 +189,7 @@ class Sampler:
         return row + [value for index in range(len(self.gpus)) for value in sampled.get(index, no_values)]
 
     def read_pcie(self, limit_s: float) -> None:
-        """Read the PCIe rates of at least one GPU, and of more in turn while ``limit_s`` seconds suffice."""
+        """Read the PCIe rates of at least one GPU, and of further GPUs in turn for up to ``limit_s`` seconds."""
         started = time.monotonic()
         for _ in self.gpus:
             self._next_pcie = (self._next_pcie + 1) % len(self.gpus)

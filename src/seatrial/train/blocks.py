@@ -14,7 +14,7 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 
 BLOCKS_FILE, INFO_FILE = "blocks.npy", "dataset.json"
-PREFIX = "blocks"  # of the folder's name
+PREFIX = "blocks"  # with which the names of folders with blocks begin
 IGNORE_INDEX = -100  # targets without loss, as in torch and transformers
 
 
@@ -35,7 +35,9 @@ class DatasetInfo:
 
 
 def prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
-    """The blocks of the rows in data.path, from ``folder`` or SEATRIAL_DATA_CACHE; written to ``folder`` if missing.
+    """The location of the blocks of the rows in data.path, in ``folder`` or SEATRIAL_DATA_CACHE.
+
+    Missing blocks are written to ``folder``.
 
     Raises UsageError if data or tokenizer cannot be read, SeatrialError or OSError if the blocks cannot be written.
     """

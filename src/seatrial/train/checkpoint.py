@@ -125,7 +125,7 @@ class Checkpointer:
         # each save (DCP's default) it took 4 to 6 s (H200; durations of whole saves: docs/results)
         self._stager = BlockingAsyncStager(cache_staged_state_dict=world.device.type == "cuda")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._running: Future[CheckpointTiming] | None = None
+        self._pending_save: Future[CheckpointTiming] | None = None  # the asynchronous save in progress
 
     def should_save(self, step: int, last: int) -> bool:
         """Whether ``step`` is a multiple of checkpoint.every, or the ``last`` step."""
@@ -142,7 +142,7 @@ class Checkpointer:
         start = time.monotonic()
         folder = step_folder(out, step)
         incomplete = folder.with_name(f"{folder.name}.incomplete")
-        if self._world.is_rank0:
+        if self._world.is_rank_0:
             shutil.rmtree(incomplete, ignore_errors=True)
             incomplete.mkdir(parents=True)
         self._gather(None)
@@ -163,7 +163,7 @@ class Checkpointer:
                 pending_write.result()
             return self._finalize("async save", incomplete, folder, step, shapes, start, blocked)
 
-        self._running = self._thread.submit(finalize)
+        self._pending_save = self._thread.submit(finalize)
 
     def _gather(self, value: Any) -> list[Any]:
         """The ``value`` of every rank, by rank, gathered in the process group of the checkpoints."""
@@ -173,9 +173,9 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Waits for the asynchronous save in progress. Raises SeatrialError if it failed."""
-        if self._running is not None:
-            running, self._running = self._running, None
-            self.results.append(running.result())
+        if self._pending_save is not None:
+            pending_save, self._pending_save = self._pending_save, None
+            self.results.append(pending_save.result())
 
     def _finalize(
         self, kind: str, incomplete: Path, folder: Path, step: int, shapes: Any, start: float, blocked: float | None
@@ -188,7 +188,7 @@ class Checkpointer:
             paths = [path for path in sorted(incomplete.iterdir()) if _belongs_to(path, self._world.rank)]
             rank_entries = list(threads.map(_manifest_entry, paths))
         files = {name: entry for entries in self._gather(rank_entries) for name, entry in entries}
-        if self._world.is_rank0:
+        if self._world.is_rank_0:
             write_json(incomplete / MANIFEST_FILE, {"step": step, "shapes": shapes, "files": files})
             shutil.rmtree(folder, ignore_errors=True)
             incomplete.rename(folder)
@@ -235,9 +235,9 @@ class Checkpointer:
         return step
 
     def _intact(self, checkpoints: list[Path]) -> Path:
-        """The newest checkpoint; with checkpoint.requeue, for unattended jobs, the newest intact one.
+        """The newest checkpoint; with checkpoint.requeue, for unattended jobs, the newest one that is not damaged.
 
-        Raises SeatrialError on all ranks if it is damaged; with checkpoint.requeue, if all checkpoints are damaged.
+        Raises SeatrialError on all ranks if the newest is damaged; with checkpoint.requeue, if all are damaged.
         """
         for index in reversed(range(len(checkpoints))):
             candidate, older = checkpoints[index], checkpoints[index - 1].name if index else ""
@@ -247,12 +247,15 @@ class Checkpointer:
             message = f"checkpoint {candidate} is damaged: {'; '.join(errors)}"
             if not (older and self._settings.requeue):
                 raise SeatrialError(f"{message}{f'; remove it to resume from {older}' if older else ''}")
-            if self._world.is_rank0:
+            if self._world.is_rank_0:
                 print(f"{message}; using {older}", file=sys.stderr)
         return candidate
 
     def _errors(self, folder: Path) -> list[str]:
-        """How the files of a checkpoint differ from its manifest, on all ranks; each rank hashes a part."""
+        """The differences between the files of a checkpoint and its manifest, the same list on all ranks.
+
+        Each rank hashes a part of the files.
+        """
         try:
             files: Mapping[str, Mapping[str, Any]] = _read_manifest(folder)["files"]
             names = sorted(files)[self._world.rank :: self._world.size]
@@ -319,7 +322,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _convert_dcp_errors(folder: Path, action: str = "write") -> Iterator[None]:
-    """Raises DCP's errors of all ranks as one SeatrialError; removes ``folder`` if it was not fully written."""
+    """Context manager: raises DCP's errors of all ranks as one SeatrialError; removes a partly written ``folder``."""
     try:
         yield
     except (CheckpointException, OSError) as error:

@@ -25,16 +25,16 @@ def run(task: Mapping[str, Any]) -> dict[str, Any] | None:
     Results go to the task's ``out``. Returns the content of metrics.json on rank 0 of the group, None on other ranks.
     Raises SeatrialError.
     """
-    config, is_rank0 = train_config.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
+    config, is_rank_0 = train_config.load(task["config"], task["overrides"]), os.environ["RANK"] == "0"
     _open_group(task, config)
     out = Path(task["out"])
     with disk.convert_disk_full(out):
         metrics = command.run(config, out, task["started"])
-        if is_rank0 and task["generate"]:
+        if is_rank_0 and task["generate"]:
             from seatrial.train.hf import inference
 
             metrics["generated"] = inference.generate(out / "final", task["device"], task["generate"])
-    return metrics if is_rank0 else None
+    return metrics if is_rank_0 else None
 
 
 def _open_group(task: Mapping[str, Any], config: TrainConfig) -> None:

@@ -24,7 +24,8 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 from seatrial.util.input_files import read_json
 
-DEFAULT_SEQUENCES = 4096  # without data.samples; an acceptance run reads each sequence at most twice
+# Generated sequences without data.samples: enough that an acceptance run reads each at most twice
+DEFAULT_SEQUENCES = 4096
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,15 @@ class Blocks:
         return torch.from_numpy(self.tokens[indices].astype(np.int64))
 
 
-def prepare(settings: TrainConfig, folder: Path, is_rank0: bool, gather: Callable[[Any], list[Any]]) -> Blocks:
+def prepare(settings: TrainConfig, folder: Path, is_rank_0: bool, gather: Callable[[Any], list[Any]]) -> Blocks:
     """The blocks for ``settings``, from ``folder`` or SEATRIAL_DATA_CACHE; rank 0 writes missing ones to ``folder``.
 
-    All ranks call this; ``gather`` is a barrier that returns the values of all ranks. All ranks raise UsageError if the
-    data cannot be read, SeatrialError if the blocks cannot be written, with rank 0's message. A node that does not
-    share ``folder`` generates Markov data itself, and raises UsageError for rows of a file.
+    All ranks call this; ``gather`` is a barrier that returns the values of all ranks. If rank 0 fails, all ranks raise
+    its error: UsageError if the data cannot be read, SeatrialError if the blocks cannot be written. A node that does
+    not share ``folder`` generates Markov data itself; with data from a file it raises UsageError.
     """
     rank0_result: Path | SeatrialError | None = None
-    if is_rank0:
+    if is_rank_0:
         try:
             prepared = _prepare(settings, folder)
             if prepared.message:

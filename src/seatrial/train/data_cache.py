@@ -22,7 +22,8 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 from seatrial.util.input_files import open_file, read_json
 
-CACHE_VARIABLE = "SEATRIAL_DATA_CACHE"  # without data.cache: `seatrial preprocess` writes the folder, trainings read it
+# Folder that is used if data.cache is not set: `seatrial preprocess` writes to it, and trainings only read it
+CACHE_VARIABLE = "SEATRIAL_DATA_CACHE"
 KEY_FILE = "key.json"
 FORMAT = 2  # in every key: increase it with each change of seatrial to the tokens of the same rows, or to the files
 _FILES = "files"  # in key.json, beside the fields of the key
@@ -34,7 +35,10 @@ Version = tuple[int, int, int] | None  # inode, size and modification time; None
 
 
 class Prepared(NamedTuple):
-    """A folder of prepared data. ``message``: hit or miss and its reason; empty if no cache is configured."""
+    """A folder of prepared data. ``hit``: whether it existed. ``message``: hit, or miss and its reason.
+
+    ``message`` is empty if no cache is configured.
+    """
 
     folder: Path
     hit: bool
@@ -118,7 +122,7 @@ def _miss_reason(cache: Path, prefix: str, key: Key) -> str:
 
 
 def _key_difference(folder: Path, key: Key) -> tuple[str, list[str]] | None:
-    """Name of ``folder``, and the fields in which its key differs; None if it is not complete or not readable."""
+    """Name of ``folder``, and the fields in which its key differs from ``key``; None if its key cannot be read."""
     try:
         other = read_json(folder / KEY_FILE)
         fields = [name for name in {**other, **key} if name != _FILES and other.get(name) != key.get(name)]

@@ -20,7 +20,7 @@ from seatrial.train.rank_times import RankTimes
 from seatrial.train.train_config import TrainConfig
 from seatrial.util.node_name import node_name
 
-# Small on CPUs and GPUs: one process repeats the work of all ranks in seconds.
+# The same small model on CPUs and GPUs: one process repeats the work of all ranks in seconds.
 SMALL_CONFIG = "tiny/ddp"
 BATCH_OVERRIDES: tuple[str, ...] = ("bsz=4",)  # sequences per rank and step, for the single-process comparison
 TINY_OVERRIDES = ("model.layers=1", "model.width=64", "seq_len=32")  # for ``endless_training``
@@ -29,9 +29,9 @@ TINY_OVERRIDES = ("model.layers=1", "model.width=64", "seq_len=32")  # for ``end
 UNTIMED_STEPS = 5
 UNTIMED_STEPS_PER_WINDOW = 1  # the previous window may have run the other model
 WINDOW_PAIRS = 6  # the smallest sample whose median has a 95 % confidence interval
-MIN_SEQUENCES = 256  # of generated data, and at least four per rank; the number does not affect speed
+MIN_SEQUENCES = 256  # generated sequences, but at least four per rank; their number does not affect the speed
 
-Windows = list[list[float]]  # of one rank: seconds of each timed step, by window
+Windows = list[list[float]]  # seconds of one rank, [window][timed step]
 
 
 def current_world(device: str) -> World:
@@ -54,7 +54,7 @@ class DdpComparison:
 
     samples: int  # in the dataset
     sample_counts: invariants.SampleCounts  # of the first epoch
-    order_errors: int  # ranks whose order changes when an epoch is repeated, plus those whose order never changes
+    order_errors: int  # ranks with another order in a repeated epoch, plus ranks with the same order in two epochs
     ddp_steps: list[Step]
     single_process_steps: list[Step] | None
     model: nn.Module
@@ -77,7 +77,7 @@ class DdpComparison:
 def compare_with_single_process(world: World, steps: int, progress: Callable[[str], None]) -> DdpComparison:
     """Trains ``steps`` steps with DDP, then the same steps on rank 0 while the other ranks wait."""
     config = train_config.load(SMALL_CONFIG, [*BATCH_OVERRIDES, f"max_steps={steps}"])
-    # with several ranks not a multiple of their number, so that samples must be dropped
+    # not a multiple of the number of ranks (if there are several), so that samples must be dropped
     samples = world.size * config.bsz * steps + world.size // 2
     settings = config.model_copy(update={"data": config.data.model_copy(update={"samples": samples})})
     epoch0, epoch0_repeated, epoch1 = (rank_samples(world, samples, settings.seed, epoch) for epoch in (0, 0, 1))
@@ -85,7 +85,7 @@ def compare_with_single_process(world: World, steps: int, progress: Callable[[st
     progress(f"{steps} steps with DDP on {world.size} ranks")
     ddp_trainer, single_process_steps = create_trainer(settings, world), None
     ddp_steps = until_nonfinite(ddp_trainer.run_steps(steps))
-    if world.is_rank0:
+    if world.is_rank_0:
         progress(f"the same {steps} steps in a single process")
         accumulating = settings.model_copy(update={"grad_accum": world.size})
         single_trainer = create_trainer(accumulating, single_rank_world(world))
@@ -161,7 +161,7 @@ def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progr
         trainer.run_steps(UNTIMED_STEPS)
     windows: dict[Trainer, Windows] = {independent: [], ddp: []}
     nonfinite = 0
-    timed: list[Step] = []
+    timed_ddp_steps: list[Step] = []
     end = monotonic() + min_seconds
     while not windows[ddp] or any(world.gather(monotonic() < end)):  # the same decision on all ranks
         for number, steps in enumerate(window_lengths(settings.max_steps)):
@@ -173,14 +173,14 @@ def measure_speed(world: World, settings: TrainConfig, min_seconds: float, progr
                 windows[trainer].append([step.seconds for step in window[UNTIMED_STEPS_PER_WINDOW:]])
                 nonfinite += sum(not step.finite for step in window)
                 if trainer is ddp:
-                    timed += window[UNTIMED_STEPS_PER_WINDOW:]
+                    timed_ddp_steps += window[UNTIMED_STEPS_PER_WINDOW:]
     return Speed(
         settings=settings,
         independent_windows=world.gather(windows[independent]),
         ddp_windows=world.gather(windows[ddp]),
         nonfinite_steps=sum(world.gather(nonfinite)),
         model=ddp.built.model,
-        rank_times=world.gather(RankTimes.of_steps(world.device_name, timed)),
+        rank_times=world.gather(RankTimes.of_steps(world.device_name, timed_ddp_steps)),
     )
 
 

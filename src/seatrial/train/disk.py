@@ -47,7 +47,7 @@ def disk_full_error(error: BaseException, path: Path, action: str = "") -> DiskF
 
 @contextmanager
 def atomic_write_folder(path: Path) -> Iterator[Path]:
-    """As ``atomic_folder``, but a full disk raises DiskFullError. It reads the usage before the folder is removed."""
+    """As ``atomic_folder``, but a full disk raises DiskFullError with the usage before the folder is removed."""
     with atomic_folder(path) as temporary, convert_disk_full(path):
         yield temporary
 

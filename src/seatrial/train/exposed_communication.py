@@ -71,7 +71,7 @@ def measure(world: World, steps: int, run_step: StepFunction, replicated: bool) 
 
     All ranks call this as the last action of the run: it changes the weights, and the control run makes them diverge.
     """
-    run_step(True)  # refills caches
+    run_step(True)  # not measured: it refills caches
     rank_percent = _exposed_from_kernels(world, steps, run_step) if world.device.type == "cuda" else None
     control = None
     if replicated:

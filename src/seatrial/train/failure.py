@@ -65,7 +65,10 @@ def _rank_name() -> str:
 
 
 def _register_failure() -> str | None:
-    """Registers this rank as failed unless another rank was first; returns the first, None if the store is lost."""
+    """Registers this rank as failed unless another rank was first; returns the name of the first.
+
+    None with a single rank, or if the store is lost.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     signal.alarm(TEARDOWN_S)  # at interpreter shutdown torch may wait for peers that have exited

@@ -60,7 +60,10 @@ def train(settings: TrainConfig, folder: Path | None = None, started: float | No
 def train_without_error_propagation(
     settings: TrainConfig, folder: Path | None, started: float | None = None
 ) -> dict[str, Any]:
-    """As ``train``, but an error of one rank does not end the others; callable again after all ranks raised."""
+    """As ``train``, but an error of one rank does not end the other ranks.
+
+    If all ranks raise an error, this process can train again.
+    """
     require_tensorboard(settings)
     phases = StartupPhases(started or time.time(), "imports")
     with parallel.process_group(settings.timeout_s) as world:
@@ -68,7 +71,7 @@ def train_without_error_propagation(
         parallel.prepare_kernels(settings)
         out = _create_out(settings, world, folder)
         cache = Path(settings.data.cache) if settings.data.cache else out / "data"
-        blocks = data.prepare(settings, cache, world.is_rank0, world.gather)
+        blocks = data.prepare(settings, cache, world.is_rank_0, world.gather)
         phases.end_phase("data")
         with metrics.explain_out_of_memory(settings, world.device):
             built = parallel.build(settings, world)
@@ -76,7 +79,7 @@ def train_without_error_propagation(
             trainer = Trainer(settings, built, world, blocks)
             phases.end_phase("build")
             completed_steps = trainer.resume(out) if settings.checkpoint.resume else 0
-            if world.is_rank0:
+            if world.is_rank_0:
                 restarts.record_start(settings, out, completed_steps)
             records = trainer.run(completed_steps, out, phases)
         report = metrics.report(settings, world, trainer.run_record(records), phases)
@@ -85,14 +88,14 @@ def train_without_error_propagation(
             report["data_cached_share"] = blocks.cached_share
         if settings.use_lora and settings.export:
             adapters = lora.gather_adapters(built.model)
-            if world.is_rank0:
+            if world.is_rank_0:
                 lora.export(adapters, out / "final", built.model, settings.model.name)
                 report["final"] = lora.verify_export(adapters, out / "final")
         if world.size > 1 and settings.profile_steps:
             # after the export, since these steps change the weights
             replicated = settings.parallel.strategy == "ddp"
             report |= exposed_communication.measure(world, settings.profile_steps, trainer.step_function(), replicated)
-        if world.is_rank0:
+        if world.is_rank_0:
             metrics.write(report, out)
     return report
 
@@ -101,7 +104,7 @@ def _create_out(settings: TrainConfig, world: World, folder: Path | None) -> Pat
     """The run folder, created by rank 0 with the resolved config in it."""
     default = Path("seatrial-runs", f"{time.strftime('%Y%m%d-%H%M%S')}-train-{settings.run_name}")
     out = Path(world.gather(str((folder or default).absolute()))[0])
-    if world.is_rank0:
+    if world.is_rank_0:
         create_run_folder(settings, out)
     world.barrier()
     return out
@@ -112,7 +115,7 @@ def _check_model(settings: TrainConfig, built: BuiltModel, world: World) -> None
     ranks, replicas = world.size, settings.parallel.replicas
     if settings.parallel.strategy == "fsdp2" and (errors := parallel.sharding_errors(built.model, ranks, replicas)):
         raise SeatrialError(f"rank {world.rank}: {len(errors)} parameters are sharded incorrectly: {errors[0]}")
-    if world.is_rank0:
+    if world.is_rank_0:
         trained = parameter_count(built.trained_parameters)
         total = parameter_count(list(built.model.parameters()))
         print(f"training {trained:,} of {total:,} parameters", file=sys.stderr)
@@ -141,7 +144,8 @@ class Trainer:
         self.settings, self.built, self.world, self.blocks = settings, built, world, blocks
         self.optimizer: Any = parallel.optimizer(settings, built.trained_parameters)
         self.checkpointer = checkpoint.Checkpointer(settings.checkpoint, world)
-        # with FSDP2 each layer waits for weights from other ranks before its forward pass, which contains no wait
+        # With FSDP2 each layer waits for weights from other ranks before its forward pass: only the forward passes
+        # themselves contain no wait
         gathers_weights = settings.parallel.strategy == "fsdp2" and world.size > 1
         self.timer = StepTimer(world.device, ForwardTimer(built.model, world.device) if gathers_weights else None)
         self._extra_batches = self._batches(0)  # for run_steps
@@ -263,7 +267,7 @@ class Trainer:
         gradients = [p.grad for p in self.built.trained_parameters if p.grad is not None]
         norm = parallel.unshard(nn.utils.get_total_norm(gradients)).to(total_loss.device, torch.float)
         mean_loss = self.world.all_reduce_sum(total_loss) / tokens
-        # stays 1, so that no later step changes the weights
+        # once 1 it stays 1, so that no later step changes the weights
         self._nonfinite = torch.maximum(self._nonfinite, (~(mean_loss.isfinite() & norm.isfinite())).float())
         # fused AdamW divides gradients by grad_scale, and skips its update if found_inf is 1
         parameter_device = self.built.trained_parameters[0].device  # the CPU with cpu_offload

@@ -15,7 +15,7 @@ STATES = 64  # the vocabulary
 SIXTEENTHS = (8, 4, 2, 1, 1)
 # nats per token, the same in every state: the lowest possible mean loss
 ENTROPY = -sum(weight / 16 * math.log(weight / 16) for weight in SIXTEENTHS)
-CHAIN_SEED = 0  # of the successors of each state
+CHAIN_SEED = 0  # determines the successors of each state
 
 
 def generate_sequences(count: int, length: int, seed: int) -> Tensor:

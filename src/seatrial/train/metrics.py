@@ -47,7 +47,7 @@ class TrainingRun:
     trained_tokens: int  # tokens with a loss, of all ranks
     checkpoints: Sequence[checkpoint.CheckpointTiming]
     compiled_graphs: int = 0
-    gradient_bytes: int | None = None  # of this rank, before the optimizer's step frees them
+    gradient_bytes: int | None = None  # size of this rank's gradients before the optimizer's step, which frees them
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -163,6 +163,7 @@ def _median_seconds(steps: Sequence[Step]) -> float:
 
 
 def _rank_metrics(world: World, measured: Sequence[Step]) -> dict[str, Any]:
+    """This rank's entry of ``ranks`` in metrics.json, without its state memory."""
     gpu = world.device.type == "cuda"
     forward = [step.forward_s for step in measured if step.forward_s is not None]
     return {
@@ -339,6 +340,7 @@ def _out_of_memory_message(settings: TrainConfig, device: torch.device, reason: 
 
 
 def _memory_usage(settings: TrainConfig, device: torch.device) -> str:
+    """The calculated size of weights, gradients and Adam state, and the allocator's current sizes on a GPU."""
     parameters = settings.model.architecture().parameters
     if settings.use_lora:
         bytes_per_weight = _DTYPE_BYTES["bf16" if settings.bf16 else "fp32"]

@@ -12,7 +12,7 @@ import numpy as np
 
 
 def evict(path: Path) -> None:
-    """Drop a file from the page cache. Some filesystems keep it: ``cached_share`` shows whether it is gone."""
+    """Ask the kernel to drop a file from the page cache; some filesystems keep it, which ``cached_share`` shows."""
     with suppress(OSError), path.open("rb") as file:
         os.fsync(file.fileno())  # the kernel does not drop pages that are not written yet
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

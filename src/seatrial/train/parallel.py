@@ -28,7 +28,8 @@ from seatrial.util.node_name import node_name
 
 T = TypeVar("T")
 BACKEND = "cpu:gloo,cuda:nccl"
-_ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))  # torchrun sets them; value without torchrun
+# Variables that torchrun sets, with the values that apply without torchrun
+_ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 _AUTOTUNE: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
 _DTYPES = {"fp32": torch.float, "bf16": torch.bfloat16}
 
@@ -43,7 +44,7 @@ class World:
     host: str
 
     @property
-    def is_rank0(self) -> bool:
+    def is_rank_0(self) -> bool:
         return self.rank == 0
 
     @property

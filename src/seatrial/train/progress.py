@@ -52,7 +52,10 @@ class Step:
 
 
 class StartupPhases:
-    """Seconds by phase from the start of the process to the end of the first step; ``first_phase`` ends now."""
+    """Seconds by phase, from the start of the process to the end of the first step.
+
+    ``first_phase`` began at ``started`` (Unix time) and ends now.
+    """
 
     def __init__(self, started: float, first_phase: str) -> None:
         self._started = self._last = started
@@ -87,9 +90,9 @@ class StepLog:
     def __init__(self, settings: TrainConfig, world: World, out: Path, completed_steps: int) -> None:
         self._settings, self._world = settings, world
         resumed = settings.checkpoint.resume
-        self._file = _open_steps_file(out / STEPS_FILE, completed_steps, resumed) if world.is_rank0 else None
+        self._file = _open_steps_file(out / STEPS_FILE, completed_steps, resumed) if world.is_rank_0 else None
         # with stack hf the Trainer writes these curves
-        writes_curves = world.is_rank0 and settings.tensorboard and settings.stack == "native"
+        writes_curves = world.is_rank_0 and settings.tensorboard and settings.stack == "native"
         self._tensorboard: Any = _open_tensorboard(out, completed_steps) if writes_curves else None
         self._is_terminal = sys.stderr.isatty()
         self._interval_s = min(TERMINAL_INTERVAL_S, settings.log_every_s) if self._is_terminal else settings.log_every_s

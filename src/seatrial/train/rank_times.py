@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MIN_STEPS = 6  # the smallest sample whose median has a 95 % confidence interval
 MAX_STEPS = 200  # a rank reports the times of at most the last 200 steps: enough for an interval of a few percent
-_NAMES = ("compute_s", "data_wait_s", "seconds")  # of RankTimes, Step and metrics.json
+_NAMES = ("compute_s", "data_wait_s", "seconds")  # fields that RankTimes, Step and metrics.json have in common
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RankTimes:
     data_wait_s: wait of the device for the data loader. seconds: whole steps.
     """
 
-    device: str  # its model: ranks on other models are not its peers
+    device: str  # model of the rank's device; only ranks with the same model are compared
     compute_s: tuple[float, ...]
     data_wait_s: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -63,8 +63,8 @@ class RankTimes:
 class Slowdown:
     """Compute time of a rank divided by the median of the other ranks, in the same steps.
 
-    ratio: the median over the steps. low, high: its 95 % confidence interval, or with few or correlated steps their
-    whole range.
+    ratio: the median over the steps. low, high: its 95 % confidence interval, or the smallest and largest value if the
+    steps are too few or too correlated for an interval.
     """
 
     ratio: float
@@ -87,9 +87,9 @@ def slowdowns(ranks: Sequence[RankTimes]) -> dict[int, Slowdown]:
         steps = min(len(ranks[index].compute_s) for index in indices)
         if len(indices) < 2 or steps < MIN_STEPS:
             continue
-        columns = [[ranks[index].compute_s[step] for index in indices] for step in range(-steps, 0)]
-        ratios = list(zip(*(list(_ratios(column)) for column in columns), strict=True))
-        for index, samples in zip(indices, ratios, strict=True):
+        seconds_by_step = [[ranks[index].compute_s[step] for index in indices] for step in range(-steps, 0)]
+        ratios_by_rank = list(zip(*(list(_ratios(seconds)) for seconds in seconds_by_step), strict=True))
+        for index, samples in zip(indices, ratios_by_rank, strict=True):
             low, high = median_interval(samples) or (min(samples), max(samples))
             by_index[index] = Slowdown(median(samples), low, high, steps)
     return by_index
@@ -101,7 +101,8 @@ def _ratios(seconds: Sequence[float]) -> Iterator[float]:
     position = {value: index for index, value in enumerate(ordered)}
     count = len(seconds) - 1
     for value in seconds:
-        rank = position[value]
-        others = [ordered[index if index < rank else index + 1] for index in ((count - 1) // 2, count // 2)]
-        middle = sum(others) / 2
-        yield value / middle if middle > 0 else 1.0
+        # the median of the others: the mean of the middle two (or twice the middle one) of ``ordered`` without value
+        skipped = position[value]
+        middle_two = [ordered[index if index < skipped else index + 1] for index in ((count - 1) // 2, count // 2)]
+        median_of_others = sum(middle_two) / 2
+        yield value / median_of_others if median_of_others > 0 else 1.0

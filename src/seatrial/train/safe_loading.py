@@ -1,4 +1,4 @@
-"""Loads checkpoints without running code that their pickles name: a checkpoint may come from someone else."""
+"""Loads checkpoints without running code that is named in their pickles: a checkpoint may not be the user's own."""
 
 from __future__ import annotations
 

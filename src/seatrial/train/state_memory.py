@@ -1,8 +1,8 @@
 """The memory that one rank holds of weights, gradients and optimizer state, counted from its tensors.
 
-Counted values are the same on CPUs and GPUs. They contain neither activations nor weights gathered from other ranks.
-The peak of the CUDA allocator (memory_peak_gib in metrics.json) contains both. ``group_bytes`` returns the size of the
-gathered weights, which FSDP2's wrapping determines.
+The counts are the same on CPUs and GPUs. They include neither activations nor weights gathered from other ranks, which
+the peak of the CUDA allocator (memory_peak_gib in metrics.json) includes. ``group_bytes`` returns the size of the
+gathered weights, which depends on FSDP2's wrapping.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _parse_step(line: str) -> dict[str, Any] | None:
 
 
 def _number(value: object) -> float | None:
-    """The number; None for another type, and for an integer that no float can hold."""
+    """``value`` as a float; None if it is not a number, or an integer that no float can hold."""
     try:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     except OverflowError:

@@ -63,13 +63,13 @@ class _Marks:
     """Points in time of one step, as ``Clock.now`` returns them."""
 
     previous_end: Any
-    batch: Any
+    batch_ready: Any
     batch_wait_s: float
     start: Any = None
-    forward: Any = None
-    compute: Any = None
+    forward_end: Any = None
+    compute_end: Any = None
     end: Any = None
-    forwards: Any = ()
+    forward_passes: Any = ()  # (start, end) of each, with a ForwardTimer
 
 
 class Clock:
@@ -99,17 +99,16 @@ class Clock:
     def seconds(self, start: tuple[Any, float], end: tuple[Any, float], with_core_wait: bool = False) -> float:
         """Seconds between two results of ``now``; on a GPU both events must be completed."""
         if self._device.type == "cuda":
-            return float(start[0].elapsed_time(end[0])) / 1e3  # it is in ms
+            return float(start[0].elapsed_time(end[0])) / 1e3  # elapsed_time returns ms
         return float(end[0] - start[0]) - (0.0 if with_core_wait else end[1] - start[1])
 
 
 class ForwardTimer:
     """Times the forward passes of the modules of ``model`` that compute without waiting for other ranks in between.
 
-    With FSDP2 these are the innermost groups: the hook before the forward pass runs after that of FSDP2, which waits
-    until the weights are gathered, and the hook after it before the weights are freed. A slow rank has long forward
-    passes, a rank that waits for it has not. Without FSDP2 it is the whole model, as with DDP, which communicates in
-    the backward pass only.
+    With FSDP2 these are the innermost groups. ``_start`` runs after FSDP2's own hook, which waits until the weights are
+    gathered, and ``_end`` before the weights are freed: a slow rank has long forward passes, but a rank that waits for
+    it does not. Without FSDP2 the whole model is timed: DDP communicates in the backward pass only.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -133,7 +132,7 @@ class ForwardTimer:
         return forwards
 
     def seconds(self, forwards: list[tuple[Any, Any]]) -> float | None:
-        """The time of ``forwards``, all completed; None if the time without a CPU core is unknown."""
+        """The total time of ``forwards``, which must have completed; None if the time without a CPU core is unknown."""
         if not self._clock.separates_core_wait:
             return None
         return sum(self._clock.seconds(start, end) for start, end in forwards)
@@ -175,16 +174,16 @@ class StepTimer:
         self._marks.start = self._clock.now()
 
     def end_forward(self) -> None:
-        self._marks.forward = self._marks.forward or self._clock.now()
+        self._marks.forward_end = self._marks.forward_end or self._clock.now()
 
     def end_compute(self) -> None:
         """Marks the last gradient of this rank, before the step waits for other ranks."""
-        self._marks.compute = self._clock.now()
+        self._marks.compute_end = self._clock.now()
 
     def end(self) -> None:
         self._marks.end = self._previous_end = self._clock.now()
         if self._forward_timer is not None:
-            self._marks.forwards = self._forward_timer.take()
+            self._marks.forward_passes = self._forward_timer.take()
         self._steps.append(self._marks)
 
     def read(self) -> StepTimes:
@@ -194,14 +193,14 @@ class StepTimer:
             marks.end[0].synchronize()
         compute: float | None = None
         if self._forward_timer is not None:
-            compute = self._forward_timer.seconds(marks.forwards)
-        elif marks.compute and clock.separates_core_wait:
-            compute = clock.seconds(marks.start, marks.compute)
+            compute = self._forward_timer.seconds(marks.forward_passes)
+        elif marks.compute_end and clock.separates_core_wait:
+            compute = clock.seconds(marks.start, marks.compute_end)
         data_wait = marks.batch_wait_s
         if self._device.type == "cuda":  # the CPU queues steps ahead: the GPU waits only if it has no work left
-            data_wait = min(data_wait, clock.seconds(marks.previous_end, marks.batch))
+            data_wait = min(data_wait, clock.seconds(marks.previous_end, marks.batch_ready))
         step_s = clock.seconds(marks.previous_end, marks.end, with_core_wait=True)
-        return StepTimes(step_s, clock.seconds(marks.start, marks.forward, with_core_wait=True), compute, data_wait)
+        return StepTimes(step_s, clock.seconds(marks.start, marks.forward_end, with_core_wait=True), compute, data_wait)
 
 
 class _SchedulerWait:

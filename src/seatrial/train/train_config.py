@@ -93,7 +93,7 @@ class _Finite(Frozen):
 
 
 class Schedule(_Finite):
-    """Learning rate: linear warm-up, then decay; it would be ``min_ratio`` × ``peak`` one step after the last step."""
+    """Learning rate: linear warm-up, then decay that would reach ``min_ratio`` × ``peak`` one step after the last."""
 
     peak: float = Field(default=5e-5, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "linear"
@@ -127,8 +127,8 @@ class Parallel(Frozen):
     deepspeed: str | None = Field(
         default=None, description="zero3: DeepSpeed's JSON config; path relative to this file or the working directory"
     )
-    # more than one is HSDP: weights are all-gathered within a replica, consecutive ranks such as those of a node;
-    # sharded gradients are all-reduced between replicas
+    # More than one replica is HSDP. A replica is a group of consecutive ranks, such as those of a node: weights are
+    # all-gathered within it, and sharded gradients are all-reduced between replicas
     replicas: int = Field(
         default=1, gt=0, description="fsdp2, native: number of model copies, each sharded over its ranks"
     )
@@ -274,7 +274,7 @@ class TrainConfig(_Finite):
 
     @property
     def needs_group(self) -> bool:
-        """Whether one rank also opens a process group; else it trains as without torchrun, on one visible GPU."""
+        """Whether even a single rank opens a process group; otherwise it trains as without torchrun, on one GPU."""
         return self.stack != "native" and self.parallel.strategy != "ddp"
 
     def architecture(self) -> Architecture:

@@ -71,7 +71,8 @@ class StartedVariants:
     def run(self) -> list[str]:
         """Runs the variants in order; returns the error message of each, "" if none. All ranks get the same result.
 
-        The result is empty if an injected fault kills ``killed_rank``. Raises SeatrialError on any other failure.
+        The list is empty if an injected fault kills ``killed_rank``, as expected. Raises SeatrialError on any other
+        failure, and if ``killed_rank`` survives.
         """
         results = self.children.results()
         if self.killed_rank is not None and results[self.killed_rank].exit_code == -signal.SIGKILL:
@@ -89,7 +90,7 @@ class StartedVariants:
 
 
 @contextmanager
-def started_variants(
+def start_variants(
     variants: Sequence[Variant],
     settings: ChildSettings,
     file_prefix: Path,
@@ -101,7 +102,7 @@ def started_variants(
     All ranks call this. The files of the children are named after ``file_prefix``. ``killed_rank``: the rank that an
     injected fault kills.
     """
-    with child_ranks.started_child_ranks(
+    with child_ranks.start_child_ranks(
         "seatrial.train.variants",
         {"variants": [variant.model_dump(mode="json") for variant in variants]},
         {"NCCL_DEBUG_FILE": str(file_prefix.with_name(f"nccl.{file_prefix.name}.%h.%p.log"))},
@@ -110,7 +111,7 @@ def started_variants(
         file_prefix=file_prefix,
         limit_s=settings.limit_s,
         groups=groups,
-        trains_on="all",
+        spare_gpus="all",
     ) as children:
         yield StartedVariants(children, file_prefix.name, groups[0][0] if groups else 0, killed_rank)
 
@@ -167,6 +168,7 @@ def injected_fault(fault: InjectedFault | None) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _kill_in_save(fault: InjectedFault) -> Iterator[None]:
+    """Context manager: the rank kills itself after writing its files of the checkpoint of ``fault.step``."""
     original = checkpoint.Checkpointer._finalize
 
     def finalize(
@@ -182,6 +184,7 @@ def _kill_in_save(fault: InjectedFault) -> Iterator[None]:
 
 @contextmanager
 def _nan_gradient(fault: InjectedFault) -> Iterator[None]:
+    """Context manager: the rank's gradient is NaN in step ``fault.step``."""
     original = loop.Trainer.step
 
     def step(self: loop.Trainer, number: int, batches: Iterator[Tensor]) -> loop.PendingStep:

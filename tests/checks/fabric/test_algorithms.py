@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.checks.fabric._algorithms import parse_answer
+from seatrial.checks.fabric._algorithms import choices_by_operation
 
 LINES = (
     "n0:9:9 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo NVLS proto SIMPLE channel{Lo..Hi}={0..15}\n",
@@ -28,7 +28,7 @@ def log(tmp_path: Path) -> Path:
 def test_choices_are_read_from_log_ranges_and_sorted_by_size(log: Path) -> None:
     first, end = len(LINES[0]), len("".join(LINES))
     requested = [request("all_reduce", 2**20), request("all_reduce", 8)]
-    choices = parse_answer(requested, {"log": str(log), "log_ranges": [[2**20, 0, first], [8, first, end]]})
+    choices = choices_by_operation(requested, {"log": str(log), "log_ranges": [[2**20, 0, first], [8, first, end]]})
     assert list(choices["all_reduce"]["by_size"].items()) == [
         ("8B", {"bytes": 8, "algorithm": "TREE", "protocol": "LL", "channels": 1}),
         ("1MiB", {"bytes": 2**20, "algorithm": "NVLS", "protocol": "SIMPLE", "channels": 16}),
@@ -46,5 +46,5 @@ def test_choices_are_read_from_log_ranges_and_sorted_by_size(log: Path) -> None:
     ],
 )
 def test_missing_log_line_gives_no_algorithm(operation: str, lines: list[int], algorithm: str, log: Path) -> None:
-    choices = parse_answer([request(operation, 8)], {"log": str(log), "log_ranges": [[8, *lines]]})
+    choices = choices_by_operation([request(operation, 8)], {"log": str(log), "log_ranges": [[8, *lines]]})
     assert choices[operation]["by_size"] == {"8B": {"bytes": 8, "algorithm": algorithm}}

@@ -28,7 +28,9 @@ def test_rate_is_that_of_the_slower_rank(best: bool, expected: tuple[float, floa
     """A sender may be done before its data has arrived."""
     timings = [PairTiming(0, 4, (0.1, 0.1, 0.1), None), PairTiming(4, 0, (1.0, 2.0, 4.0), None)]
     timings += [PairTiming(1, 5, (2.0, 2.0, 2.0), None), PairTiming(5, 1, (0.1, 0.1, 0.1), None)]
-    (rate,) = _rates(PairStep("directions", (("n0", "n2"),), unidirectional=True), MEMBERS, timings, SIZE, best=best)
+    (rate,) = _rates(
+        PairStep("directions", (("n0", "n2"),), unidirectional=True), MEMBERS, timings, SIZE, use_fastest=best
+    )
     assert (rate.first, rate.second, rate.unidirectional) == ("n0", "n2", True)
     assert rate.gb_s == pytest.approx(expected)
 

@@ -100,7 +100,7 @@ class Fabric:
         monkeypatch.setattr(collectives, "describe_group", lambda: path)
         monkeypatch.setattr(subgroups, "ranks_by_node", lambda _node: self.nodes)
         monkeypatch.setattr(rank, "gather", lambda value: [value])
-        monkeypatch.setattr(child_ranks, "started_child_ranks", self._started_child_ranks)
+        monkeypatch.setattr(child_ranks, "start_child_ranks", self._started_child_ranks)
         monkeypatch.setattr(nccl_settings, "_nvlink", lambda _context: "yes")
         monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
 

@@ -84,7 +84,7 @@ def burn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measu
         @contextmanager
         def counted(index: int, ports: bool) -> Iterator[Any]:
             assert (index, ports) == (5, False)
-            yield SimpleNamespace(gpu=gpu)
+            yield SimpleNamespace(gpu_counters=gpu)
 
         def load(dtype: str, size: int, device: str, seconds: float) -> BurnResult:
             assert (dtype, size, device, seconds) == ("bf16", 8192, "cuda:1", 10.0)
@@ -111,13 +111,13 @@ def judged(measurement: Measurement) -> dict[str, Outcome]:
     return {verdict.metric: verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.PASS}
 
 
-LOADS_NOT_RUN = {"relative_error.fp16": Outcome.SKIP, "relative_error.fp32": Outcome.SKIP}
+DTYPES_NOT_RUN = {"relative_error.fp16": Outcome.SKIP, "relative_error.fp32": Outcome.SKIP}
 
 
 def test_healthy_gpu_at_its_power_cap(burn: Callable[..., Measurement]) -> None:
     measurement = burn()
     assert measurement.error is None
-    assert judged(measurement) == LOADS_NOT_RUN
+    assert judged(measurement) == DTYPES_NOT_RUN
     metrics = {metric.name: metric.value for metric in measurement.metrics}
     assert metrics["tflops.sustained"] == pytest.approx(700)
     assert (metrics["power_mean"], metrics["temperature_max"], metrics["sm_clock_min"]) == (690, 69, 1400)
@@ -138,7 +138,7 @@ def test_every_metric_is_declared_with_its_unit(burn: Callable[..., Measurement]
 @pytest.mark.parametrize("reason", THROTTLE_REASONS)
 def test_one_throttled_sample_of_ten_fails(reason: str, burn: Callable[..., Measurement]) -> None:
     measurement = burn(FakeGpuState(reasons=("software power cap", reason)))
-    assert judged(measurement) == {**LOADS_NOT_RUN, "throttled_share": Outcome.FAIL}
+    assert judged(measurement) == {**DTYPES_NOT_RUN, "throttled_share": Outcome.FAIL}
     assert {metric.name: metric.value for metric in measurement.metrics}["throttled_share"] == 10
     assert measurement.facts["clocks_event_reasons_percent"] == {"software power cap": 100.0, reason: 10.0}
 
@@ -157,19 +157,19 @@ def test_one_throttled_sample_of_ten_fails(reason: str, burn: Callable[..., Meas
     ],
 )
 def test_new_errors(counter: str, outcome: Outcome, burn: Callable[..., Measurement]) -> None:
-    assert judged(burn(FakeGpuState(increases={counter: 1}))) == {**LOADS_NOT_RUN, f"new_errors.{counter}": outcome}
+    assert judged(burn(FakeGpuState(increases={counter: 1}))) == {**DTYPES_NOT_RUN, f"new_errors.{counter}": outcome}
 
 
 @pytest.mark.parametrize("counter", ["ecc_corrected", "nvlink_crc_flits", "nvlink_crc_data"])
 def test_corrected_errors_are_not_judged(counter: str, burn: Callable[..., Measurement]) -> None:
-    assert judged(burn(FakeGpuState(increases={counter: 50}))) == LOADS_NOT_RUN
+    assert judged(burn(FakeGpuState(increases={counter: 50}))) == DTYPES_NOT_RUN
 
 
 def test_pcie_replay_rate(burn: Callable[..., Measurement]) -> None:
     """The burn takes 30.2 s: 4 replays are 7.9 per minute, 5 are 9.9."""
-    assert judged(burn(FakeGpuState(increases={"pcie_replays": 4}))) == LOADS_NOT_RUN
+    assert judged(burn(FakeGpuState(increases={"pcie_replays": 4}))) == DTYPES_NOT_RUN
     assert judged(burn(FakeGpuState(increases={"pcie_replays": 5}))) == {
-        **LOADS_NOT_RUN,
+        **DTYPES_NOT_RUN,
         "pcie_replay_rate": Outcome.WARN,
     }
 
@@ -190,13 +190,13 @@ def test_unavailable_counter_is_skipped_with_the_reason(
 
 def test_unreadable_counter_is_an_error(burn: Callable[..., Measurement]) -> None:
     outcomes = judged(burn(FakeGpuState(increases={"ecc_uncorrected": None})))
-    assert outcomes == {**LOADS_NOT_RUN, "new_errors.ecc_uncorrected": Outcome.ERROR}
+    assert outcomes == {**DTYPES_NOT_RUN, "new_errors.ecc_uncorrected": Outcome.ERROR}
 
 
 def test_no_samples_is_an_error(burn: Callable[..., Measurement]) -> None:
     state = FakeGpuState()
     state.samples = []
-    assert judged(burn(state)) == {**LOADS_NOT_RUN, "throttled_share": Outcome.ERROR}
+    assert judged(burn(state)) == {**DTYPES_NOT_RUN, "throttled_share": Outcome.ERROR}
 
 
 @pytest.mark.parametrize("detected", ["gpu_lost", "lost_while_sampling"])
@@ -210,11 +210,11 @@ def test_lost_gpu_is_an_error(detected: str, burn: Callable[..., Measurement]) -
 def test_drift_low_throughput_and_wrong_products(burn: Callable[..., Measurement]) -> None:
     seconds = FLOP / 700e12
     drifting = DeviceTiming((seconds,) * 300 + (1.07 * seconds,) * 300, 32, 0.5, STARTED, ENDED)
-    assert judged(burn(timing=drifting)) == {**LOADS_NOT_RUN, "drift": Outcome.WARN, "tflops.sustained": Outcome.WARN}
+    assert judged(burn(timing=drifting)) == {**DTYPES_NOT_RUN, "drift": Outcome.WARN, "tflops.sustained": Outcome.WARN}
     slow = DeviceTiming((1.2 * seconds,) * 600, 32, 0.5, STARTED, ENDED)
-    assert judged(burn(timing=slow)) == {**LOADS_NOT_RUN, "tflops.sustained": Outcome.FAIL}
-    assert judged(burn(changed_products=1)) == {**LOADS_NOT_RUN, "changed_products": Outcome.FAIL}
-    assert judged(burn(error=0.02)) == {**LOADS_NOT_RUN, "relative_error.bf16": Outcome.FAIL}
+    assert judged(burn(timing=slow)) == {**DTYPES_NOT_RUN, "tflops.sustained": Outcome.FAIL}
+    assert judged(burn(changed_products=1)) == {**DTYPES_NOT_RUN, "changed_products": Outcome.FAIL}
+    assert judged(burn(error=0.02)) == {**DTYPES_NOT_RUN, "relative_error.bf16": Outcome.FAIL}
 
 
 @pytest.mark.parametrize("windows", [1, MAX_CURVE_POINTS, MAX_CURVE_POINTS + 1, 12_000])

@@ -32,25 +32,25 @@ def logged_choices(context: Context) -> dict[str, Any]:
     nodes = len(set(rank.gather(context.node)))
     network = context.tcp_network
     requested = requests(context.options_by_check, OPERATIONS, nodes, network)
-    ordered = sorted(requested, key=lambda request: -request["size"])
+    ordered = sorted(requested, key=lambda request: -request["size"])  # the allocator reuses the memory of larger ones
     if not ordered:
         return {}
-    answers = child_ranks.run_child_ranks(
+    results = child_ranks.run_child_ranks(
         "seatrial.bench.algorithms",
         {"requests": ordered},
         logging_environment(context.artifacts_dir, "choices"),
         device=context.device,
         local_rank=context.local_rank,
         file_prefix=context.artifacts_dir / "choices",
-        trains_on="all",
+        spare_gpus="all",
         limit_s=TIMEOUT_S
         + sum(limit_with_network(0, network, request["operation"], request["size"], 1) for request in ordered),
     )
-    failed = {rank: answer for rank, answer in enumerate(answers) if answer.error}
+    failed = {number: result for number, result in enumerate(results) if result.error}
     if failed:
         first = child_ranks.first_failed_rank(failed)
         return {"unavailable": child_ranks.failure_text(first, failed[first])}
-    return parse_answer(ordered, answers[0].value) if context.rank == 0 else {}
+    return choices_by_operation(ordered, results[0].value) if context.rank == 0 else {}
 
 
 def requests(
@@ -72,20 +72,21 @@ def requests(
             yield from ({**request, "size": size} for size in sorted(sizes, reverse=True))
 
 
-def parse_answer(requested: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The choices by operation and size, from the exact bytes and the log range of each request in ``answer``."""
+def choices_by_operation(requested: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> dict[str, Any]:
+    """The choices by operation and size; ``result`` of ``bench.algorithms`` has the log range of each request."""
     from seatrial.bench.buffers import ALLOCATORS
 
     choices: dict[str, Any] = {}
-    for request, (size, *log_range) in zip(requested, answer["log_ranges"], strict=True):
+    for request, (size, *log_range) in zip(requested, result["log_ranges"], strict=True):
         empty = {"dtype": request["dtype"], "buffers": ALLOCATORS[request["buffers"]], "by_size": {}}
         by_size = choices.setdefault(request["operation"], empty)["by_size"]
-        choice = _choice(Path(answer["log"]), request["operation"], log_range)
+        choice = _choice(Path(result["log"]), request["operation"], log_range)
         by_size[size_label(request["size"])] = {"bytes": size, **choice}
     return {name: {**entry, "by_size": dict(reversed(entry["by_size"].items()))} for name, entry in choices.items()}
 
 
 def _choice(log: Path, operation: str, log_range: Sequence[int]) -> dict[str, object]:
+    """NCCL's choice for one operation, from ``log_range`` (start, end) of its log; empty if it did not run."""
     if not log_range:
         return {"algorithm": "not measured: no memory"}
     start, end = log_range

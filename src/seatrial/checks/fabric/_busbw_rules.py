@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from seatrial.model import Rule
 
-# From this number of nodes on, 1 GiB measures the latency of many steps (data/network_limits.yaml)
+# With this number of nodes or more, 1 GiB measures the latency of the many steps instead of the bandwidth
+# (data/network_limits.yaml)
 MANY_NODES = 16
-# Between nodes these operations use the channels per peer that this variable sets; with one or two, fast ports are not
-# saturated (NVIDIA/nccl-tests#321)
+# Between nodes these operations use as many channels per peer as CHANNELS_PER_PEER sets; one or two do not saturate
+# fast ports (NVIDIA/nccl-tests#321)
 POINT_TO_POINT_OPERATIONS = ("all_to_all", "send_receive")
 CHANNELS_PER_PEER, NET_PEER_CHANNELS = "NCCL_NCHANNELS_PER_NET_PEER", "net_peer_channels"
 
 
 def busbw_rules(name: str, *, reference_optional: bool = False) -> tuple[Rule, Rule]:
-    """The rules on the bus bandwidth at 1 GiB, and on many nodes at 8 GiB."""
+    """The rule on the bus bandwidth at 1 GiB for up to MANY_NODES - 1 nodes, and that at 8 GiB for more nodes."""
     rule = busbw_rule(name, "1GiB", reference_optional=reference_optional)
     many = busbw_rule(name, "8GiB", reference_optional=reference_optional)
     return (
@@ -25,7 +26,7 @@ def busbw_rules(name: str, *, reference_optional: bool = False) -> tuple[Rule, R
 def busbw_rule(name: str, size: str, *, reference_optional: bool = False) -> Rule:
     """The rule on the bus bandwidth at a size that saturates the links, against its reference value.
 
-    ``reference_optional``: for operations without published figures that training uses less.
+    ``reference_optional``: no reference value is required, since none is published and training rarely uses ``name``.
     """
     uses_peer_channels = name in POINT_TO_POINT_OPERATIONS
     setting = (

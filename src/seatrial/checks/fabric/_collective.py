@@ -288,7 +288,7 @@ class _Modes:
                     self.data_checks.append((name, mismatches))
 
     def _run_if_allocated(self, name: str, run: Callable[..., T]) -> T | None:
-        """The result of ``run``; None, with an entry in ``not_allocated``, where the buffers do not fit on a rank."""
+        """The result of ``run``; None if the buffers do not fit on a rank, with the reason in ``not_allocated``."""
         from seatrial.bench.collectives import AllocationError
 
         self.context.progress(name)
@@ -305,9 +305,10 @@ class _Modes:
                 yield {"size": name, "rank": rank, "subject": self.subjects[rank]}, mismatch
 
     def not_requested(self) -> Iterator[Observation]:
-        """Yield the fact NOT_REQUESTED: default sizes without a measurement, with reasons.
+        """Yield the facts NOT_REQUESTED and JUDGED_INSTEAD.
 
-        Yield JUDGED_INSTEAD: for each size that is too large for a slow network, the largest measured default size.
+        NOT_REQUESTED: metric of each default size that was not measured → the reason. JUDGED_INSTEAD: each size that
+        takes too long on a slow network → the largest default size that does not.
         """
         name, network, gpu = self.operation.name, self.context.tcp_network, self.context.on_gpu
         defaults = default_sizes(name, network.nodes) if network else self.defaults

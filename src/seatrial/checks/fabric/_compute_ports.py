@@ -24,9 +24,9 @@ Kind = tuple[str, str, str]  # PortDetails.kind
 
 @dataclass(frozen=True)
 class NodePorts:
-    """The RDMA ports of one node and NCCL's settings there, empty or None if they are not set.
+    """The RDMA ports of one node, and NCCL's settings there; empty or None for a setting that is not set.
 
-    ``rdma_off``: the setting that keeps NCCL from using RDMA.
+    ``rdma_off``: the setting that keeps NCCL from using RDMA, as NAME=VALUE.
     """
 
     ports: tuple[PortDetails, ...]
@@ -37,7 +37,7 @@ class NodePorts:
 
 @dataclass(frozen=True)
 class ComputePorts:
-    """``by_node``: the compute ports of each node, sorted; ``others``: the reason for each other port (NODE/PORT)."""
+    """``by_node``: node → its compute ports, sorted. ``others``: NODE/PORT → why this port is not a compute port."""
 
     by_node: Mapping[str, tuple[PortDetails, ...]]
     others: Mapping[str, str]
@@ -104,7 +104,7 @@ def kind_text(kind: Kind) -> str:
 
 
 def _candidates(node: str, node_ports: NodePorts, others: dict[str, str]) -> tuple[PortDetails, ...]:
-    """The ports that may be compute ports; the reasons for the other ones are added to ``others``."""
+    """The ports that may be compute ports. Adds NODE/PORT → reason to ``others`` for each port that may not."""
     setting, ports = node_ports.nccl_ib_hca, sorted(node_ports.ports, key=_natural_order)
     if node_ports.rdma_off:
         others |= {f"{node}/{port.name}": f"{node_ports.rdma_off}: NCCL uses no RDMA port" for port in ports}
@@ -141,13 +141,16 @@ def _is_selected(port: PortDetails, setting: str) -> bool:
     matches = False
     for entry in filter(None, listed):
         name, _, number = entry.partition(":")
-        same = port.device == name if is_exact else port.device.startswith(name)
-        matches |= same and number in ("", port.port)
+        name_matches = port.device == name if is_exact else port.device.startswith(name)
+        matches |= name_matches and number in ("", port.port)
     return matches is not setting.startswith("^")
 
 
 def _rate_by_kind(candidates: Mapping[str, Sequence[PortDetails]]) -> dict[Kind, float]:
-    """Kind → the largest total rate of its ports on one node, in Gbit/s; ports that are down count with their rate."""
+    """Kind → the largest total rate of its ports on one node, in Gbit/s.
+
+    A port that is down counts with the rate of another port of its kind, or with that of its model in nics.yaml.
+    """
     rates: dict[Kind, float] = {}
     for port in (port for ports in candidates.values() for port in ports):
         rates[port.kind] = max(rates.get(port.kind, 0.0), port.rate_gbps or 0.0)
@@ -167,10 +170,10 @@ def _model_rates() -> dict[str, dict[str, float]]:
 
 
 def _unused_ports(compute: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:
-    """The ports that need not be ACTIVE: NODE/PORT → reason.
+    """NODE/PORT → reason, for each port that is not ACTIVE and need not be.
 
     A port should be ACTIVE if the port of this name is ACTIVE on another node, or if most ports of its node are ACTIVE
-    and no other port of its card is. On a node without an ACTIVE port all ports should be ACTIVE.
+    and its card has no ACTIVE port. On a node without an ACTIVE port all ports should be ACTIVE.
     """
     active_names = {port.name for ports in compute.values() for port in ports if port.is_active}
     unused = {}

@@ -18,9 +18,9 @@ from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_netwo
 from seatrial.model import Fact, Observation, Rule, SeatrialError, format_bytes, parse_bytes
 
 SIZE = parse_bytes("8GiB")  # the largest default size of the all-reduce
-OPERATIONS = OPERATIONS_PER_SIZE + 1  # one more for NCCL's log
+OPERATIONS = OPERATIONS_PER_SIZE + 1  # the timed ones, and the first one, whose algorithm NCCL logs
 ENVIRONMENT = {"NCCL_ALGO": "Ring"}
-LIMIT_S = 300.0  # of the child processes, without the time on a slow network
+LIMIT_S = 300.0  # time limit of the child processes; the time of the transfers on a slow network is added
 _ALL_RANKS = "all_ranks"
 
 QUANTITY = "busbw_ring"
@@ -50,9 +50,9 @@ METRICS = {"busbw_ring.*": "GB/s", "wrong_elements_ring": "count"}
 
 
 def measure(context: Context, options: CollectiveOptions) -> Iterator[Observation]:
-    """Yield on rank 0 the bus bandwidth with Ring; nothing on one node and on CPUs.
+    """Yield on rank 0 the bus bandwidth with NCCL_ALGO=Ring; nothing on one node or on CPUs.
 
-    Raises SeatrialError where it could not be measured.
+    Raises SeatrialError if a child process fails.
     """
     from seatrial.bench import child_ranks, rank
 

@@ -1,4 +1,4 @@
-"""The transports that NCCL uses in a job, read from the NCCL logs of its ranks."""
+"""NCCL's log: the variables that enable it, and the transports of a job from the logs of its ranks."""
 
 from __future__ import annotations
 

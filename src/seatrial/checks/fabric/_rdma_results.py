@@ -58,7 +58,7 @@ class RailPath:
         return min(self.source_port.rate_gbps or 0.0, self.target_port.rate_gbps or 0.0)
 
     def with_result(self, result: TransferResult) -> RailPath:
-        """This path with the value or the error in the client's output, else the server's error."""
+        """This path with the value in the client's output, or with the error of the client or the server."""
         sides = {self.source: result.client, self.target: result.server}
         for node, side in sides.items():
             if error := perftest.transport_error(side.out + side.err):
@@ -109,19 +109,22 @@ def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
 
 @dataclass(frozen=True)
 class _PortBandwidth:
-    """Gb/s of a port, its share of the rate of the path, and whether that is the port's own rate."""
+    """The bandwidth of a port on one path. ``share``: bandwidth divided by the rate of the path's slower port.
 
-    share: float
+    ``is_at_port_rate``: whether this port has the rate of the slower port, so that the partner does not limit it.
+    """
+
     gbps: float
+    share: float
     is_at_port_rate: bool
     kind: Kind
 
 
 def _best_bandwidths(paths: Sequence[RailPath]) -> dict[str, _PortBandwidth]:
-    """For each port its bandwidth with the best partner, in the slower direction (sending or receiving).
+    """Port → its bandwidth with the best partner, in the slower direction (sending or receiving).
 
-    A path to a port with a lower rate counts only if there is no other path. RDMA that fails counts as 0. A port
-    without a value in one of the directions is missing.
+    A path to a port with a lower rate counts only if there is no other path. RDMA that fails counts as 0. A port that
+    was not measured in both directions is omitted.
     """
     by_port: dict[str, tuple[list[_PortBandwidth], list[_PortBandwidth]]] = {}
     for path in paths:
@@ -130,7 +133,7 @@ def _best_bandwidths(paths: Sequence[RailPath]) -> dict[str, _PortBandwidth]:
             gbps = 0.0 if path.failure else path.value
             if gbps is not None:
                 share, at_port_rate = gbps / path.rate_gbps, path.rate_gbps == port.rate_gbps
-                directions[end].append(_PortBandwidth(share, gbps, at_port_rate, port.kind))
+                directions[end].append(_PortBandwidth(gbps, share, at_port_rate, port.kind))
     best_partner = attrgetter("is_at_port_rate", "share")
     return {
         subject: min((max(values, key=best_partner) for values in directions), key=attrgetter("share"))
@@ -140,11 +143,12 @@ def _best_bandwidths(paths: Sequence[RailPath]) -> dict[str, _PortBandwidth]:
 
 
 def _best_latencies(paths: Sequence[RailPath]) -> dict[str, float]:
+    """Port → its lowest latency in us over all partners; without ports that have no value."""
     best: dict[str, float] = {}
     for path in paths:
-        for subject in path.ends if path.value is not None else ():
-            assert path.value is not None
-            best[subject] = min(best.get(subject, path.value), path.value)
+        if path.value is not None:
+            for subject in path.ends:
+                best[subject] = min(best.get(subject, path.value), path.value)
     return best
 
 
@@ -164,7 +168,7 @@ def _pair_results(paths: Sequence[RailPath]) -> Iterator[Observation]:
 
 
 def _path_shares(bandwidths: Sequence[RailPath], best: Mapping[str, _PortBandwidth]) -> Iterator[Observation]:
-    """Yield for each pair of nodes its slowest path, as a share of the lower of its ports' best bandwidths.
+    """Yield for each pair of nodes its slowest path, as a share of the best bandwidth of the path's slower port.
 
     The fact ``slow_paths`` lists the paths below MIN_SHARE.
     """

@@ -27,7 +27,8 @@ class RdmaOptions(Options):
     """Options of fabric.rdma.
 
     ``rounds``: number of rounds; by default all with up to 4 nodes, else 3. ``size``: bytes per RDMA write. ``qps``:
-    number of queue pairs. ``transfer_limit_s``: time limit of one run of perftest. ``gpu_memory``: use it if possible.
+    number of queue pairs. ``transfer_limit_s``: time limit of one run of perftest. ``gpu_memory``: transfer from and to
+    GPU memory if possible.
     """
 
     rounds: int | None = Field(default=None, ge=1)
@@ -99,6 +100,7 @@ class TransferRunner:
         return paths
 
     def _run(self, planned: Sequence[RailPath]) -> list[RailPath]:
+        """Run the planned transfers concurrently, and return them with their values or errors."""
         from seatrial.bench.perftest import Transfer, run_transfers
 
         context = self._context
@@ -115,7 +117,7 @@ class TransferRunner:
         return [path.with_result(results[path.key]) for path in planned]
 
     def _argv(self, path: RailPath, node: str) -> list[str]:
-        """The command of one side of a transfer on this node, without TCP port and address of the server."""
+        """The command of the side of a transfer that runs on ``node``, without the server's TCP port and address."""
         port = path.source_port if node == path.source else path.target_port
         command = [*_cpu_binding(self._context, port), path.tool, "-d", port.device, "-i", port.port, "-F"]
         gid = port.roce_gid(self._nodes[node].gid_index) if port.link_layer == "Ethernet" else None
@@ -150,7 +152,7 @@ def _shared_length(path: Sequence[str], other: Sequence[str]) -> int:
 
 
 def _cpu_binding(context: Context, port: PortDetails) -> list[str]:
-    """The prefix of a command that binds it to the CPUs of the port's NUMA node; empty if there are none to choose."""
+    """The prefix that binds a command to the CPUs of the port's NUMA node; empty if that is not possible or needed."""
     allowed = os.sched_getaffinity(0)
     path = context.root / f"sys/devices/system/node/node{port.numa_node}/cpulist"
     if port.numa_node is None or not path.exists() or not shutil.which("taskset"):

@@ -29,7 +29,8 @@ BACKEND = {"backend": RuleFact("nccl|gloo")}  # Check.rule_facts
 P99_RATIO = {"p99_ratio_measured": RuleFact()}  # Check.rule_facts; see p99_ratio_fact
 P99_RATIO_SIZE = "1GiB"
 BANDWIDTH_BOUNDS = {"*busbw*": COLLECTIVE, "algbw*": COLLECTIVE}  # Check.bounds
-VARIANT_SUFFIXES = {True: "_in_place", False: "_out_of_place"}  # of metric names, by ``in_place`` of the variant
+# ``in_place`` of the opposite variant → suffix of its metric names
+VARIANT_SUFFIXES = {True: "_in_place", False: "_out_of_place"}
 
 # Fewest samples whose maximum exceeds the percentile with 95 % confidence: 1 - p^n >= 0.95
 MIN_SAMPLES = {50: 1, 95: 59, 99: 299}
@@ -52,7 +53,7 @@ class GroupOptions(Options):
 
 
 def size_label(size: int) -> str:
-    """The size for metric names: the short form where it is exact, else bytes."""
+    """The size as text for metric names: the short form, such as 1GiB, if it is exact, otherwise the bytes."""
     short = format_bytes(size)
     return f"{size}B" if "." in short else short
 
@@ -278,7 +279,7 @@ def method_text(
 
 
 def transport_text(group: Mapping[str, object]) -> str:
-    """The library that moved the data and its transports, as far as logged: ``NCCL 2.28.9 over P2P/CUMEM``."""
+    """The library that moved the data, and its transports if logged, such as ``NCCL 2.28.9 over P2P/CUMEM``."""
     if group["backend"] == "nccl":
         transports = group.get("transports")
         names = " + ".join(transports) if isinstance(transports, dict) and transports else "unknown transports (no log)"

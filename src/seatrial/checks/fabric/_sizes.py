@@ -56,8 +56,8 @@ class CollectiveOptions(Options):
 
     ``sizes``: bytes of the buffer on each rank, a list or a sweep; the default depends on the device.
     ``modes``: back_to_back times consecutive operations, as nccl-tests does; cuda_graph times them in a CUDA graph,
-    without the launch by the host; percentiles times each operation separately.
-    ``in_place``: ``both`` measures an operation in place and out of place, where the API supports both.
+    so that the host does not launch each one; percentiles times each operation separately.
+    ``in_place``: ``both`` measures an operation in place and out of place, if the API supports both.
     ``buffers``: the allocator of the buffers; ``registered``: NCCL's allocator with user buffer registration.
     ``seconds_per_size``: maximum timed duration of one size; timing stops earlier when the median is known to 1 %.
     ``min_seconds_per_size``: minimum duration of mode back_to_back at each size, for a burn-in.

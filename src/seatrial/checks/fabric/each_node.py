@@ -50,8 +50,8 @@ MAX_HALVINGS = 7  # from 8 GiB to 64 MiB: smaller sizes do not saturate the link
 class EachNodeOptions(GroupOptions):
     """Options of collectives.each_node.
 
-    ``size``: bytes of the buffer on each rank; the default depends on the device. Where it does not fit on a rank, all
-    ranks halve it until it fits, and record the sizes that did not. ``seconds``: maximum timed duration.
+    ``size``: bytes of the buffer on each rank; the default depends on the device. If it does not fit on one rank, all
+    ranks halve it until it fits, and record the sizes that did not fit. ``seconds``: maximum timed duration.
     """
 
     size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
@@ -60,7 +60,7 @@ class EachNodeOptions(GroupOptions):
 def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]:
     """Yield the metrics of each node on its first rank.
 
-    Raises NotApplicable on a single node, and SeatrialError where no size fits into memory.
+    Raises NotApplicable on a single node, and SeatrialError if no size fits into memory.
     """
     from seatrial.bench import collectives, rank, subgroups
 

@@ -75,7 +75,7 @@ class GpuPairOptions(Options):
 def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
     """Yield the metrics of each node on its first rank.
 
-    Raises NotApplicable where no node has two GPUs, and SeatrialError where the buffers do not fit.
+    Raises NotApplicable if no node has two GPUs, and SeatrialError if the buffers do not fit.
     """
     from seatrial.bench import collectives, rank, subgroups
 
@@ -84,8 +84,8 @@ def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
         raise NotApplicable("one GPU per node: no pairs within a node")
     group, models = collectives.describe_group(), subgroups.gpu_models(nodes[context.node], context.device)
     subjects, indices = rank.gather(context.subject), rank.gather(context.nvml_index)
-    # Connections are read from this byte of the log. With several nodes, only those of the nodes' own groups count; on
-    # one node NCCL may reuse the connections of earlier checks
+    # The byte of the log from which connections are read. With several nodes, only those of the nodes' own groups
+    # count, which are opened below. On one node NCCL may reuse connections that earlier checks opened
     log_offset = _nccl_log.log_size(context.device) if len(nodes) > 1 else 0
     retry = context.on_gpu if options.retry is None else options.retry
     all_results = _measure_rounds(context, options, nodes, subjects, retry=retry)
@@ -254,14 +254,15 @@ def _method_text(transport: str, results: PairResults, nodes: int) -> str:
     pairs, ranks = len(results.by_pair), len(results.members)
     windows = sorted({len(timing.seconds) for timing in results.timings})
     window_count = f"{windows[0]} to {windows[-1]}" if len(windows) > 1 else f"{windows[0]}"
-    rounds, located = ranks - 1 + ranks % 2, max_locatable(ranks)
-    guarantee = f"up to {located} slow {'rank is' if located == 1 else 'ranks are'} located exactly"
+    rounds, max_located = ranks - 1 + ranks % 2, max_locatable(ranks)
+    guarantee = f"up to {max_located} slow {'rank is' if max_located == 1 else 'ranks are'} located exactly"
     concurrent = f"all pairs of a round on {nodes} nodes" if nodes > 1 else "all pairs of a round"
     return (
         f"{transport}: {pairs} {'pair' if pairs == 1 else 'pairs'} of the {ranks} ranks of this node in {rounds} "
         f"{'round' if rounds == 1 else 'rounds'} of a round-robin schedule, {concurrent} concurrently; each rank sends "
         f"{format_bytes(results.size)} to its partner and receives as much at the same time; GB/s per direction, "
-        f"median of {window_count} windows; {guarantee if located else 'with two ranks a slow rank cannot be located'}"
+        f"median of {window_count} windows; "
+        f"{guarantee if max_located else 'with two ranks a slow rank cannot be located'}"
     )
 
 

@@ -62,8 +62,8 @@ MAX_OPERATION_S = 0.1  # on a TCP network: a search has 13 to 19 steps of at lea
 class LocalizationOptions(Options):
     """Options of collectives.localization.
 
-    ``rounds``: rounds of all nodes; a node has one new partner per round. ``size``: bytes that each rank sends at a
-    time; the default depends on the device. ``seconds``: maximum timed duration of a step.
+    ``rounds``: number of rounds in which every node is measured, each with a new partner. ``size``: bytes that each
+    rank sends at a time; the default depends on the device. ``seconds``: maximum timed duration of a step.
     """
 
     rounds: int = Field(default=ROUNDS, ge=1)
@@ -98,7 +98,7 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
         partners, receivers = _partners(step, members)
         step_timings = pairs.measure_pairs(partners, size, context.device, options.seconds, receivers=receivers)
         timings += step_timings
-        measured = _rates(step, members, step_timings, size, best=not context.on_gpu)
+        measured = _rates(step, members, step_timings, size, use_fastest=not context.on_gpu)
         rates += measured
         try:
             step, number = search.send(measured), number + 1
@@ -148,14 +148,17 @@ def _partners(step: PairStep, members: Mapping[str, Sequence[int]]) -> tuple[dic
 
 
 def _rates(
-    step: PairStep, members: Mapping[str, Sequence[int]], timings: Sequence[PairTiming], size: int, *, best: bool
+    step: PairStep, members: Mapping[str, Sequence[int]], timings: Sequence[PairTiming], size: int, *, use_fastest: bool
 ) -> list[PairRate]:
-    """The rates of the pairs of a step; the time of a window is that of the slower of its two ranks."""
+    """The rates of the pairs of a step in GB/s, from their fastest or their median window.
+
+    The time of a window is that of the slower of its two ranks.
+    """
     seconds = {timing.rank: timing.seconds for timing in timings}
 
     def rate(sender: int, receiver: int) -> float:
         windows = [max(both) for both in zip(seconds[sender], seconds[receiver], strict=True)]
-        return size / (min(windows) if best else median(windows)) / 1e9
+        return size / (min(windows) if use_fastest else median(windows)) / 1e9
 
     return [
         PairRate(

@@ -88,7 +88,7 @@ class NcclSettingsOptions(Options):
 def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observation]:
     """Yield the cluster's metrics on rank 0.
 
-    Raises NotApplicable on CPUs, and SeatrialError where a setting could not be measured.
+    Raises NotApplicable on CPUs, and SeatrialError if a setting could not be measured.
     """
     if not context.on_gpu:
         raise NotApplicable("NCCL settings have no effect on gloo")
@@ -104,7 +104,7 @@ def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observat
     with ExitStack() as stack:
         # all settings at once, since importing torch takes longer than a measurement
         context.progress("starting")
-        started = {name: stack.enter_context(started_setting(name, nodes, context, options)) for name in names}
+        started = {name: stack.enter_context(start_setting(name, nodes, context, options)) for name in names}
         for children in started.values():
             children.wait_until_ready()
         for name, children in started.items():
@@ -136,10 +136,10 @@ def applicable_settings(
     return [name for name in SETTINGS if name not in not_applicable], not_applicable
 
 
-def started_setting(
+def start_setting(
     name: str, nodes: Mapping[str, Sequence[int]], context: Context, options: NcclSettingsOptions
 ) -> AbstractContextManager[StartedChildRanks]:
-    """The started child processes of one setting."""
+    """Context manager: starts the child processes of one setting on all ranks."""
     from seatrial.bench import child_ranks
 
     groups = {ALL_RANKS: [[rank for ranks in nodes.values() for rank in ranks]]}
@@ -151,7 +151,7 @@ def started_setting(
         "seconds": options.seconds,
         "untimed_sizes": [size for size in options.untimed_sizes if size not in _left_out(context, options)],
     }
-    return child_ranks.started_child_ranks(
+    return child_ranks.start_child_ranks(
         "seatrial.bench.nccl_settings",
         task,
         {**logging_environment(context.artifacts_dir, name), **SETTINGS[name].env},
@@ -169,7 +169,7 @@ def _left_out(context: Context, options: NcclSettingsOptions) -> list[int]:
 
 
 def _child_log(result: ChildResult) -> NcclLog:
-    """The NCCL log of this rank's child process; empty where the child failed."""
+    """The NCCL log of this rank's child process; empty if the child failed."""
     if result.error:
         return NcclLog()
     return nccl_log.read(Path(result.value["log"]), result.value["log_bytes"])

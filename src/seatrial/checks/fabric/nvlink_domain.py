@@ -1,6 +1,7 @@
 """Tests that the GPUs of all nodes are in the expected NVLink domains, on systems with NVLink between nodes (NVL72).
 
-A domain is a cluster UUID and a clique of NVML: its GPUs reach each other over NVLink. GPUs of one node need no UUID.
+The GPUs of a domain reach each other over NVLink; NVML names it by a cluster UUID and a clique. On systems without
+NVLink between nodes, GPUs have no cluster UUID.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ def compare(domains: Mapping[str, str]) -> Iterator[Observation]:
         if domain and node not in nodes_by_domain.setdefault(domain, []):
             nodes_by_domain[domain].append(node)
     without_domain = [subject for subject, domain in domains.items() if not domain]
-    split = [node for node, its_domains in domains_by_node.items() if len(its_domains - {""}) > 1]
-    # Does not apply to several nodes with an HGX board each: no NVLink domain spans two of them
-    across_nodes = any(len(nodes) > 1 for nodes in nodes_by_domain.values())
-    applies = across_nodes or (len(domains_by_node) == 1 and bool(nodes_by_domain))
+    split_nodes = [node for node, node_domains in domains_by_node.items() if len(node_domains - {""}) > 1]
+    # The rules do not apply to several nodes with an HGX board each: no NVLink domain spans two of them
+    spans_nodes = any(len(nodes) > 1 for nodes in nodes_by_domain.values())
+    rules_apply = spans_nodes or (len(domains_by_node) == 1 and bool(nodes_by_domain))
     yield from facts(
         {
-            "nvlink_across_nodes": "yes" if applies else "no",
+            "nvlink_across_nodes": "yes" if rules_apply else "no",
             "domains": nodes_by_domain,
             "without_domain": without_domain,
-            "split_nodes": split,
+            "split_nodes": split_nodes,
         }
     )
-    if applies:
+    if rules_apply:
         yield metric("gpus_without_domain", len(without_domain), "GPUs")
-        yield metric("split_nodes", len(split), "nodes")
+        yield metric("split_nodes", len(split_nodes), "nodes")
         yield metric("additional_domains", max(0, len(nodes_by_domain) - math.ceil(len(domains) / MAX_GPUS)), "count")
 
 

@@ -14,13 +14,12 @@ from seatrial.checks.fabric import _results
 from seatrial.checks.fabric._results import group_wrong_data_results, transport_text
 from seatrial.model import Fact, Observation, Phase, Rule, Scope
 
-SIZE = 1024  # bytes: a latency; the data check compares all elements
+SIZE = 1024  # bytes: so few that the time is a latency; enough elements for the data check
 SECONDS = 0.2  # timed duration: tens of thousands of operations on a GPU
 
 
-def measure(context: Context, options: Options) -> Iterator[Observation]:
+def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield latency and wrong elements of each rank, all ranks concurrently."""
-    del options
     from seatrial.bench import collectives, rank, subgroups
 
     group = collectives.describe_group()

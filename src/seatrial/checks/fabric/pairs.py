@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
 # About 5 ms at the 50 GB/s of a 400 Gb/s NIC, so that launch latency is negligible. CPU_SIZE is for CPU-only runs.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("256KiB")
-MAX_NODES_ALL_PAIRS = 8  # up to here the rounds cover all pairs
-MAX_ROUNDS = 4  # with more nodes: enough to locate two or three bad nodes
+MAX_NODES_ALL_PAIRS = 8  # up to this number of nodes the rounds cover all pairs
+MAX_ROUNDS = 4  # default number of rounds with more nodes: enough to locate two or three bad nodes
 MAX_RETRIES = 4  # slow paths to retry; each takes as long as a round
 # Threshold of gpu_share and path_share, equal to the judge's default for FAIL; a slower path is retried
 MIN_SHARE = 0.90
@@ -145,12 +145,12 @@ def _observations(results: PairResults, rounds: int, transport: str) -> Iterator
     """Yield the rate of each pair and the best rate of each rank (GB/s), their shares, wrong data and method."""
     count = len(results.members)
     partners = Counter(node for pair in results.by_pair for node in pair)
-    located = _max_locatable(count, min(partners[node] for node in results.members))
-    guarantee = f"up to {located} bad {'node is' if located == 1 else 'nodes are'} located exactly"
+    max_located = _max_locatable(count, min(partners[node] for node in results.members))
+    guarantee = f"up to {max_located} bad {'node is' if max_located == 1 else 'nodes are'} located exactly"
     if count == 2:
         guarantee = "with two nodes a slow node cannot be distinguished from the other or from the path"
     comparable = "yes" if count > 2 else "no: a comparison needs 3 nodes, this trial has 2"
-    yield from facts({"comparable": comparable, "max_locatable_nodes": located, "guarantee": guarantee})
+    yield from facts({"comparable": comparable, "max_locatable_nodes": max_located, "guarantee": guarantee})
     yield Fact(name="pair_matrix", value={"nodes": [*results.members], "gb_s": results.rate_matrix(results.by_pair)})
     if results.retries:
         yield Fact(name="single_pair", value={f"{a}->{b}": rates for (a, b), rates in results.retry_rates().items()})

@@ -97,9 +97,8 @@ def _state_observations(compute: ComputePorts) -> Iterator[Observation]:
         max_counts |= count
     for node, ports in compute.by_node.items():
         yield metric("active_ports", sum(port.is_active for port in ports), "ports", node)
-        models = counts[node] or dict(
-            max_counts.most_common(1)
-        )  # a node without any port lacks the ports of the other nodes
+        # a node without any port lacks those of the most frequent model
+        models = counts[node] or dict(max_counts.most_common(1))
         yield metric("ports_missing", sum(max_counts[model] - counts[node][model] for model in models), "ports", node)
         yield metric("ports_unreadable", sum(port.rate_gbps is None for port in ports), "ports", node)
     yield metric("nic_models", len(max_counts), "models")
@@ -156,7 +155,8 @@ def _setting_differences(compute: ComputePorts) -> Iterator[Observation]:
 
 
 SEVERAL_NODES, ONE_NODE = {"several_nodes": "yes"}, {"several_nodes": "no"}
-OUTCOMES_BY_CONDITION = ((SEVERAL_NODES, Outcome.FAIL), (ONE_NODE, Outcome.WARN))  # one node does not use the network
+# WARN for a single node: its training does not use the network
+OUTCOMES_BY_CONDITION = ((SEVERAL_NODES, Outcome.FAIL), (ONE_NODE, Outcome.WARN))
 LINK_FIX = (
     "Run mlxlink -d DEVICE -m -c on the node (speed, width, errors, cable), then compare the cable and the switch port "
     "with those of a good port. Polling: check the cable and the switch port; LinkUp but INIT: no subnet manager "

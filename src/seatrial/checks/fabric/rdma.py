@@ -30,17 +30,17 @@ from seatrial.model import (
 )
 from seatrial.util import data_files, processes
 
-MAX_NODES_ALL_PAIRS = 4  # up to here the rounds cover all pairs
-MAX_ROUNDS = 3  # with more nodes
+MAX_NODES_ALL_PAIRS = 4  # up to this number of nodes the rounds cover all pairs
+MAX_ROUNDS = 3  # default number of rounds with more nodes
 TOOL_TIMEOUT_S = 10.0
 LIMITS = data_files.read("perftest.yaml")
 
 
 @dataclass(frozen=True)
 class NodeTools:
-    """perftest on one node: ``missing`` tools, version, and the options for GPU memory or why it cannot be used.
+    """perftest on one node. ``missing``: tools that are not installed. ``problem``: why installed tools do not work.
 
-    ``problem``: why installed tools cannot be used.
+    ``cuda_options``: those of ib_write_bw for GPU memory. ``no_gpu_memory``: why GPU memory cannot be used.
     """
 
     missing: tuple[str, ...]
@@ -60,13 +60,17 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
     participants = one_rank_per_node.select_participants(context.node)
     if not participants.several_nodes:
         raise NotApplicable("one node: no pairs of nodes")
-    answers = participants.run_on_all(lambda: (read_node_ports(context.root), read_tools(context)), 3 * TOOL_TIMEOUT_S)
-    nodes = {name: ports for name, (ports, _) in zip(participants.names, answers, strict=True)}
-    tools = {name: node_tools for name, (_, node_tools) in zip(participants.names, answers, strict=True)}
+    ports_and_tools = participants.run_on_all(
+        lambda: (read_node_ports(context.root), read_tools(context)), 3 * TOOL_TIMEOUT_S
+    )
+    nodes = {name: ports for name, (ports, _) in zip(participants.names, ports_and_tools, strict=True)}
+    tools = {name: node_tools for name, (_, node_tools) in zip(participants.names, ports_and_tools, strict=True)}
     ports, unusable = usable_ports(nodes, tools)
     names = [node for node in ports if node not in unusable]
-    no_gpu: tuple[tuple[str, ...], str] = ((), "this trial has no GPU")
-    cuda_options, no_gpu_memory = gpu_memory_options(tools, names, options) if context.on_gpu else no_gpu
+    cuda_options: tuple[str, ...] = ()
+    no_gpu_memory = "this trial has no GPU"
+    if context.on_gpu:
+        cuda_options, no_gpu_memory = gpu_memory_options(tools, names, options)
     places = rank.gather(rank_place(context))
     if context.rank == 0:
         yield from _facts(ports, tools, unusable, names, no_gpu_memory)
@@ -111,7 +115,7 @@ def read_tools(context: Context) -> NodeTools:
 def usable_ports(
     nodes: Mapping[str, NodePorts], tools: Mapping[str, NodeTools]
 ) -> tuple[dict[str, tuple[PortDetails | None, ...]], dict[str, str]]:
-    """The compute ports of each node by rail, None where a port cannot be used; and why a node cannot be measured.
+    """(node → its compute ports by rail, None for a port that cannot be used; node → why it cannot be measured).
 
     Raises NotApplicable if no node has a usable port, or if perftest is missing on all nodes.
     """
@@ -127,10 +131,15 @@ def usable_ports(
     if len(unusable) == len(nodes):
         reasons_by_node = "; ".join(f"{node}: {reason}" for node, reason in unusable.items())
         raise NotApplicable(f"no RDMA port that can be used: {reasons_by_node}")
-    without_tools = {node: f"not installed: {', '.join(row.missing)}" for node, row in tools.items() if row.missing}
+    without_tools = {
+        node: f"not installed: {', '.join(node_tools.missing)}"
+        for node, node_tools in tools.items()
+        if node_tools.missing
+    }
     if len(without_tools) == len(nodes):
         raise NotApplicable("perftest (ib_write_bw, ib_write_lat) is not installed on any node")
-    return ports, {**unusable, **without_tools, **{node: row.problem for node, row in tools.items() if row.problem}}
+    problems = {node: node_tools.problem for node, node_tools in tools.items() if node_tools.problem}
+    return ports, {**unusable, **without_tools, **problems}
 
 
 def _unusable_reason(port: PortDetails, gid_index: int | None) -> str:
@@ -167,7 +176,7 @@ def _facts(
     names: Sequence[str],
     no_gpu_memory: str,
 ) -> Iterator[Observation]:
-    """Yield the facts that are known before the measurement, and the numbers of nodes and versions."""
+    """Yield the facts that are known before the measurement, and the numbers of unmeasured nodes and of versions."""
     versions = {node: tools[node].version for node in names}
     used = {node: [port.name for port in ports[node] if port] for node in names}
     too_few = f"no: {len(names)} of {len(ports)} nodes can be measured, a pair needs 2"
@@ -295,7 +304,7 @@ RULES = (
 
 CHECK = Check(
     name="fabric.rdma",
-    title="RDMA bandwidth and latency between nodes, below NCCL",
+    title="RDMA bandwidth and latency between nodes, without NCCL",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
     metrics={

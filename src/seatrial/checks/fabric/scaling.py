@@ -55,7 +55,8 @@ GPU_SIZE, MAX_GPU_SIZE, BYTES_PER_RANK = map(parse_bytes, ("1GiB", "16GiB", "16M
 CPU_SIZE = parse_bytes("1MiB")
 PAIR_SIZE = parse_bytes("256MiB")  # as in collectives.pairs, but at most ``size``
 TWO_NODES, ALL_NODES = "2nodes", "all_nodes"
-RING_LIMIT_S = 120.0  # of the child processes, which start in seconds; without the time on a slow network
+# Time limit of the child processes, which start in seconds; the time of the transfers on a slow network is added
+RING_LIMIT_S = 120.0
 # Published healthy clusters reach 0.90 of the slower link and more: H100 8x400 330 of 365 GB/s without NVLS
 # (NVIDIA/nccl#1221), 441 to 468 of 400 with NVLS, B200 8x400 690 of 400 (coreweave/nccl-tests#92, dstackai/dstack),
 # A100 8x200 187 of 200 (Azure/aks-rdma-infiniband). With faults 0.3 to 0.6: H100 8x400 112 to 231 (NVIDIA/nccl#2409),
@@ -70,7 +71,7 @@ MIN_RING_EFFICIENCY = 0.90
 def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
     """Yield busbw (GB/s) by number of nodes and the efficiencies on rank 0.
 
-    Raises NotApplicable on a single node, and SeatrialError where the child processes with NCCL_ALGO=Ring fail.
+    Raises NotApplicable on a single node, and SeatrialError if the child processes with NCCL_ALGO=Ring fail.
     """
     from seatrial.bench import collectives, pairs, subgroups
 
@@ -92,7 +93,7 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
         context.progress("NCCL_ALGO=Ring")
         rings = _measure_rings(members, size, context, options.seconds)
     if context.rank == 0:
-        beyond_two = "yes" if len(nodes) > 2 else "no: 2 nodes, so no more to compare with them"
+        beyond_two = "yes" if len(nodes) > 2 else "no: there are only 2 nodes"
         yield from facts({**group, "nodes": len(nodes), "size": size, "node_order": list(nodes)})
         yield Fact(name="beyond_two_nodes", value=beyond_two)
         yield Fact(name="no_sockets", value=_no_sockets(transports))
@@ -123,7 +124,10 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
 
 
 def _no_sockets(transports: Mapping[str, int]) -> str:
-    """The fact ``no_sockets``: CPU threads limit NCCL's sockets, and collectives and sends use different threads."""
+    """The fact ``no_sockets``: "yes", or why link_efficiency does not apply.
+
+    CPU threads limit NCCL's sockets, and collectives use another number of threads than sends and receives.
+    """
     uses_sockets = any(name.startswith("NET/Socket") for name in transports)
     return "no: NCCL uses sockets between nodes, which its threads limit" if uses_sockets else "yes"
 
@@ -134,7 +138,10 @@ def gpu_size(ranks: int) -> int:
 
 
 def ranks_by_node_count(members: Sequence[Sequence[int]]) -> dict[int, list[int]]:
-    """Number of nodes (powers of two, and all) → the ranks of these first nodes; without groups of a single rank."""
+    """Number of nodes → the ranks of that many first nodes, for powers of two and for all nodes.
+
+    Groups of a single rank are omitted.
+    """
     counts = {2**power for power in range(len(members).bit_length()) if 2**power < len(members)} | {len(members)}
     ranks_by_count = {count: sorted(chain.from_iterable(members[:count])) for count in sorted(counts)}
     return {count: ranks for count, ranks in ranks_by_count.items() if len(ranks) > 1}
@@ -166,11 +173,11 @@ def _efficiencies(
 ) -> Iterator[Metric]:
     """Yield the two efficiencies that rules evaluate, and the bandwidths (GB/s) that they compare.
 
-    Their samples are the ratios of the windows, so that their interval has the noise of both.
+    The samples of an efficiency are the ratios of the windows, so that its interval has the noise of both bandwidths.
     """
     yield metric("network_busbw", network, "GB/s")
-    links = [network, *([results[1].busbw(size)] if 1 in results else [])]
-    yield _efficiency("link_efficiency", results[2].busbw(size), min(links, key=median))
+    bases = [network, *([results[1].busbw(size)] if 1 in results else [])]
+    yield _efficiency("link_efficiency", results[2].busbw(size), min(bases, key=median))
     for name, samples in rings.items():
         yield metric(f"ring_busbw.{name}", samples, "GB/s")
     if rings:
@@ -193,7 +200,7 @@ def _measure_rings(
     from seatrial.bench import child_ranks
 
     groups = {TWO_NODES: [*members[0], *members[-1]], ALL_NODES: list(chain.from_iterable(members))}
-    answers = child_ranks.run_child_ranks(
+    child_results = child_ranks.run_child_ranks(
         "seatrial.bench.nccl_settings",
         {"groups": {name: [sorted(ranks)] for name, ranks in groups.items()}, "size": size, "seconds": seconds}
         | {"untimed_sizes": []},
@@ -205,12 +212,12 @@ def _measure_rings(
             RING_LIMIT_S, context.tcp_network, "all_reduce", size, len(groups) * (OPERATIONS_PER_SIZE + 1)
         ),
     )
-    if failed := {rank: answer for rank, answer in enumerate(answers) if answer.error}:
+    if failed := {rank: result for rank, result in enumerate(child_results) if result.error}:
         first = child_ranks.first_failed_rank(failed)
         raise SeatrialError(f"NCCL_ALGO=Ring: {child_ranks.failure_text(first, failed[first])}")
-    if wrong := sum(answer.value["wrong_elements"] for answer in answers):
-        raise SeatrialError(f"NCCL_ALGO=Ring: {wrong} wrong elements; collectives.all_reduce locates them")
-    return {name: answers[0].value["busbw"][name][0] for name in groups}
+    if wrong_elements := sum(result.value["wrong_elements"] for result in child_results):
+        raise SeatrialError(f"NCCL_ALGO=Ring: {wrong_elements} wrong elements; collectives.all_reduce locates them")
+    return {name: child_results[0].value["busbw"][name][0] for name in groups}
 
 
 def _nodes_label(count: int) -> str:

@@ -48,7 +48,7 @@ class RankTransport:
 def measure(context: Context, options: TransportOptions) -> Iterator[Observation]:
     """Connect all ranks, then yield transports and algorithms from their NCCL logs on rank 0.
 
-    Raises SeatrialError where a log has no transport, and where NCCL uses sockets and RDMA ports cannot be read.
+    Raises SeatrialError if a log has no transport, or if NCCL uses sockets and RDMA ports cannot be read.
     """
     from seatrial.bench import group, rank
 
@@ -78,20 +78,20 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
 
 def _nvls_observations(ranks: Mapping[str, RankTransport]) -> Iterator[Observation]:
     """Yield whether NCCL should use NVLink SHARP (NVLS), and the number of ranks that do not."""
-    per_node = Counter(subject.partition("/")[0] for subject in ranks)
-    with_nvls = {name for sku in skus() if sku.nvls for name in sku.nvml_names}
-    unknown = [subject for subject, transport in ranks.items() if transport.log.nvls_channels is None]
-    models_without_nvls = sorted({transport.gpu for transport in ranks.values()} - with_nvls)
+    min_gpus = min(Counter(subject.partition("/")[0] for subject in ranks).values())
+    models_with_nvls = {name for sku in skus() if sku.nvls for name in sku.nvml_names}
+    not_logged = [subject for subject, transport in ranks.items() if transport.log.nvls_channels is None]
+    models_without_nvls = sorted({transport.gpu for transport in ranks.values()} - models_with_nvls)
     reason = ""
-    listed = {name for sku in skus() for name in sku.nvml_names}
-    if unlisted := [name or "a GPU without a name" for name in models_without_nvls if name not in listed]:
-        reason = f"no data on NVLink SHARP of {' and '.join(unlisted)}"
+    known_models = {name for sku in skus() for name in sku.nvml_names}
+    if unknown_models := [name or "a GPU without a name" for name in models_without_nvls if name not in known_models]:
+        reason = f"no data on NVLink SHARP of {' and '.join(unknown_models)}"
     elif models_without_nvls:
         reason = f"{' and '.join(models_without_nvls)}: the switches do not reduce"
-    elif min(per_node.values()) <= _GPUS_WITHOUT_NVLS:
-        reason = f"{min(per_node.values())} GPUs on a node"
-    elif unknown:
-        reason = f"the log of {unknown[0]} has no number of NVLS channels"
+    elif min_gpus <= _GPUS_WITHOUT_NVLS:
+        reason = f"{min_gpus} GPUs on a node"
+    elif not_logged:
+        reason = f"the log of {not_logged[0]} has no number of NVLS channels"
     yield Fact(name="nvls_expected", value=f"no: {reason}" if reason else "yes")
     if not reason:
         ranks_without_nvls = [subject for subject, transport in ranks.items() if transport.log.nvls_channels == 0]
@@ -100,6 +100,7 @@ def _nvls_observations(ranks: Mapping[str, RankTransport]) -> Iterator[Observati
 
 
 def _rank_transport(context: Context) -> RankTransport:
+    """What this rank reports: its NCCL log, GPU model and the RDMA ports of its node."""
     from seatrial.bench import group, rank
 
     gpu = str(rank.describe_device(context.device)["gpu"] or "")
@@ -112,12 +113,12 @@ def _rank_transport(context: Context) -> RankTransport:
         log = nccl_log.read(group.nccl_log_path())
     except OSError as error:
         return RankTransport(NcclLog(), active, unreadable, f"{error.strerror}: {error.filename}", gpu)
-    no_transport = "" if log.transports else "no line on a transport (check NCCL_DEBUG and NCCL_DEBUG_SUBSYS)"
-    return RankTransport(log, active, unreadable, no_transport, gpu)
+    log_error = "" if log.transports else "no line on a transport (check NCCL_DEBUG and NCCL_DEBUG_SUBSYS)"
+    return RankTransport(log, active, unreadable, log_error, gpu)
 
 
 def _unreadable_states(rdma: RdmaFacts) -> str:
-    """The fields behind RdmaFacts.status_readable that could not be read, with the reasons."""
+    """The fields that RdmaFacts.status_readable depends on and that could not be read, with the reasons."""
     by_place = {"": rdma.unreadable, **{device.name: device.unreadable for device in rdma.devices}}
     by_place |= {f"{device.name}/{port.port}": port.unreadable for device in rdma.devices for port in device.ports}
     reasons = (

@@ -48,11 +48,11 @@ def measure(context: Context, options: FailingJobOptions) -> Iterator[Observatio
     failing_rank = context.world_size - 1 if options.rank is None else options.rank
     if failing_rank >= context.world_size:
         raise SeatrialError(f"option rank is {failing_rank}, expected less than the world size {context.world_size}")
-    started = None  # time of the end of the first step, which may take seconds
+    first_step_end = None  # the first step may take seconds, and does not count
     for step, loss in enumerate(ddp.endless_training(context.device), 1):
-        started = started or time.monotonic()
+        first_step_end = first_step_end or time.monotonic()
         context.progress(f"step {step}: loss {loss:.3f}")
-        if context.rank == failing_rank and time.monotonic() - started > _TRAINING_S:
+        if context.rank == failing_rank and time.monotonic() - first_step_end > _TRAINING_S:
             fault = FaultRecord(
                 fault=options.fault,
                 rank=context.rank,

@@ -17,8 +17,8 @@ class LeftoversOptions(Options):
 
 def measure(context: Context, options: LeftoversOptions) -> Iterator[Observation]:
     """Yields the number of leftover processes in this PID namespace; processes of other containers are not visible."""
-    # torchrun and the worker have the run directory on their command line, their children in the environment. Zombies
-    # have neither, and hold no resources.
+    # The run directory is in the command line of torchrun and the worker, and in the environment of their children. A
+    # zombie has neither, and holds no resources.
     leftovers = [
         _description(process)
         for process in psutil.process_iter()
@@ -29,7 +29,7 @@ def measure(context: Context, options: LeftoversOptions) -> Iterator[Observation
 
 
 def measurement(context: Context, run: str) -> Measurement:
-    """Returns the measurement of this check on this host, in this process."""
+    """Runs this check in this process, without a worker, and returns its measurement of this host."""
     fact, metric = measure(context, LeftoversOptions(run=run))
     assert isinstance(fact, Fact)
     assert isinstance(metric, Metric)
@@ -46,7 +46,7 @@ def _command(process: psutil.Process) -> list[str]:
 def _environment(process: psutil.Process) -> list[str]:
     try:
         return list(process.environ().values())
-    except psutil.Error:  # ended, or of another user, who cannot have started the run
+    except psutil.Error:  # it has ended, or belongs to another user, who cannot have started the run
         return []
 
 

@@ -96,14 +96,15 @@ class TrialRunner:
 
     def run(self, name: str, check: Check, limit_s: float, **options: JsonValue) -> Trial:
         """Runs a trial ``name`` of one check and returns its record. Raises SeatrialError if it leaves no record."""
-        with self.started(name, check, limit_s, **options) as record:
-            return record()
+        with self.start(name, check, limit_s, **options) as wait_for_record:
+            return wait_for_record()
 
     @contextmanager
-    def started(self, name: str, check: Check, limit_s: float, **options: JsonValue) -> Iterator[Callable[[], Trial]]:
+    def start(self, name: str, check: Check, limit_s: float, **options: JsonValue) -> Iterator[Callable[[], Trial]]:
         """Context manager: starts a trial; yields a function that waits for its end and returns its record.
 
-        The function raises SeatrialError if the trial leaves no record. At the exit the trial is terminated.
+        The function raises SeatrialError if the trial leaves no record. A trial that still runs at the exit is
+        terminated.
         """
         self.progress(f"run {name}")
         settings = CheckSettings(limit_s=limit_s, options=options)
@@ -114,7 +115,7 @@ class TrialRunner:
         program = [sys.executable, "-m", "seatrial", "run", str(file), "--out", str(self.folder / name)]
         child = processes.start(["env", *_env_unset_args(), *program], env={}, stdout=out, stderr=err)
 
-        def record() -> Trial:
+        def wait_for_record() -> Trial:
             while (code := child.poll()) is None:
                 time.sleep(_POLL_S)
             try:
@@ -126,7 +127,7 @@ class TrialRunner:
                 ) from error
 
         try:
-            yield record
+            yield wait_for_record
         finally:
             processes.stop(child, grace_s=_CANCEL_S)
 
@@ -149,14 +150,14 @@ def measure(context: Context, options: FailureOptions) -> Iterator[Observation]:
     limit_s = runner.config.limits.heartbeat_timeout_s + failing_job.CHECK.limit_s
     for faults in [(fault,) for fault in FAULTS] if runner.config.uses_slurm else [FAULTS]:
         with ExitStack() as stack:
-            records = {
+            started = {
                 fault: stack.enter_context(
-                    runner.started(fault, failing_job.CHECK, limit_s, fault=fault, rank=options.rank)
+                    runner.start(fault, failing_job.CHECK, limit_s, fault=fault, rank=options.rank)
                 )
                 for fault in faults
             }
-            for fault, record in records.items():
-                yield from _fault_observations(context, runner, fault, record(), options.teardown_s)
+            for fault, wait_for_record in started.items():
+                yield from _fault_observations(context, runner, fault, wait_for_record(), options.teardown_s)
                 report = (folder / fault / "report.html").relative_to(context.run_dir)
                 yield Artifact(path=str(report), title=f"report of the run with fault {fault!r}")
 
@@ -190,7 +191,7 @@ def _fault_observations(
     if uses_slurm:
         yield from allocation_observations(fault, slurm.job(result.scheduler_id))
     run = str(runner.folder / fault)
-    if result.launcher == "local":  # this process sees all processes of the host, those of containers too
+    if result.launcher == "local":  # this process sees all processes of the host, including those of containers
         yield from leftover_observations(fault, [leftovers.measurement(context, run)], 1)
         return
     check = leftovers.CHECK
@@ -202,7 +203,7 @@ def report_observations(injected: FaultRecord, trial: Trial, allowed: dict[str, 
     """Yields whether the report names the failing rank, and the seconds from the fault to the end of the job. Pure.
 
     ``allowed``: parts of the time limit in seconds. Raises SeatrialError if the clocks of the failing rank's node and
-    of this host differ, so that the fault seems to be outside of the job.
+    of this host differ so much that the time of the fault is before or after the job.
     """
     result = trial.results[-1]
     ended = result.started + result.seconds
@@ -233,7 +234,7 @@ def report_observations(injected: FaultRecord, trial: Trial, allowed: dict[str, 
 
 
 def allocation_observations(fault: Fault, job: Job) -> Iterator[Observation]:
-    """Yields whether Slurm still lists the job of the ended run; a job without state has no allocation. Pure."""
+    """Yields whether the job of the ended run still has an allocation; Slurm lists no state of a purged job. Pure."""
     yield Fact(name=f"job.{fault}", value=f"job {job.id} on {job.nodes or 'no node'}: {job}")
     yield _metric(f"leftover_jobs.{fault}", job.has_state and not job.ended)
 
@@ -277,10 +278,10 @@ def _all_verdicts_match(injected: FaultRecord, result: JobResult, verdicts: Sequ
     )
 
 
-def _read_fault(record: Path, trial: Trial) -> FaultRecord:
+def _read_fault(path: Path, trial: Trial) -> FaultRecord:
     """Returns the record of the failing rank. Raises NotApplicable or SeatrialError if it is missing."""
-    if record.exists() and not trial.stop_reason:
-        return FaultRecord.model_validate_json(record.read_text(encoding="utf-8"))
+    if path.exists() and not trial.stop_reason:
+        return FaultRecord.model_validate_json(path.read_text(encoding="utf-8"))
     for measurement in trial.measurements:
         if measurement.skipped:
             raise NotApplicable(measurement.skipped)
@@ -290,9 +291,10 @@ def _read_fault(record: Path, trial: Trial) -> FaultRecord:
 
 
 def _env_unset_args() -> list[str]:
-    """Returns arguments of env(1) that unset variables of the launcher, and settings, which the trial file contains.
+    """Returns arguments of env(1) that unset what the new run must not inherit.
 
-    Also GLOO_SOCKET_IFNAME=lo, which works on one node only.
+    These are the launcher's variables, seatrial's settings, which are in the trial file, and GLOO_SOCKET_IFNAME=lo,
+    which works on one node only.
     """
     names = [name for name in os.environ if name in _LAUNCHER_VARIABLES or name.startswith(ENV_PREFIX)]
     names += ["GLOO_SOCKET_IFNAME"] if os.environ.get("GLOO_SOCKET_IFNAME") == "lo" else []

@@ -26,8 +26,8 @@ from seatrial.telemetry.gpu_load import GpuLoad, LoadSample
 if TYPE_CHECKING:
     from seatrial.bench.compute import BurnResult
 
-LOADS = ("bf16", "fp16", "fp32")  # in order of preference; the first supported dtype is used
-MAX_CURVE_POINTS = 240  # of the TFLOP/s curve: with a point per window (50 ms), an hour would have 72,000
+DTYPES = ("bf16", "fp16", "fp32")  # of the load, in order of preference; the first supported one is used
+MAX_CURVE_POINTS = 240  # a point of the TFLOP/s curve per window of 50 ms would be 72,000 points per hour
 # Clocks event reasons that count as throttling. The software power cap does not: a GPU at full load runs at it.
 THROTTLE_REASONS = (
     "hardware slowdown",
@@ -43,14 +43,14 @@ COUNTER_UNITS = {
     "remap_failed": "bool",
     "nvlinks_down": "links",
 }
-_READINGS = (*COUNTER_UNITS, "clocks_event_reasons")  # each has a fact reads_NAME
+_READINGS = (*COUNTER_UNITS, "clocks_event_reasons")  # for each, the fact reads_NAME states whether it can be read
 
 
 class BurnOptions(Options):
     """``seconds``: duration of the load. 10 s detect immediate throttling; thermal throttling takes minutes.
 
-    ``size``: rows and columns of the matrices. On a GPU a burn that is too short for a sample of the GPU load, which is
-    read twice per second, ends in ERROR.
+    ``size``: rows and columns of the matrices. The GPU load is sampled twice per second; on a GPU, a burn that is too
+    short for one sample ends in ERROR.
     """
 
     seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
@@ -64,7 +64,7 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
     """
     from seatrial.bench import compute, rank
 
-    dtype = next(dtype for dtype in LOADS if compute.unsupported_reason(dtype, context.device) is None)
+    dtype = next(dtype for dtype in DTYPES if compute.unsupported_reason(dtype, context.device) is None)
     size = options.size or (GPU_MATRIX_SIZE if context.device.startswith("cuda") else CPU_MATRIX_SIZE)
     yield from (Fact(name=name, value=value) for name, value in rank.describe_device(context.device).items())
     yield Fact(name="load", value=dtype)
@@ -75,7 +75,7 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
             assert context.nvml_index is not None, "the worker sets nvml_index for a CUDA device"
             load = stack.enter_context(gpu_load.sample_gpu_load(context.nvml_index))
             errors = stack.enter_context(error_counts.count_errors(context.nvml_index, ports=False))
-            if (counters := errors.gpu) is None:
+            if (counters := errors.gpu_counters) is None:
                 raise SeatrialError(f"cannot read the error counters of {context.subject}: {errors.fact()}")
         result = compute.burn(dtype, size, context.device, options.seconds)
     yield from _throughput_observations(result, compute.flops(size), context.subject)
@@ -93,6 +93,7 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
 
 
 def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Iterator[Observation]:
+    """Yield TFLOP/s, drift (%), the number of changed products and the curve of TFLOP/s over seconds."""
     timing = result.timing
     x, rates = _curve(timing.windows, timing.per_window, flop)
     rate = flop / fmean(timing.windows) / 1e12
@@ -114,10 +115,11 @@ def _curve(windows: Sequence[float], per_window: int, flop: int) -> tuple[tuple[
 def _gpu_observations(
     load: GpuLoad, counters: GpuErrorCounters, result: BurnResult, subject: str
 ) -> Iterator[Observation]:
+    """Yield the load and the new errors of the GPU. Raises SeatrialError if the GPU was lost."""
     if reason := counters.gpu_lost or load.reader.gpu_lost:
         raise SeatrialError(f"{subject} was lost under load: {reason}")
     started, ended = result.timing.started, result.timing.ended
-    samples = [sample for sample in load.samples if started <= sample.time_s <= ended]  # not of the warmup
+    samples = [sample for sample in load.samples if started <= sample.time_s <= ended]  # without the warmup
     yield from _load_metrics(samples, started, subject)
     unavailable = counters.unavailable | load.reader.unavailable
     permission_denied = counters.permission_denied | load.reader.permission_denied
@@ -147,6 +149,7 @@ _LOAD_METRICS: dict[str, tuple[str, str, Callable[[Sequence[float]], float]]] = 
 
 
 def _load_metrics(samples: Sequence[LoadSample], started: float, subject: str) -> Iterator[Observation]:
+    """Yield power, temperature, SM clock and throttling from the samples; time is relative to ``started``."""
     for name, (unit, field, aggregate) in _LOAD_METRICS.items():
         points = [
             (sample.time_s - started, float(value))
@@ -210,7 +213,7 @@ CHECK = Check(
                 fix="do not train on this device; run device.gemm and device.digests, then dcgmi diag -r 3 -i INDEX; "
                 "replace the GPU",
             )
-            for dtype in LOADS
+            for dtype in DTYPES
         ),
         Rule(
             metric="changed_products",
@@ -249,8 +252,8 @@ CHECK = Check(
     ),
     rule_facts={
         "backend": RuleFact("cuda|cpu"),
-        "load": RuleFact("|".join(LOADS)),
-        # as for the error counters that are read around other checks, permission denied is a SKIP
+        "load": RuleFact("|".join(DTYPES)),
+        # Permission denied is a SKIP, as for the error counters that the worker reads before and after other checks
         **{
             f"reads_{name}": RuleFact(permission_denied=Outcome.SKIP, varies_by_device=name.startswith("nvlink"))
             for name in _READINGS

@@ -91,6 +91,7 @@ def majority_digest(digests: Sequence[str]) -> str | None:
 def _compare_digests(
     models: Sequence[str], subjects: Sequence[str], dtypes: Sequence[str], rounds: Sequence[list[tuple[str, ...]]]
 ) -> Iterator[Observation]:
+    """Yield the mismatches of each rank over the rounds, and facts on models and digests."""
     mismatching_by_round = [
         set[int]().union(*(mismatching_ranks(models, digests) for digests in _by_dtype(by_rank))) for by_rank in rounds
     ]

@@ -35,7 +35,7 @@ _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardwar
 _REQUIRED = re.compile(
     r"ecc_|rows_|pcie_width|nvlinks\[\d+]$|fabric|clocks_event_reasons|power_(limit|default)|memory_|processes"
 )
-# Fields that not every GPU model supports. If no GPU of the node supports a field, its rules do not apply.
+# Fields that some GPU models do not support. If no GPU of the node supports a field, its rules do not apply.
 _OPTIONAL = (
     *("ecc_mode", "ecc_uncorrected", "remap_pending", "retirement_pending", "pcie_width", "nvlinks"),
     *("clocks_event_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total_bytes", "processes"),
@@ -47,7 +47,6 @@ RULE_FACTS = {
     "has_fabric": RuleFact(reason="the GPUs have no fabric"),
     **{f"has_{field}": RuleFact(reason=f"the GPUs have no {field.replace('_', ' ')}") for field in _OPTIONAL},
 }
-
 _NO_REASON = "no reason from NVML (for NVLinks: all links may be down, or no NVLink bridge is installed)"
 
 METRICS = {
@@ -111,6 +110,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def _gpu_metrics(used: Sequence[Gpu], node: str) -> Iterator[Observation]:
+    """Yield the metrics of each GPU in use. Raises SeatrialError, after all metrics, for values that are missing."""
     processes = _foreign_processes(used)
     yield Fact(name="foreign_processes", value=[process.model_dump() for process in processes])
     values_by_gpu = [(gpu, _metric_values(gpu, used, processes)) for gpu in used]
@@ -170,6 +170,7 @@ def _supported_features(gpus: Sequence[Gpu]) -> dict[str, bool]:
 
 
 def _metric_values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[ForeignProcess]) -> Values:
+    """Return metric → value of ``gpu``; ``gpus`` are all GPUs in use, of which some are compared with it."""
     same_model = [other for other in gpus if other.name == gpu.name]
     remapped = (gpu.rows_remapped_correctable, gpu.rows_remapped_uncorrectable)
     reasons = None if gpu.clocks_event_reasons is None else set(gpu.clocks_event_reasons)
@@ -183,12 +184,12 @@ def _metric_values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[Fo
         "remap_failed": gpu.remap_failed,
         "rows_remapped": None if None in remapped else sum(filter(None, remapped)),
         "rows_remapped_uncorrectable": gpu.rows_remapped_uncorrectable,
-        "pcie_width_lost": _difference(gpu.pcie_width, gpu.pcie_width_max),
+        "pcie_width_lost": _shortfall(gpu.pcie_width, gpu.pcie_width_max),
         "hardware_slowdown": None if reasons is None else bool(reasons & _HARDWARE_SLOWDOWN),
         "thermal_slowdown": None if reasons is None else "software thermal slowdown" in reasons,
         "persistence": gpu.persistence_mode,
         "mig_enabled": gpu.mig_mode,
-        "power_limit_reduced": _difference(power_limit, gpu.power_default_w),
+        "power_limit_reduced": _shortfall(power_limit, gpu.power_default_w),
         "memory_used_bytes": gpu.memory_used_bytes,
         "nvlinks_down": nvlinks.links_down(gpu, same_model),
         "nvlinks_missing": nvlinks.links_missing(gpu, same_model),
@@ -200,7 +201,7 @@ def _metric_values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[Fo
     }
 
 
-def _difference(value: float | None, maximum: float | None) -> float | None:
+def _shortfall(value: float | None, maximum: float | None) -> float | None:
     return None if value is None or maximum is None else max(0, maximum - value)
 
 
@@ -258,13 +259,12 @@ def _rule(
     evidence_facts: tuple[str, ...] = (),
     outcome_if_violated: Literal[Outcome.FAIL, Outcome.WARN] = Outcome.FAIL,
 ) -> Rule:
-    conditions = {"has_usable_gpu": "yes", feature: "yes"}
     return Rule(
         metric=metric,
         expect=expect,
         meaning=meaning,
         fix=fix,
-        applies_if=conditions,
+        applies_if={"has_usable_gpu": "yes", feature: "yes"},
         evidence_facts=evidence_facts,
         outcome_if_violated=outcome_if_violated,
     )

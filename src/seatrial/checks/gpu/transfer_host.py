@@ -54,7 +54,7 @@ def measure(context: Context, options: TransferOptions) -> Iterator[Observation]
             context.progress("single")
             timings |= {f"{name}_single": time(copy, warmup_s=transfer.WARMUP_S) for name, copy in copies.items()}
         rank.store_barrier()
-    # All GPUs copy equally long, with load before and after the timed windows: a GPU that copies alone is faster
+    # A GPU that copies alone is faster: so all GPUs copy equally long, with load before and after the timed windows
     time_concurrent = partial(
         time,
         min_seconds=CONCURRENT_TIME_FACTOR * options.seconds,
@@ -69,9 +69,11 @@ def measure(context: Context, options: TransferOptions) -> Iterator[Observation]
         copied = pinned.size * BUFFERS_PER_COPY[name.partition("_")[0]]
         yield timing.metric(name, copied / 1e9, "GB/s", context.subject)
     yield Fact(name="timing", value={name: timing.describe() for name, timing in timings.items()})
-    gpu_timings = [row for node, row in rank.gather((context.node, timings)) if node == context.node]
-    overlap = {name: ran_concurrently([row[f"{name}_concurrent"] for row in gpu_timings]) for name in copies}
-    yield Fact(name="concurrent", value=overlap)
+    node_timings = [rank_timings for node, rank_timings in rank.gather((context.node, timings)) if node == context.node]
+    overlapped = {
+        name: ran_concurrently([rank_timings[f"{name}_concurrent"] for rank_timings in node_timings]) for name in copies
+    }
+    yield Fact(name="concurrent", value=overlapped)
     yield Fact(
         name="method",
         value=f"pinned memory, copies of {format_bytes(pinned.size)} by the copy engines, timed with CUDA events; "

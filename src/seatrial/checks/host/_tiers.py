@@ -19,7 +19,11 @@ RUN_DIRECTORY, HOME, HF_CACHE, LOCAL_SCRATCH = "run_directory", "home", "hf_cach
 
 
 class Tier(Frozen):
-    """One row of data/filesystem_tiers.yaml; ``rates``: operation → files/s."""
+    """One row of data/filesystem_tiers.yaml.
+
+    ``local_disk``: whether the tier belongs on a disk of the node. ``outcome``: that of a rate below its threshold.
+    ``rates``: operation → threshold in files/s.
+    """
 
     use: str
     local_disk: bool
@@ -40,7 +44,7 @@ RULE = Rule(
     metric="unknown_tiers",
     expect="== 0 paths",
     applies_if={_HAVE_THRESHOLDS: "yes"},
-    meaning="A path belongs to no known tier, so that its values are recorded and not judged.",
+    meaning="A path belongs to no known tier: its values are recorded, but no threshold applies to them.",
     fix="Name the path after its use: run_directory, home, hf_cache or local_scratch.",
 )
 # A path of an unknown tier leaves the check inconclusive
@@ -54,7 +58,7 @@ def tiers() -> dict[str, Tier]:
 
 
 def default_paths(run_directory: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The path of each tier as programs find it on this node."""
+    """Tier → its path on this node, from the environment variables that programs use, or their defaults."""
     home = environ.get("HOME") or os.path.expanduser("~")
     return {
         RUN_DIRECTORY: run_directory,

@@ -20,8 +20,8 @@ from seatrial.model import Frozen, Observation, Outcome, Phase, Rule, Scope, for
 from seatrial.util.text import error_text, printable
 from seatrial.util.threads import start_in_thread
 
-_RESPONSE_TIMEOUT_S = 5.0  # as in discover.filesystem
-MAX_QUOTA_USED = 90  # percent; quota(1) of MIT Athena warns above it
+_RESPONSE_TIMEOUT_S = 5.0  # for a system call on a path; the same as in discover.filesystem
+MAX_QUOTA_USED = 90  # percent; quota(1) of MIT's Athena also warns above this
 # Percent. ldiskfs reserves 5 % of an OST and is slow above 95 %; a full OST fails writes although others have space:
 # Lustre manual, Managing Free Space; wiki.lustre.org/Handling_Full_OSTs
 MAX_TARGET_USED = 95
@@ -46,17 +46,24 @@ def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
     entries = filesystem.mountinfo(read_text(context.root / "proc/self/mountinfo"))
     must_exist = bool(options.paths)
     by_tier = {name: _filesystem_at(path, must_exist, entries, context.root) for name, path in paths.items()}
-    kinds = {name: row.kind for name, row in by_tier.items() if row.kind}
-    unwise = {name: values for name, kind in kinds.items() if (values := _unwise_settings(kind))}
-    misplaced = {name: kind.name for name, kind in kinds.items() if kind.network and _needs_local_disk(name)}
+    kinds = {name: tier_filesystem.kind for name, tier_filesystem in by_tier.items() if tier_filesystem.kind}
+    unwise: dict[str, dict[str, str]] = {}  # tier → setting → its value and the advice
+    for name, kind in kinds.items():
+        for setting in kind.settings:
+            if setting.advice:
+                unwise.setdefault(name, {})[setting.name] = f"{setting.value}: {setting.advice}"
+    local_tiers = {name for name, tier in tiers().items() if tier.local_disk}
+    misplaced = {name: kind.name for name, kind in kinds.items() if kind.network and name in local_tiers}
     yield from facts(
         {
-            "filesystems": {name: _description(row) for name, row in by_tier.items()},
+            "filesystems": {name: _description(tier_filesystem) for name, tier_filesystem in by_tier.items()},
             "settings": {name: _settings(kind) for name, kind in kinds.items()},
             "unwise_settings": {name: dict(values) for name, values in unwise.items()},
             "unreadable": {name: dict(kind.unreadable) for name, kind in kinds.items() if kind.unreadable},
             "misplaced": misplaced,
-            "not_found": {name: row.problem for name, row in by_tier.items() if row.problem},
+            "not_found": {
+                name: tier_filesystem.problem for name, tier_filesystem in by_tier.items() if tier_filesystem.problem
+            },
         }
     )
     yield from _tiers.observations(paths, context.node)
@@ -69,7 +76,11 @@ def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
 
 
 def _filesystem_at(path: str, must_exist: bool, entries: list[MountEntry], root: Path) -> TierFilesystem:
-    """The filesystem of ``path``; without ``must_exist`` of its first parent that exists, as of a new HF_HOME."""
+    """The filesystem of ``path``.
+
+    Without ``must_exist``, a path that does not exist yet, such as a new HF_HOME, stands for its nearest existing
+    parent.
+    """
 
     def existing() -> Path:
         parents = () if must_exist else Path(path).parents
@@ -89,43 +100,37 @@ def _filesystem_at(path: str, must_exist: bool, entries: list[MountEntry], root:
     return TierFilesystem(path=resolved, mount=mount, kind=filesystem_kind.identify(mount, root))
 
 
-def _description(row: TierFilesystem) -> str:
-    if not row.kind or not row.mount:
-        return f"{printable(row.path)}: {row.problem}"
-    where = f"{printable(row.mount.source)} at {printable(row.mount.target)}"
-    return f"{row.kind.name}: {where} with {row.mount.options} ({row.kind.evidence})"
-
-
-def _needs_local_disk(tier: str) -> bool:
-    return tier in tiers() and tiers()[tier].local_disk
+def _description(tier_filesystem: TierFilesystem) -> str:
+    if not tier_filesystem.kind or not tier_filesystem.mount:
+        return f"{printable(tier_filesystem.path)}: {tier_filesystem.problem}"
+    kind, mount = tier_filesystem.kind, tier_filesystem.mount
+    place = f"{printable(mount.source)} at {printable(mount.target)}"
+    return f"{kind.name}: {place} with {mount.options} ({kind.evidence})"
 
 
 def _settings(kind: FilesystemKind) -> dict[str, JsonValue]:
     return {setting.name: f"{setting.value} ({setting.effect}; {setting.source})" for setting in kind.settings}
 
 
-def _unwise_settings(kind: FilesystemKind) -> dict[str, str]:
-    return {row.name: f"{row.value}: {row.advice}" for row in kind.settings if row.advice}
-
-
 def _quota_observations(
-    name: str, row: TierFilesystem | None, entries: list[MountEntry], context: Context
+    name: str, tier_filesystem: TierFilesystem | None, entries: list[MountEntry], context: Context
 ) -> Iterator[Observation]:
     """Yield the share of the quota in use, with a fact that says whether it is known."""
     fact = f"quota_{name}"
-    if not row or not row.kind or not row.mount:
-        yield from facts({fact: f"no: {row.problem if row else 'no path of this tier'}"})
+    if not tier_filesystem or not tier_filesystem.kind or not tier_filesystem.mount:
+        yield from facts({fact: f"no: {tier_filesystem.problem if tier_filesystem else 'no path of this tier'}"})
         return
-    options = row.mount.options.split(",")
-    if row.kind.network is False and not any("quota" in option and not option.startswith("no") for option in options):
+    kind, mount = tier_filesystem.kind, tier_filesystem.mount
+    has_quota_option = any("quota" in option and not option.startswith("no") for option in mount.options.split(","))
+    if kind.network is False and not has_quota_option:
         yield from facts({fact: "no: the local disk is mounted without quotas"})
         return
     context.progress(f"quota of {name}")
-    mounted = len({entry.device for entry in entries if entry.type == row.mount.type})  # bind mounts count once
-    tool = row.kind.quota_tool
+    filesystem_count = len({entry.device for entry in entries if entry.type == mount.type})  # bind mounts count once
     # lfs and statvfs take any path; a folder of WekaFS has its own quota
-    path = row.path if tool in ("lfs", "statvfs") else row.mount.target
-    reading = filesystem_quota.read_quota(tool, path, mounted, gid=_group_of_new_files(row.path))
+    path = tier_filesystem.path if kind.quota_tool in ("lfs", "statvfs") else mount.target
+    gid = _group_of_new_files(tier_filesystem.path)
+    reading = filesystem_quota.read_quota(kind.quota_tool, path, filesystem_count, gid=gid)
     used_percent = reading.quota.used_percent if reading.quota else None
     if reading.reason or (used_percent is None and reading.unread):
         yield from facts({fact: f"not_supported: {'; '.join([reading.reason] if reading.reason else reading.unread)}"})
@@ -150,14 +155,17 @@ def _group_of_new_files(path: str) -> int | None:
     return status.st_gid if status.st_mode & stat.S_ISGID else None
 
 
-def _target_observations(name: str, row: TierFilesystem | None, context: Context) -> Iterator[Observation]:
-    """Yield how full the storage targets of Lustre are, with a fact that says whether this is known."""
+def _target_observations(name: str, tier_filesystem: TierFilesystem | None, context: Context) -> Iterator[Observation]:
+    """Yield the use of the fullest storage target of Lustre and the number of inactive ones.
+
+    The fact ``targets_NAME`` states whether they are known.
+    """
     fact = f"targets_{name}"
-    if not row or not row.kind or row.kind.name != "Lustre":
+    if not tier_filesystem or not tier_filesystem.kind or tier_filesystem.kind.name != "Lustre":
         yield from facts({fact: "no: not on Lustre"})
         return
     try:
-        targets = filesystem_quota.read_storage_targets(row.path)
+        targets = filesystem_quota.read_storage_targets(tier_filesystem.path)
     except ValueError as error:
         yield from facts({fact: f"not_supported: {error}"})
         return
@@ -167,6 +175,7 @@ def _target_observations(name: str, row: TierFilesystem | None, context: Context
 
 
 def _tier_rules(name: str) -> Iterator[Rule]:
+    """Yield the rules on quota and storage targets of the tier ``name``."""
     quota = {f"quota_{name}": "yes"}
     yield Rule(
         metric=f"quota_used.{name}",
@@ -175,7 +184,7 @@ def _tier_rules(name: str) -> Iterator[Rule]:
         evidence_facts=(f"quota_in_use_{name}",),
         meaning="The quota of the user, group or project is used up: writes fail now, or after the grace period of "
         "the soft limit.",
-        fix="Delete files, or ask for a higher quota. The evidence has the command that shows it.",
+        fix="Delete files, or ask for a higher quota. The evidence names the command that shows the quota.",
     )
     yield Rule(
         metric=f"quota_used.{name}",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OPERATIONS, MODES = ("create", "stat", "list", "unlink"), ("single", "concurrent")
 _UNLINK_RATE = 10  # files/s of all nodes together; a slower deletion is a timeout
-_MAX_NAMED = 5
+_MAX_NAMED = 5  # folders of other runs in the fact leftovers
 _LEFTOVERS_TIMEOUT_S = 600.0
 Rates = dict[str, list[float]]  # OPERATION_MODE → total files/s of each repeat
 
@@ -84,7 +84,10 @@ def _has_tier_text(name: str, paths: dict[str, str], failed: dict[str, str]) -> 
 
 
 def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:
-    """Path of each leftover folder → "removed", or a problem of a node. In a shared folder one node removes them."""
+    """Remove the folders of killed runs; path → "removed", or why a node could not remove it.
+
+    In a shared folder only the first node removes them.
+    """
     from seatrial.bench import metadata, storage
 
     participants = folder.participants.first_only if storage.is_shared(folder) else folder.participants
@@ -96,7 +99,7 @@ def _remove_leftovers(folder: SharedFolder) -> dict[str, str]:
 
 
 def _leftovers_of_other_runs(context: Context) -> dict[str, str]:
-    """Folders of killed runs in the artifacts of runs next to this one: they are named, not removed."""
+    """Folders that killed runs left in the run directories next to this one → text: they are not removed."""
     from seatrial.bench import metadata
 
     pattern, now, old = f"*/artifacts/*/{metadata.PREFIX}*", time.time(), list[Path]()
@@ -138,9 +141,9 @@ def _measure(
 
 def noise(samples: list[float]) -> str:
     """Median and spread of the repeats as text."""
-    typical = median(samples)
-    spread = 100 * (max(samples) - min(samples)) / typical
-    return f"{typical:,.0f} files/s, {min(samples):,.0f} to {max(samples):,.0f}: spread {spread:.0f} % of the median"
+    middle = median(samples)
+    spread = 100 * (max(samples) - min(samples)) / middle
+    return f"{middle:,.0f} files/s, {min(samples):,.0f} to {max(samples):,.0f}: spread {spread:.0f} % of the median"
 
 
 def _repeat(
@@ -164,6 +167,7 @@ def _repeat(
 
 
 def _tier_rules(name: str) -> Iterator[Rule]:
+    """Yield the rules on the rates of the tier ``name``, from one node and from all nodes concurrently."""
     tier = tiers()[name]
     for operation, rate in tier.rates.items():
         for mode in MODES:
@@ -207,7 +211,7 @@ CHECK = Check(
             expect="== 0 paths",
             outcome_if_violated=Outcome.WARN,
             evidence_facts=("leftovers",),
-            meaning="Folders with many files of earlier runs, which were killed, are still there.",
+            meaning="Earlier runs that were killed left folders with many files, which were not removed.",
             fix="If no run of seatrial uses the folders in the fact leftovers: rm -r PATH",
         ),
         *(rule for name in tiers() for rule in _tier_rules(name)),

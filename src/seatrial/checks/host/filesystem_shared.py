@@ -61,8 +61,9 @@ class PathResult:
     """Results of the tests of one path.
 
     ``unusable``: reason, if a step failed or a probe timed out; the other results are then not reported.
-    ``not_shared``: reason, if only free space could be read. ``failures``: failure per probe (None: passed).
-    ``untested``: inconclusive probes with reasons. ``not_removed``: remaining test folder.
+    ``not_shared``: reason, if a node does not see another node's files; probes are then not run.
+    ``failures``: probe → its failure, None if it passed. ``untested``: inconclusive probe → reason.
+    ``not_removed``: path of the test folder if it could not be removed.
     """
 
     unusable: str | None = None
@@ -96,6 +97,7 @@ def measure(context: Context, options: SharedOptions) -> Iterator[Observation]:
 
 
 def _test_path(context: Context, participants: Participants, path: str) -> PathResult:
+    """Run all tests of one path, on all participants together; an error ends them and is in the result."""
     from seatrial.bench import one_rank_per_node, shared_files, storage
 
     context.progress(path)
@@ -105,7 +107,7 @@ def _test_path(context: Context, participants: Participants, path: str) -> PathR
         result.volumes = dict(zip(participants.names, volumes, strict=True))
         result.mounts = one_rank_per_node.group_by_text({name: volume.mount for name, volume in result.volumes.items()})
         with storage.temporary_folder(path, participants) as folder:
-            result.not_shared = shared_files.invisible_files(folder)
+            result.not_shared = shared_files.visibility_failure(folder)
             if not result.not_shared:
                 result.delays = dict(zip(participants.names, shared_files.visibility_delays(folder), strict=True))
                 for name, probe in shared_files.PROBES.items():
@@ -153,6 +155,7 @@ def read_volume(root: Path, path: str) -> Volume:
 
 
 def _observations(results: Mapping[str, PathResult]) -> Iterator[Observation]:
+    """Yield the metrics over all paths, and for each kind of problem a fact path → reason."""
     usable = {path: result for path, result in results.items() if not result.unusable}
     shared = {path: result for path, result in usable.items() if not result.not_shared}
     any_usable = "yes" if usable else "no: no path is usable (see fact unusable)"
@@ -206,6 +209,7 @@ def _free_space(results: Mapping[str, PathResult]) -> Iterator[Observation]:
 
 
 def _probe_results(results: Mapping[str, PathResult]) -> Iterator[Observation]:
+    """Yield the visibility delay (ms), and for each probe the number of paths on which it failed."""
     delays = {path: {name: round(s * 1e3, 2) for name, s in row.delays.items()} for path, row in results.items()}
     yield Fact(name="visibility_ms", value=dict(delays))
     yield metric("visibility_delay", max(delay for by_name in delays.values() for delay in by_name.values()), "ms")

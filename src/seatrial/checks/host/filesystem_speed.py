@@ -21,16 +21,17 @@ METRICS = {
     **{f"{operation}_{mode}.*": "GB/s" for operation in STREAMS for mode in ("single", "concurrent")},
     **{f"{operation}_{mode}.*": "files/s" for operation in SMALL_FILES for mode in ("single", "concurrent")},
 }
-# Lowest rates for which a step has time to end
-MIN_BYTES_PER_S = 1e7  # of all nodes together, about a network of 100 Mbit/s
-MIN_FILES_PER_S = 10  # of all nodes together, less than a disk with one seek per file
-# direct I/O used → fact caches.*
+# Lowest total rates of all nodes for which a step has time to end: those of a network of 100 Mbit/s, and less than
+# those of a disk with one seek per file
+MIN_BYTES_PER_S = 1e7
+MIN_FILES_PER_S = 10
+# Whether O_DIRECT is used by all nodes → value of fact caches.*
 CACHES = {
     True: "page cache of the node bypassed (O_DIRECT); caches of the file servers in use",
     False: "page cache of the node in use, as O_DIRECT is not supported everywhere: write time includes fsync; reads "
     "start after posix_fadvise(POSIX_FADV_DONTNEED), but may still be served from memory",
 }
-# folder shared by all nodes → fact shared.*
+# Whether all nodes share the folder → value of fact shared.*
 SHARED = {
     True: "in concurrent mode each node reads and stats the files that the next node wrote",
     False: "a different folder on each node: each node reads and stats the files that it wrote",
@@ -83,24 +84,24 @@ def _measure(
     """Yield all rates of one folder: from the first node alone, then from all nodes concurrently."""
     from seatrial.bench import storage
 
-    direct, shared = True, storage.is_shared(folder)
+    all_direct, is_shared = True, storage.is_shared(folder)
     folders = {"single": replace(folder, participants=folder.participants.first_only)}
     if folder.participants.several_nodes:
         folders["concurrent"] = folder
     for mode, mode_folder in folders.items():
         progress(f"{label}: large files, {mode}")
-        for operation, streams in _streams(mode_folder, options.size, shared):
-            direct = direct and all(stream.direct for stream in streams)
+        for operation, streams in _streams(mode_folder, options.size, is_shared):
+            all_direct = all_direct and all(stream.direct for stream in streams)
             yield _rate(f"{operation}_{mode}.{label}", options.size / 1e9, [stream.seconds for stream in streams])
         progress(f"{label}: small files, {mode}")
-        for operation, seconds in _small_files(mode_folder, options.files, f"small_{mode}", shared):
+        for operation, seconds in _small_files(mode_folder, options.files, f"small_{mode}", is_shared):
             yield _rate(f"{operation}_{mode}.{label}", options.files, seconds)
-    yield Fact(name=f"caches.{label}", value=CACHES[direct])
-    yield Fact(name=f"shared.{label}", value=SHARED[shared])
+    yield Fact(name=f"caches.{label}", value=CACHES[all_direct])
+    yield Fact(name=f"shared.{label}", value=SHARED[is_shared])
 
 
-def _streams(folder: SharedFolder, size: int, shared: bool) -> Iterator[tuple[str, list[StreamResult]]]:
-    """Yield the results of write and read; in a shared folder each node reads the file of the next node."""
+def _streams(folder: SharedFolder, size: int, is_shared: bool) -> Iterator[tuple[str, list[StreamResult]]]:
+    """Yield write and read with their results by node; in a shared folder each node reads the next node's file."""
     from seatrial.bench import storage
     from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S
 
@@ -108,18 +109,19 @@ def _streams(folder: SharedFolder, size: int, shared: bool) -> Iterator[tuple[st
     timeout_s = STEP_TIMEOUT_S + count * size / MIN_BYTES_PER_S
     folder.run_on_all(lambda: storage.require_free_space(folder.path, count * size))
     yield "write", folder.run_on_all(lambda: storage.write_stream(folder.file("large"), size), timeout_s)
-    source = folder.next_file if shared else folder.file
-    yield "read", folder.run_on_all(lambda: storage.read_stream(source("large"), size), timeout_s)
+    read_path = (folder.next_file if is_shared else folder.file)("large")
+    yield "read", folder.run_on_all(lambda: storage.read_stream(read_path, size), timeout_s)
 
 
-def _small_files(folder: SharedFolder, files: int, name: str, shared: bool) -> Iterator[tuple[str, list[float]]]:
+def _small_files(folder: SharedFolder, files: int, name: str, is_shared: bool) -> Iterator[tuple[str, list[float]]]:
+    """Yield create, stat and unlink with their seconds by node; in a shared folder each node stats the next's files."""
     from seatrial.bench import storage
     from seatrial.bench.one_rank_per_node import STEP_TIMEOUT_S
 
     timeout_s = STEP_TIMEOUT_S + len(folder.names) * files / MIN_FILES_PER_S
     yield "create", folder.run_on_all(lambda: storage.create_small_files(folder.file(name), files), timeout_s)
-    source = folder.next_file if shared else folder.file
-    yield "stat", folder.run_on_all(lambda: storage.stat_small_files(source(name), files), timeout_s)
+    stat_path = (folder.next_file if is_shared else folder.file)(name)
+    yield "stat", folder.run_on_all(lambda: storage.stat_small_files(stat_path, files), timeout_s)
     yield "unlink", folder.run_on_all(lambda: storage.unlink_small_files(folder.file(name), files), timeout_s)
 
 

@@ -32,14 +32,14 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
     """Yield the facts and the metrics of the node."""
     context.progress("reading /proc and /sys")
     node = host.read(context.root)
-    mounts, limits, clock, rdma = node.mounts, node.limits, node.clock.synchronised, node.rdma
+    mounts, limits, clock_synchronised, rdma = node.mounts, node.limits, node.clock.synchronised, node.rdma
     hung_mounts = [mount.target for mount in mounts.filesystems if not mount.responding]
     yield from facts(node.model_dump(mode="json"))
     yield from facts(
         {
             "unreadable": dict(node.unreadable()),
             # conditions (applies_if) and evidence of the rules
-            "clock_status_readable": "no" if clock is None else "yes",
+            "clock_status_readable": "no" if clock_synchronised is None else "yes",
             "rdma_present": "yes" if rdma.devices else "no",
             "verbs_accessible": "yes" if any(device.verbs_accessible for device in rdma.devices) else "no",
             "inactive_ports": list(rdma.inactive_ports),
@@ -56,8 +56,8 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
         "nofile_hard": NO_LIMIT if limits.nofile.hard == "unlimited" else limits.nofile.hard,
         "memlock_unlimited": _memlock_unlimited(node),
         "hostname_resolves": node.hostname.routable,
-        "clock_status_readable": clock is not None,
-        "clock_synchronised": clock,
+        "clock_status_readable": clock_synchronised is not None,
+        "clock_synchronised": clock_synchronised,
         "rdma_status_readable": rdma.status_readable,
         "rdma_inaccessible_devices": len(rdma.inaccessible_devices),
         "rdma_inactive_ports": len(rdma.inactive_ports),

@@ -26,20 +26,22 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
     busy, total = _cpu_time(context.root)
     time.sleep(WINDOW_S)
     busy_after, total_after = _cpu_time(context.root)
-    used = {pid: _cpu_seconds(process) - before for pid, (process, before) in processes.items()}
-    busiest = sorted((pid for pid in used if used[pid] > 0), key=lambda pid: -used[pid])[:MAX_PROCESSES]
+    cpu_s_by_pid = {pid: _cpu_seconds(process) - before for pid, (process, before) in processes.items()}
+    active = [pid for pid, cpu_s in cpu_s_by_pid.items() if cpu_s > 0]
+    busiest = sorted(active, key=lambda pid: -cpu_s_by_pid[pid])[:MAX_PROCESSES]
     yield from facts(
         {
             "gpu_node": "yes" if settings.is_gpu_node(context.root) else "no",
             "busiest_processes": [
-                {"pid": pid, "name": _name(processes[pid][0]), "cpus": round(used[pid] / WINDOW_S, 2)}
+                {"pid": pid, "name": _name(processes[pid][0]), "cpus": round(cpu_s_by_pid[pid] / WINDOW_S, 2)}
                 for pid in busiest
             ],
         }
     )
     if total_after <= total:
         raise SeatrialError(
-            f"{context.root / 'proc/stat'}: CPU times went from {total} to {total_after} in {WINDOW_S:g} s"
+            f"{context.root / 'proc/stat'}: total CPU time went from {total} to {total_after} ticks in {WINDOW_S:g} s, "
+            "expected an increase. Next: head -1 /proc/stat, twice"
         )
     yield metric("cpu_busy", 100 * (busy_after - busy) / (total_after - total), "%", context.node)
 
@@ -81,8 +83,8 @@ CHECK = Check(
     rules=(
         Rule(
             metric="cpu_busy",
-            # An idle GPU node is below 5 %: monitoring, and this check. A loaded one slows kernel launches, host copies
-            # and data loading.
+            # On an idle GPU node monitoring and this check use less than 5 %. On a loaded node kernel launches, host
+            # copies and data loading are slower.
             expect="<= 25 %",
             outcome_if_violated=Outcome.WARN,
             applies_if={"gpu_node": "yes"},

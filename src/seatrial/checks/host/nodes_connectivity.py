@@ -28,7 +28,7 @@ Versions = dict[str, str | None]  # component → version; None: not installed o
 
 VARIABLE_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 PER_NODE_VARIABLES = ("NCCL_DEBUG_FILE", "NCCL_HOSTID")  # not compared: different on each node by design
-NOT_COMPARED = ("rendezvous", "interface")  # parts of fact network; names and addresses differ between nodes
+NOT_COMPARED = ("rendezvous", "interface")  # components of fact network whose names and addresses differ by design
 
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
@@ -56,8 +56,8 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
             *compare_networks(dict(zip(names, networks, strict=True))),
         ]
         yield from observations
-        values: dict[str, Any] = {fact.name: fact.value for fact in observations if isinstance(fact, Fact)}
-        yield Fact(name="fault_places", value=fault_places(names, result, values))
+        facts_by_name: dict[str, Any] = {fact.name: fact.value for fact in observations if isinstance(fact, Fact)}
+        yield Fact(name="fault_places", value=fault_places(names, result, facts_by_name))
 
 
 def read_network(root: Path, address: str | None) -> dict[str, str]:
@@ -101,6 +101,7 @@ def _os_name(root: Path) -> str:
 
 
 def _unresolved_names(names: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
+    """Yield the number of names that a node cannot resolve, and the reasons by name."""
     from seatrial.bench.one_rank_per_node import group_by_text
 
     problems: dict[str, dict[str, str]] = {}
@@ -113,6 +114,7 @@ def _unresolved_names(names: Sequence[str], result: ConnectivityResult) -> Itera
 
 
 def _connections(names: Sequence[str], result: ConnectivityResult) -> Iterator[Observation]:
+    """Yield the number of pairs without a connection, and the round-trip times (us) of each node."""
     unreachable: dict[str, str] = {}
     round_trips: dict[str, dict[str, float]] = {}
     for source, connections in zip(names, result.connections, strict=True):
@@ -164,7 +166,10 @@ def compare_versions(by_node: Mapping[str, Versions]) -> Iterator[Observation]:
 
 
 def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Observation]:
-    """Yield the components whose values differ; an MTU or speed that could not be read is not a difference."""
+    """Yield the components whose values differ between nodes; a missing MTU or speed is not a difference.
+
+    Also yields the nodes that differ from more than half of all nodes, and those with an unreadable interface.
+    """
     components = dict.fromkeys(component for network in by_node.values() for component in network)
     differing: dict[str, dict[str, list[str]]] = {}
     minority: dict[str, dict[str, str]] = {}
@@ -186,36 +191,38 @@ def compare_networks(by_node: Mapping[str, Mapping[str, str]]) -> Iterator[Obser
 
 
 def fault_places(
-    names: Sequence[str], result: ConnectivityResult, values: Mapping[str, Mapping[str, Mapping[str, str]]]
+    names: Sequence[str], result: ConnectivityResult, facts_by_name: Mapping[str, Mapping[str, Mapping[str, str]]]
 ) -> dict[str, dict[str, list[str]]]:
     """Return metric → node or pair at fault → the names or settings there, for metrics whose fault can be located.
 
-    A name that no node resolves is not located. ``values``: facts ``nodes_differing`` and ``network_minority``.
+    A name that no node resolves is not located. ``facts_by_name`` has ``nodes_differing`` and ``network_minority``.
     """
     unresolved = {
         node: [name for name, lookup in lookups.items() if lookup.problem]
         for node, lookups in zip(names, result.lookups, strict=True)
     }
-    everywhere = set.intersection(*map(set, unresolved.values()))
+    unresolved_everywhere = set.intersection(*map(set, unresolved.values()))
     pairs = [
         (source, target)
         for source, connections in zip(names, result.connections, strict=True)
         for target, connection in connections.items()
         if isinstance(connection, str)
     ]
-    versions = {node: list(settings) for node, settings in values["nodes_differing"].items()}
+    versions = {node: list(settings) for node, settings in facts_by_name["nodes_differing"].items()}
     places = {
-        "names_unresolved": {node: missing for node, missing in unresolved.items() if {*missing} - everywhere},
+        "names_unresolved": {
+            node: missing for node, missing in unresolved.items() if {*missing} - unresolved_everywhere
+        },
         "pairs_unreachable": _place_of_pairs(pairs),
         "versions_differing": versions,
         "nodes_differing": versions,
-        "network_differing": {node: list(settings) for node, settings in values["network_minority"].items()},
+        "network_differing": {node: list(settings) for node, settings in facts_by_name["network_minority"].items()},
     }
     return {name: by_place for name, by_place in places.items() if by_place}
 
 
 def _place_of_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the node that all unreachable pairs have in common, or the only pair, with the other nodes."""
+    """Return the only unreachable pair, or the node that all of them have in common → the nodes it does not reach."""
     if len({frozenset(pair) for pair in pairs}) == 1:
         return {f"{pairs[0][0]}->{pairs[0][1]}": [pairs[0][1]]}
     common = set.intersection(*map(set, pairs)) if pairs else set[str]()

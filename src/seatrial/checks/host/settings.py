@@ -11,7 +11,7 @@ from seatrial.discover import fabric, settings
 from seatrial.discover.settings import Setting
 from seatrial.model import NOT_REPORTED, Observation, Outcome, Phase, Rule, Scope
 
-# Setting → its metric, its unit, and the value of the metric
+# Setting → its metric, the unit, and a function from the setting's value to that of the metric
 METRICS: Mapping[str, tuple[str, Literal["bool", "devices"], Callable[[Any], float]]] = {
     "kernel_module": ("open_kernel_module", "bool", lambda kind: kind == "open"),
     "gpudirect_rdma": ("gpudirect_rdma_available", "bool", lambda interface: interface != "none"),
@@ -139,7 +139,7 @@ RULES = (
         "performance_counters",
         "== 1 bool",
         "Only administrators may read GPU performance counters: Nsight Compute and CUPTI end with ERR_NVGPUCTRPERM.",
-        "If users should profile: 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' in /etc/modprobe.d/, then "
+        "To let users profile: 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' in /etc/modprobe.d/, then "
         "reload the driver",
     ),
 )
@@ -151,7 +151,7 @@ CHECK = Check(
     title="Settings of kernel, CPU, PCIe and NVIDIA driver",
     phase=Phase.ENVIRONMENT,
     scope=Scope.NODE,
-    rights="root, to read ACS of PCIe bridges; without it that row is SKIP",
+    rights="root, to read ACS of PCIe bridges; without it this metric is SKIP",
     metrics={name: unit for name, unit, _ in METRICS.values()},
     rules=RULES,
     rule_facts={

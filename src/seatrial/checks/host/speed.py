@@ -22,10 +22,10 @@ from seatrial.util.text import error_text
 # Filesystems on a disk of the node; `overlay` is the root of a container. Others are shared, or in memory.
 _LOCAL_FILESYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay")
 _MEMORY_DIVISOR = 8  # at most one eighth of the memory of the job is used
-_RATE = "iterations/s"
+_HASH_UNIT = "iterations/s"
 METRICS = {
-    "hash_single": _RATE,
-    "hash_all": _RATE,
+    "hash_single": _HASH_UNIT,
+    "hash_all": _HASH_UNIT,
     "memory_copy": "GB/s",
     "disk_write": "GB/s",
     "disk_read": "GB/s",
@@ -33,7 +33,7 @@ METRICS = {
 
 
 class SpeedOptions(Options):
-    """``seconds`` for each of CPU, memory, write and read; ``disk_size``: most bytes written to the local disk."""
+    """``seconds``: duration of each test (CPU, memory, write, read). ``disk_size``: maximum size of the test file."""
 
     seconds: float = Field(default=0.8, gt=0, le=60)
     disk_size: Annotated[ByteSize, Field(ge=2**22)] = 2**30
@@ -49,8 +49,8 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     cpu_known = "yes" if cpu.model else "no"
     yield from facts({"host": f"{cpu.model}; CPUs: {len(cpus)}; NUMA nodes: {len(numa)}", "cpu_known": cpu_known})
     context.progress("CPU")
-    yield metric("hash_single", host_speed.hash_rate(cpus[:1], options.seconds / 2), _RATE, context.node)
-    yield metric("hash_all", host_speed.hash_rate(cpus, options.seconds), _RATE, context.node)
+    yield metric("hash_single", host_speed.hash_rate(cpus[:1], options.seconds / 2), _HASH_UNIT, context.node)
+    yield metric("hash_all", host_speed.hash_rate(cpus, options.seconds), _HASH_UNIT, context.node)
     context.progress("memory")
     memory = cpu_memory.read_memory(context.root)
     usable_bytes = min(filter(None, (memory.available_bytes, memory.limit_bytes)))
@@ -63,7 +63,7 @@ def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
 
 
 def _numa_groups(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
-    """NUMA node → its CPUs among ``cpus``; one group if the NUMA nodes are not readable."""
+    """NUMA node → its CPUs among ``cpus``; one group "all" if the NUMA nodes of some CPUs are unknown."""
     groups = {
         node.name: [number for number in parse_id_list(node.cpus) if number in cpus] for node in cpu.numa if node.cpus
     }
@@ -72,6 +72,7 @@ def _numa_groups(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
 
 
 def _disk_observations(context: Context, options: SpeedOptions) -> Iterator[Observation]:
+    """Yield GB/s of the local disk, or the reason why it was not measured."""
     from seatrial.bench import host_speed
 
     folder = context.artifacts_dir
@@ -97,7 +98,7 @@ def _disk_observations(context: Context, options: SpeedOptions) -> Iterator[Obse
 
 
 def _peer_rule(name: str, warn_below: float, meaning: str, fix: str) -> Rule:
-    """WARN for a low outlier among nodes with the same ``host`` fact; with fewer than three of them SKIP."""
+    """WARN for a low outlier among the nodes with the same fact ``host``; SKIP if there are fewer than three."""
     return Rule(
         metric=name,
         compare_with_peers=True,

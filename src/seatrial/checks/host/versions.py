@@ -29,10 +29,10 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
 
 def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[list[str], str]:
-    """The outdated versions with their minimum, and why no version could be compared; empty if one could."""
+    """The outdated versions with their minimum, and the reason if no version could be compared, otherwise ""."""
     if installed.reason:
         return [], installed.reason
-    is_compared, reasons = False, list[str]()
+    any_compared, reasons = False, list[str]()
     outdated = []
     for version in installed.versions:
         if minimum.models and version.model not in minimum.models:
@@ -43,10 +43,10 @@ def compare(installed: ComponentVersions, minimum: MinimumVersions) -> tuple[lis
         except UnknownVersionError as error:
             reasons.append(str(error))
             continue
-        is_compared = True
+        any_compared = True
         if required:
             outdated += [f"{text} is older than {required}" for text in _version_texts([version])]
-    return outdated, "" if is_compared else "; ".join(dict.fromkeys(reasons))
+    return outdated, "" if any_compared else "; ".join(dict.fromkeys(reasons))
 
 
 def _version_texts(installed: Sequence[InstalledVersion]) -> list[str]:

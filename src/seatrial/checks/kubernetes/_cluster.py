@@ -52,7 +52,7 @@ def requested_devices(context: Context, settings: Kubernetes) -> dict[str, int]:
 
 
 def nodes_differing(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the nodes whose value differs from the one that more than half of the other nodes have, with that value.
+    """Return node → the value that more than half of the other nodes have, for each node whose own value differs.
 
     Of two nodes with different values both are returned.
     """

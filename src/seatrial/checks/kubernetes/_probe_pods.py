@@ -29,11 +29,11 @@ from seatrial.model import SeatrialError
 from seatrial.util.files import atomic_write
 
 POLL_S = 2.0
-PROBE_S = 60  # in which a pod looks at its devices; nvidia-smi takes seconds
-RESOLVE_S = 60  # in which the names of other pods must resolve; a DNS server may cache a missing name for 30 s
+PROBE_S = 60  # for a pod to read its devices; nvidia-smi takes seconds
+RESOLVE_S = 60  # for the names of other pods to resolve; a DNS server may cache a missing name for 30 s
 _PROBE_LABEL = "seatrial.dev/probe"
 _DELETE_TIMEOUT_S = 90
-_NAME_FILE = "probe-job"  # in the artifacts, from the creation of the Job until its deletion
+_NAME_FILE = "probe-job"  # file in the artifacts with the name of the Job, from its creation until its deletion
 _KEPT_S = 60  # Kubernetes deletes a Job this long after its end
 
 
@@ -75,10 +75,10 @@ class ProbePods:
         """Return the current state of the pods. Raises KubectlError."""
         return parse_pods(self.kubectl.get("pods", self.selector))
 
-    def wait_for_findings(self, count: int) -> dict[str, Container]:
-        """Return the findings by pod when ``count`` pods have resolved all names, or after a time limit.
+    def wait_for_results(self, count: int) -> dict[str, Container]:
+        """Return pod → what its probe read, when ``count`` pods have resolved all names, or after a time limit.
 
-        Raises KubectlError, SeatrialError for an unexpected finding.
+        Raises KubectlError, and SeatrialError if a probe printed a value in an unexpected form.
         """
         deadline = time.monotonic() + PROBE_S + RESOLVE_S
         while True:
@@ -111,7 +111,7 @@ def open_probe_pods(context: Context, options: ProbeOptions) -> Iterator[ProbePo
     settings, name_file = options.settings(), context.artifacts_dir / _NAME_FILE
     name = f"seatrial-probe-{uuid.uuid4().hex[:8]}"
     pods = ProbePods(kubectl(settings), name, context.expected_nodes, options.wait_s, context.progress)
-    if name_file.exists():  # of an attempt that was killed, or that could not delete its Job
+    if name_file.exists():  # an earlier attempt was killed, or could not delete its Job
         replace(pods, name=name_file.read_text(encoding="utf-8")).delete()
     atomic_write(name_file, name.encode())
     try:

@@ -224,6 +224,7 @@ def _barriers(node: Node, tolerations: Sequence[Toleration]) -> list[str]:
 
 
 def _state_metrics(nodes: Sequence[Node], tolerations: Sequence[Toleration]) -> Iterator[Observation]:
+    """Yield for each node whether it is ready and schedulable, and its problem conditions."""
     barriers = {node.name: _barriers(node, tolerations) for node in nodes}
     yield from facts(
         {
@@ -245,6 +246,7 @@ def _state_metrics(nodes: Sequence[Node], tolerations: Sequence[Toleration]) -> 
 
 
 def _gpu_metrics(nodes: Sequence[Node], expected: int | None) -> Iterator[Observation]:
+    """Yield for each node its allocatable, unhealthy and missing GPUs, and whether GPUs are shared."""
     yield from facts(
         {
             "gpus_expected": "yes" if expected else "no",
@@ -279,6 +281,7 @@ def _device_metrics(nodes: Sequence[Node], devices: Mapping[str, int]) -> Iterat
 
 
 def _topology_metrics(nodes: Sequence[Node]) -> Iterator[Observation]:
+    """Yield the NVLink cliques, and for each node the topology labels that it lacks."""
     missing = missing_names({node.name: set(node.topology) for node in nodes})
     cliques: dict[str, list[str]] = {}
     for node in nodes:
@@ -293,6 +296,7 @@ def _topology_metrics(nodes: Sequence[Node]) -> Iterator[Observation]:
 
 
 def _version_metrics(nodes: Sequence[Node]) -> Iterator[Observation]:
+    """Yield for each node whether kubelet, driver or GPU model differ from those of most nodes."""
     values = {
         "kubelet_version": {node.name: node.status.node_info.kubelet_version for node in nodes},
         "driver_version": {node.name: node.driver_version or "no label" for node in nodes},

@@ -18,7 +18,7 @@ from seatrial.model import Observation, Outcome, Phase, Rule, Scope, SeatrialErr
 from seatrial.util.text import and_more
 
 _SHORT_PULL_S = 30.0  # shorter pulls count as this long: their durations vary with the load of the registry
-ProbeResult = tuple[Pod, Container]  # a probe pod that has started, and its findings
+ProbeResult = tuple[Pod, Container]  # a probe pod that has started, and what its probe read
 
 METRICS = {
     "pods_started": "pods",
@@ -130,7 +130,7 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
         started = [pod for pod in pods if pod.started]
         yield from _start_metrics(probes, pods)
         yield from _image_metrics(pods, container_name(options.settings()))
-        containers = probes.wait_for_findings(len(started)) if started else {}
+        containers = probes.wait_for_results(len(started)) if started else {}
         results = [(pod, containers[pod.metadata.name]) for pod in started if pod.metadata.name in containers]
         yield from _gpu_metrics(results, context.expected_gpus)
         yield from _limit_metrics(results, any(name != GPU_RESOURCE for name in devices))
@@ -139,13 +139,13 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
         f"{pod.metadata.name} on {pod.spec.node_name}" for pod in started if pod.metadata.name not in containers
     ]:
         raise SeatrialError(
-            f"no result of {len(without_result)} probe pods: {and_more(without_result, 4)}. Does the image have sh "
-            "and df?"
+            f"no result of {len(without_result)} probe pods: {and_more(without_result, 4)}. Check that the image has "
+            "sh and df"
         )
 
 
 def _start_metrics(probes: ProbePods, pods: Sequence[Pod]) -> Iterator[Observation]:
-    """Yield which pods have started, and the seconds that it took."""
+    """Yield which pods have started, the seconds from creation to start, and those of the image pulls."""
     started = sum(pod.started for pod in pods)
     nodes = {pod.metadata.name: pod.spec.node_name for pod in pods}
     events, error = _events(probes)
@@ -248,8 +248,8 @@ def _name_metrics(results: Sequence[ProbeResult], count: int) -> Iterator[Observ
     hosts = {_host_name(pod) for pod, _ in results}
     unresolved: dict[str, list[str]] = {}
     for pod, container in results:
-        start, _, index = _host_name(pod).rpartition("-")
-        expected = {f"{start}-{peer}" for peer in peers(int(index), count)}
+        job_name, _, index = _host_name(pod).rpartition("-")
+        expected = {f"{job_name}-{peer}" for peer in peers(int(index), count)}
         unresolved[pod.spec.node_name] = sorted((expected & hosts) - {*container.resolved})
     error = next((container.dns_error for _, container in results if container.dns_error), "")
     several = f"no: {error}" if error else "yes" if len(results) > 1 else "no"

@@ -66,8 +66,10 @@ class ProbeJobs:
         srun = ["srun", f"--jobid={job_id}", "--overlap", "--label", *size]
         return slurm.command_output([*slurm.env_prefix_outside_job(), *srun, *command], RUN_TIMEOUT_S)
 
-    def wait_until(self, job_id: str, until: Callable[[Job], bool], run_s: float, wait_s: float | None = None) -> Job:
-        """Return the job when ``until`` is true or after it ran for ``run_s``.
+    def wait_until(
+        self, job_id: str, condition: Callable[[Job], bool], run_s: float, wait_s: float | None = None
+    ) -> Job:
+        """Return the job when ``condition`` is true of it, or when it has run for ``run_s`` seconds.
 
         Raises SeatrialError if it is pending longer than ``wait_s``; default: ``wait_s`` of the options.
         """
@@ -81,7 +83,7 @@ class ProbeJobs:
                     f"Next: squeue --start --job {job_id}; sinfo"
                 )
             started = None if job.pending else started or now
-            if until(job) or (started and now - started > run_s):
+            if condition(job) or (started and now - started > run_s):
                 return job
             time.sleep(POLL_S)
 

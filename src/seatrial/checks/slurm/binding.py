@@ -199,6 +199,7 @@ def _allocated_cpus(tasks: Sequence[Task], allocations: Mapping[str, Allocation]
 
 
 def _cpu_metrics(tasks: Sequence[Task], allocated: Mapping[str, int], cpus_per_task: int) -> Iterator[Observation]:
+    """Yield missing CPUs of each task, and per node the CPUs that are shared or not allocated."""
     yield Fact(name="tasks", value={task.name: _task_summary(task) for task in tasks})
     for task in tasks:
         yield from metrics(METRICS, {"cpus_missing": max(0, cpus_per_task - len(task.cpus))}, task.name)
@@ -227,6 +228,7 @@ def _memory_metrics(tasks: Sequence[Task], allocations: Mapping[str, Allocation]
 
 
 def _gpu_metrics(tasks: Sequence[Task], confined: bool) -> Iterator[Observation]:
+    """Yield the GPUs of each task, the GPUs that tasks of a node share, and the NUMA distance of CPUs and GPU."""
     gpus_by_task = [(task, task.gpus(confined) or ()) for task in tasks]
     yield Fact(name="gpus", value={task.name: list(gpus) for task, gpus in gpus_by_task})
     yield Fact(name="nvidia_smi_errors", value=sorted({task.listing_error for task in tasks if task.listing_error}))

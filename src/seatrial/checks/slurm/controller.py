@@ -133,6 +133,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
 
 
 def _settings_metrics(settings: Settings, expected_gpus: int) -> Iterator[Observation]:
+    """Yield a metric for each setting that has a rule and could be read."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limited = soft != resource.RLIM_INFINITY
     compared = settings.same_configuration is not None

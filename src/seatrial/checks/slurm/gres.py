@@ -108,10 +108,11 @@ def _this_node(context: Context, env: Mapping[str, str]) -> Node:
 
 
 def _allocated_gpus(configured: int, inventory: GpuFacts, env: Mapping[str, str]) -> int:
-    """Return the number of GPUs that NVML must report: all configured GPUs, or the job's if it sees only these."""
+    """Return how many GPUs NVML must report: all configured ones, or those of the job if it sees no others."""
     allocated = int(env.get("SLURM_GPUS_ON_NODE") or 0)
-    partial = "SLURM_JOB_ID" in env and not inventory.nvml_unavailable and len(inventory.gpus) <= allocated < configured
-    return allocated if partial else configured
+    in_job = "SLURM_JOB_ID" in env and not inventory.nvml_unavailable
+    sees_only_its_gpus = in_job and len(inventory.gpus) <= allocated < configured
+    return allocated if sees_only_its_gpus else configured
 
 
 CHECK = Check(

@@ -142,6 +142,7 @@ def _single_task(output: str, job: Job) -> Task:
 
 
 def _compare(first: Task, second: Task, *, devices_confined: bool, have_several_gpus: bool) -> Iterator[Observation]:
+    """Yield what the tasks of the two jobs see, and the number of GPUs and CPUs that both have."""
     first_gpus, second_gpus = first.gpus(devices_confined), second.gpus(devices_confined)
     for name, task, task_gpus in (("first_job", first, first_gpus), ("second_job", second, second_gpus)):
         summary = {
@@ -153,7 +154,8 @@ def _compare(first: Task, second: Task, *, devices_confined: bool, have_several_
         }
         yield Fact(name=name, value=summary)
     values = {"cpus_shared": len(set(first.cpus) & set(second.cpus))}
-    if have_several_gpus and first_gpus and second_gpus:  # else unknown: without the metric its rule is an ERROR
+    # If the GPUs of a task are unknown, the metric is missing, and its rule ends in ERROR
+    if have_several_gpus and first_gpus and second_gpus:
         values["gpus_shared"] = len(set(first_gpus) & set(second_gpus))
     if have_several_gpus and first.accessible_devices and second.accessible_devices:
         values["gpus_accessible_to_both"] = len(set(first.accessible_devices) & set(second.accessible_devices))

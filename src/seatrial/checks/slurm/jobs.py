@@ -32,11 +32,13 @@ METRICS = {
     "time_limit_enforced": "bool",
 }
 
-_EXIT_CODE = 7  # of a passed probe job; not used by shells or Slurm
-_SIGNAL_EXIT_CODE = 12  # of the signalled job, after its trap ran
-_REQUESTED_MIB = 128  # --mem of the memory job, well above the needs of slurmstepd
-_ALLOCATED_BYTES = 512 * 2**20  # by the memory job
-_ALLOCATED_S = 20  # during which the memory job keeps them; OverMemoryKill checks each second (--acctg-freq=task=1)
+_EXIT_CODE = 7  # of a probe job whose tests passed; shells and Slurm do not use it
+_SIGNAL_EXIT_CODE = 12  # with which the trap of the signalled job ends the script
+# The memory job requests _REQUESTED_MIB, well above the needs of slurmstepd, allocates more, and keeps that for
+# _ALLOCATED_S: OverMemoryKill checks once per second (--acctg-freq=task=1)
+_REQUESTED_MIB = 128
+_ALLOCATED_BYTES = 512 * 2**20
+_ALLOCATED_S = 20
 
 _ENVIRONMENT_MEANING = (
     "environment variables of the submit host are not set in the job: NCCL_*, HF_HOME and a venv get lost too"
@@ -153,6 +155,7 @@ def measure(context: Context, options: JobsOptions) -> Iterator[Observation]:
 
 
 def _sbatch_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
+    """Yield exit code, environment and directory of a batch job."""
     directory = shlex.quote(os.getcwd())
     # exit code: _EXIT_CODE, plus 1 without the environment, plus 2 in another directory
     script = (
@@ -171,6 +174,7 @@ def _sbatch_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
 
 
 def _signal_metric(jobs: ProbeJobs) -> Iterator[Observation]:
+    """Yield whether SIGUSR1 from scancel reaches a batch script."""
     job_id = jobs.submit(f"trap 'exit {_SIGNAL_EXIT_CODE}' USR1; sleep 60 & wait")
     job = jobs.wait_until(job_id, lambda job: not job.pending, 0)
     deadline = time.monotonic() + 30
@@ -184,20 +188,21 @@ def _signal_metric(jobs: ProbeJobs) -> Iterator[Observation]:
 
 
 def _srun_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
+    """Yield exit code, environment, directory and duration (s) of a job with srun."""
     script = (
         f'echo "probe=$SEATRIAL_PROBE"; echo "directory=$(pwd -P)"; echo "node=$SLURMD_NODENAME"; exit {_EXIT_CODE}'
     )
     argv = jobs.command("srun", "/bin/sh", "-c", script)  # absolute path, as the job may have no PATH
     jobs.progress("srun")
     started = time.monotonic()
-    answer = slurm.run_command(argv, jobs.wait_s + 60)
-    lines = answer.out.splitlines()
+    result = slurm.run_command(argv, jobs.wait_s + 60)
+    lines = result.out.splitlines()
     if not any(line.startswith("probe=") for line in lines):
-        raise slurm.command_error(argv, answer)
-    yield Fact(name="srun_output", value=[*lines, *answer.err.splitlines()])
+        raise slurm.command_error(argv, result)
+    yield Fact(name="srun_output", value=[*lines, *result.err.splitlines()])
     values = {
         "srun_seconds": time.monotonic() - started,
-        "srun_exit_code": answer.code or 0,
+        "srun_exit_code": result.code or 0,
         "srun_environment": f"probe={jobs.job_name}" in lines,
         "srun_directory": f"directory={os.getcwd()}" in lines,
     }
@@ -205,6 +210,7 @@ def _srun_metrics(jobs: ProbeJobs) -> Iterator[Observation]:
 
 
 def _memory_metrics(jobs: ProbeJobs, settings: Settings) -> Iterator[Observation]:
+    """Yield whether memory is limited and, if so, whether a job that exceeds its limit is killed."""
     mechanism, reason = _memory_limit_mechanism(settings)
     enforcement = mechanism or f"not enforced: {reason}"
     yield from facts({"memory_limit": enforcement, "memory_limit_tested": "yes" if mechanism else "no"})
@@ -238,6 +244,7 @@ def _memory_limit_mechanism(settings: Settings) -> tuple[str | None, str]:
 
 
 def _time_limit_metric(jobs: ProbeJobs, settings: Settings, enabled: bool) -> Iterator[Observation]:
+    """Yield whether a job that exceeds its time limit is ended, if this test is ``enabled``."""
     yield Fact(name="time_limit_tested", value="yes" if enabled else "no")
     if not enabled:
         return

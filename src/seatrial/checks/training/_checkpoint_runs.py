@@ -45,7 +45,7 @@ class CheckpointPlan:
 
     @property
     def handover_step(self) -> int:
-        """The last step of the run on fewer ranks; then all ranks resume."""
+        """The last step of the run on fewer ranks; all ranks resume from its checkpoint."""
         return self.saved_step + 1
 
     def run_folder(self, name: str) -> Path:
@@ -91,7 +91,7 @@ def checkpoint_plan(config: TrainConfig, rate_config: TrainConfig, folder: Path,
 
 
 def _with_data(config: TrainConfig, ranks: int, cache: Path) -> TrainConfig:
-    """``config`` with its data in ``cache``: generated data is as long as the training."""
+    """``config`` with its data in ``cache``, and by default as many generated sequences as the training reads."""
     samples = config.data.samples or config.max_steps * config.bsz * config.grad_accum * ranks
     data = config.data.model_copy(update={"samples": samples, "cache": str(cache)})
     return config.model_copy(update={"data": data})
@@ -110,14 +110,14 @@ def first_runs(plan: CheckpointPlan) -> list[Variant]:
 
 
 def run_on_fewer_ranks(plan: CheckpointPlan, settings: ChildSettings) -> AbstractContextManager[StartedVariants | None]:
-    """The started run on fewer ranks; None with one rank."""
-    from seatrial.train.variants import Variant, started_variants
+    """Context manager: starts the run on fewer ranks; yields None with one rank."""
+    from seatrial.train.variants import Variant, start_variants
 
     if not plan.fewer_ranks:
         return nullcontext()
     config = plan.run_config(plan.handover_step, plan.handover_step, ranks=plan.fewer_ranks, resume=True)
     fewer = [Variant(settings=config, out=plan.run_folder("fewer"))]
-    return started_variants(fewer, settings, plan.run_folder("start2"), groups=[range(plan.fewer_ranks)])
+    return start_variants(fewer, settings, plan.run_folder("start2"), groups=[range(plan.fewer_ranks)])
 
 
 def resumed_runs(plan: CheckpointPlan) -> list[Variant]:

@@ -13,13 +13,13 @@ from seatrial.train.rank_times import MIN_STEPS, RankTimes, Slowdown, slowdowns
 
 SLOWDOWN, DATA_WAIT = "rank_slowdown", "rank_data_wait"
 METRICS = {SLOWDOWN: "%", DATA_WAIT: "%"}
-# Percent. On two CPU cores at a load of 16, equal ranks had at most 0 % over 20 steps, and 0.1 % data wait; on H200,
-# data_wait is below 0.25 % (docs/results). device.gemm fails below 90 % of the peers, too.
+# Limits in percent. On two CPU cores at a load of 16, equal ranks had a slowdown of 0 % over 20 steps and a data wait
+# of 0.1 %; on H200 the data wait is below 0.25 % (docs/results). device.gemm also fails 10 % below the peers.
 MAX_DATA_WAIT = 10
 # The limit on CPUs is higher: two ranks on the hyperthreads of one core are slower than a rank with its own core
 MAX_SLOWDOWN = {"cuda": 10, "cpu": 25}
-_MAX_NAMED = 4
-# The checks add the fact ``device``
+_MAX_NAMED = 4  # ranks in the facts slowest_ranks and longest_data_waits
+# Checks with these rules also declare the fact ``device``
 RULE_FACTS = {
     "ranks_compared": RuleFact(reason="compute times of ranks were not compared"),
     "data_wait_timed": RuleFact(),
@@ -56,7 +56,7 @@ def observations_of_trainings(
 ) -> Iterator[Observation]:
     """The observations from the first stage whose ranks can be compared, and the data wait in the last stage.
 
-    ``results``: stage → trainings, which ran concurrently and are peers. ``subjects``: of each rank of the check.
+    ``results``: stage → its trainings, which ran concurrently and are peers. ``subjects[rank]``: the rank's subject.
     """
     stages = [times_by_subject(trainings, subjects) for trainings in results.values()]
     compared = next((stage for stage in stages if slowdowns(list(stage.values()))), stages[0] if stages else {})
@@ -64,7 +64,7 @@ def observations_of_trainings(
 
 
 def times_by_subject(trainings: Sequence[TrainingResult], subjects: Sequence[str]) -> dict[str, RankTimes]:
-    """The times of each rank of concurrent trainings by its subject; ``subjects``: of each rank of the check."""
+    """Subject → the times of its rank in concurrent trainings. ``subjects[rank]``: the rank's subject."""
     return {
         subjects[rank]: RankTimes.from_metrics(entry)
         for training in trainings
@@ -102,6 +102,7 @@ def observations(
 
 
 def _not_compared_reason(ranks: Mapping[str, RankTimes]) -> str:
+    """Why no compute times were compared."""
     timed = [rank for rank in ranks.values() if rank.compute_s]
     if len(ranks) < 2:
         return "fewer than 2 ranks"

@@ -61,7 +61,7 @@ _METRICS_JSON = {  # metric → key of metrics.json; null gives no metric
     "trained_parameters": "trained_parameters",
     "train_runtime": "train_runtime_s",
 }
-# Check.rule_facts of RULES and memory_rule, and of further rules of the checks with a training
+# Check.rule_facts that RULES, memory_rule and the other rules of checks with a training depend on
 RULE_FACTS = {
     "trained": RuleFact(reason="a training failed"),
     "device": RuleFact("cuda|cpu"),
@@ -327,7 +327,7 @@ def _relative_speeds(result: TrainingResult) -> tuple[float, ...]:
 
     The measured steps are the last ``steps_measured`` (metrics.json): those after ``untimed_steps``, without saving.
     The training's speed is the sum of their tokens over the sum of their seconds: 1 lies between the smallest and the
-    largest sample, but need not be the median. Empty if steps.jsonl gives another speed: it then has other steps.
+    largest sample, but need not be the median. Empty if the lines of steps.jsonl give another speed than metrics.json.
     """
     speed, count, ranks = (result.value(name) for name in (TOKENS_PER_GPU, "steps_measured", "world_size"))
     lines = result.steps[-count:] if isinstance(count, int) and count > 0 else ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,43 +109,49 @@ def train(
     from seatrial.bench import child_ranks, rank
 
     groups = [tuple(ranks) for ranks in groups or [range(context.world_size)]]
-    group = next((number for number, ranks in enumerate(groups) if context.rank in ranks), None)
-    outs = rank.gather(_new_folders(context.artifacts_dir, name, len(groups)))[0]
+    group_number = next((number for number, ranks in enumerate(groups) if context.rank in ranks), None)
+    out_folders = rank.gather(_new_folders(context.artifacts_dir, name, len(groups)))[0]
     settings = train_config.load(config, overrides)
     task = {"config": str(train_config.config_path(config)), "overrides": list(overrides), "generate": generate_tokens}
     context.progress(f"{name}: starting")
     started = time.monotonic()
     children = child_ranks.run_child_ranks(
         "seatrial.train.child",
-        {**task, "out": str(outs[group or 0])},
+        {**task, "out": str(out_folders[group_number or 0])},
         {"NCCL_DEBUG_FILE": str(context.artifacts_dir / f"nccl.{name}.%h.%p.log")},
         device=context.device,
         local_rank=context.local_rank,
-        file_prefix=context.artifacts_dir / outs[0].name,
+        file_prefix=context.artifacts_dir / out_folders[0].name,
         limit_s=limit_s,
         groups=groups,
-        trains_on=_gpus(settings, groups),
-        on_poll=_report_progress(context, name, outs[group], settings.max_steps) if group is not None else lambda: None,
+        spare_gpus=_gpus(settings, groups),
+        on_poll=lambda: (
+            None
+            if group_number is None
+            else _report_progress(context, name, out_folders[group_number], settings.max_steps)
+        ),
     )
     seconds = rank.gather(time.monotonic() - started)[0]
-    is_first_of_group = group is not None and context.rank == groups[group][0]
-    steps = rank.gather(_read_steps(outs[group]) if group is not None and is_first_of_group else ())
+    is_first_of_group = group_number is not None and context.rank == groups[group_number][0]
+    steps = rank.gather(
+        _read_steps(out_folders[group_number]) if group_number is not None and is_first_of_group else ()
+    )
     return [
         replace(
             _result_of_ranks(name, out, {member: children[member] for member in ranks}),
             steps=steps[ranks[0]],
             max_steps=settings.max_steps,
             seconds=seconds,
-            log_prefix=context.artifacts_dir / outs[0].name,
+            log_prefix=context.artifacts_dir / out_folders[0].name,
         )
-        for ranks, out in zip(groups, outs, strict=True)
+        for ranks, out in zip(groups, out_folders, strict=True)
     ]
 
 
 def _gpus(settings: TrainConfig, groups: Sequence[Sequence[int]]) -> Gpus | None:
-    """The GPUs that each child must see; None if the groups differ in it."""
-    own = {len(ranks) == 1 and not settings.needs_group for ranks in groups}
-    return None if len(own) > 1 else "own" if own == {True} else "all"
+    """The GPUs that a child process must see: its own, or all of the node; None if this differs between groups."""
+    gpus: set[Gpus] = {"own" if len(ranks) == 1 and not settings.needs_group else "all" for ranks in groups}
+    return gpus.pop() if len(gpus) == 1 else None
 
 
 def _result_of_ranks(name: str, out: Path, children: Mapping[int, ChildResult]) -> TrainingResult:
@@ -179,14 +185,10 @@ def _new_folders(parent: Path, name: str, count: int) -> list[Path]:
         attempt += 1
 
 
-def _report_progress(context: Context, name: str, out: Path, max_steps: int) -> Callable[[], None]:
-    """A callback that reports the progress of the training in ``out`` from rank 0, if its files are readable here."""
-
-    def report() -> None:
-        if context.rank == 0 and (progress := training_progress(out, max_steps)):
-            context.progress(f"{name}: {progress}")
-
-    return report
+def _report_progress(context: Context, name: str, out: Path, max_steps: int) -> None:
+    """Report the progress of the training in ``out`` from rank 0, if its files are readable on this node."""
+    if context.rank == 0 and (progress := training_progress(out, max_steps)):
+        context.progress(f"{name}: {progress}")
 
 
 def training_progress(out: Path, max_steps: int) -> str:

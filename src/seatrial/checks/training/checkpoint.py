@@ -78,19 +78,19 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Observatio
     rate_config = train_config.load(_workload.config_for_device(context, options.rate_config), options.rate_overrides)
     folder = variants.create_folder(context.artifacts_dir, shared=True)
     plan = checkpoint_plan(config, rate_config, folder, context.world_size)
-    is_rank0 = context.rank == 0
-    if is_rank0:
+    is_rank_0 = context.rank == 0
+    if is_rank_0:
         yield from facts
         yield Fact(name="training", value=_training_fact(plan))
         yield Fact(name="timed_model", value=_model_text(plan.rate_config))
         yield Fact(name="filesystem", value=read_volume(context.root, str(plan.folder)).mount)
     try:
         for observation in _observe(context, plan, options.limit_s):
-            if is_rank0:
+            if is_rank_0:
                 yield observation
     finally:
-        files, size = _remove_checkpoints(plan.folder) if is_rank0 else (0, 0)
-    if is_rank0:
+        files, size = _remove_checkpoints(plan.folder) if is_rank_0 else (0, 0)
+    if is_rank_0:
         yield Fact(name="removed_files", value=f"{files} checkpoint files, {size / 1e9:.2f} GB; manifests are kept")
         for path in sorted(plan.folder.glob("*/metrics.json")):
             yield Artifact(path=str(path.relative_to(context.run_dir)), title=f"metrics of the run {path.parent.name}")
@@ -106,32 +106,32 @@ def _observe(context: Context, plan: CheckpointPlan, limit_s: float) -> Iterator
     from seatrial.train import variants
 
     settings = variants.ChildSettings(context.device, context.local_rank, limit_s)
-    is_rank0 = context.rank == 0
+    is_rank_0 = context.rank == 0
     resumed, (bit_flip, nan) = _runs.resumed_runs(plan), _runs.faulty_runs(plan)
-    # all at once, so that the later ones import torch while the first trains; rates are measured in the last one
+    # All three start now, so that the later ones import torch while the first trains. Rates are measured in the third
     with (
-        variants.started_variants(
+        variants.start_variants(
             _runs.first_runs(plan), settings, plan.run_folder("start1"), killed_rank=plan.ranks - 1
         ) as first,
         _runs.run_on_fewer_ranks(plan, settings) as second,
-        variants.started_variants(
+        variants.start_variants(
             [*resumed, bit_flip, nan, *_runs.timed_runs(plan)], settings, plan.run_folder("start3")
         ) as third,
     ):
         context.progress("uninterrupted run; run that is killed while saving")
         first.run()
-        if is_rank0:
+        if is_rank_0:
             yield from killed_run_state(plan)
             _runs.link_checkpoints(plan)
         if second:
             context.progress(f"{plan.fewer_ranks} of {plan.ranks} ranks")
             second.run()
         last_checkpoint = plan.run_folder("uninterrupted") / CHECKPOINTS / _runs.checkpoint_name(plan.steps)
-        flipped_file = _flip_a_bit(last_checkpoint) if is_rank0 else ""
+        flipped_file = _flip_a_bit(last_checkpoint) if is_rank_0 else ""
         context.progress("resumed runs; bit flip and NaN; bandwidth")
         messages = third.run()
     bit_flip_message, nan_message = messages[len(resumed) : len(resumed) + 2]
-    if is_rank0:
+    if is_rank_0:
         yield from compare_runs(plan)
         yield from fault_detection(plan, flipped_file, bit_flip_message, nan_message)
         yield from save_and_load_rates(plan)
@@ -257,7 +257,9 @@ def _metric(name: str, value: float, samples: tuple[float, ...] = ()) -> Metric:
 
 # A checkpoint of the 7B model of train.fsdp has 87 GB: at this rate it takes half an hour
 _MIN_RATE = ">= 0.05 GB/s"
-_REPORT = "Compare torch's version on all nodes (host.inventory) and report this defect of seatrial with that version"
+_REPORT_DEFECT = (
+    "Compare torch's version on all nodes (host.inventory) and report this defect of seatrial with that version"
+)
 CHECK = Check(
     name="train.checkpoint",
     title="Checkpoint save, resume and resharding; bit flip and NaN detection",
@@ -287,14 +289,14 @@ CHECK = Check(
             expect="== 0",
             meaning="The resumed run differs from the uninterrupted run: state is lost or read back wrongly.",
             fix="Compare steps.jsonl of the runs uninterrupted and killed (artifacts). Different from the first step: "
-            f"weights or data. Different later: Adam's state. {_REPORT}",
+            f"weights or data. Different later: Adam's state. {_REPORT_DEFECT}",
         ),
         Rule(
             metric="resumed_files_differing",
             evidence_facts=("resumed_files",),
             expect="== 0",
             meaning="The last checkpoint of the resumed run (asynchronous save) differs from the uninterrupted run.",
-            fix=f"If the losses are the same, check asynchronous saving and the filesystem. {_REPORT}",
+            fix=f"If the losses are the same, check asynchronous saving and the filesystem. {_REPORT_DEFECT}",
         ),
         *(
             Rule(
@@ -303,7 +305,7 @@ CHECK = Check(
                 applies_if={"resharded": "yes"},
                 expect="< 1e-5",  # as in train.parity
                 meaning=f"Training resumed from the checkpoint, read by {readers}, gives different losses.",
-                fix=f"If train.parity passes, a shard is read wrongly. {_REPORT}",
+                fix=f"If train.parity passes, a shard is read wrongly. {_REPORT_DEFECT}",
             )
             for name, readers in (
                 ("fewer", "fewer ranks"),

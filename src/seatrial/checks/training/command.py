@@ -178,7 +178,7 @@ def measure(context: Context, options: CommandOptions) -> Iterator[Observation]:
     yield Fact(name="artifacts_not_found", value=missing)
     for run, result in successful:
         if options.artifacts:
-            yield metric("artifacts_missing", len(missing[run.subject]), run.subject)
+            yield _metric("artifacts_missing", len(missing[run.subject]), run.subject)
         yield from _training_observations(run, result, options)
 
 
@@ -281,8 +281,8 @@ def exit_metrics(run: Run, result: RunResult, limit_s: float) -> Iterator[Metric
         usage = f"{disk.filesystem_usage(run.folder)}. {disk.REMEDY}"
         raise SeatrialError(f"{run.subject}: {run.name}: disk full. {usage}; end of its log: {result.log_tail}")
     exit_code = result.exit_code if result.exit_code >= 0 else 128 - result.exit_code  # as in a shell
-    yield metric("exit_code", exit_code, run.subject)
-    yield metric("wall_seconds", result.seconds, run.subject)
+    yield _metric("exit_code", exit_code, run.subject)
+    yield _metric("wall_seconds", result.seconds, run.subject)
 
 
 def _missing_artifacts(folder: Path, patterns: Sequence[str]) -> list[JsonValue]:
@@ -303,7 +303,7 @@ def _training_observations(run: Run, result: RunResult, options: CommandOptions)
         state = trainer_state.read(run.folder / options.trainer_state)
         yield from loss_observations(state, options.steps or state.max_steps, run.subject)
         if state.summary and state.summary.train_samples_per_second is not None:
-            yield metric("samples_per_second", state.summary.train_samples_per_second, run.subject)
+            yield _metric("samples_per_second", state.summary.train_samples_per_second, run.subject)
     for name in SPEEDS:
         if values := tuple(entry[name] for entry in entries if name in entry):
             yield Metric(name=name, value=median(values), unit=SPEEDS[name], subject=run.subject, samples=values)
@@ -350,8 +350,8 @@ def _state_from_log(entries: Sequence[Mapping[str, float]], max_steps: int | Non
             )
         steps.append(Step(step=step, loss=entry["loss"], grad_norm=entry.get("grad_norm")))
     last_step = steps[-1].step if steps else 0
-    number_from_0 = bool(steps) and steps[0].step == 0
-    return TrainerState(global_step=last_step + number_from_0, max_steps=max_steps or 0, steps=tuple(steps))
+    starts_at_0 = bool(steps) and steps[0].step == 0
+    return TrainerState(global_step=last_step + starts_at_0, max_steps=max_steps or 0, steps=tuple(steps))
 
 
 def loss_observations(state: TrainerState, expected_steps: int, subject: str) -> Iterator[Observation]:
@@ -363,19 +363,19 @@ def loss_observations(state: TrainerState, expected_steps: int, subject: str) ->
     if losses:
         x, y = zip(*losses, strict=True)
         yield Series(name="loss", subject=subject, x=x, y=y, x_unit="step", y_unit="nats")
-    yield metric("steps_logged", len(state.steps), subject)
-    yield metric("steps_missing", max(0, expected_steps - state.global_step), subject)
-    yield metric("nonfinite_steps", sum(not step.finite for step in state.steps), subject)
+    yield _metric("steps_logged", len(state.steps), subject)
+    yield _metric("steps_missing", max(0, expected_steps - state.global_step), subject)
+    yield _metric("nonfinite_steps", sum(not step.finite for step in state.steps), subject)
     if state.summary:
-        yield metric("train_runtime", state.summary.train_runtime, subject)
+        yield _metric("train_runtime", state.summary.train_runtime, subject)
     if state.first_last_third_loss:
         first, last = state.first_last_third_loss
-        yield metric("loss_first_third", first, subject)
-        yield metric("loss_last_third", last, subject)
-        yield metric("loss_drop", first - last, subject)
+        yield _metric("loss_first_third", first, subject)
+        yield _metric("loss_last_third", last, subject)
+        yield _metric("loss_drop", first - last, subject)
 
 
-def metric(name: str, value: float, subject: str) -> Metric:
+def _metric(name: str, value: float, subject: str) -> Metric:
     return Metric(name=name, value=value, unit=METRICS[name], subject=subject)
 
 

@@ -71,8 +71,9 @@ SCALING_BASELINE = (
 )
 # Allowed percentage points above 100: the two models' tensors have different addresses, which affects their speed.
 MAX_ABOVE_LIMIT = 2
-# Allowed half-width of the 95 % interval, percentage points. The expected efficiency, 90 %, is 10 below the ideal: with
-# more noise it cannot be confirmed. Not judged on CPUs: ranks share cores, which gave 2 to 400 without any fault.
+# Allowed half-width of the 95 % interval, percentage points. The expected efficiency of 90 % is 10 points below the
+# ideal: more noise hides that difference. No rule on CPUs, where ranks share cores: without any fault the half-width
+# was 2 to 400 points.
 MAX_NOISE = 10
 REDUCE_NOISE = (
     "Check for other load on these nodes (top; nvidia-smi) and run the check again with more steps: --set "
@@ -122,16 +123,17 @@ def measure(context: Context, options: DdpOptions) -> Iterator[Observation]:
 
 
 def _observe(context: Context, options: DdpOptions) -> Iterator[Observation]:
+    """Compare DDP with one process, measure the speed, and yield the observations of both. All ranks call this."""
     from seatrial.train import ddp, invariants
 
     world = ddp.current_world(context.device)
     rank_info = invariants.read_rank_info(world.rank, world.size, context.local_rank, context.node, context.device)
     processes, subjects = world.gather(rank_info), world.gather(context.subject)
-    if world.is_rank0:
+    if world.is_rank_0:
         yield from _process_observations(processes)
 
     comparison = ddp.compare_with_single_process(world, options.parity_steps, context.progress)
-    if world.is_rank0:
+    if world.is_rank_0:
         yield from _parity_observations(comparison)
 
     overrides = [f"{key}={value}" for name, key in CONFIG_KEYS.items() if (value := getattr(options, name)) is not None]
@@ -140,7 +142,7 @@ def _observe(context: Context, options: DdpOptions) -> Iterator[Observation]:
     yield from _step_times(context, speed)
     context.progress("comparing parameters")
     digests = world.gather(invariants.parameter_digest([comparison.model, speed.model]))
-    if world.is_rank0:
+    if world.is_rank_0:
         yield from _speed_observations(speed, context.device)
         times = dict(zip(subjects, speed.rank_times, strict=True))
         yield from _ranks.observations(times, times)
@@ -219,6 +221,7 @@ def _step_times(context: Context, speed: Speed) -> Iterator[Metric]:
 
 
 def _speed_observations(speed: Speed, device: str) -> Iterator[Observation]:
+    """Yield tokens/s, the scaling efficiency, and a description of the timed training."""
     total, ranks = speed.tokens_per_second(), len(speed.ddp_windows)
     yield _metric("tokens_per_second", median(total), total)
     per_gpu = [tokens / ranks for tokens in total]
@@ -276,6 +279,7 @@ def _method(comparison: DdpComparison, speed: Speed) -> str:
 
 
 def _digest_observations(digests: Sequence[str], subjects: Sequence[str]) -> Iterator[Observation]:
+    """Yield the number of ranks whose parameters differ from the majority, and their digests."""
     from seatrial.train.invariants import mismatched_ranks
 
     mismatched = mismatched_ranks(digests)

@@ -21,7 +21,7 @@ NAME = "fsdp-mistral-7b"
 OVERRIDES = ("checkpoint.every=0", "export=false")
 GPU_OVERRIDES = {
     "native": ("max_steps=14", "untimed_steps=5"),
-    # this stack needs about twice the memory for a batch: no compilation, no chunked loss
+    # Stack hf neither compiles the model nor chunks the loss, so a batch needs about twice the memory
     "hf": ("max_steps=8", "untimed_steps=3", "bsz=8"),
 }
 # nats; with 4 and 8 H200 the loss was 0.6 above the entropy bound after 14 steps and 9.9 at first

@@ -50,23 +50,24 @@ METRICS = {
     "call_correct_gain": "%",
     "improved": "bool",
 }
-# Overrides for random weights on GPUs: fewer steps, rows and cases. The learning rate is for an untrained model; that
-# of the config is for a pretrained model.
+# Overrides for random weights on GPUs: fewer steps, rows and cases, and the learning rate of an untrained model instead
+# of the config's, which is for a pretrained model.
 RANDOM_WEIGHTS_OVERRIDES = (
     *("max_steps=10", "untimed_steps=3", "grad_accum=1", "data.samples=2000", "checkpoint.every=0"),
     *("learning_rate.peak=1e-3", "evaluation.cases=8", "evaluation.max_new_tokens=48"),
 )
 # ZeRO-3 and FSDP2 shard weights over ranks: one rank has nothing to shard
 SINGLE_RANK_OVERRIDES = ("parallel.strategy=ddp", "parallel.deepspeed=null")
-PROGRESS_PREFIX = "evaluated "  # of progress lines of train.function_calling.evaluate
-_FINAL_STEPS = 3  # final_loss is their mean: the loss of one batch is noisy
+PROGRESS_PREFIX = "evaluated "  # with which train.function_calling.evaluate begins its progress lines
+_FINAL_STEPS = 3  # final_loss is the mean of the last steps, since the loss of one batch is noisy
 
 
 @dataclass(frozen=True)
 class TrainingTask:
     """The training with all overrides.
 
-    ``check_overrides``: override of this check → its reason. ``requested_strategy``: parallel.strategy without them.
+    ``check_overrides``: override of this check → its reason. ``requested_strategy``: parallel.strategy without the
+    overrides of this check.
     """
 
     config_name: str

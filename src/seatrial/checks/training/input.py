@@ -16,8 +16,9 @@ from seatrial.train import train_config
 
 CONFIG, PREFIX = "ddp", "seatrial-input-"
 OVERRIDES = ("max_steps=30", "untimed_steps=5", "data.cold=true")
-MAX_SEQUENCES = 2**18  # 0.5 GB; with more than 130 GPUs a node reads few of them twice
-MAX_CACHED = 10  # percent of the data in the page cache, above which the filesystem was not measured
+# 0.5 GB of data. More than 130 GPUs read sequences repeatedly, but a node rarely reads the same sequence twice
+MAX_SEQUENCES = 2**18
+MAX_CACHED = 10  # percent; with more of the data in the page cache, the filesystem was not measured
 # Percent of the step time. MLPerf Storage requires 90 % accelerator utilization for 3D U-Net and ResNet-50. A GPU
 # computes while the host reads the next batch; a CPU reads first, then computes.
 MAX_DATA_WAIT: Mapping[str, int] = {"cuda": 10, "cpu": 30}
@@ -69,7 +70,7 @@ def measure(context: Context, options: InputOptions) -> Iterator[Observation]:
 
 
 def data_cold(cached: float | None) -> str:
-    """The fact on which the rule depends: whether the data came from the filesystem."""
+    """The fact ``data_cold``, which the rule requires: whether the data came from the filesystem, not from memory."""
     if cached is None:
         return "no: the training failed"
     if 100 * cached <= MAX_CACHED:

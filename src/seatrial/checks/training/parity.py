@@ -1,7 +1,7 @@
 """Compares a training on one process with the same training under DDP and FSDP2.
 
-DDP and FSDP2 run twice; FSDP2 with other wrapping and with CPU offload once. For each run the check counts the memory
-that a rank holds.
+The runs with DDP and with FSDP2 are repeated once, to compare their bits. FSDP2 also runs once each with other wrapping
+and with CPU offload. For each run the check counts the memory that a rank holds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from seatrial.train.compare import StepRecord
 from seatrial.train.train_config import TrainConfig
 
 STRATEGIES = ("ddp", "fsdp2")
-VARIANTS = ("fsdp2_by_size", "fsdp2_unwrapped", "fsdp2_cpu_offload")  # of FSDP2
+VARIANTS = ("fsdp2_by_size", "fsdp2_unwrapped", "fsdp2_cpu_offload")  # runs with other settings of FSDP2
 # Percent above the share of a rank. The last rank has fewer rows of a tensor whose rows the ranks do not divide: at
 # most 2.7 % in total with 8 ranks and the tiny config. A tensor that is not sharded adds at least its own size.
 MAX_STATE_EXCESS = 10
@@ -65,8 +65,8 @@ def measure(context: Context, options: ParityOptions) -> Iterator[Observation]:
     single_process = [trainings.pop("single_process")]
     # Both start at once: the second imports torch while the first trains. This check measures no speed.
     with (
-        variants.started_variants(single_process, settings, folder / "start1", groups=[[0]]) as first,
-        variants.started_variants(list(trainings.values()), settings, folder / "start2") as second,
+        variants.start_variants(single_process, settings, folder / "start1", groups=[[0]]) as first,
+        variants.start_variants(list(trainings.values()), settings, folder / "start2") as second,
     ):
         context.progress("one process")
         first.run()
@@ -179,7 +179,7 @@ def _loss_curve(name: str, run: Sequence[StepRecord]) -> Series:
 
 
 def _rules(run: str) -> Iterator[Rule]:
-    """The rules of one run; of a variant only if it was run: older records have none."""
+    """The rules of one run. Those of a variant require the fact fsdp2_variants, which older records do not have."""
     applies_if = {"fsdp2_variants": "yes"} if run in VARIANTS else {}
     yield Rule(
         metric=f"steps_with_different_tokens.{run}",

@@ -123,6 +123,7 @@ def generate_answers(model: Any, tokenizer: Any, cases: Sequence[Case], settings
 def _record(
     config: TrainConfig, report: dict[str, Any], cases: Sequence[Case], before: Sequence[str], after: Sequence[str]
 ) -> dict[str, Any]:
+    """The content of evaluation.json."""
     scores = {
         name: [score(text, case.expected, case.schemas) for text, case in zip(texts, cases, strict=True)]
         for name, texts in (("base", before), ("tuned", after))

@@ -80,7 +80,7 @@ def preprocess(
             files = {
                 split: stack.enter_context((folder / f"{split}.jsonl").open("w", encoding="utf-8")) for split in SPLITS
             }
-            for split, conversation in _converted(rows, held_out or HeldOutFractions(), counts):
+            for split, conversation in _convert_rows(rows, held_out or HeldOutFractions(), counts):
                 files[split].write(json.dumps(conversation.record(), ensure_ascii=False) + "\n")
         report = {"source": source, **counts.record()}
         if not counts.splits["train"]:
@@ -91,9 +91,10 @@ def preprocess(
     return report
 
 
-def _converted(
+def _convert_rows(
     rows: Iterable[Mapping[str, Any]], held_out: HeldOutFractions, counts: RowCounts
 ) -> Iterator[tuple[Split, Conversation]]:
+    """Yield each usable row as a conversation with its split, and count all rows in ``counts``."""
     digests: set[bytes] = set()
     for number, row in enumerate(rows):
         try:

@@ -77,17 +77,17 @@ def score(text: str, expected: Sequence[Call], schemas: Schemas) -> Score:
     """Score a model's answer; ``schemas``: function name → JSON Schema of its parameters."""
     emitted = parse_calls(text)
     calls = [call for call in emitted if call]
-    readable = len(calls) == len(emitted)
-    names = readable and sorted(call.name for call in calls) == sorted(call.name for call in expected)
-    matched = names and _all_match(calls, expected, schemas)
+    all_readable = len(calls) == len(emitted)
+    names_match = all_readable and sorted(call.name for call in calls) == sorted(call.name for call in expected)
+    all_match = names_match and _all_match(calls, expected, schemas)
     return Score(
         expected=len(expected),
         emitted=len(emitted),
-        json_valid=readable if emitted else None,
-        schema_valid=readable and all(_matches_schema(call, schemas) for call in calls) if emitted else None,
-        function_name_correct=names if expected else None,
-        arguments_correct=matched if expected else None,
-        call_correct=matched if expected else not emitted,
+        json_valid=all_readable if emitted else None,
+        schema_valid=all_readable and all(_matches_schema(call, schemas) for call in calls) if emitted else None,
+        function_name_correct=names_match if expected else None,
+        arguments_correct=all_match if expected else None,
+        call_correct=all_match if expected else not emitted,
     )
 
 
@@ -134,7 +134,7 @@ def _normalized(text: str) -> str:
 
 
 def summary(scores: Iterable[Score]) -> dict[str, dict[str, int]]:
-    """Count and total per criterion: ``{"call_correct": {"count": 8, "of": 10}, …}``."""
+    """Criterion → how many answers meet it, of those that it applies to: ``{"json_valid": {"count": 8, "of": 10}}``."""
     scores = list(scores)
     with_call = [score for score in scores if score.expected]
     without_call = [score for score in scores if not score.expected]

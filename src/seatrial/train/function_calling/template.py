@@ -65,9 +65,9 @@ def _masks_end_of_turn(tokenizer: Any, conversation: Conversation) -> bool:
     """Whether the mask includes the end of turn of the assistant's turns and of no other turns."""
     tokens, mask = encode(tokenizer, conversation)
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
-    ends = [trained for token, trained in zip(tokens, mask, strict=True) if token == end]
-    roles = [message["role"] for message in conversation.messages]
-    return ends == [False, *(role == "assistant" for role in roles)]
+    trained_ends = [trained for token, trained in zip(tokens, mask, strict=True) if token == end]
+    roles = ["system", *(message["role"] for message in conversation.messages)]  # the tools are a system turn
+    return trained_ends == [role == "assistant" for role in roles]
 
 
 def encode(tokenizer: Any, conversation: Conversation) -> tuple[list[int], list[bool]]:

@@ -73,6 +73,7 @@ def training_arguments(config: TrainConfig, out: Path) -> TrainingArguments:
 
 
 def _require_supported(config: TrainConfig) -> None:
+    """Raise UsageError for settings that this stack does not support."""
     if effective_strategy(config) != "ddp" and "WORLD_SIZE" not in os.environ:
         raise UsageError(
             f"parallel.strategy={config.parallel.strategy} needs several ranks, but WORLD_SIZE is not set: run "
@@ -90,6 +91,7 @@ def _require_supported(config: TrainConfig) -> None:
 
 
 def _device_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
+    """Arguments that select CPU and gloo; empty on GPUs, which are the default."""
     if on_gpu:
         return {}
     if effective_strategy(config) == "zero3":
@@ -134,6 +136,7 @@ def _fsdp_recomputes(config: TrainConfig) -> bool:
 
 
 def _sharding_arguments(config: TrainConfig) -> dict[str, Any]:
+    """Arguments for FSDP2 or DeepSpeed; empty with DDP."""
     if effective_strategy(config) == "ddp":
         return {}
     if effective_strategy(config) == "zero3":
@@ -150,6 +153,7 @@ def _sharding_arguments(config: TrainConfig) -> dict[str, Any]:
 
 
 def _deepspeed_config(path: str) -> dict[str, Any]:
+    """The content of DeepSpeed's config file. Raises UsageError if it is not one for ZeRO-3."""
     # DeepSpeed uses names that torch 2.13 deprecates; every rank would warn at each call
     deprecation = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
     warnings.filterwarnings("ignore", deprecation, FutureWarning)

@@ -28,9 +28,9 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 
 REPORT_FILE = "report.json"
-GENERATED_ROWS = 1000  # without data.samples: the number of rows of the SmolLM workload
+GENERATED_ROWS = 1000  # default of data.samples for generated rows: as many as the SmolLM workload has
 
-Sample = tuple[list[int], list[bool]]  # tokens, and for each whether it is trained on
+Sample = tuple[list[int], list[bool]]  # tokens, and for each token whether it has a loss
 
 
 def prepare(config: TrainConfig, folder: Path) -> data_cache.Prepared:
@@ -70,7 +70,7 @@ def _reasons(rejected: Mapping[str, int]) -> str:
 
 
 def _key(config: TrainConfig, tokenizer: str | None) -> data_cache.Key:
-    """Everything that determines the blocks. The content of a Hub repository is not known: the key has its name."""
+    """All that determines the blocks. The content of a Hub repository is not known, so the key has its name instead."""
     data = config.data
 
     def content(name: str, description: str) -> Any:
@@ -189,8 +189,8 @@ def write_blocks(
     blocks = list(_pack(counted(), config.seq_len) if config.data.packing else counted())
     if not blocks:
         source = config.data.path or "generated data"
-        reason = f"rejected: {_reasons(rejected)}. Increase seq_len or check the rows"
-        reason = reason if rejected else "the data set has no rows"
+        rejections = f"rejected: {_reasons(rejected)}. Increase seq_len or check the rows"
+        reason = rejections if rejected else "the data set has no rows"
         raise UsageError(f"{source}: 0 usable rows at seq_len {config.seq_len}; {reason}")
     inputs = np.zeros((len(blocks), config.seq_len), np.int32)
     labels = np.full_like(inputs, IGNORE_INDEX)

@@ -28,6 +28,7 @@ def save(trainer: Trainer, final: Path, sharded: bool) -> str:
 
 
 def _compare_with_export(trainer: Trainer, final: Path, sharded: bool) -> None:
+    """Raise SeatrialError if the exported tensors differ from those of the trained model."""
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     if isinstance(model, PeftModel):
         loaded = load_peft_weights(str(final), device="cpu")

@@ -1,4 +1,4 @@
-"""Access to the Hugging Face Hub: only if a config names it, and without long retries if it is unreachable."""
+"""Access to the Hugging Face Hub, for configs that name a repository; no long retries if the Hub is unreachable."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def build(config: TrainConfig, device: torch.device) -> PreTrainedModel:
             except SafetensorError as error:
                 raise ValueError(f"cannot read the weights: {error}") from error
             except RuntimeError as error:
-                if "mismatched_sizes" not in str(error):  # for example out of memory, or a lost peer
+                if "mismatched_sizes" not in str(error):  # another error, such as out of memory or a lost peer
                     raise
                 raise ValueError("the shapes of the weights differ from config.json") from error
         if not _is_zero3_enabled():
@@ -91,7 +91,7 @@ def add_lora(model: PreTrainedModel, config: TrainConfig) -> PeftModel:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    # for the same adapters with all strategies: they have drawn different numbers of random values until here
+    # Until here the strategies have drawn different numbers of random values; all must initialize the same adapters
     set_seed(config.seed)
     wrapped = get_peft_model(model, adapters, autocast_adapter_dtype=config.parallel.strategy != "zero3")
     assert isinstance(wrapped, PeftModel)

@@ -26,7 +26,8 @@ def world_size() -> int:
 def run_on_rank0(work: Callable[[], object], folder: Path) -> None:
     """Run ``work`` on rank 0 while the other ranks wait; if it fails, all ranks raise the same SeatrialError.
 
-    It is a DiskFullError if the filesystem of ``folder`` is full; for other exceptions its message names their type.
+    The error is a DiskFullError if the filesystem of ``folder`` is full. For an exception of another class than
+    SeatrialError and OSError, the message names the class.
     """
     errors: list[SeatrialError | None] = [None]
     cause: Exception | None = None
@@ -38,15 +39,12 @@ def run_on_rank0(work: Callable[[], object], folder: Path) -> None:
         except Exception as error:
             message = "rank 0 failed while all other ranks waited for it"
             disk_full = disk.disk_full_error(error, folder, message)
-            errors, cause = [disk_full or SeatrialError(f"{message}: {_error_text(error)}")], error
+            text = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            errors, cause = [disk_full or SeatrialError(f"{message}: {text}")], error
     if dist.is_initialized():
         dist.broadcast_object_list(errors)
     if errors[0] is not None:
         raise errors[0] from cause
-
-
-def _error_text(error: Exception) -> str:
-    return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
 def gather(value: T) -> list[T]:

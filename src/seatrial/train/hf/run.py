@@ -26,7 +26,7 @@ from seatrial.util.node_name import node_name
 
 
 def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, Any]:
-    """Train and write the results to ``out``; see seatrial.train.hf.train. ``phases``: after the imports."""
+    """Train and write the results to ``out``; see seatrial.train.hf.train. ``phases``: those of the start so far."""
     config.architecture()
     require_tensorboard(config)
     models.disable_progress_bars()
@@ -49,7 +49,7 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
             # Without this check, the Trainer takes one more step in the middle of an epoch
             if checkpoints.saved_step(checkpoint) >= config.max_steps:
                 raise SeatrialError(f"cannot resume {out}: all of its {config.max_steps} steps are done")
-        if world.is_rank0:
+        if world.is_rank_0:
             restarts.record_start(config, out, checkpoints.saved_step(checkpoint) if checkpoint else 0)
         try:
             with safe_loading.weights_only(*_deepspeed_classes(config)):
