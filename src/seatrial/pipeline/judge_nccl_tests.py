@@ -220,7 +220,11 @@ def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Tab
     if not possible:
         text = "no operation that seatrial measures has these columns: gather and scatter have no reference values"
         return _unjudged(series, "unknown operation", "", [text]), series.table_hardware("")
-    candidates = [_candidate(series, name) for name in possible]
+    algorithm = all_reduce_algorithm(series.options, series.output, series.table)
+    candidates = [
+        _Candidate(name, series, series.table_hardware(name), algorithm if name == "all_reduce" else "")
+        for name in possible
+    ]
     plausible = [candidate for candidate in candidates if not _exceeds_bound(candidate)] or candidates
     if len(plausible) > 1:
         text = f"the columns are those of {' or '.join(possible)}: name it with --operation"
@@ -233,11 +237,6 @@ def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Tab
         note = f"the output does not name the program: {result.name} by its columns{why}"
         result = result.model_copy(update={"notes": (note, *result.notes)})
     return result, plausible[0].table_hardware
-
-
-def _candidate(series: _Series, operation: str) -> _Candidate:
-    algorithm = all_reduce_algorithm(series.options, series.output, series.table) if operation == "all_reduce" else ""
-    return _Candidate(operation, series, series.table_hardware(operation), algorithm)
 
 
 def _without_rows(series: _Series, operation: str) -> BenchmarkResult:
@@ -308,10 +307,7 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
 
 
 def _outcome(verdicts: Sequence[Verdict], others: Sequence[Verdict], problems: Sequence[str]) -> Outcome:
-    """The worst outcome of the verdicts; UNJUDGED if it is not FAIL and there is a problem.
-
-    A FAIL at another size makes a PASS a WARN.
-    """
+    """The worst outcome; with a problem UNJUDGED, unless it is FAIL. A FAIL at another size makes a PASS a WARN."""
     outcome = worst(verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.SKIP)
     if outcome is Outcome.FAIL:
         return outcome
@@ -442,10 +438,8 @@ def _bound(candidate: _Candidate, label: str) -> BenchmarkBound | None:
         return None
     ports = f"network ports ({hardware.fabric})"
     node = node_links(sku, hardware.gpus_per_node, hardware.ports, hardware.port_gbps, ports)
-    algorithm = candidate.algorithm or default_algorithm(
-        candidate.operation, candidate.nodes, nvls=_has_nvls(candidate)
-    )
-    network = network_bound(candidate.operation, algorithm, candidate.nodes, node)
+    usual_algorithm = default_algorithm(candidate.operation, candidate.nodes, nvls=_has_nvls(candidate))
+    network = network_bound(candidate.operation, candidate.algorithm or usual_algorithm, candidate.nodes, node)
     return BenchmarkBound(value=network.value, unit="GB/s", derivation=network.arithmetic) if network else None
 
 
