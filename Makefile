@@ -34,11 +34,11 @@ cluster-trial: $(SETUP)
 test: $(SETUP)
 	+$(MAKE) --no-print-directory -j 2 lint unit-tests
 
-# three workers on two cores: a third of the time these tests wait for processes
+# four workers on two cores: a third of the time these tests wait for processes
 unit-tests: $(SETUP)
-	$(PYTEST) -n 3 -m "not cluster and not training"
+	$(PYTEST) -n 4 -m "not cluster and not training"
 
-# three workers here too: these tests wait for Slurm and for time limits
+# three workers: these tests wait for Slurm and for time limits
 test-cluster: $(SETUP)
 	$(PYTEST) -n 3 -m cluster
 

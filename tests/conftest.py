@@ -32,10 +32,15 @@ LONGEST = (
     "tests/launch/test_crashes.py",
     "tests/test_bad_input.py",
     "tests/pipeline/test_run.py",
-    "tests/bench/test_child_ranks.py",
-    "tests/pipeline/test_mutations.py",
     "tests/test_docs.py",
     "tests/test_hostile_input.py",
+    "tests/bench/test_child_ranks.py",
+    "tests/cli/test_trial.py",
+    "tests/checks/fabric/test_real_groups.py",
+    "tests/deploy/test_wheelhouse.py",
+    "tests/pipeline/test_node_environments.py",
+    "tests/pipeline/test_mutations.py",
+    "tests/checks/training/test_command.py",
     "tests/launch/test_torchrun.py",
 )
 

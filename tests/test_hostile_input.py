@@ -163,7 +163,7 @@ def test_record_of_another_version_or_edited_by_hand(changes: dict[str, Any], tm
     for command in ("judge", "report"):
         code, output, err = call(command, tmp_path)
         assert (code, output) == (2, "")
-        assert f"trial.json is no trial.json of this version: {next(iter(changes))}" in err
+        assert f"trial.json is not a trial.json of this version: {next(iter(changes))}" in err
         assert len(err.strip().splitlines()) == 1
 
 

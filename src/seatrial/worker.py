@@ -144,7 +144,7 @@ def _exit(_number: int, _frame: object) -> None:
 
 
 def run_checks(job: Job, run_dir: Path, folder: Path) -> None:
-    """Run the job's checks in this process. Raises SeatrialError if a CLUSTER check fails on this rank.
+    """Run the job's checks in this process. Raises SeatrialError if a CLUSTER check ends with an error on this rank.
 
     Peers may then wait in a collective: after the exit of this rank the launcher ends them and starts a new attempt.
     """
@@ -260,7 +260,10 @@ def _open_device(job: Job, identity: RankIdentity, folder: Path) -> tuple[str, i
 
 
 def child_trainings(job: Job) -> list[Literal["own", "all"]]:
-    """Return the GPUs that each training in a child process of a rank uses; none on CPUs, which train for longer."""
+    """Return the GPUs visible to each child process that trains for a rank of the job.
+
+    Empty on CPUs: memory is short there, and a training takes longer than its imports.
+    """
     if job.device == "cpu":
         return []
     one_rank = job.process_count == 1

@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 task = json.loads(sys.argv[1])
 rank = int(os.environ["RANK"])
@@ -26,14 +28,15 @@ match task["behaviour"]:
     case "open_group":
         from seatrial.bench import child_ranks
 
-        child_ranks.open_child_group(task)
-        print(json.dumps(time.time()))
+        # As every child with a process group: an end by interpreter teardown may be an abort of torch's threads
+        child_ranks.child_rank_main(lambda _task, _device: time.time())
     case "algorithms":
         from seatrial.bench import algorithms, child_ranks
 
-        device = child_ranks.open_child_group(task)
-        opened = time.time()
-        print(json.dumps({"opened": opened, "log_ranges": algorithms.run(task, device)["log_ranges"]}))
+        def run_algorithms(task: Mapping[str, Any], device: str) -> dict[str, Any]:
+            return {"opened": time.time(), "log_ranges": algorithms.run(task, device)["log_ranges"]}
+
+        child_ranks.child_rank_main(run_algorithms)
     case "print_process":
         names = (*NAMES, "NCCL_EXTRA_2")
         values = {name: os.environ[name] for name in names if name in os.environ}

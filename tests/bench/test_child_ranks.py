@@ -1,4 +1,7 @@
-"""Child processes beside real ranks, successful and failing. Under torchrun they run in the tests of trainings."""
+"""Child processes beside real ranks, successful and failing.
+
+Here the ranks are forked. Beside ranks of torchrun they run in tests/pipeline/test_training_trial.py.
+"""
 
 from __future__ import annotations
 

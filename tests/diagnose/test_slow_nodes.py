@@ -151,7 +151,7 @@ def test_two_nodes_name_the_pair_and_say_that_it_does_not_tell_which_one_is_slow
     assert (finding.cause, finding.subject, len(finding.explains)) == ("slow_path", "n0000->n0001", 1)
     assert "n0000/gpu2 and n0001/gpu2 are " in finding.evidence
     assert "only from n0001 to n0000" in finding.evidence
-    assert "does not tell which of both is at fault" in finding.evidence
+    assert "does not show which node is at fault" in finding.evidence
     assert "On n0001: Likely cause: speed is 200000 Mb/s" in finding.evidence
 
 

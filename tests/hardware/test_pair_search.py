@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from seatrial.hardware.pair_rates import CPU_LIMITS, GPU_LIMITS, Conclusion, Limits, PairRate, Step
+from seatrial.hardware.pair_rates import CPU_LIMITS, GPU_LIMITS, Conclusion, Limits, PairRate, PairStep
 from seatrial.hardware.pair_search import PATH_REPEATS, conclude, pair_search
 
 # (sender, receiver, rail) → rate as a share of the healthy rate
@@ -22,9 +22,9 @@ def names(count: int) -> list[str]:
 
 def search(
     count: int, factor: Factor, limits: Limits = GPU_LIMITS, noise: float = 0.01, rails: int = RAILS
-) -> tuple[list[Step], list[PairRate], Conclusion]:
+) -> tuple[list[PairStep], list[PairRate], Conclusion]:
     """All steps and rates of a search, and its conclusion; a two-way transfer is as fast as its slower direction."""
-    random, rates, steps = Random(count), list[PairRate](), list[Step]()
+    random, rates, steps = Random(count), list[PairRate](), list[PairStep]()
     generator = pair_search(names(count), limits)
     step = next(generator)
     while True:
@@ -37,7 +37,7 @@ def search(
             return steps, rates, end.value
 
 
-def rate(step: Step, a: str, b: str, factor: Factor, random: Random, noise: float, rails: int) -> PairRate:
+def rate(step: PairStep, a: str, b: str, factor: Factor, random: Random, noise: float, rails: int) -> PairRate:
     def share(rail: int) -> float:
         return factor(a, b, rail) if step.unidirectional else min(factor(a, b, rail), factor(b, a, rail))
 

@@ -244,7 +244,7 @@ def test_skipped_check_with_metrics_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scope", "subject", "is_place"),
+    ("scope", "subject", "has_subject"),
     [
         (Scope.CLUSTER, CLUSTER, True),
         (Scope.CLUSTER, "n1", True),
@@ -265,15 +265,15 @@ def test_skipped_check_with_metrics_is_an_error() -> None:
         (Scope.GPU, CLUSTER, False),
     ],
 )
-def test_metric_on_a_place_that_the_plan_does_not_have_is_an_error(scope: Scope, subject: str, is_place: bool) -> None:
+def test_metric_on_a_subject_that_the_plan_lacks_is_an_error(scope: Scope, subject: str, has_subject: bool) -> None:
     metric = Metric(name="speed", value=1, unit="GB/s", subject=subject)
     measured = [on(0).model_copy(update={"metrics": (metric,)}), *(on(rank) for rank in range(1, 4))]
     found = errors(*measured, judged=check(scope=scope))
-    assert found == ([] if is_place else [f"metrics of {subject}, which the plan did not measure"])
+    assert found == ([] if has_subject else [f"metrics of {subject}, which the plan did not measure"])
 
 
 @pytest.mark.parametrize(
-    ("facts", "subject", "is_place"),
+    ("facts", "subject", "has_subject"),
     [
         ({}, "n0/gpu5", True),
         ({GPUS_USED: [0, 5]}, "n0/gpu5", True),
@@ -282,7 +282,7 @@ def test_metric_on_a_place_that_the_plan_does_not_have_is_an_error(scope: Scope,
         ({}, "n0/nic0", False),
     ],
 )
-def test_check_of_a_node_measures_its_gpus(facts: dict[str, Any], subject: str, is_place: bool) -> None:
+def test_check_of_a_node_measures_its_gpus(facts: dict[str, Any], subject: str, has_subject: bool) -> None:
     metrics = (Metric(name="speed", value=1, unit="GB/s", subject=subject),)
     first = Measurement(check="a", subject="n0", rank=0, metrics=metrics, facts=facts)
     found = errors(
@@ -291,11 +291,11 @@ def test_check_of_a_node_measures_its_gpus(facts: dict[str, Any], subject: str, 
         jobs=(job("nodes", 2, 1),),
         judged=check(scope=Scope.NODE),
     )
-    assert bool(found) is not is_place
+    assert bool(found) is not has_subject
 
 
 @pytest.mark.parametrize(
-    ("ports", "subject", "is_place"),
+    ("ports", "subject", "has_subject"),
     [
         ({"n0": ["mlx5_0"], "n1": ["mlx5_4"]}, "n1/mlx5_4", True),
         ({"n0": ["mlx5_0"], "n1": ["mlx5_4"]}, "n1/mlx5_0", False),
@@ -304,11 +304,11 @@ def test_check_of_a_node_measures_its_gpus(facts: dict[str, Any], subject: str, 
         (None, "n0/mlx5_0", False),
     ],
 )
-def test_check_of_the_cluster_measures_the_ports_that_it_lists(ports: Any, subject: str, is_place: bool) -> None:
+def test_check_of_the_cluster_measures_the_ports_that_it_lists(ports: Any, subject: str, has_subject: bool) -> None:
     metrics = (Metric(name="speed", value=1, unit="GB/s", subject=subject),)
     first = on(0).model_copy(update={"metrics": metrics, "facts": {PORTS_USED: ports}})
     found = errors(first, *(on(rank) for rank in range(1, 4)), judged=check(scope=Scope.CLUSTER))
-    assert found == ([] if is_place else [f"metrics of {subject}, which the plan did not measure"])
+    assert found == ([] if has_subject else [f"metrics of {subject}, which the plan did not measure"])
 
 
 def test_retry_on_other_subjects_is_an_error() -> None:

@@ -84,7 +84,7 @@ class Scripted:
     def __init__(self, *scripts: str) -> None:
         self._scripts = scripts
 
-    def available(self, nodes: int) -> str | None:
+    def unavailable_reason(self, nodes: int) -> str | None:
         return None
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -40,6 +41,23 @@ def trial(tmp_path: Path) -> Path:
     return path
 
 
+@dataclass(frozen=True)
+class KilledRank:
+    """A finished run whose rank 1 was killed in CHECK."""
+
+    out: Path
+    code: int
+    output: str
+    remaining_pids: list[int]
+
+
+@pytest.fixture(scope="module")
+def killed_rank(tmp_path_factory: pytest.TempPathFactory) -> KilledRank:
+    folder = tmp_path_factory.mktemp("killed_rank")
+    (folder / "crash.yaml").write_text(TRIAL)
+    return KilledRank(folder / "run", *run_with_signal(signal.SIGKILL, folder / "crash.yaml", folder / "run"))
+
+
 @pytest.fixture
 def one_check_trial(trial: Path) -> Path:
     """The trial with CHECK only."""
@@ -58,18 +76,16 @@ def run_with_signal(
     return code, output, program.left_behind()
 
 
-def test_killed_rank_is_the_cause_and_other_checks_run_again(trial: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    code, output, remaining_pids = run_with_signal(signal.SIGKILL, trial, out)
-    assert (code, remaining_pids) == (3, [])
-    record = load(out)
+def test_killed_rank_is_the_cause_and_other_checks_run_again(killed_rank: KilledRank) -> None:
+    assert (killed_rank.code, killed_rank.remaining_pids) == (3, [])
+    record = load(killed_rank.out)
     assert record.decision.value is DecisionValue.INCOMPLETE
     (error,) = [verdict for verdict in record.verdicts if verdict.outcome is Outcome.ERROR]
     assert error.check == CHECK
     assert error.subject.endswith("/rank1")
     assert "rank 1 (" in error.message
     assert "killed by SIGKILL" in error.message
-    assert "killed by SIGKILL" in output
+    assert "killed by SIGKILL" in killed_rank.output
     assert [(result.job, result.state) for result in record.results] == [
         ("nodes", JobState.COMPLETED),
         ("ranks", JobState.FAILED),
@@ -77,6 +93,10 @@ def test_killed_rank_is_the_cause_and_other_checks_run_again(trial: Path, tmp_pa
     ]
     assert {verdict.outcome for verdict in record.verdicts if verdict.check == "nodes.reachable"} == {Outcome.PASS}
 
+
+@pytest.mark.training
+def test_resume_measures_only_the_check_whose_rank_was_killed(killed_rank: KilledRank) -> None:
+    out, record = killed_rank.out, load(killed_rank.out)
     code, _, err = call("run", "--resume", out)
     assert code == 0, err
     again = load(out)
@@ -113,6 +133,48 @@ def test_rank_killed_in_a_gpu_check_fails_the_check_on_all_ranks(trial: Path, tm
     ] * 2
 
 
+@pytest.mark.training
+def test_ranks_of_a_killed_seatrial_end_and_resume_measures_the_rest(trial: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    program = Program("run", trial, "--out", out)
+    until(lambda: ranks_in_check(out, "ranks", CHECK, 2))
+    program.process.send_signal(signal.SIGKILL)
+    assert program.finish()[0] == -signal.SIGKILL
+    until(lambda: not program.left_behind())
+    assert not (out / "trial.json").exists()
+    before = (out / "measurements.jsonl").read_text()
+    assert CHECK not in before
+
+    code, _, err = call("run", "--resume", out)
+    assert code == 0, err
+    assert (out / "measurements.jsonl").read_text().startswith(before), "complete measurements are kept"
+    record = load(out)
+    assert record.decision.value is DecisionValue.ACCEPTED
+    assert sorted(measurement.check for measurement in record.measurements) == [
+        *[CHECK] * 2,
+        "host.inventory",
+        *["nodes.reachable"] * 2,
+    ]
+
+
+@pytest.mark.training
+def test_limit_s_of_a_check_ends_its_ranks(trial: Path, tmp_path: Path) -> None:
+    trial.write_text(trial.read_text().replace("min_seconds_per_size: 2}", "min_seconds_per_size: 600}, limit_s: 2"))
+    out = tmp_path / "run"
+    program = Program("run", trial, "--out", out)
+    code, _, _ = program.finish()
+    assert (code, program.left_behind()) == (3, [])
+    record = load(out)
+    (result,) = [result for result in record.results if result.state is JobState.TIMEOUT]
+    assert result.job == "ranks"
+    assert CHECK in result.cause
+    assert {verdict.check for verdict in record.verdicts if verdict.outcome is Outcome.ERROR} == {CHECK}
+    assert {measurement.check for measurement in record.measurements if not measurement.error} == {
+        "host.inventory",
+        "nodes.reachable",
+    }
+
+
 def test_stopped_rank_is_the_cause_not_its_peer(one_check_trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     code, _, remaining_pids = run_with_signal(signal.SIGSTOP, one_check_trial, out, *SHORT_TIMEOUT)
@@ -125,6 +187,7 @@ def test_stopped_rank_is_the_cause_not_its_peer(one_check_trial: Path, tmp_path:
     assert "stopped by a signal" in hung.cause
 
 
+@pytest.mark.training
 def test_stopped_torchrun_is_detected_after_its_ranks_end(one_check_trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     program = Program("run", one_check_trial, "--out", out, *SHORT_TIMEOUT)
@@ -165,6 +228,7 @@ def test_ctrl_c_ends_all_processes_and_writes_reports(trial: Path, tmp_path: Pat
     assert [measurement.check for measurement in record.measurements] == ["host.inventory"]
 
 
+@pytest.mark.training
 def test_ranks_end_with_torchrun(one_check_trial: Path, tmp_path: Path) -> None:
     """torchrun is killed while seatrial is stopped and cannot end the ranks."""
     out = tmp_path / "run"

@@ -241,7 +241,7 @@ def test_a_training_in_a_run_directory(tmp_path: Path) -> None:
 
 
 def test_silent_ranks_are_named(tmp_path: Path) -> None:
-    assert "no heartbeat of 1 ranks for 30 s" in status(run_directory(tmp_path, heartbeat_age_s=100)).notes
+    assert "no heartbeat of 1 rank for 30 s" in status(run_directory(tmp_path, heartbeat_age_s=100)).notes
 
 
 def test_a_run_directory_without_data_and_one_that_has_ended(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seatrial.report.text import clean, plural, sanitized, split_code
+from seatrial.report.text import clean, sanitized, split_code
+from seatrial.util.text import plural
 from tests.report import samples
 
 

@@ -17,9 +17,9 @@ def migrate(
     """Convert a file of an earlier version to the current names. The old content is kept as FILE.bak."""
     from seatrial.config import renames
     from seatrial.pipeline.run_directory import load_trial
-    from seatrial.report.text import plural
     from seatrial.util.files import atomic_write
     from seatrial.util.input_files import MAX_CONFIG_BYTES, MAX_RECORD_BYTES, read_text
+    from seatrial.util.text import plural
 
     try:
         text = read_text(file, MAX_RECORD_BYTES)

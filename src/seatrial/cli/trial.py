@@ -310,7 +310,7 @@ def learn(
 ) -> None:
     """Learn reference values from accepted runs, for `run --set baseline=FILE` and `judge RUN --baseline FILE`."""
     from seatrial.pipeline.rejudge import learn as learn_baseline
-    from seatrial.report.text import plural
+    from seatrial.util.text import plural
 
     text = learn_baseline(name or out.stem, runs)
     try:

@@ -48,18 +48,20 @@ def diagnose(
     ``searches``: measurements of the search for slow nodes after the trial's own checks.
 
     A fault that an error of a check explains is not reported again from logs. The logs of a job that its nodes refused
-    have no other fault. If nodes are missing, errors and cascades in logs are their consequences. ``node_prefix``: see
+    are not searched. If nodes are missing, errors and cascades in logs are their consequences. ``node_prefix``: see
     cause_findings.
     """
     refused = [_refusal(result) for result in results[-1:] if result.state is JobState.REFUSED]
     missing_nodes = missing_node_findings(results, verdicts)
-    errors = [] if missing_nodes else list(_findings_in_errors([*measurements, *retries]))
-    programs = _findings_in_exit_codes(verdicts)
-    findings = {(finding.title, finding.subject): finding for finding in (*refused, *errors, *programs)}
+    error_findings = [] if missing_nodes else list(_findings_in_errors([*measurements, *retries]))
+    exit_code_findings = _findings_in_exit_codes(verdicts)
+    findings = {
+        (finding.title, finding.subject): finding for finding in (*refused, *error_findings, *exit_code_findings)
+    }
     hangs = [] if missing_nodes else list(hang_findings(results, verdicts, run_dir, node_prefix))
     explained = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
-        if finding.title not in explained and not ((errors or hangs) and finding.cause in _RANK_CAUSES):
+        if finding.title not in explained and not ((error_findings or hangs) and finding.cause in _RANK_CAUSES):
             findings.setdefault((finding.title, finding.subject), finding)
     causes = _causes(verdicts, measurements, searches, checks, node_prefix)
     jobs = frozenset(result.job for result in results)
@@ -126,7 +128,7 @@ def ordered_matches(matches: Iterable[Match]) -> tuple[Match, ...]:
 
     They are ordered by time and, at the same time, by rank. Lines without a time come last, in the order of the logs.
     """
-    ordered = sorted(_reported(matches), key=_order)
+    ordered = sorted(_matches_to_report(matches), key=_order)
     first_of_each: dict[str, Match] = {}
     for match in ordered:
         first_of_each.setdefault(match.signature.id, match)
@@ -168,7 +170,7 @@ def _refusal(result: JobResult) -> Finding:
 def _findings_in_errors(measurements: Sequence[Measurement]) -> Iterator[Finding]:
     for measurement in measurements:
         if measurement.error:
-            for match in _reported(search_lines(measurement.error.splitlines(), measurement.check)):
+            for match in _matches_to_report(search_lines(measurement.error.splitlines(), measurement.check)):
                 yield _finding(match, measurement.subject, "high")
 
 
@@ -177,8 +179,9 @@ def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
     for verdict in verdicts:
         if verdict.outcome is Outcome.FAIL and verdict.metric.endswith(_EXIT_CODE):
             rank = _RANK_ON_NODE.search(verdict.evidence)
-            for match in _reported(search_lines(verdict.evidence.splitlines(), verdict.check)):
-                named_rank = match.signature.filled("rank {rank}", match.line)  # not the rank that ended first
+            for match in _matches_to_report(search_lines(verdict.evidence.splitlines(), verdict.check)):
+                # the rank that the line names may differ from the one in the evidence, which ended first
+                named_rank = match.signature.filled("rank {rank}", match.line)
                 is_named = named_rank.removeprefix("rank ").isdigit()
                 subject = named_rank if is_named else rank[0] if rank else verdict.subject
                 finding = _finding(match, subject, "high")
@@ -195,13 +198,15 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
             yield from _findings_of_completed_job(logs, run_dir, result.job)
         else:
             # seatrial or Slurm ends the processes of a job that hangs or loses a node
-            ended = result.state is JobState.HUNG or bool(result.missing_nodes)
-            ignored = SIGTERM_SIGNATURES if ended else ()
+            was_terminated = result.state is JobState.HUNG or bool(result.missing_nodes)
+            ignored = SIGTERM_SIGNATURES if was_terminated else ()
             all_matches = (match for log in logs for match in _search_log(log, run_dir))
             matches = [match for match in all_matches if match.signature.id not in ignored]
             failed_rank = failed_rank_finding(result, folder)
             # the finding of the rank has its error, so that a general one adds nothing
-            reported = _reported(match for match in matches if not failed_rank or match.signature.role != "general")
+            reported = _matches_to_report(
+                match for match in matches if not failed_rank or match.signature.role != "general"
+            )
             has_root = any(match.signature.role == "root" for match in reported)
             if failed_rank and not has_root and not result.missing_nodes:
                 yield failed_rank
@@ -221,7 +226,7 @@ def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) ->
             yield finding.model_copy(update={"evidence": f"The job completed nevertheless. {finding.evidence}"})
 
 
-def _reported(matches: Iterable[Match]) -> list[Match]:
+def _matches_to_report(matches: Iterable[Match]) -> list[Match]:
     """The matches of roots; if there are none, those of general errors; if there are none either, those of cascades."""
     by_role: dict[str, list[Match]] = {}
     for match in matches:

@@ -20,7 +20,7 @@ class Cause(Frozen):
     low speed. ``consequence_of``: causes, or environment variables, that explain its evidence at the same place; it is
     reported without them only.
     ``report_warning``: it is reported for a WARN that explains no other bad verdict, too.
-    ``place`` rank: that of the verdict, or the node, or the cluster, if all their ranks are bad.
+    ``place`` rank: the rank of the verdict; its node, or the cluster, if all ranks there are bad.
 
     ``first_command`` may have {gpu}, {port}, {node}, {paths} of the fact ``paths_fact``, and {names}: the names in
     the fact ``fault_places`` of a check for the place, else the host's name. ``rank_command`` replaces it for a rank

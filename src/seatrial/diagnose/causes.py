@@ -56,21 +56,21 @@ def cause_findings(
     A cause is left out if it explains nothing, or only what a more certain one explains; a FAIL explains itself.
     ``node_prefix``: how a command starts on another node, such as ``srun --nodelist={node}``; empty for this host.
     """
-    bad = [verdict for verdict in verdicts if is_bad(verdict)]
+    bad = [verdict for verdict in verdicts if needs_cause(verdict)]
     if not bad:
         return []
     performance = {name: PerformanceMetrics(check) for name, check in checks.items()}
     places = _fault_places(measurements, checks)
-    by_variable = list(_suspects_by_variable(bad, places, measurements, checks, node_prefix))
+    variable_suspects = list(_suspects_by_variable(bad, places, measurements, checks, node_prefix))
     suspects = [
         *_suspects_by_verdict(verdicts, bad, places, measurements, node_prefix),
-        *by_variable,
-        *_suspects_by_difference(bad, places, by_variable, measurements, checks, node_prefix),
+        *variable_suspects,
+        *_suspects_by_difference(bad, places, variable_suspects, measurements, checks, node_prefix),
     ]
-    evidence_of = {
+    suspect_by_evidence = {
         verdict: suspect for suspect in suspects if suspect.consequence_of for verdict in suspect.evidence_verdicts
     }
-    bad_by_node: dict[str, list[Verdict]] = {}  # with CLUSTER, for thousands of suspects
+    bad_by_node: dict[str, list[Verdict]] = {}  # an index, since there may be thousands of suspects; has CLUSTER too
     for verdict in bad:
         for node in {end.partition("/")[0] for end in _ends(verdict.subject)}:
             bad_by_node.setdefault(node, []).append(verdict)
@@ -79,7 +79,9 @@ def cause_findings(
         node = suspect.place.partition("/")[0]
         near = bad if node == CLUSTER else [*bad_by_node.get(node, ()), *bad_by_node.get(CLUSTER, ())]
         consequences = [
-            verdict for verdict in near if _is_explained(verdict, suspect, performance, evidence_of.get(verdict))
+            verdict
+            for verdict in near
+            if _is_explained(verdict, suspect, performance, suspect_by_evidence.get(verdict))
         ]
         explained.append((suspect, consequences))
     explained.sort(key=lambda pair: (_CONFIDENCE_ORDER.index(pair[0].finding.confidence), _extent(pair[0].place)))
@@ -111,28 +113,28 @@ def _needed_findings(explained: Sequence[tuple[_Suspect, Sequence[Verdict]]]) ->
     return findings
 
 
-def is_bad(verdict: Verdict) -> bool:
+def needs_cause(verdict: Verdict) -> bool:
     """Whether the verdict needs a cause: FAIL, WARN, ERROR, or an inconclusive violation of its threshold."""
     is_inconclusive = verdict.outcome is Outcome.UNJUDGED and Reason.INCONCLUSIVE in verdict.reasons
     return is_inconclusive or verdict.outcome in (Outcome.FAIL, Outcome.WARN, Outcome.ERROR)
 
 
 def _is_explained(
-    verdict: Verdict, suspect: _Suspect, performance: Mapping[str, PerformanceMetrics], shown: _Suspect | None
+    verdict: Verdict, suspect: _Suspect, performance: Mapping[str, PerformanceMetrics], shown_cause: _Suspect | None
 ) -> bool:
     """Whether the verdict is a consequence of the suspect: of its checks, at its place, and of the right kind.
 
-    ``shown``: the suspect whose evidence the verdict is, if that can be a consequence of another cause.
+    ``shown_cause``: the suspect for which the verdict is evidence, if it can be a consequence of another cause.
     """
     if verdict in suspect.evidence_verdicts or (suspect.only_here and verdict.subject == CLUSTER):
         return False
-    if shown is not None:
+    if shown_cause is not None:
         name = suspect.variable or suspect.finding.cause
-        return name in shown.consequence_of and overlap(suspect.place, verdict.subject)
+        return name in shown_cause.consequence_of and overlap(suspect.place, verdict.subject)
     if not any(fnmatchcase(verdict.check, pattern) for pattern in suspect.explains):
         return False
     is_slow = verdict.check in performance and performance[verdict.check][verdict.metric]
-    if Reason.METRIC_MISSING in verdict.reasons and verdict.detail:  # the check measured it, and says that it is noisy
+    if Reason.METRIC_MISSING in verdict.reasons and verdict.detail:  # the check gives a reason, such as noise
         is_explained = is_slow and not suspect.wrong_results
     else:
         is_explained = is_slow or suspect.wrong_results
@@ -319,16 +321,16 @@ def _settings_of_nodes(
 def _suspects_by_difference(
     bad: Sequence[Verdict],
     places: _FaultPlaces,
-    by_variable: Sequence[_Suspect],
+    variable_suspects: Sequence[_Suspect],
     measurements: Sequence[Measurement],
     checks: Mapping[str, Check],
     node_prefix: str,
 ) -> Iterator[_Suspect]:
     """One suspect for each node whose versions or settings differ from those of most nodes.
 
-    Without the variables that are suspects themselves.
+    Variables that are suspects themselves are left out.
     """
-    variables_at = {(suspect.place, suspect.variable) for suspect in by_variable}
+    variables_at = {(suspect.place, suspect.variable) for suspect in variable_suspects}
     sources = dict.fromkeys(
         each.check for role in _DIFFERENCE_ROLES for each, _ in role_facts(role, measurements, checks)
     )
@@ -380,7 +382,10 @@ def node_differences(measurements: Sequence[Measurement], checks: Mapping[str, C
 
 
 def node_command(template: str, place: str, node_prefix: str, names: Collection[str] = ()) -> str:
-    """The command for ``place``, on its node if that is another host; {names}: ``names``, or the host's own."""
+    """The command for ``place``, started on its node by ``node_prefix``.
+
+    {names} in ``template`` is replaced by ``names``, or by the host's own name without any.
+    """
     names_text = shlex.join(names) or '"$(hostname)"'
     command, node = _filled(template, place).replace("{names}", names_text), place.partition("/")[0].partition("->")[0]
     if not node_prefix or node == CLUSTER:

@@ -1,4 +1,4 @@
-"""Independent sources that name one cause: confirmations in logs, and log lines beside verdicts. Pure."""
+"""Findings that a second source confirms: other log lines, or a log line for a cause that verdicts show. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seatrial.diagnose.signatures import Match, signatures
 from seatrial.model import Finding
 from seatrial.model.trial import Confidence
 
-_RAISED: dict[Confidence, Confidence] = {"low": "medium", "medium": "high", "high": "high"}
+_RAISED_CONFIDENCE: dict[Confidence, Confidence] = {"low": "medium", "medium": "high", "high": "high"}
 
 
 def with_confirmations(finding: Finding, match: Match, matches: Sequence[Match]) -> Finding:
@@ -26,10 +26,9 @@ def with_confirmations(finding: Finding, match: Match, matches: Sequence[Match])
 
 
 def merge(cause_findings: Sequence[Finding], others: Sequence[Finding], jobs: frozenset[str]) -> list[Finding]:
-    """The causes and the other findings, where a finding from a log is part of the cause that it shows as well.
+    """The causes and the other findings. A finding from a log that shows a cause moves into its ``confirmed_by``.
 
-    ``jobs``: the subjects of findings from logs that do not name a place. A cause with such a finding has a higher
-    confidence, and the finding itself in ``confirmed_by``.
+    This raises the confidence of the cause. ``jobs``: the subjects of findings from logs that do not name a place.
     """
     merged, rest = list(cause_findings), []
     for other in others:
@@ -55,7 +54,7 @@ def _shows(other: Finding, cause: Finding, jobs: frozenset[str]) -> bool:
 
 
 def _confirmed(finding: Finding, evidence: str) -> Finding:
-    confidence = _RAISED[finding.confidence]
+    confidence = _RAISED_CONFIDENCE[finding.confidence]
     return finding.model_copy(update={"confidence": confidence, "evidence": f"{finding.evidence} {evidence}".strip()})
 
 

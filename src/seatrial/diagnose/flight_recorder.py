@@ -122,7 +122,7 @@ def hang_title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
         return (
             f"{ranks[:1].upper()}{ranks[1:]} left no dump; the others wait in {hang.name}",
             "Find why the rank wrote no dump: it was killed (dmesg), its node is gone, or it could not write the file. "
-            "Until then it is only the most likely one.",
+            "Until then the rank is only the most likely cause.",
             "medium",
         )
     if hang.not_started:

@@ -15,6 +15,7 @@ from seatrial.model.trial import Action, Confidence
 from seatrial.util.text import rank_list
 
 CAUSE = "rank_hangs"
+# Process state of /proc/PID/stat → fix and action
 _FIXES: dict[str, tuple[str, Action]] = {
     "D": (
         "The process waits in the kernel, mostly for storage or a driver: read the kernel's log of its node and test "
@@ -26,8 +27,8 @@ _FIXES: dict[str, tuple[str, Action]] = {
     "Z": ("The process has ended: read its log and the kernel's log (out of memory).", "retry-job"),
 }
 _READ_STACK = (
-    "Read the stack of this rank: it shows what it does instead of the collective in which the others wait. In a call "
-    "of a driver or file system call, test that device or mount on its node."
+    "Read the stack of this rank: it shows its present call, while the others wait in the collective. If that is a "
+    "call of a driver or file system, test the device or mount on its node."
 )
 
 

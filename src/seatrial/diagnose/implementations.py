@@ -15,11 +15,10 @@ _REFERENCES = (BasisKind.SKU, BasisKind.SITE)
 def implementation_findings(
     verdicts: Sequence[Verdict], checks: Mapping[str, Check], causes: Sequence[Finding]
 ) -> Iterator[Finding]:
-    """A finding per check whose implementations are all slow, or where one is and another is as fast as its reference.
+    """One finding per check: all implementations are slow, or some are slow and another is as fast as its reference.
 
-    Slow is a FAIL of the implementation's speed, fast a PASS against a reference value of the SKU or the site. Without
-    both there is no conclusion: an inconclusive speed or a missing reference value shows neither. No finding for a slow
-    machine where one of ``causes`` explains all of its verdicts.
+    An implementation is slow if its speed FAILs, and fast if it PASSes against a reference value of the SKU or the
+    site; other outcomes show neither. There is no finding for a slow machine if ``causes`` explain all of its verdicts.
     """
     explained = {key for cause in causes if cause.confidence == "high" for key in cause.explains}
     by_metric: dict[tuple[str, str], list[Verdict]] = {}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 from seatrial.checks.base import Check, FindingTemplate
 from seatrial.model import Finding, Measurement, Metric, Outcome, Reason, Verdict, format_value
+from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
 MAX_NAMED = 8
-Confidence = Literal["high", "medium", "low"]
 Failures = list[tuple[Metric, Verdict]]  # metrics with a FAIL or WARN
 _CONFIDENCE_ORDER: tuple[Confidence, ...] = ("low", "medium", "high")
 
@@ -57,7 +56,7 @@ def _worst_verdicts(verdicts: Sequence[Verdict], checks: Mapping[str, Check]) ->
 
 
 def _are_locatable(template: FindingTemplate, measurement: Measurement, failures: Failures) -> bool:
-    """Whether the check can locate so many faults; with more, good subjects may look slow because of partners."""
+    """Whether the check can locate so many faults; with more, good subjects may look slow due to slow partners."""
     if not template.max_locatable_fact:
         return True
     limit = measurement.facts.get(template.max_locatable_fact)

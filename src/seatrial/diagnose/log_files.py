@@ -21,7 +21,9 @@ STDIN = Path("-")
 _RUN_FILES = frozenset(("run.json", "measurements.jsonl"))  # in each run directory, from its first moment
 _RUN_LOG = re.compile(r"\.(?:log|err|out)$|_trace_rank_")  # also dumps of torch's flight recorder
 # Programs and documents quote error messages
-_NO_LOGS = frozenset((".py", ".pyc", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".go", ".rs", ".js", ".html"))
+_NO_LOG_SUFFIXES = frozenset(
+    (".py", ".pyc", ".ipynb", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".go", ".rs", ".js", ".html")
+)
 _NO_LOG_FOLDERS = frozenset((".git", "__pycache__", "site-packages", "node_modules", ".venv"))
 _HEAD_BYTES = 1024
 _PRINTABLE = bytes([*range(32, 127), *b"\t\r\n\x1b"])
@@ -37,19 +39,19 @@ _FORMATS = {
 
 
 class BinaryFileError(UsageError):
-    """A file is no text."""
+    """The file is not text."""
 
 
 def log_files(path: Path, errors: list[str]) -> list[Path]:
-    """The logs of a folder and its subfolders, in the order of the numbers in their names; ``path`` if it is no folder.
+    """The logs of a folder and its subfolders, in the order of the numbers in their names; a file gives itself.
 
-    Of a run directory only the logs of its jobs: its reports quote lines of logs. Links to folders are not
-    followed. Adds a sentence to ``errors`` for a folder without logs and for each unreadable folder.
+    Of a run directory, only the logs of its jobs are returned, since its reports quote log lines. Links to folders are
+    not followed. Adds a sentence to ``errors`` for a folder without logs and for each unreadable folder.
     """
     if not path.is_dir():
         return [path]
     files: list[Path] = []
-    unread = len(errors)
+    errors_before = len(errors)
     in_jobs: set[str] = set()  # the folder ``jobs`` of each run directory, and its subfolders
     for folder, subfolders, names in os.walk(
         path, onerror=lambda error: errors.append(f"cannot read {error.filename}: {error.strerror}")
@@ -62,9 +64,9 @@ def log_files(path: Path, errors: list[str]) -> list[Path]:
         is_job = folder in in_jobs
         if is_job:
             in_jobs.update(os.path.join(folder, name) for name in subfolders)
-        candidates = (Path(folder, name) for name in names if is_job or Path(name).suffix not in _NO_LOGS)
+        candidates = (Path(folder, name) for name in names if is_job or Path(name).suffix not in _NO_LOG_SUFFIXES)
         files += [file for file in candidates if (not is_job or _RUN_LOG.search(file.name)) and _is_regular(file)]
-    if not files and len(errors) == unread:
+    if not files and len(errors) == errors_before:
         errors.append(f"no logs in {path}")
     return sorted(files, key=_natural_order)
 
@@ -85,8 +87,8 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
 def open_log(log: Path, in_folder: bool = False) -> Iterator[tuple[Readable, str]]:
     """The stream of a log or of standard input, unpacked if it is gzipped, and its name.
 
-    Raises UsageError if it cannot be read to its end, and BinaryFileError if it is no text; a file ``in_folder``
-    is no text if zero bytes are among its first bytes.
+    Raises UsageError if it cannot be read to its end, and BinaryFileError if it is not text. A file of a folder
+    (``in_folder``) is not text if its first bytes contain a zero byte.
     """
     name = "standard input" if log == STDIN else str(log)
     try:

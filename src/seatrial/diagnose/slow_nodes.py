@@ -10,7 +10,7 @@ from statistics import median
 from pydantic import JsonValue, ValidationError
 
 from seatrial.checks.base import Check
-from seatrial.diagnose.causes import SPEED_CHECKS, is_bad, node_command, node_differences, overlap
+from seatrial.diagnose.causes import SPEED_CHECKS, needs_cause, node_command, node_differences, overlap
 from seatrial.hardware.pair_rates import (
     CPU_LIMITS,
     GPU_LIMITS,
@@ -35,7 +35,7 @@ UNJUDGED_SHARE = 0.25
 _MAX_NAMED = 6
 _NARROW = 0.2  # a larger spread is shown as a range of rates
 _JUDGED = (Outcome.PASS, Outcome.WARN, Outcome.FAIL)
-_SENDING: dict[Direction | None, str] = {
+_DIRECTION_TEXTS: dict[Direction | None, str] = {
     "sends": ", only when it sends",
     "receives": ", only when it receives",
     "both": ", in both directions",
@@ -84,7 +84,7 @@ def _inter_node_shares(
 ) -> Iterator[tuple[str, Metric]]:
     """Check and metric of all shares that compare nodes or ranks by their paths to other nodes.
 
-    Not of single pairs: over gloo, healthy pairs reach a fifth of the best by chance.
+    Shares of single pairs are left out: over gloo, healthy pairs reach a fifth of the best one by chance.
     """
     for measurement in measurements:
         comparisons = inter_node[measurement.check].comparisons if measurement.check in inter_node else {}
@@ -95,7 +95,7 @@ def _inter_node_shares(
 
 
 def _is_inter_node(check: Check) -> bool:
-    """Whether the check moves data between nodes: not one with a communicator per node, or that compares GPUs only."""
+    """Whether the check moves data between nodes, and neither has a communicator per node nor compares only GPUs."""
     compares_gpus = check.comparisons and not any(each.inter_node for each in check.comparisons.values())
     between_ranks = check.scope is Scope.CLUSTER and check.phase in (Phase.INTERCONNECT, Phase.DISTRIBUTED)
     return between_ranks and not check.per_node and not compares_gpus and not check.localizes
@@ -128,7 +128,8 @@ def localization_notes(
         )
         return (Insight(check=check, title=title, text=text),)
     text = (
-        f"no node, GPU, rail or path is slower with all of its partners: pairs of {last.nodes} nodes {_healthy(last)}. "
+        "no node, GPU, rail or path is slower with all of its partners: "
+        f"pairs of {last.nodes} nodes {_healthy_text(last)}. "
         "The cause is common to all nodes, inside the nodes, or not the network."
     )
     return (Insight(check=check, title=title, text=text),)
@@ -151,22 +152,22 @@ def localization_findings(
     search_checks = {search.check for search in searches}
     bad = [
         verdict
-        for verdict in filter(is_bad, verdicts)
+        for verdict in filter(needs_cause, verdicts)
         if verdict.check in search_checks
         or (verdict.check in performance and performance[verdict.check][verdict.metric])
     ]
     findings: dict[tuple[str, str], Finding] = {}
     for conclusion, search in _conclusions(searches):
-        writer = _Writer(conclusion, search, node_differences(measurements, checks), causes, node_prefix)
+        writer = _FindingWriter(conclusion, search, node_differences(measurements, checks), causes, node_prefix)
         for finding in writer.findings():
             explains = tuple(
-                dict.fromkeys(Explained.key(each) for each in bad if _follows(each, finding.subject.split(", ")))
+                dict.fromkeys(Explained.key(each) for each in bad if _can_follow(each, finding.subject.split(", ")))
             )
             findings[finding.cause, finding.subject] = finding.model_copy(update={"explains": explains})
     return list(findings.values())
 
 
-def _follows(verdict: Verdict, places: Iterable[str]) -> bool:
+def _can_follow(verdict: Verdict, places: Iterable[str]) -> bool:
     """Whether the verdict can be a consequence of a slow network at one of ``places``."""
     is_speed = any(fnmatchcase(verdict.check, pattern) for pattern in SPEED_CHECKS)
     return is_speed and any(overlap(place, verdict.subject) for place in places)
@@ -211,7 +212,7 @@ _TCP = _NetworkTexts(
 
 
 @dataclass(frozen=True)
-class _Writer:
+class _FindingWriter:
     """Writes the findings of one search."""
 
     conclusion: Conclusion
@@ -228,41 +229,40 @@ class _Writer:
             )
             yield self._finding("slow_rail", f"network rail {rail} is slow on all nodes", CLUSTER, evidence, "high")
         for node in dict.fromkeys(port.node for port in self.conclusion.ports):
-            yield self._node([port for port in self.conclusion.ports if port.node == node])
+            yield self._node_finding([port for port in self.conclusion.ports if port.node == node])
         for pair in dict.fromkeys(path.pair for path in self.conclusion.paths):
-            yield self._path([path for path in self.conclusion.paths if path.pair == pair])
+            yield self._path_finding([path for path in self.conclusion.paths if path.pair == pair])
 
-    def _node(self, ports: Sequence[SlowPort]) -> Finding:
+    def _node_finding(self, ports: Sequence[SlowPort]) -> Finding:
         node, deficits = ports[0].node, [deficit for port in ports for deficit in port.deficits]
         whole_node = len(ports) == self.conclusion.rails
         subjects = self._subjects(node)
         slow = [subjects[port.rail] if port.rail < len(subjects) else f"{node}/rank{port.rail}" for port in ports]
         subject = node if whole_node else ", ".join(slow)
         evidence = (
-            f"{subject} is {_range(deficits)} slower in every pair{_direction(ports)} ({self._rates_of(node)}); all "
-            f"other pairs {_healthy(self.conclusion)}."
+            f"{subject} is {_range_text(deficits)} slower in every pair{_direction_text(ports)} "
+            f"({self._rates_of(node)}); all other pairs {_healthy_text(self.conclusion)}."
         )
         likely = self._likely_cause(node)
         title = f"{node} is slow to every other node" if whole_node else f"GPUs of {node} are slow to every other node"
         confidence = self._confidence(deficits)
         return self._finding("slow_node" if whole_node else "slow_gpu", title, subject, evidence + likely, confidence)
 
-    def _path(self, paths: Sequence[SlowPath]) -> Finding:
+    def _path_finding(self, paths: Sequence[SlowPath]) -> Finding:
         first, second = paths[0].pair
         deficits = [deficit for path in paths for deficit in path.deficits]
         direction = {"sends": f", only from {first} to {second}", "receives": f", only from {second} to {first}"}
         directions = {path.direction or "" for path in paths}
         where = direction.get(directions.pop(), "") if len(directions) == 1 else ""
-        slower = f"{_range(deficits)} slower with each other{where}"
-        evidence = (
-            f"{first} and {second} are {slower}, and not with other nodes; all other pairs {_healthy(self.conclusion)}."
-        )
+        slower = f"{_range_text(deficits)} slower with each other{where}"
+        healthy = _healthy_text(self.conclusion)
+        evidence = f"{first} and {second} are {slower}, and not with other nodes; all other pairs {healthy}."
         title = f"the path between {first} and {second} is slow"
         if self.conclusion.nodes == 2:
-            evidence = self._two_nodes(paths, slower)
+            evidence = self._two_node_evidence(paths, slower)
         return self._finding("slow_path", title, f"{first}->{second}", evidence, self._confidence(deficits))
 
-    def _two_nodes(self, paths: Sequence[SlowPath], slower: str) -> str:
+    def _two_node_evidence(self, paths: Sequence[SlowPath], slower: str) -> str:
         """The evidence without a third node: the slow rails, and what is known about both ends."""
         ends = [
             [names[path.rail] if path.rail < len(names) else f"{node}/rank{path.rail}" for path in paths]
@@ -273,7 +273,7 @@ class _Writer:
         rails = (
             f"; the other rails reach {self.conclusion.healthy_gb_s:.3g} GB/s" if self.conclusion.healthy_pairs else ""
         )
-        unknown = " Two nodes are one pair: it does not tell which of both is at fault. Search with a third node."
+        unknown = " Two nodes are one pair, which does not show which node is at fault. Search with a third node."
         return f"{named} are {slower}{rails}.{unknown}" + "".join(
             f" On {node}:{likely}" for node in paths[0].pair if (likely := self._likely_cause(node))
         )
@@ -335,12 +335,12 @@ _PATH_FIX = (
 )
 
 
-def _range(deficits: Sequence[float]) -> str:
+def _range_text(deficits: Sequence[float]) -> str:
     low, high = min(deficits), max(deficits)
     return f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
 
 
-def _healthy(conclusion: Conclusion) -> str:
+def _healthy_text(conclusion: Conclusion) -> str:
     """The rates of the healthy pairs as text."""
     low, high = conclusion.healthy_range_gb_s
     middle = conclusion.healthy_gb_s
@@ -350,6 +350,6 @@ def _healthy(conclusion: Conclusion) -> str:
     return f"({conclusion.healthy_pairs}) reach {low:.3g} to {high:.3g} GB/s"
 
 
-def _direction(ports: Sequence[SlowPort]) -> str:
+def _direction_text(ports: Sequence[SlowPort]) -> str:
     directions = {port.direction for port in ports}
-    return _SENDING[directions.pop()] if len(directions) == 1 else ""
+    return _DIRECTION_TEXTS[directions.pop()] if len(directions) == 1 else ""

@@ -58,7 +58,7 @@ class Kubectl:
         options += [f"--namespace={self.namespace}"] if self.namespace else []
         return ["kubectl", *options, *args]
 
-    def shown(self, *args: str) -> str:
+    def command_text(self, *args: str) -> str:
         """Return the command line for ``args`` as a user types it, for "Run first"."""
         return shlex.join(self.command(*args))
 
@@ -78,7 +78,7 @@ class Kubectl:
             raise KubectlError(f"kubectl: {error.strerror}. Install it; run first: command -v kubectl") from None
         if result.code is None:
             raise ApiUnavailable(
-                f"{shlex.join(argv)} took longer than {timeout_s:g} s. Run first: {self.shown('version')}"
+                f"{shlex.join(argv)} took longer than {timeout_s:g} s. Run first: {self.command_text('version')}"
             )
         return result
 
@@ -95,7 +95,7 @@ class Kubectl:
             if not all(map(_is_object, objects)):
                 raise ValueError("items are not objects of Kubernetes")
         except (ValueError, AttributeError, TypeError, RecursionError) as error:
-            command = self.shown("get", *args, "--output=json")
+            command = self.command_text("get", *args, "--output=json")
             raise KubectlError(f"kubectl printed no JSON list of objects ({error}). Run first: {command}") from None
         return list(objects)
 
@@ -129,7 +129,9 @@ class Kubectl:
             contexts = "kubectl config get-contexts"
             return KubectlError(f"kubectl has no cluster to connect to ({output}). Run first: {contexts}")
         if any(part in text for part in _UNREACHABLE):
-            return ApiUnavailable(f"the API server does not answer ({output}). Run first: {self.shown('version')}")
+            return ApiUnavailable(
+                f"the API server does not answer ({output}). Run first: {self.command_text('version')}"
+            )
         if refused := _REFUSED.search(text):
             reason, message = refused["reason"], refused["message"]
             error = f"the API server refused `kubectl {args[0]}` ({reason}): {message}"
@@ -140,8 +142,8 @@ class Kubectl:
             if args[0] == "create":  # repeated by the user, it makes objects that no run deletes
                 quota = "exceeded quota" in message
                 command = ("describe", "resourcequotas") if quota else ("auth", "can-i", "--list")
-            return error_type(f"{error}. Run first: {self.shown(*command)}", reason)
-        return KubectlError(f"kubectl {args[0]} failed: {output}. Run first: {self.shown(*args)}")
+            return error_type(f"{error}. Run first: {self.command_text(*command)}", reason)
+        return KubectlError(f"kubectl {args[0]} failed: {output}. Run first: {self.command_text(*args)}")
 
 
 def _is_object(item: Any) -> bool:

@@ -62,7 +62,7 @@ class Expected:
     - explained: the first finding has ``cause`` as the id of its cause or of its signature. A refusal is explained if
       its message has the text ``cause``.
     - first command right: ``command`` occurs in the first command of that finding, or in the refusal.
-    - action right: the finding has ``action``; not evaluated for a refusal, which has no action.
+    - action right: the finding has ``action``; not evaluated for a refusal, nor if ``action`` is None.
     """
 
     cause: str
@@ -100,11 +100,12 @@ class Drill:
 
 
 class DrillResult(Frozen):
-    """The result of one drill. ``could_not_run``: why it could not run here; the other fields are then empty.
+    """The result of one drill. ``could_not_run``: why it could not run here; only the first three fields count then.
 
-    ``seconds``: from the injection, or from the start of the trial if that is later, to the end of the trial.
-    ``action_right``: None for a refusal, which has no action. ``problems``: the expected and the reported value of each
-    part that does not hold.
+    ``seconds``: from the injection to the end of the trial; without a later injection, the time of the whole trial.
+    ``seen`` to ``action_right``: see Expected; ``action_right`` is None if the drill expects no action.
+    ``decision``, ``finding``, ``place``, ``first_command``: what the trial reported.
+    ``problems``: the expected and the reported value of each part that does not hold.
     """
 
     name: str

@@ -20,7 +20,10 @@ CONFIDENCE = 0.95  # of ``upper_bound``
 
 
 class Alarm(Frozen):
-    """A bad verdict or a finding of a clean run; a finding has no ``outcome``, and its cause as ``metric``."""
+    """A bad verdict or a finding of a clean run; ``run``: its number from 1.
+
+    For a finding ``check`` is "finding", ``metric`` is its cause, and ``outcome`` is empty.
+    """
 
     run: int
     check: str
@@ -53,7 +56,7 @@ class CleanRuns(Frozen):
 def run_clean(
     drills: Sequence[Drill], runs: int, ignored: Sequence[str], folder: Path, progress: Callable[[str], None]
 ) -> CleanRuns:
-    """Run the trials of all ``drills`` ``runs`` times, without a fault; Ctrl-C ends after the last complete run.
+    """Run the trials of all ``drills`` ``runs`` times, without a fault. After Ctrl-C only the complete runs count.
 
     Raises UsageError if the drills need different machines, SeatrialError if one cannot run here or leaves no record.
     """
@@ -88,7 +91,7 @@ def run_clean(
 
 
 def _run(trial: Drill, folder: Path) -> Trial:
-    """The record of a trial without a fault."""
+    """Run a trial without a fault and return its record. Raises SeatrialError if it leaves none."""
     injection = Injection(trial, folder.absolute())
     injection.folder.mkdir(parents=True)
     try:
@@ -124,11 +127,11 @@ def clean_trials(drills: Sequence[Drill]) -> list[Drill]:
 
 
 def _merged(trial: Drill, drill: Drill) -> Drill | None:
-    """``trial`` with the checks of ``drill``; None if machine, limits, options or thresholds of a check differ."""
+    """``trial`` with the checks of ``drill``; None if the shared settings, or those of a check in both, differ."""
     first, second = trial.trial, drill.trial
     first_settings, second_settings = _settings_by_check(first), _settings_by_check(second)
     if (
-        _common(trial) != _common(drill)
+        _shared_settings(trial) != _shared_settings(drill)
         or any(first.checks[name] != second.checks[name] for name in first.checks.keys() & second.checks)
         or any(first_settings[name] != second_settings[name] for name in first_settings.keys() & second_settings)
     ):
@@ -146,7 +149,7 @@ def _settings_by_check(trial: DrillTrial) -> dict[str, JsonValue]:
     return dict(by_check) if isinstance(by_check, dict) else {}
 
 
-def _common(drill: Drill) -> tuple[object, ...]:
+def _shared_settings(drill: Drill) -> tuple[object, ...]:
     """GPUs, nodes, launcher, arguments and settings that all checks of a drill's trial share."""
     trial, needs = drill.trial, drill.needs
     settings = {key: value for key, value in trial.settings.items() if key != "checks"}
@@ -171,7 +174,7 @@ def alarms_of(trial: Trial, run: int) -> Iterable[Alarm]:
 
 
 def upper_bound(events: int, runs: int) -> float:
-    """The one-sided upper limit of the share of runs with an event, after ``events`` in ``runs`` (Clopper and Pearson).
+    """The one-sided upper limit of the share of runs with an event, after ``events`` in ``runs`` (Clopper-Pearson).
 
     Without an event it is close to 3 / runs, the rule of three (Hanley and Lippman-Hand, JAMA 1983).
     """

@@ -15,14 +15,14 @@ _MAX_CHARS = 300  # of a message in the result
 
 @dataclass(frozen=True)
 class Evidence:
-    """Results of a trial. ``trial``: None without a record. ``errors``: its standard error.
+    """What a trial left. ``trial``: its record, None if it left none. ``error_output``: its standard error.
 
     ``seconds``: see DrillResult. ``failure``: why the fault could not be injected, or why the trial did not end; else
     empty.
     """
 
     trial: Trial | None
-    errors: str
+    error_output: str
     seconds: float
     failure: str = ""
 
@@ -35,7 +35,7 @@ def evaluate(drill: Drill, evidence: Evidence) -> DrillResult:
     if drill.expected.refusal:
         return _evaluate_refusal(result, drill.expected, evidence)
     if evidence.trial is None:
-        lines = evidence.errors.strip().splitlines() or ["empty"]
+        lines = evidence.error_output.strip().splitlines() or ["empty"]
         return result.model_copy(update={"problems": (f"no record; last line of stderr: {lines[-1][:_MAX_CHARS]}",)})
     return _evaluate_record(result, drill.expected, evidence.trial)
 
@@ -98,12 +98,12 @@ def _bad_verdicts(trial: Trial) -> str:
 
 
 def _evaluate_refusal(result: DrillResult, expected: Expected, evidence: Evidence) -> DrillResult:
-    """A refusal has no verdicts: its message must have the text, the place, the cause and the first command.
+    """Compare a refusal, which has no verdicts: its message must contain the text, the place and the cause.
 
-    If the record has a finding, its first command counts.
+    The first command is that of the first finding; without a finding the message must contain it.
     """
     trial = evidence.trial
-    message = f"{trial.stop_reason}\n{evidence.errors}" if trial else evidence.errors
+    message = f"{trial.stop_reason}\n{evidence.error_output}" if trial else evidence.error_output
     is_accepted = trial is not None and trial.decision.value is DecisionValue.ACCEPTED
     seen = re.search(expected.refusal, message) is not None and not is_accepted
     command = trial.findings[0].first_command if trial and trial.findings else message
@@ -114,7 +114,7 @@ def _evaluate_refusal(result: DrillResult, expected: Expected, evidence: Evidenc
         "command_right": seen and re.search(expected.command, command) is not None,
     }
     line = next((line for line in message.splitlines() if re.search(expected.refusal, line)), "")
-    last = (evidence.errors.strip().splitlines() or ["empty"])[-1]
+    last = (evidence.error_output.strip().splitlines() or ["empty"])[-1]
     return result.model_copy(
         update={
             **parts,

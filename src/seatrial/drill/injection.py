@@ -36,8 +36,8 @@ class TrialEndedEarly(SeatrialError):
 class Injection:
     """The trial of one drill, and all changes that the drill makes. ``close`` undoes them.
 
-    If the drill is killed, they are undone too: the kernel ends its processes, and mounts exist in their namespace
-    only.
+    The kernel undoes them if the drill is killed: it ends the drill's processes, and with them the mount namespace
+    of the trial.
 
     ``folder``: for the files of the drill. ``environment``: variables of the trial. ``setup``: shell commands that run
     before the trial, in its process, such as ``ulimit -l 64``; with ``new_mounts`` they may mount filesystems that only
@@ -63,7 +63,7 @@ class Injection:
     def use_fault(self, name: str) -> None:
         """Run ``install()`` of the module ``faults/NAME.py`` at the start of every Python process of the trial.
 
-        Only a file named sitecustomize.py in the folder of the drill calls it: no option or variable of seatrial does.
+        Only a sitecustomize.py that this function writes calls it: no option or variable of seatrial enables a fault.
         """
         module = f"seatrial.drill.faults.{name}"
         importlib.import_module(module)  # a wrong name fails here, not silently in the trial
@@ -160,7 +160,7 @@ class Injection:
         return beats
 
     def signal_rank(self, beat: Heartbeat, number: signal.Signals) -> None:
-        """Send a signal to a rank of this trial on this host. Raises SeatrialError if the pid is not one of them."""
+        """Send a signal to a rank on this host. Raises SeatrialError if the pid is not that of a rank of this trial."""
         try:
             command = psutil.Process(beat.pid).cmdline()
         except psutil.Error as error:
@@ -211,6 +211,6 @@ def _merged(base: Mapping[str, JsonValue], changes: Mapping[str, JsonValue]) -> 
     merged = dict(base)
     for key, value in changes.items():
         before = merged.get(key)
-        both = isinstance(before, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merged(before, value) if both else value  # type: ignore[arg-type]
+        are_mappings = isinstance(before, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merged(before, value) if are_mappings else value  # type: ignore[arg-type]
     return merged

@@ -14,6 +14,7 @@ from seatrial.drill.evaluate import Evidence, evaluate
 from seatrial.drill.injection import Injection
 from seatrial.model import SeatrialError, Trial
 from seatrial.pipeline.run_directory import load_trial
+from seatrial.util.text import plural
 
 Progress = Callable[[str], None]
 
@@ -70,7 +71,7 @@ def unmet_need(needs: Needs) -> str:
     if needs.cpus > (cpus := len(os.sched_getaffinity(0))):
         return f"needs {needs.cpus} CPUs, this process may use {cpus}"
     if needs.gpus and needs.gpus > (gpus := len(gpu.read_with_timeout().gpus)):
-        return f"needs {needs.gpus} GPU{'s' if needs.gpus > 1 else ''}, this host has {gpus}"
+        return f"needs {plural(needs.gpus, 'GPU')}, this host has {gpus}"
     if needs.other and (reason := needs.other()):
         return reason
     return _too_few_nodes(needs.nodes) if needs.nodes > 1 else ""

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from seatrial.drill.base import Drill, DrillResult
 from seatrial.drill.clean import CONFIDENCE, CleanRuns
-from seatrial.report.text import clean, plural
+from seatrial.report.text import clean
+from seatrial.util.text import plural
 
 # Field of DrillResult → its name on the terminal and in docs/drills.md
 PARTS = {

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_ratio
 from seatrial.model import format_value
+from seatrial.util.text import plural
 
 # Share of the PCIe rate that GPUs without NVLink are assumed to reach among each other, through the root complexes. If
 # the network is faster than this share, PCIe is the bound, and no limit is known.
@@ -27,7 +28,7 @@ class Link(StrEnum):
 
 @dataclass(frozen=True)
 class NodeLinks:
-    """The links of one node. Rates are unidirectional; None is unknown, or no such link.
+    """The links of one node. Rates are unidirectional; None: unknown, or no such link.
 
     The node has ``ports`` network ports of ``port_gbps`` Gbit/s each; ``ports_text`` names them. ``nvlink`` (the rate
     that NCCL plans with) and ``pcie`` are per GPU in GB/s. ``nvls_busbw``: bus bandwidth of an all-reduce inside one
@@ -101,7 +102,7 @@ def _ports_bound(operation: str, algorithm: str, ratio: float, node: NodeLinks) 
 def _point_to_point_bound(node: NodeLinks) -> _Bound:
     """The bound of a shift from rank to rank: it leaves a node over one GPU's share of the ports, at least one port."""
     value = max(node.port_rate / node.gpus, node.port_gbps / 8)
-    text = f"{_rate_text(node)}; one of {node.gpus} GPUs sends to the next node: {_gbs(value)} over its ports"
+    text = f"{_rate_text(node)}; one of {plural(node.gpus, 'GPU')} sends to the next node: {_gbs(value)} over its ports"
     return value, Link.PORTS, text
 
 

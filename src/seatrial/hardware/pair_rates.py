@@ -45,7 +45,7 @@ CPU_LIMITS = Limits(min_deficit=0.6, min_noise=0.2, use_best=True)
 
 
 @dataclass(frozen=True)
-class Step:
+class PairStep:
     """Disjoint pairs to measure concurrently. ``unidirectional``: only the first node of each pair sends."""
 
     stage: Stage

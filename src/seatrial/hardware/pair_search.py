@@ -24,10 +24,10 @@ from seatrial.hardware.pair_rates import (
     Limits,
     Pair,
     PairRate,
+    PairStep,
     SlowPath,
     SlowPort,
     Stage,
-    Step,
     log_ratio,
 )
 from seatrial.hardware.two_nodes import conclude_two_nodes, two_node_steps
@@ -62,7 +62,7 @@ def round_robin(count: int, max_rounds: int) -> list[list[tuple[int, int]]]:
 
 def pair_search(
     nodes: Sequence[str], limits: Limits, rounds: int = ROUNDS
-) -> Generator[Step, Sequence[PairRate], Conclusion]:
+) -> Generator[PairStep, Sequence[PairRate], Conclusion]:
     """Yield the steps to measure; each ``send`` takes the rates of the step. Returns the conclusion from all rates.
 
     The same rates give the same steps.
@@ -71,7 +71,7 @@ def pair_search(
         return conclude_two_nodes((yield from two_node_steps(*nodes)), limits)
     rates: list[PairRate] = []
     for paired in round_robin(len(nodes), rounds):
-        rates += yield Step("rounds", tuple((nodes[a], nodes[b]) for a, b in paired))
+        rates += yield PairStep("rounds", tuple((nodes[a], nodes[b]) for a, b in paired))
     first = _FirstRounds(rates, limits)
     suspects = first.suspect_nodes
     good = [node for node in nodes if node not in suspects]
@@ -112,8 +112,8 @@ def _conclude(rates: Sequence[PairRate], first: _FirstRounds) -> Conclusion:
     return Conclusion(
         nodes=len({node for rate in first.rates for node in rate.pair}),
         rails=first.rails,
-        ports=tuple(directions.of_port(port) for port in ports),
-        paths=tuple(directions.of_path(path) for path in paths),
+        ports=tuple(directions.with_port_direction(port) for port in ports),
+        paths=tuple(directions.with_path_direction(path) for path in paths),
         slow_rails=first.slow_rails(),
         suspects=tuple(first.suspect_nodes),
         noise=max((rail.noise for rail in first.by_rail), default=0.0),
@@ -248,7 +248,7 @@ def _disjoint(pairs: Iterable[Pair]) -> list[list[Pair]]:
     return steps
 
 
-def _steps(stage: Stage, steps: Sequence[Sequence[Pair]], good: Sequence[str]) -> Iterator[Step]:
+def _steps(stage: Stage, steps: Sequence[Sequence[Pair]], good: Sequence[str]) -> Iterator[PairStep]:
     """The steps with pairs of good nodes as controls; if no step has one, steps with only a control pair follow."""
     has_controls = not steps
     for pairs in steps:
@@ -256,9 +256,9 @@ def _steps(stage: Stage, steps: Sequence[Sequence[Pair]], good: Sequence[str]) -
         idle = [node for node in good if node not in used]
         controls = list(zip(idle[::2], idle[1::2], strict=False))[:CONTROL_PAIRS]
         has_controls = has_controls or bool(controls)
-        yield Step(stage, (*pairs, *controls))
+        yield PairStep(stage, (*pairs, *controls))
     for _ in range(0 if has_controls or len(good) < 2 else REPEATS):
-        yield Step(stage, ((good[0], good[1]),))
+        yield PairStep(stage, ((good[0], good[1]),))
 
 
 def _slow_ports(rates: Sequence[PairRate], first: _FirstRounds) -> Iterator[SlowPort]:
@@ -315,12 +315,12 @@ class _Directions:
         self._rates = [rate for rate in rates if rate.stage == "directions"]
         self._controls = [rate for rate in self._rates if not set(slow) & set(rate.pair)]
 
-    def of_port(self, port: SlowPort) -> SlowPort:
+    def with_port_direction(self, port: SlowPort) -> SlowPort:
         sent = [rate.gb_s[port.rail] for rate in self._rates if rate.first == port.node]
         received = [rate.gb_s[port.rail] for rate in self._rates if rate.second == port.node]
         return replace(port, direction=self._direction(sent, received, port.rail))
 
-    def of_path(self, path: SlowPath) -> SlowPath:
+    def with_path_direction(self, path: SlowPath) -> SlowPath:
         first, second = path.pair
         sent = [rate.gb_s[path.rail] for rate in self._rates if (rate.first, rate.second) == (first, second)]
         received = [rate.gb_s[path.rail] for rate in self._rates if (rate.first, rate.second) == (second, first)]

@@ -17,6 +17,7 @@ from seatrial.hardware.links import Links
 from seatrial.model import Baseline, BasisKind, Frozen, ReferenceValue
 from seatrial.util import data_files
 from seatrial.util.quantiles import spread
+from seatrial.util.text import plural
 
 # Two different values do not show which one is wrong; with three, the majority shows it.
 MIN_PEERS = 3
@@ -260,8 +261,8 @@ class References:
             return Reference(value.value, value.unit, BasisKind.SKU, sku.name, value.source, required=value.required)
         nodes = facts.get("nodes")
         fabric = f" over {self.fabric or 'an unknown network'}" if isinstance(nodes, int) and nodes > 1 else ""
-        nodes_text = f"{nodes} node{'' if nodes == 1 else 's'}"
-        return f"{sku.name} has no reference value {key} for {facts.get('world_size')} GPUs on {nodes_text}{fabric}"
+        size = f"{_count_text(facts.get('world_size'), 'GPU')} on {_count_text(nodes, 'node')}"
+        return f"{sku.name} has no reference value {key} for {size}{fabric}"
 
 
 NO_REFERENCES = References()
@@ -282,6 +283,11 @@ def references_for(
 def _nodes(facts: Mapping[str, JsonValue]) -> int:
     nodes = facts.get("nodes")
     return nodes if type(nodes) is int else 0
+
+
+def _count_text(count: JsonValue, noun: str) -> str:
+    """A number from a record with its noun; the record may have any other value instead."""
+    return plural(count, noun) if type(count) is int else f"{count} {noun}s"
 
 
 def _site_value(

@@ -11,20 +11,20 @@ from collections.abc import Generator, Sequence
 from math import ceil, expm1, sqrt
 from statistics import median, pstdev
 
-from seatrial.hardware.pair_rates import Conclusion, Direction, Limits, PairRate, SlowPath, Step, log_ratio
+from seatrial.hardware.pair_rates import Conclusion, Direction, Limits, PairRate, PairStep, SlowPath, log_ratio
 
 _REPEATS = 3  # of both directions at once, and of each direction
 _FAULT_Z = 3.0  # standard errors
 
 
-def two_node_steps(first: str, second: str) -> Generator[Step, Sequence[PairRate], list[PairRate]]:
+def two_node_steps(first: str, second: str) -> Generator[PairStep, Sequence[PairRate], list[PairRate]]:
     """Yield the steps to measure; each ``send`` takes the rates of the step. Returns all rates."""
     rates: list[PairRate] = []
     for _ in range(_REPEATS):
-        rates += yield Step("rounds", ((first, second),))
+        rates += yield PairStep("rounds", ((first, second),))
     for _ in range(_REPEATS):
-        rates += yield Step("directions", ((first, second),), unidirectional=True)
-        rates += yield Step("directions", ((second, first),), unidirectional=True)
+        rates += yield PairStep("directions", ((first, second),), unidirectional=True)
+        rates += yield PairStep("directions", ((second, first),), unidirectional=True)
     return rates
 
 

@@ -36,7 +36,7 @@ def judge(
 
     ``jobs`` define on how many subjects each check must be measured. ``site`` is the site's baseline, learned from this
     run among others if ``site_includes_run``. ``retries`` are second measurements of checks that failed; they confirm
-    or lift a FAIL. None: before any retry.
+    or lift a FAIL. With None, no retry was possible yet: a FAIL is not marked as not retried.
     """
     trial_links = links.read(measurements, checks)
     references = references_for(
@@ -135,17 +135,17 @@ def _judges(check: Check, setting: CheckSettings, trial: str, references: Refere
     # Both functions judge the first measurements: their verdicts are computed once
     cached: list[tuple[Sequence[Measurement], list[Verdict]]] = []
 
-    def verdicts_of(is_of_trial: bool, measurements: Sequence[Measurement]) -> list[Verdict]:
+    def verdicts_of(by_trial: bool, measurements: Sequence[Measurement]) -> list[Verdict]:
         if cached and cached[0][0] is measurements:
             verdicts = cached[0][1]
         else:
             verdicts = judge_measurements(measurements)
             cached.extend([] if cached else [(measurements, verdicts)])
-        return [verdict for verdict in verdicts if _is_of_trial(verdict) is is_of_trial]
+        return [verdict for verdict in verdicts if _uses_trial_threshold(verdict) is by_trial]
 
     return [partial(verdicts_of, False), partial(verdicts_of, True)]
 
 
-def _is_of_trial(verdict: Verdict) -> bool:
+def _uses_trial_threshold(verdict: Verdict) -> bool:
     """Whether the verdict is based on a threshold of the trial."""
     return verdict.basis is not None and verdict.basis.kind is BasisKind.TRIAL

@@ -71,9 +71,9 @@ class PeerApplicability:
     def applicable_peer(self, group: MeasurementGroup, mismatched: Sequence[str]) -> str:
         """A subject with the device model of ``group`` to which the rule applies, while it does not apply to ``group``.
 
-        Empty if there is none. A subject without a GPU among subjects with GPUs counts too: its GPU is lost. Facts
-        that vary by device are exempt, such as those of optional NVLink bridges, and so are checks of nodes, which may
-        differ.
+        Empty if there is none. A group without a GPU model also has a peer if another subject has a GPU: its own GPU
+        was lost. No peer is named for facts that vary by device, such as those of optional NVLink bridges, and for
+        checks of nodes, since nodes may differ.
         """
         if not group.is_per_gpu or any(self._declared[name].varies_by_device for name in mismatched):
             return ""

@@ -69,18 +69,15 @@ def unplanned_checks(
     config: Config,
     excluded_checks: Mapping[str, str],
     jobs: Iterable[Job],
-    measurements: Iterable[str],
-    retries: Iterable[str],
+    measured_checks: Iterable[str],
+    retried_checks: Iterable[str],
 ) -> Iterator[Verdict]:
-    """An ERROR for each check that was planned or measured, but is not in the configuration, or was excluded.
-
-    ``measurements`` and ``retries`` are the names of the measured checks.
-    """
+    """An ERROR for each check that was planned or measured, but is not in the configuration, or was excluded."""
     recorded: dict[str, list[str]] = {}
     for part, names in (
         ("jobs", chain.from_iterable(job.checks for job in jobs)),
-        ("measurements", measurements),
-        ("retries", retries),
+        ("measurements", measured_checks),
+        ("retries", retried_checks),
     ):
         for name in dict.fromkeys(names):
             recorded.setdefault(name, []).append(part)
@@ -161,7 +158,7 @@ def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement
         return
     subjects = subjects_of(measured)
     nodes = plan.nodes_of_ranks if subjects == plan.ranks else nodes_of(subjects)
-    if plan.on_fewer_nodes(measured[0].check):
+    if plan.ran_on_fewer_nodes(measured[0].check):
         if others := nodes - plan.nodes:
             yield f"measured on {', '.join(sorted(others))}, but {plan.nodes_check} on other nodes"
     elif nodes != plan.nodes:
@@ -173,7 +170,7 @@ def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement
 
 
 def _world_size_errors(check: Check, job: Job, measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if a rank reports another world size than the job has; with ``per_node`` it is that of its node."""
+    """An error if a rank reports another world size than the job has; ``per_node`` checks report that of their node."""
     if job.placement != "ranks" or check.per_node:
         return
     planned = job.process_count
@@ -195,7 +192,9 @@ def _misplaced_metrics(check: Check, plan: RecordedPlan, measured: Sequence[Meas
             subjects.discard(measurement.subject)
             if subjects:
                 subjects.difference_update(_ports(plan, measurement))
-                misplaced.update(subject for subject in subjects if not _is_place(check, plan, measurement, subject))
+                misplaced.update(
+                    subject for subject in subjects if not _may_have_metrics(check, plan, measurement, subject)
+                )
     if misplaced:
         yield f"metrics of {and_more(sorted(misplaced), _MAX_NAMED)}, which the plan did not measure"
 
@@ -206,10 +205,10 @@ def _ports(plan: RecordedPlan, measurement: Measurement) -> Iterator[str]:
     return (f"{node}/{name}" for node, names in ports.items() if node in plan.nodes for name in names)
 
 
-def _is_place(check: Check, plan: RecordedPlan, measurement: Measurement, subject: str) -> bool:
-    """Whether ``measurement``, which has another subject, may have metrics of ``subject``."""
+def _may_have_metrics(check: Check, plan: RecordedPlan, measurement: Measurement, subject: str) -> bool:
+    """Whether ``measurement`` may have metrics of ``subject``, which is not its own subject."""
     if check.scope is Scope.CLUSTER:
-        return plan.is_place(subject)
+        return plan.has_subject(subject)
     node, _, index = subject.rpartition("/gpu")
     if check.scope is Scope.NODE:
         used = measurement.facts.get(GPUS_USED)

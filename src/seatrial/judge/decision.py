@@ -19,7 +19,7 @@ from seatrial.model import (
     Verdict,
     worst,
 )
-from seatrial.util.text import and_more
+from seatrial.util.text import and_more, plural
 
 Outcomes = Mapping[str, Set[Outcome]]  # check → its outcomes
 _MAX_NAMED = 3  # subjects listed per check
@@ -42,18 +42,18 @@ def decide(
 ) -> Decision:
     """The decision on a trial; ``required`` maps each check to whether the decision needs it.
 
-    ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early. So do
-    ``untested_nodes``, which the reason of REJECTED names too. The reason of ACCEPTED lists the thresholds that were
-    not evaluated and counts the checks in ``metrics_without_threshold``. A trial that used no GPU (``cpu_only``) is
-    accepted only with ``cpu_only_requested``. Every reason ends with the ``notes``, such as the baseline that the
-    verdicts use.
+    ``blockers`` prevent acceptance regardless of the verdicts, for example a trial that ended early.
+    ``untested_nodes``, a text, prevents acceptance too, and is also part of the reason of REJECTED. The reason of
+    ACCEPTED lists the thresholds that were not evaluated and counts the checks in ``metrics_without_threshold``. A
+    trial that used no GPU (``cpu_only``) is accepted only with ``cpu_only_requested``. Every reason ends with the
+    ``notes``, such as the baseline that the verdicts use.
     """
     outcomes = _outcomes_by_check(verdicts)
     reason_code = None
     if failed := sorted(name for name, of_check in outcomes.items() if Outcome.FAIL in of_check):
         names = ", ".join(_failed_checks(failed, verdicts))
         value = DecisionValue.REJECTED
-        reason = "; ".join(filter(None, [f"{_count(failed)} failed: {names}", untested_nodes]))
+        reason = "; ".join(filter(None, [f"{plural(len(failed), 'check')} failed: {names}", untested_nodes]))
     else:
         skipped, errors = (_threshold_messages(verdicts, outcome) for outcome in (Outcome.SKIP, Outcome.ERROR))
         no_gpu = cpu_only and not cpu_only_requested
@@ -65,7 +65,7 @@ def decide(
         else:
             parts = [_passed_checks(required, outcomes), *skipped, *errors]
             if metrics_without_threshold:
-                checks = _count([*metrics_without_threshold])
+                checks = plural(len(metrics_without_threshold), "check")
                 has = "has" if len(metrics_without_threshold) == 1 else "have"
                 parts.append(f"{checks} {has} metrics without a threshold (listed in the report)")
             value, reason = DecisionValue.ACCEPTED, "; ".join(parts)
@@ -151,7 +151,7 @@ def _missing_results(
     # the user did not choose the checks that a time limit leaves out
     if excluded := [name for name, option in excluded_checks.items() if name in needed or option == TIME_LIMIT]:
         options = " and ".join(sorted({excluded_checks[name] for name in excluded}))
-        reasons.append(f"{_count(excluded)} excluded by {options}: {and_more(excluded, _MAX_NAMED)}")
+        reasons.append(f"{plural(len(excluded), 'check')} excluded by {options}: {and_more(excluded, _MAX_NAMED)}")
     # checks that the record has, but its configuration does not
     unplanned = sorted(outcomes.keys() - required.keys())
     reasons += [f"{name} is {worst(outcomes[name])}" for name in unplanned if worst(outcomes[name]) not in _GOOD]
@@ -167,11 +167,7 @@ def _passed_checks(required: Mapping[str, bool], outcomes: Outcomes) -> str:
     warned = sorted(name for name, outcome in outcome_by_check.items() if outcome is Outcome.WARN)
     inconclusive = [f"{name} is {outcome}" for name, outcome in outcome_by_check.items() if outcome not in _GOOD]
     passed = [name for name, is_required in required.items() if is_required and name not in {*skipped, *warned}]
-    reason = f"{_count(passed)} passed"
+    reason = f"{plural(len(passed), 'check')} passed"
     reason += f", {len(skipped)} not applicable ({and_more(skipped, _MAX_NAMED)})" if skipped else ""
     reason += f", {len(warned)} with warnings ({', '.join(warned)})" if warned else ""
     return reason + (f"; not required and inconclusive: {', '.join(inconclusive)}" if inconclusive else "")
-
-
-def _count(names: Sequence[str]) -> str:
-    return "1 check" if len(names) == 1 else f"{len(names)} checks"

@@ -41,7 +41,7 @@ def verdicts(check: Check, measured: Sequence[Measurement]) -> Iterator[Verdict]
     ]
     no_error = not problems or not any(measurement.error for measurement in measured)
     required = no_error and check.reads_error_counters
-    unavailable: dict[str, dict[str, None]] = {}
+    unavailable: dict[str, dict[str, None]] = {}  # reason → counters
     for measurement, fact in problems:
         if fact is not None:
             try:
@@ -196,7 +196,8 @@ class _CheckSummary:
             f"{name} on {min(subjects) if len(subjects) == 1 else f'{len(subjects)} GPUs'}"
             for name, subjects in self.increased.items()
         ]
-        text = f"{count} counters on each of {self.gpus} GPUs, read before and after: "
+        gpus = f"each of {self.gpus} GPUs" if self.gpus > 1 else "1 GPU"
+        text = f"{count} {'counter' if count == '1' else 'counters'} on {gpus}, read before and after: "
         text += f"increased: {', '.join(increases)}" if increases else "none increased"
         text += "" if self.all_readable else "; some were not readable"
         for reason, names in self.unavailable.items():

@@ -1,4 +1,4 @@
-"""Measurements that are evaluated together: the ranks of one operation, required subjects, and peer groups.
+"""Groups of measurements that a rule evaluates together, the subjects that a metric requires, and peer groups.
 
 Fails closed: ranks of one operation with different facts, and missing subjects, are errors.
 """

@@ -26,19 +26,19 @@ class RecordedPlan:
         self.nodes = nodes_of(subjects)
         self.ranks_check, self.ranks = self._first_measured(measurements, "ranks")
         self.nodes_of_ranks = nodes_of(self.ranks)
-        # without GPUs, subjects have the ranks' numbers, which run through all nodes: a job on fewer nodes has others
+        # without GPUs, subjects have rank numbers, counted over all nodes: a job on fewer nodes has other subjects
         self._on_fewer_nodes = self._checks_on_fewer_nodes()
         others = {subject for name in self._on_fewer_nodes for subject in subjects_of(measurements.get(name, ()))}
         self._all_ranks = self.ranks | {subject for subject in others if "/" in subject}
-        self._places = {CLUSTER} | self.nodes | self._all_ranks
+        self._subjects = {CLUSTER} | self.nodes | self._all_ranks
         self._problems = {job.name: [*self._job_problems(job, measurements)] for job in jobs}
 
     def problems(self, job: Job) -> list[str]:
         """Differences between the job and the configuration, the other jobs, and the measured devices."""
         return self._problems[job.name]
 
-    def on_fewer_nodes(self, check: str) -> bool:
-        """Whether ``check`` ran on fewer nodes than the first check, after the loss of a node."""
+    def ran_on_fewer_nodes(self, check: str) -> bool:
+        """Whether ``check`` ran on fewer nodes than the largest job, after the loss of a node."""
         return check in self._on_fewer_nodes
 
     def _checks_on_fewer_nodes(self) -> set[str]:
@@ -46,12 +46,12 @@ class RecordedPlan:
         most = max((job.nodes for job in jobs.values()), default=0)
         return {name for name, job in jobs.items() if job.nodes < most} if self._config.cluster.min_nodes else set()
 
-    def is_place(self, subject: str) -> bool:
+    def has_subject(self, subject: str) -> bool:
         """Whether ``subject`` is the cluster, or a measured node, rank, rail, or pair of nodes or of ranks."""
-        if subject not in self._places:
+        if subject not in self._subjects:
             if not (self._is_pair(subject) or self._is_rail(subject)):
                 return False
-            self._places.add(subject)
+            self._subjects.add(subject)
         return True
 
     def allows_skip(self, check: Check) -> bool:
@@ -61,7 +61,7 @@ class RecordedPlan:
             nodes = min((job.expected_nodes for job in self._jobs), default=nodes)
         options = self._config.checks[check.name].options
         no_gpu = all(job.device == "cpu" for job in self._jobs)
-        holds: Mapping[SkipCondition, bool] = {
+        is_met: Mapping[SkipCondition, bool] = {
             "no GPU": no_gpu,
             "no Slurm": not self._config.uses_slurm,
             "no Kubernetes": self._config.launcher != "kubernetes",
@@ -72,7 +72,7 @@ class RecordedPlan:
             "not in the record": True,
         }
         too_few_ranks = check.needs.min_ranks > 1 and (ranks is None or nodes * ranks < check.needs.min_ranks)
-        return (check.needs.gpus and no_gpu) or too_few_ranks or any(map(holds.__getitem__, check.skipped_if))
+        return (check.needs.gpus and no_gpu) or too_few_ranks or any(map(is_met.__getitem__, check.skipped_if))
 
     @property
     def _ranks_per_node(self) -> int | None:

@@ -91,7 +91,7 @@ def combined_verdicts(
         else:
             yield _combined(verdict, _Attempts(key, first, second, third, judge))
     yield from _moved_faults(first_verdicts, second, is_performance)
-    for verdict in second.verdicts.values():  # metrics without retry that fail only now: they remain failures
+    for verdict in second.verdicts.values():  # metrics that are not retried FAIL if any measurement fails
         is_new = verdict.outcome is _FAIL and (verdict.metric, verdict.subject) not in bad_first
         if is_new and not is_performance[verdict.metric]:
             yield replace(verdict, reasons=(*verdict.reasons, Reason.FAILED_IN_RETRY_ONLY))
@@ -236,18 +236,18 @@ def _combined(first: Verdict, attempts: _Attempts) -> Verdict:
 
 
 def _with_retry(
-    basis: Verdict, first: Verdict, second: Verdict, outcome: Outcome, reason: Reason, attempts: _Attempts
+    verdict: Verdict, first: Verdict, second: Verdict, outcome: Outcome, reason: Reason, attempts: _Attempts
 ) -> Verdict:
-    """``basis`` with this outcome, and with the values and the evidence of all measurements."""
+    """``verdict`` with this outcome, and with the values and the evidence of all measurements."""
     assert first.value is not None
     assert second.value is not None
     third = attempts.third_verdict
     evidence = [first.evidence or first.summary, f"{attempts.second.label}: {second.evidence or second.summary}"]
     evidence += [f"second {attempts.third.label}: {third.evidence or third.summary}"] if third else []
     return replace(
-        basis,
+        verdict,
         outcome=outcome,
-        reasons=(*basis.reasons, reason),
+        reasons=(*verdict.reasons, reason),
         evidence="; ".join(evidence),
         retry=Retry(
             first.value,

@@ -36,8 +36,8 @@ class RuleEvaluators:
     ) -> None:
         self._check, self._rule, self._trial = check.name, rule, trial
         check_rules = [each for each in check.rules if each.metric == rule.metric]
-        self._is_alone = bool(trial) and (override or not check_rules)
-        self._replaced = next((each.expect for each in check_rules if each.expect), None)
+        self._is_only_threshold = bool(trial) and (override or not check_rules)
+        self._check_threshold = next((each.expect for each in check_rules if each.expect), None)
         self._unit = next((unit for name, unit in check.metrics.items() if fnmatchcase(rule.metric, name)), None)
         self._references, self._peer_groups = references, peer_groups
         self._lookup = metric_lookup(check, rule.metric, rule.reference or "")
@@ -45,7 +45,7 @@ class RuleEvaluators:
         self._evaluators: dict[tuple[object, ...], RuleEvaluator] = {}
         # A threshold of the check without a reference gives the same verdict for the same value on all subjects
         self._is_subject_independent = rule.expect is not None and not rule.reference and not trial
-        self._passed: dict[tuple[float, str], Verdict] = {}
+        self._passed: dict[tuple[float, str], Verdict] = {}  # (value, unit) → its PASS
         self._last_key: tuple[MeasurementGroup, PeerGroup, PeerGroup, str] | None = None
         self._last_evaluator: RuleEvaluator
         self._limits_group: MeasurementGroup | None = None
@@ -92,7 +92,10 @@ class RuleEvaluators:
         return self._last_evaluator.make(metric, outcome, *reasons, basis=basis, interval=interval)
 
     def _concurrent_limits(self, group: MeasurementGroup) -> dict[str, float]:
-        """GPU → the share of its value of ``single_metric`` that it must exceed in the concurrent measurement."""
+        """GPU → the value that it must exceed in the concurrent measurement.
+
+        The limit is ``single_fail_below`` × its value of ``single_metric`` / the number of GPUs on its node.
+        """
         gpus = Counter(metric.subject.partition("/")[0] for metric in group.metrics[self._rule.metric])
         return {
             single.subject: self._rule.single_fail_below * single.value / gpus[single.subject.partition("/")[0]]
@@ -115,7 +118,7 @@ class RuleEvaluators:
                 node_peers,
                 self._lookup,
                 self._may_exceed_100,
-                self._is_alone,
-                self._replaced,
+                self._is_only_threshold,
+                self._check_threshold,
             )
         return self._evaluators[key]

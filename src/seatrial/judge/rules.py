@@ -61,9 +61,9 @@ def judge_check(
     """All verdicts on one check: of its own rules, then of the trial's thresholds (``expect``).
 
     With ``override`` the thresholds replace the rules on the same metrics, except where they would pass broken
-    hardware. A rule without a reference value adds nothing to a threshold on its metric. A metric that a rule needs
-    and a subject did not measure is an ERROR; a check without any evaluated rule is UNJUDGED. ``options`` are those
-    that the trial sets.
+    hardware. The verdict of a rule without a reference value is left out where a threshold judges its metric. A metric
+    that a rule needs and a subject did not measure is an ERROR; a check without any evaluated rule is UNJUDGED.
+    ``options`` are those that the trial sets.
     """
     if not measurements:
         return [Verdict(check.name, CLUSTER, Outcome.ERROR, reasons=(Reason.NOT_MEASURED,))]
@@ -226,7 +226,7 @@ class _RuleEvaluation:
             self._add_verdict(group.subject, Outcome.SKIP, Reason.NOT_APPLICABLE, self._changed_options)
             return
         if kind not in self._evaluated_kinds or group.has_several_ranks:
-            if self._not_evaluated(group):
+            if self._is_excluded(group):
                 return
             self._evaluated_kinds.add(kind)
         metrics = group.metrics.get(name, ())
@@ -237,18 +237,19 @@ class _RuleEvaluation:
                 self._add_verdict(group.subject, Outcome.ERROR, Reason.METRIC_PARTLY_MISSING, missing)
             for subject, reason in group.exempt_subjects(name).items():
                 self._add_verdict(subject, Outcome.SKIP, Reason.NOT_APPLICABLE, reason)
-        if len(metrics) > 1 and (several := _contradicting_values(metrics)):
-            self._add_verdict(group.subject, Outcome.ERROR, Reason.PLAN_MISMATCH, several)
+        if len(metrics) > 1 and (contradiction := _contradicting_values(metrics)):
+            self._add_verdict(group.subject, Outcome.ERROR, Reason.PLAN_MISMATCH, contradiction)
         verdicts = [self._evaluators.verdict(group, metric) for metric in metrics]
         self.verdicts += _with_asymmetry(rule, metrics, verdicts) if rule.asymmetry_limit else verdicts
 
     def _add_verdict(self, subject: str, outcome: Outcome, reason: Reason, detail: str) -> None:
         self.verdicts.append(Verdict(self._check.name, subject, outcome, self._rule.metric, (reason,), detail))
 
-    def _not_evaluated(self, group: MeasurementGroup) -> bool:
-        """Add a verdict if the facts of the group exclude the evaluation of the rule; return whether one was added.
+    def _is_excluded(self, group: MeasurementGroup) -> bool:
+        """Whether the facts of the group exclude the evaluation of the rule; adds the verdict that says why.
 
-        SKIP if the rule does not apply, ERROR if it should, if ranks disagree, or if a fact is invalid.
+        SKIP if the rule does not apply, ERROR if it should, if ranks disagree, or if a fact is invalid. No verdict if
+        the rule is for another number of nodes.
         """
         applies_if, facts = self._rule.applies_if, group.facts
         if group.has_several_ranks and (disagreement := group.rank_disagreement(self._shared_facts)):

@@ -32,6 +32,7 @@ from seatrial.model import (
     first_validation_error,
 )
 from seatrial.util.input_files import MAX_CONFIG_BYTES, read_text
+from seatrial.util.text import and_more
 
 # Values of verdicts with these reasons can be learned, although the outcome is not PASS
 _LEARNABLE = ((Reason.NO_THRESHOLD,), (Reason.BASELINE_OF_THIS_RUN,), (Reason.BASELINE_OF_FEW_RUNS,))
@@ -94,8 +95,7 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
                     values_by_key[key].append(metric.value)
                     runs_by_key[key].add(path)
     if not values_by_key:
-        more = f"(and {len(problems_of_values) - 1} more)"
-        reason = f"{problems_of_values[0]} {more}" if problems_of_values else "no metric has a reference key"
+        reason = and_more(problems_of_values, 1, "; ") if problems_of_values else "no metric has a reference key"
         raise UsageError(f"no values to learn in {', '.join(trials)}: {reason}")
     expected: dict[str, list[ReferenceValue]] = defaultdict(list)
     for key, values in sorted(values_by_key.items()):
@@ -159,18 +159,17 @@ def _require_good_run(path: str, trial: Trial) -> None:
 def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
     """(check, metric, subject) → why its value cannot be learned, or empty.
 
-    Values with PASS are learned, and values without a reference value (UNJUDGED, or SKIP with NO_THRESHOLD). A value is
-    learned too if it is not PASS only because its baseline was learned from too few runs, or from this run; and a value
-    with WARN by the bound of the network: good clusters differ in the share that they reach, and the baseline of a site
-    is a tighter limit.
+    Values are learned if they PASS, if they have no reference value (UNJUDGED, or SKIP with NO_THRESHOLD), or if they
+    do not PASS only because their baseline was learned from too few runs or from this run. A WARN for a low share of
+    the network's bound is learned too: good clusters reach different shares, and a site's baseline is a tighter limit.
     """
     problems: dict[tuple[str, str, str], str] = {}
     for verdict in verdicts:
         has_basis = verdict.basis is not None and verdict.basis.kind is not BasisKind.PEERS
         without_reference = verdict.outcome is Outcome.UNJUDGED and not has_basis
         without_reference |= verdict.reasons in _LEARNABLE
-        is_bound = verdict.basis is not None and verdict.basis.kind is BasisKind.FABRIC_MODEL
-        low_share = is_bound and verdict.reasons == (Reason.BELOW_WARNING_THRESHOLD,)
+        is_network_bound = verdict.basis is not None and verdict.basis.kind is BasisKind.FABRIC_MODEL
+        low_share = is_network_bound and verdict.reasons == (Reason.BELOW_WARNING_THRESHOLD,)
         is_learnable = without_reference or low_share or verdict.outcome is Outcome.PASS
         key = (verdict.check, verdict.metric, verdict.subject)
         problem = "" if is_learnable else f"{verdict.subject}: {verdict.outcome}, {verdict.message}"

@@ -62,8 +62,8 @@ class RuleEvaluator:
     """One rule of ``check`` for metrics in ``unit`` and the device model, ranks and nodes in ``facts``.
 
     ``trial``: name of the trial if the rule is its threshold, empty for a rule of the check. ``may_exceed_100``: see
-    Check. ``is_alone``: no rule of the check is evaluated on the metric, since it has none or the trial overrides it.
-    ``replaced``: the threshold of the check's rule.
+    Check. ``is_only_threshold``: no rule of the check is evaluated on the metric, since the check has none or the trial
+    overrides it. ``check_threshold``: the threshold of the check's rule.
     """
 
     check: str
@@ -76,8 +76,8 @@ class RuleEvaluator:
     node_peers: PeerGroup
     lookup: MetricLookup
     may_exceed_100: bool
-    is_alone: bool
-    replaced: Threshold | None
+    is_only_threshold: bool
+    check_threshold: Threshold | None
 
     def verdict(self, metric: Metric) -> Verdict:
         """The verdict on ``metric``, without the rule's meaning, evidence and fix."""
@@ -136,7 +136,7 @@ class RuleEvaluator:
     def _bound(self) -> Bound | None:
         """The hardware bound of the metric; None for trainings, which ``values_above_peak`` covers per subject.
 
-        None between nodes too: an algorithm without a model may send less over the network.
+        Also None for several nodes: NCCL may use an algorithm that no model covers and that sends less data.
         """
         if not self.lookup.bounded_by or self.facts.get("nodes") not in (None, 1):
             return None
@@ -374,11 +374,16 @@ class _ThresholdEvaluator:
         """
         threshold, reference, unit = self._threshold, self._reference, metric.unit
         measured = format_value(metric.value, unit)
-        if self._evaluator.is_alone and self._relative_strictness < LAX_RATIO:
-            return f"the check requires {self._evaluator.replaced}", ""
+        if self._evaluator.is_only_threshold and self._relative_strictness < LAX_RATIO:
+            return f"the check requires {self._evaluator.check_threshold}", ""
         if threshold.op not in _LOWER_BOUNDS:
             is_tight = threshold.op == "==" or metric.value >= LAX_RATIO * threshold.value
-            if not self._evaluator.is_alone or self._evaluator.has_unknown_model or unit not in TIME_UNITS or is_tight:
+            if (
+                not self._evaluator.is_only_threshold
+                or self._evaluator.has_unknown_model
+                or unit not in TIME_UNITS
+                or is_tight
+            ):
                 return "", ""
             factor = threshold.value / max(metric.value, 1e-9)
             return f"{measured} was measured; a {factor:,.3g}x slowdown would pass", ""
@@ -389,13 +394,13 @@ class _ThresholdEvaluator:
         else:
             best, best_text = metric.value, f"the measured {measured}"
         ratio = threshold.value / best if best > 0 else 1.0
-        if self._evaluator.is_alone and ratio < LAX_RATIO:
+        if self._evaluator.is_only_threshold and ratio < LAX_RATIO:
             return f"{100 * ratio:.2g}% of {best_text}: {undetected_slowdown(ratio)}", ""
         return "", best_text if isinstance(reference, Reference) and ratio > 1 else ""
 
     @cached_property
     def _relative_strictness(self) -> float:
-        return relative_strictness(self._threshold, self._evaluator.replaced)
+        return relative_strictness(self._threshold, self._evaluator.check_threshold)
 
 
 def above_physical_limit(check: str, metric: Metric, bound: Bound) -> Verdict:

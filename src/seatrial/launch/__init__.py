@@ -28,9 +28,9 @@ def node_prefix(settings: Config) -> str:
         from seatrial.launch.kubernetes_job import kubectl
 
         image = kubernetes_pod.image(settings.kubernetes)
-        return kubectl(settings).shown("debug", "--quiet", "--stdin", "--profile=sysadmin", f"--image={image}") + (
-            " node/{node} -- chroot /host"
-        )
+        return kubectl(settings).command_text(
+            "debug", "--quiet", "--stdin", "--profile=sysadmin", f"--image={image}"
+        ) + (" node/{node} -- chroot /host")
     return "ssh {node}" if runs_remotely(settings) else ""
 
 
@@ -45,7 +45,7 @@ def launcher_for(settings: Config, placement: str) -> Launcher:
         nodes, launcher = 1, _launcher("local", settings.model_copy(update=plain))
     else:
         launcher = _launcher("slurm" if settings.uses_slurm else settings.launcher, settings)
-    reason = launcher.available(nodes)
+    reason = launcher.unavailable_reason(nodes)
     if reason:
         raise UsageError(f"launcher {launcher.name} is not available: {reason}")
     return launcher

@@ -47,7 +47,7 @@ class StartedJob(Protocol):
     """A started job."""
 
     @property
-    def show_node(self) -> str:
+    def show_node_command(self) -> str:
         """The command that shows the scheduler's state of a ``{node}``."""
 
     def allocation(self) -> Allocation:
@@ -89,8 +89,8 @@ class Launcher(Protocol):
 
     name: str
 
-    def available(self, nodes: int) -> str | None:
-        """Return None if this launcher can start jobs on this number of nodes, else the reason."""
+    def unavailable_reason(self, nodes: int) -> str | None:
+        """Return why this launcher cannot start jobs on this number of nodes; None if it can."""
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         """Return ``job`` ready to start. Pure."""

@@ -86,7 +86,7 @@ exit 0
 class Transport(Protocol):
     """Carries the lines of NODE_SCRIPT from the nodes of one job, and runs commands on them.
 
-    ``nodes``: the scheduler's node list, once known. ``test``: a command by which a user can test the transport.
+    ``nodes``: the scheduler's node list, once known. ``test_command``: by which a user can test the transport.
     ``starts_at_once``: the script runs already when the job starts. ``keeps_files``: the nodes need no message that all
     files have arrived. ``needs_restart``: lines are missing, so that the step must be started again.
     """
@@ -100,7 +100,7 @@ class Transport(Protocol):
     def needs_restart(self) -> bool: ...
 
     @property
-    def test(self) -> str: ...
+    def test_command(self) -> str: ...
 
     def step(self, node_dir: str, limit_bytes: int) -> list[str]:
         """Return the command that prints the lines of all nodes; it is started again whenever it ends too early."""
@@ -239,7 +239,7 @@ class Collector:
         return (
             f"{self.transport.nodes or 'the nodes'}: the run directory is not shared with this host, and fetching "
             f"files through {self.transport.name} failed: {reason}{last}. The files may still be on the "
-            f"nodes in {self.node_dir}. Run first, from this host: {self.transport.test}"
+            f"nodes in {self.node_dir}. Run first, from this host: {self.transport.test_command}"
         )
 
     def run_script(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:

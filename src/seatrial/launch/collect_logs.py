@@ -113,9 +113,9 @@ class LogTransport:
     _gaps: set[tuple[bytes, int]] = field(default_factory=set)  # missing lines, also when they were read again
 
     @property
-    def test(self) -> str:
+    def test_command(self) -> str:
         """A command by which a user can test the transport."""
-        return self.kubectl.shown("logs", f"--selector={self.selector}", "--tail=1")
+        return self.kubectl.command_text("logs", f"--selector={self.selector}", "--tail=1")
 
     def step(self, node_dir: str, limit_bytes: int) -> list[str]:
         """Return the command that prints the logs from the last complete package on."""
@@ -157,7 +157,7 @@ class LogTransport:
 
     def command(self, *argv: str) -> list[str]:
         """Return a command that runs ``argv`` in all pods of the job; NODE_DIR in it is the pod's own folder."""
-        run = self.kubectl.shown("exec", f"--container={self.container}")
+        run = self.kubectl.command_text("exec", f"--container={self.container}")
         in_pod = 'exec "${@/#"$0"/"$SEATRIAL_SCRATCH/$SEATRIAL_POD"}"'
         script = f'for pod in {shlex.join(self.nodes.split(","))}; do {run} "$pod" -- "$@" & done; wait'
         return ["bash", "-c", script, "bash", "bash", "-c", in_pod, NODE_DIR, *argv]

@@ -14,7 +14,7 @@ class SrunTransport:
     job_id: str
     nodes: str = ""
     name: str = "srun"
-    test: str = "srun --nodes=1 hostname"
+    test_command: str = "srun --nodes=1 hostname"
     starts_at_once: bool = False
     keeps_files: bool = False
     needs_restart: bool = False

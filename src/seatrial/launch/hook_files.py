@@ -11,12 +11,14 @@ from seatrial.launch.script import template
 EXTRA_WAIT_S = 2  # the script ends this long after the time limit of seatrial, if seatrial hangs
 HEALTH_INTERVAL_S = 300  # between two health checks of a node
 CALLERS = ("slurm", "systemd", "npd", "soperator")  # each has a folder of files; those of Slurm are at the top
-_LINES = " \\\n        "  # one option per line of a script
+_OPTION_SEPARATOR = " \\\n        "  # one option per line of a script
 
 
 class HookSite(NamedTuple):
     """The values of a site in the files. Paths are absolute; ``gpus_per_node``, ``nodes``: None if not known.
 
+    ``folder``: of the written files. ``seatrial``: the executable. ``records``: file of the hooks' records.
+    ``status``: file with the last result, which node-problem-detector reads.
     ``state_dir``: of the drain limit; None: failures are only recorded. ``drain_share``: of the nodes (0 to 1).
     ``soperator_tag``: image tag of soperator's check jobs; empty: no ActiveCheck.
     """
@@ -67,7 +69,7 @@ def render(site: HookSite, callers: Collection[str] = CALLERS) -> dict[str, str]
     callers = {*callers, *(["systemd"] if "npd" in callers else [])}
     files = {
         f"{script.kind}.sh": template("hook/hook.sh.j2").render(
-            values, contexts=False, command=_command(site, '"$kind"', "slurm", _LINES), **script._asdict()
+            values, contexts=False, command=_command(site, '"$kind"', "slurm", _OPTION_SEPARATOR), **script._asdict()
         )
         for script in _SLURM_SCRIPTS
     }
@@ -88,7 +90,7 @@ def _soperator(site: HookSite, values: dict[str, object]) -> dict[str, str]:
         kind="check",
         title="Check of soperator, with seatrial.sh.json: checks this worker before and after jobs, and between.",
         on_failure="soperator drains the worker",
-        command=_command(site, '"$kind"', "soperator", _LINES),
+        command=_command(site, '"$kind"', "soperator", _OPTION_SEPARATOR),
     )
     config = template("hook/soperator.json.j2").render(values)
     helm = template("hook/soperator-values.yaml.j2").render(values, script=script, config=config)

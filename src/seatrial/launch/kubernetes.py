@@ -43,7 +43,7 @@ class KubernetesLauncher:
     def __init__(self, settings: Config) -> None:
         self._settings = settings
 
-    def available(self, nodes: int) -> str | None:
+    def unavailable_reason(self, nodes: int) -> str | None:
         del nodes  # checked by the scheduler
         return None  # `seatrial render` needs no cluster; require_access asks it before the first job
 
@@ -69,7 +69,7 @@ class KubernetesLauncher:
         except BaseException as error:  # Ctrl-C, or some objects refused: the others may exist
             remaining = job.cancel()
             if isinstance(error, KubectlError) and error.reason == "AlreadyExists":
-                command = client.shown("get", RESOURCES[identity.kind], identity.name, "--show-labels")
+                command = client.command_text("get", RESOURCES[identity.kind], identity.name, "--show-labels")
                 raise SeatrialError(
                     f"{identity.name} exists already and is not of this run; it is left unchanged: choose another "
                     f"--out. Run first: {command}"
@@ -104,7 +104,7 @@ def require_access(settings: Config) -> None:
         place = f"namespace {settings.kubernetes.namespace or 'of the context'}"
         raise UsageError(
             f"this user may not {', '.join(refused)} in {place}: a role with these permissions is in "
-            f"deploy/kubernetes. Run first: {client.shown('auth', 'can-i', '--list')}"
+            f"deploy/kubernetes. Run first: {client.command_text('auth', 'can-i', '--list')}"
         )
 
 

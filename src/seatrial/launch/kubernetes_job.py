@@ -95,7 +95,9 @@ class KubernetesJob:
         self.kubectl = kubectl(self.settings)
         identity = self.identity
         self.selector = selector(identity.token)
-        self.show_node = Kubectl(context=self.settings.kubernetes.context).shown("describe", "node") + " {node}"
+        self.show_node_command = (
+            Kubectl(context=self.settings.kubernetes.context).command_text("describe", "node") + " {node}"
+        )
         transport = LogTransport(self.kubectl, self.selector, identity.container, identity.token, identity.pods)
         self.collector = Collector(transport, NODE_DIR, self.folder, limit_bytes=POD_LIMIT_BYTES * identity.pods)
 
@@ -147,14 +149,14 @@ class KubernetesJob:
         if self._query_error and outage_s > _OUTAGE_MESSAGE_S:
             permanent = outage_s > _OUTAGE_LIMIT_S
             duration = f" for {outage_s:.0f} s" if permanent else ""
-            reason = f"the state of {self._shown} is unknown{duration}: {self._query_error}"
+            reason = f"the state of {self._kind_and_name} is unknown{duration}: {self._query_error}"
             return WaitState(reason=reason, permanent=permanent, seconds=outage_s)
         if self.completing_code() is not None:
             return None
         if self._has_started:
             suspended = self._workload is not None and self._workload.get("spec", {}).get("suspend")
-            reason = f"{self._shown} was suspended after its start, so that its pods ended"
-            command = self.kubectl.shown("describe", RESOURCES[self.identity.kind], self.identity.name)
+            reason = f"{self._kind_and_name} was suspended after its start, so that its pods ended"
+            command = self.kubectl.command_text("describe", RESOURCES[self.identity.kind], self.identity.name)
             return WaitState(reason=f"{reason}. Run first: {command}", permanent=True) if suspended else None
         return self._pending()
 
@@ -164,7 +166,7 @@ class KubernetesJob:
         pods = [pod for name, pod in self._pods.items() if name in self._present]
         namespace = self.settings.kubernetes.namespace or "NAMESPACE"
         pending = pod_states.pending(pods, self.identity.pods, self._workload, self._events, self._queued, namespace)
-        reason = f"{self._shown} is pending ({pending.reason})"
+        reason = f"{self._kind_and_name} is pending ({pending.reason})"
         if self._gpu_use and GPU_RESOURCE in pending.reason:
             reason += f": {and_more(self._gpu_use, 4, '; ')}"
         if not pending.permanent and waited_s <= queue_s:
@@ -213,12 +215,14 @@ class KubernetesJob:
         sentences = [self.collector.missing_files()]
         code = self._exit_code()
         if code:
-            ended = f"{self._shown} failed" if self._workload is not None else f"{self._shown} was deleted"
+            ended = (
+                f"{self._kind_and_name} failed" if self._workload is not None else f"{self._kind_and_name} was deleted"
+            )
             reason = pod_states.end_reason(self._pods.values(), self.identity.pods, self._workload)
             if self._started > self.identity.pods:
                 restarted = f"{self._started} pods ran, not {self.identity.pods}: a controller started some again"
                 reason = ". ".join(filter(None, [restarted, reason]))
-            command = self.kubectl.shown("get", "events", "--sort-by=.lastTimestamp")
+            command = self.kubectl.command_text("get", "events", "--sort-by=.lastTimestamp")
             sentences += [f"{ended}: {reason}" if reason else ended, f"Run first: {command}"]
         return ". ".join(filter(None, sentences))
 
@@ -260,7 +264,7 @@ class KubernetesJob:
         return f"{and_more(left, 8)}: may still exist {limit_s:g} s after its deletion. Run first: {command}"
 
     @property
-    def _shown(self) -> str:
+    def _kind_and_name(self) -> str:
         return f"{self.identity.kind} {self.identity.name}"
 
     def _query(self, now: bool = False) -> None:
@@ -310,7 +314,7 @@ def delete(client: Kubectl, labels: str, kind: str, *, force: bool = False) -> N
 
 def delete_command(client: Kubectl, labels: str, kind: str) -> str:
     """Return the command by which a user deletes the objects with these labels."""
-    return client.shown("delete", f"{RESOURCES[kind]},services,pods", f"--selector={labels}")
+    return client.command_text("delete", f"{RESOURCES[kind]},services,pods", f"--selector={labels}")
 
 
 def remaining(client: Kubectl, labels: str, kind: str) -> list[str]:

@@ -28,7 +28,7 @@ class LocalJob:
 
     child: processes.Child
     runtime: str = ""
-    show_node: str = "uptime"
+    show_node_command: str = "uptime"
 
     def wait_state(self) -> None:
         return None
@@ -74,7 +74,7 @@ class LocalLauncher:
     def __init__(self, settings: Config) -> None:
         self._settings = settings
 
-    def available(self, nodes: int) -> str | None:
+    def unavailable_reason(self, nodes: int) -> str | None:
         if nodes != 1:
             return f"cluster.nodes is {nodes}, but it runs on this host only: use --launcher slurm"
         return container.refusal(self._settings, ("apptainer", "docker", "podman"))

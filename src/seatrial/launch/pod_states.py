@@ -14,7 +14,7 @@ from seatrial.discover.kubernetes import GpuUser, Node, device_count
 from seatrial.model import Frozen
 from seatrial.util import data_files
 from seatrial.util.failures import exit_reason
-from seatrial.util.text import and_more
+from seatrial.util.text import and_more, plural
 
 Object = Mapping[str, Any]  # an object of Kubernetes, as JSON
 
@@ -157,12 +157,12 @@ def free_gpus(nodes: Iterable[Node], users: Iterable[GpuUser]) -> list[str]:
 
     Such as ``node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1``. Raises SeatrialError for an invalid number of GPUs.
     """
-    users_of: dict[str, list[GpuUser]] = {}
+    users_by_node: dict[str, list[GpuUser]] = {}
     for user in users:
-        users_of.setdefault(user.node, []).append(user)
+        users_by_node.setdefault(user.node, []).append(user)
     lines = []
     for item in nodes:
-        total, using = device_count(item.status.allocatable.get(GPU_RESOURCE, "0")), users_of.get(item.name, [])
+        total, using = device_count(item.status.allocatable.get(GPU_RESOURCE, "0")), users_by_node.get(item.name, [])
         if total and using:
             free = total - sum(user.gpus for user in using)
             uses = and_more([f"{user.pod} uses {user.gpus}" for user in using], _MAX_NAMED)
@@ -219,7 +219,7 @@ def _warnings(events: Sequence[Object], prefix: str) -> list[str]:
 
 
 def _subject(pods: Sequence[str], missing: int) -> str:
-    return and_more(list(pods), _MAX_NAMED) if pods else f"{missing} pods"
+    return and_more(list(pods), _MAX_NAMED) if pods else plural(missing, "pod")
 
 
 def _message(text: str) -> Message | None:

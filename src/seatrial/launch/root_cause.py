@@ -114,8 +114,11 @@ def silent_nodes(ranks: Sequence[Rank], job: Job, folder: Path, silent_s: float)
     return {hosts[node]: seconds for node, seconds in silent.items() if node not in ended}
 
 
-def lost_nodes(job: Job, silent: Mapping[str, float], node_state: NodeState, show_node: str) -> RootCause:
-    """Return the cause for nodes that went silent during ``job``; ``node_state``, ``show_node``: see StartedJob."""
+def lost_nodes(job: Job, silent: Mapping[str, float], node_state: NodeState, show_node_command: str) -> RootCause:
+    """Return the cause for nodes that went silent during ``job``.
+
+    ``node_state``, ``show_node_command``: see StartedJob.
+    """
     states = {host: node_state(host) for host in silent}
     missing = []
     for host, (name, state) in states.items():
@@ -124,7 +127,7 @@ def lost_nodes(job: Job, silent: Mapping[str, float], node_state: NodeState, sho
         missing.append(MissingNode(name=name, state=lost))
     names = [node.name for node in missing]
     cause = "; ".join(node.state if len(names) == 1 else str(node) for node in missing[:_MAX_NAMED])
-    first = f"ping {names[0]}; {show_node.format(node=names[0])}; on its console: dmesg -T | tail"
+    first = f"ping {names[0]}; {show_node_command.format(node=names[0])}; on its console: dmesg -T | tail"
     shortage = NodeShortage(usable=job.nodes - len(names), missing=tuple(missing))
     return RootCause(and_more(names, _MAX_NAMED), f"{cause}. Run first: {first}", None, shortage)
 
@@ -159,13 +162,13 @@ def job_ended(
     folder: Path,
     scheduler_reason: str = "",
     node_state: NodeState = lambda host: (host, ""),
-    show_node: str = "scontrol show node {node}",
+    show_node_command: str = "scontrol show node {node}",
 ) -> RootCause:
     """Return the cause for a job with a non-zero exit code; if no rank gives one, ``scheduler_reason``."""
     if node_cause := node_error(job, folder, node_state) or _unresponsive_nodes(ranks, job, folder):
         return node_cause
     if silent := silent_nodes(ranks, job, folder, SILENT_AT_END_S):
-        return lost_nodes(job, silent, node_state, show_node)
+        return lost_nodes(job, silent, node_state, show_node_command)
     tasks = _ended_tasks(folder)
     if job.placement == "ranks":
         exit_codes = _exit_codes(folder, ranks, job)

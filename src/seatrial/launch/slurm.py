@@ -45,7 +45,7 @@ class SlurmLauncher:
     def __init__(self, settings: Config) -> None:
         self._settings = settings
 
-    def available(self, nodes: int) -> str | None:
+    def unavailable_reason(self, nodes: int) -> str | None:
         del nodes  # checked by Slurm
         if not shutil.which("sbatch"):
             return "sbatch is not in PATH; run on a login node, or without a scheduler use: seatrial render torchrun"

@@ -46,7 +46,7 @@ class SlurmJob:
     settings: Config
     collector: Collector
     submitted: float = field(default_factory=time.monotonic)
-    show_node: str = "scontrol show node {node}"
+    show_node_command: str = "scontrol show node {node}"
     _last_query: float = 0.0
     _last_response: float = field(default_factory=time.monotonic)
     _query_error: str = ""  # of the last query

@@ -24,7 +24,7 @@ class TorchrunLauncher:
     def __init__(self, settings: Config) -> None:
         self._settings = settings
 
-    def available(self, nodes: int) -> str | None:
+    def unavailable_reason(self, nodes: int) -> str | None:
         del nodes  # the user chooses them
         return container.refusal(self._settings, ("apptainer", "docker", "podman"))
 

@@ -105,6 +105,8 @@ def _on_fewer_nodes(job: Job, cause: RootCause | None, min_nodes: int | None) ->
 
 @dataclass
 class _Attempt:
+    """One attempt at ``job``; the files of its ``ranks`` are in ``folder``."""
+
     job: Job
     folder: Path
     ranks: list[Rank]
@@ -222,7 +224,7 @@ class _Attempt:
 
     def _cause_of_end(self, running: StartedJob, code: int) -> RootCause:
         reason = running.exit_reason()
-        state, show = running.node_state, running.show_node
+        state, show = running.node_state, running.show_node_command
         return root_cause.job_ended(self.job, self.ranks, code, self.folder, reason, state, show)
 
     def _silent_nodes(self, silent_s: float) -> Mapping[str, float]:
@@ -258,7 +260,7 @@ class _Attempt:
         # even if the scheduler still waits for the lost node
         if silent := self._silent_nodes(self.limits.heartbeat_timeout_s):
             _check_writable(self.folder)
-            return JobState.HUNG, root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node)
+            return JobState.HUNG, root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node_command)
         return None
 
     def _wait(self, running: StartedJob, waiting: WaitState) -> tuple[JobState, RootCause] | None:
@@ -272,7 +274,7 @@ class _Attempt:
     def _cause_of_wait(self, running: StartedJob, waiting: WaitState) -> RootCause:
         """Return why waiting does not help: nodes are missing, or were lost before the job was requeued."""
         if silent := self._silent_nodes(root_cause.SILENT_AT_END_S):
-            lost = root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node)
+            lost = root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node_command)
             return replace(lost, cause=f"{waiting.reason}; {lost.cause}")
         names = [node.name for node in waiting.shortage.missing] if waiting.shortage else []
         return RootCause(and_more(names, _MAX_NAMED) or "the queue", waiting.reason, None, waiting.shortage)

@@ -53,7 +53,7 @@ class Drain(Frozen):
 
 
 class _Entry(NamedTuple):
-    """An entry and the time (seconds since 1970) at which it was written at the earliest.
+    """An entry and the earliest time (seconds since 1970) at which it can have been written.
 
     A node whose clock is behind writes a time that would end the window too early. But an entry is younger than all
     entries before it, and many file servers date the file by their own clock: the latest of these times counts.

@@ -36,7 +36,7 @@ _EXPECTED = (
 
 @dataclass(frozen=True)
 class BenchmarkFile:
-    """An open file that is no record of seatrial. ``name``: for messages; ``head``: its first bytes, decompressed."""
+    """An open file that is not a record of seatrial. ``name``: for messages; ``head``: first bytes, decompressed."""
 
     name: str
     stream: BinaryIO
@@ -131,7 +131,7 @@ def _benchmark_file(file: BinaryIO, name: str, *, is_stdin: bool) -> BenchmarkFi
     is_report = is_json and (_NVBANDWIDTH_JSON.match(head) or _NCCL_TESTS_JSON.match(head) or _is_whole_report(head))
     if is_json and not is_report:
         if is_gzip or is_stdin:
-            raise UsageError(f"{name} is no JSON of nccl-tests or nvbandwidth; {_EXPECTED}; name a record by its path")
+            raise UsageError(f"{name} is not JSON of nccl-tests or nvbandwidth; {_EXPECTED}; name a record by its path")
         return None
     return BenchmarkFile(name, cast(BinaryIO, io.BufferedReader(AfterHead(stream, head))), head)
 

@@ -57,7 +57,7 @@ class HardwareOptions:
 
 
 @dataclass
-class Resolved:
+class TableHardware:
     """The hardware of one table; ``problems``: why the table cannot be judged."""
 
     hardware: BenchmarkHardware
@@ -199,15 +199,15 @@ def _ratio_range(busbw: float, algbw: float) -> tuple[float, float]:
     return (busbw - rounding[0]) / (algbw + rounding[1]), (busbw + rounding[0]) / (algbw - rounding[1])
 
 
-def resolve(options: HardwareOptions, output: NcclTestsOutput, table: Table, operation: str) -> Resolved:
+def table_hardware(options: HardwareOptions, output: NcclTestsOutput, table: Table, operation: str) -> TableHardware:
     """The hardware of one table. ``operation``: the name of the collective, empty if unknown."""
     gpu = gpu_name(options, (device.name for device in table.devices))
     sources = {"gpu": gpu.source} if gpu.name else {}
     contradictions = [gpu.contradiction] if gpu.contradiction else []
     measured = rank_range(table.rows, operation)
     problems = _process_problems(table, measured)
-    ranks, ranks_source = _ranks(options, output, table, measured)
-    nodes, gpus = _shape(options, output, table, ranks)
+    ranks, ranks_source = _rank_count(options, output, table, measured)
+    nodes, gpus = _nodes_and_gpus_per_node(options, output, table, ranks)
     if nodes:
         sources["nodes"] = "--nodes" if options.nodes else "output"
     if gpus:
@@ -236,10 +236,10 @@ def resolve(options: HardwareOptions, output: NcclTestsOutput, table: Table, ope
         port_gbps=options.port_gbps,
         sources=sources,
     )
-    return Resolved(hardware, contradictions, problems)
+    return TableHardware(hardware, contradictions, problems)
 
 
-def _complete_list(devices: Sequence[Device]) -> bool:
+def _is_complete_list(devices: Sequence[Device]) -> bool:
     """Whether every rank from 0 on is listed once."""
     return bool(devices) and sorted(device.rank for device in devices) == list(range(len(devices)))
 
@@ -283,7 +283,7 @@ def _interleaved_sizes(rows: Sequence[Row]) -> tuple[int, int] | None:
     return None
 
 
-def _ranks(
+def _rank_count(
     options: HardwareOptions, output: NcclTestsOutput, table: Table, measured: tuple[int, float] | None
 ) -> tuple[int | None, str]:
     """The number of ranks and its source: the table itself, NCCL's log, the list of devices, then the options."""
@@ -292,12 +292,12 @@ def _ranks(
     if len(output.comm_sizes) == 1:
         return next(iter(output.comm_sizes))[0], "NCCL's log"
     fits = measured is None or measured[0] <= len(table.devices) <= measured[1]
-    if _complete_list(table.devices) and fits:
+    if _is_complete_list(table.devices) and fits:
         return len(table.devices), "list of devices"
     return (options.ranks, "--gpus and --nodes") if options.ranks else (None, "")
 
 
-def _shape(
+def _nodes_and_gpus_per_node(
     options: HardwareOptions, output: NcclTestsOutput, table: Table, ranks: int | None
 ) -> tuple[int | None, int | None]:
     """The number of nodes, and of GPUs per node."""
@@ -325,7 +325,7 @@ def _shape_problems(
     hosts = {device.host for device in table.devices}
     last_rank = max((device.rank for device in table.devices), default=-1)
     last_device = max((device.index for device in table.devices), default=-1)
-    listed = len(table.devices) if _complete_list(table.devices) else None
+    listed = len(table.devices) if _is_complete_list(table.devices) else None
     if listed and measured and not measured[0] <= listed <= measured[1]:
         listed = None  # an excerpt of the list
     counts = {f"{_option_text(options)} are {options.ranks} GPUs": options.ranks, f"{listed} GPUs are listed": listed}

@@ -34,7 +34,13 @@ from seatrial.model import (
     worst,
 )
 from seatrial.model.benchmark import BenchmarkBound, BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
-from seatrial.pipeline.benchmark_hardware import HardwareOptions, Resolved, all_reduce_algorithm, links_of, resolve
+from seatrial.pipeline.benchmark_hardware import (
+    HardwareOptions,
+    TableHardware,
+    all_reduce_algorithm,
+    links_of,
+    table_hardware,
+)
 from seatrial.pipeline.nccl_tests_table import (
     OPERATIONS,
     SATURATING_BYTES,
@@ -88,7 +94,7 @@ def judge_output(
         file=file,
         outcome=overall_outcome(results),
         hardware=judged[-1][1].hardware if judged else BenchmarkHardware(),
-        contradictions=tuple(dict.fromkeys(text for _, resolved in judged for text in resolved.contradictions)),
+        contradictions=tuple(dict.fromkeys(text for _, of_table in judged for text in of_table.contradictions)),
         notes=tuple(notes),
         results=tuple(results),
     )
@@ -122,9 +128,9 @@ class _Series:
     options: HardwareOptions
     baseline: Baseline | None
 
-    def resolved(self, operation: str) -> Resolved:
+    def table_hardware(self, operation: str) -> TableHardware:
         """The hardware, if the table is of ``operation``."""
-        return resolve(self.options, self.output, self.table, operation)
+        return table_hardware(self.options, self.output, self.table, operation)
 
     @property
     def named_operation(self) -> str:
@@ -141,7 +147,7 @@ class _Candidate:
 
     operation: str
     series: _Series
-    resolved: Resolved
+    table_hardware: TableHardware
     algorithm: str
 
     @property
@@ -150,7 +156,7 @@ class _Candidate:
 
     @property
     def hardware(self) -> BenchmarkHardware:
-        return self.resolved.hardware
+        return self.table_hardware.hardware
 
     @property
     def nodes(self) -> int:
@@ -196,42 +202,42 @@ class _Candidate:
         return next(in_range, rules[0])
 
 
-def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, Resolved]:
+def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, TableHardware]:
     """The result of one series. If its columns allow several operations, its bandwidth may exclude all but one."""
     if not series.rows:
-        return _without_rows(series, operation), series.resolved("")
+        return _without_rows(series, operation), series.table_hardware("")
     if not series.named_operation and series.table.program:
         text = f"{series.table.program}_perf has no check in seatrial, and no reference values"
-        return _unjudged(series, series.table.program, "", [text]), series.resolved("")
+        return _unjudged(series, series.table.program, "", [text]), series.table_hardware("")
     # a name that the columns exclude is from a line about another program
     names = filter(None, (series.named_operation, operation))
     named = next((name for name in names if allows(series.table, series.rows, name)), "")
     if operation and not named:
         last = series.rows[-1]
         text = f"the columns are not those of {operation}: {variant_text(last)}, count {last.count} at {last.size} B"
-        return _unjudged(series, operation, operation, [text]), series.resolved(operation)
+        return _unjudged(series, operation, operation, [text]), series.table_hardware(operation)
     possible = [named] if named else possible_operations(series.table, series.rows)
     if not possible:
         text = "no operation that seatrial measures has these columns: gather and scatter have no reference values"
-        return _unjudged(series, "unknown operation", "", [text]), series.resolved("")
-    inputs = [_input(series, name) for name in possible]
-    plausible = [candidate for candidate in inputs if not _exceeds_bound(candidate)] or inputs
+        return _unjudged(series, "unknown operation", "", [text]), series.table_hardware("")
+    candidates = [_candidate(series, name) for name in possible]
+    plausible = [candidate for candidate in candidates if not _exceeds_bound(candidate)] or candidates
     if len(plausible) > 1:
         text = f"the columns are those of {' or '.join(possible)}: name it with --operation"
-        problems = [*plausible[0].resolved.problems, *table_problems(series.table, series.rows), text]
-        return _unjudged(series, " or ".join(possible), possible[0], problems), plausible[0].resolved
+        problems = [*plausible[0].table_hardware.problems, *table_problems(series.table, series.rows), text]
+        return _unjudged(series, " or ".join(possible), possible[0], problems), plausible[0].table_hardware
     result = _judge(plausible[0])
     if not named:
         impossible = [name for name in possible if name != result.name]
         why = f", since {', '.join(impossible)} cannot reach this bandwidth" if impossible else ""
         note = f"the output does not name the program: {result.name} by its columns{why}"
         result = result.model_copy(update={"notes": (note, *result.notes)})
-    return result, plausible[0].resolved
+    return result, plausible[0].table_hardware
 
 
-def _input(series: _Series, operation: str) -> _Candidate:
+def _candidate(series: _Series, operation: str) -> _Candidate:
     algorithm = all_reduce_algorithm(series.options, series.output, series.table) if operation == "all_reduce" else ""
-    return _Candidate(operation, series, series.resolved(operation), algorithm)
+    return _Candidate(operation, series, series.table_hardware(operation), algorithm)
 
 
 def _without_rows(series: _Series, operation: str) -> BenchmarkResult:
@@ -265,7 +271,7 @@ def _unjudged(series: _Series, name: str, operation: str, problems: Sequence[str
 def _judge(candidate: _Candidate) -> BenchmarkResult:
     """The verdicts on one operation, by the rules of its check."""
     hardware, series = candidate.hardware, candidate.series
-    problems = [*candidate.resolved.problems]
+    problems = [*candidate.table_hardware.problems]
     notes: list[str] = []
     verdicts, others, label = _wrong_data_verdicts(series, candidate.operation), tuple[Verdict, ...](), ""
     if not problems:
@@ -302,7 +308,10 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
 
 
 def _outcome(verdicts: Sequence[Verdict], others: Sequence[Verdict], problems: Sequence[str]) -> Outcome:
-    """The worst of the verdicts. A problem makes it UNJUDGED unless it is FAIL; a FAIL at another size, WARN."""
+    """The worst outcome of the verdicts; UNJUDGED if it is not FAIL and there is a problem.
+
+    A FAIL at another size makes a PASS a WARN.
+    """
     outcome = worst(verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.SKIP)
     if outcome is Outcome.FAIL:
         return outcome
@@ -411,7 +420,7 @@ def _has_nvls(candidate: _Candidate) -> bool:
 def _path(candidate: _Candidate) -> str:
     """The links that the data took, as text; empty if unknown."""
     hardware, sku = candidate.hardware, candidate.sku
-    if not hardware.nodes or candidate.resolved.problems:
+    if not hardware.nodes or candidate.table_hardware.problems:
         return ""
     if hardware.nodes == 1:
         links = "an unknown link" if sku is None else "NVLink" if "nvlink" in sku.spec else "PCIe"
@@ -442,6 +451,6 @@ def _bound(candidate: _Candidate, label: str) -> BenchmarkBound | None:
 
 def _exceeds_bound(candidate: _Candidate) -> bool:
     """Whether the operation cannot be the measured one, since its bandwidth between nodes is above the bound."""
-    bound = _bound(candidate, "") if candidate.nodes > 1 and not candidate.resolved.problems else None
+    bound = _bound(candidate, "") if candidate.nodes > 1 and not candidate.table_hardware.problems else None
     values = [value for size in measured_sizes(candidate.rows) for value in (size.out_of_place, size.in_place) if value]
     return bool(bound and values and max(values) > MAX_RATIO_OF_BOUND * bound.value)

@@ -18,6 +18,7 @@ from seatrial.model import Baseline, Measurement, Metric, Outcome, Reason, Verdi
 from seatrial.model.benchmark import BenchmarkBound, BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
 from seatrial.pipeline.benchmark_hardware import HardwareOptions, gpu_name
 from seatrial.pipeline.judge_nccl_tests import with_next_step
+from seatrial.util.text import and_more, plural
 
 # Testcase → check and metric of seatrial that measure the same: copies of the copy engines
 _METRICS = {
@@ -42,7 +43,7 @@ def judge_output(
     contradictions = [gpu.contradiction] if gpu.contradiction else []
     devices = len(output.devices) or max((len(row) for matrix in output.matrices for row in matrix.rows), default=0)
     if options.gpus_per_node and devices and devices != options.gpus_per_node:
-        problems.append(f"--gpus {options.gpus_text}: nvbandwidth measured {devices} GPUs")
+        problems.append(f"--gpus {options.gpus_text}: nvbandwidth measured {plural(devices, 'GPU')}")
     hosts = len(output.hosts)
     if hosts > 1 or (options.nodes or 1) > 1:
         text = "nvbandwidth of several nodes measures NVLink between them, for which no reference value is known"
@@ -52,7 +53,7 @@ def judge_output(
     results = [
         _judge_matrix(matrix, gpu.name, references, problems) for matrix in output.matrices if matrix.name in _METRICS
     ]
-    results += [_failed(name, text) for name, text in output.failures.items()]
+    results += [_failed_testcase(name, text) for name, text in output.failures.items()]
     others = [matrix.name for matrix in output.matrices if matrix.name not in _METRICS]
     notes = [*options.notes]
     if output.version:
@@ -60,8 +61,7 @@ def judge_output(
     if output.failure:
         notes.append(f"message of nvbandwidth: {output.failure}")
     if others:
-        more = f" and {len(others) - _MAX_LISTED} more" if len(others) > _MAX_LISTED else ""
-        notes.append(f"without a reference value, not judged: {', '.join(others[:_MAX_LISTED])}{more}")
+        notes.append(f"without a reference value, not judged: {and_more(others, _MAX_LISTED)}")
     # nvbandwidth measures one node, and only some versions name its host
     nodes_source = "output" if hosts else "nvbandwidth measures one"
     sources = {"gpu": gpu.source, "gpus_per_node": "output", "nodes": nodes_source} if gpu.name else {}
@@ -146,7 +146,7 @@ def _metrics(matrix: Matrix, metric: str) -> list[Metric]:
     return metrics
 
 
-def _failed(name: str, text: str) -> BenchmarkResult:
+def _failed_testcase(name: str, text: str) -> BenchmarkResult:
     """The result of a testcase that ended with an error; copied data that differs from its source is a FAIL."""
     check, _ = _METRICS.get(name, ("", ""))
     if text.startswith(_WRONG_DATA):

@@ -95,16 +95,16 @@ def make_plan(
     not_run = {name: measurement for name, measurement in results.items() if measurement}
     runnable = [check for check in selected if check.name not in not_run]
     if time_limit_s is not None:
-        excluded |= dict.fromkeys(_beyond_time_limit(runnable, config, node_gpus, nodes, time_limit_s), TIME_LIMIT)
+        excluded |= dict.fromkeys(_checks_over_time_limit(runnable, config, node_gpus, nodes, time_limit_s), TIME_LIMIT)
     remaining = [check for check in runnable if check.name not in {*excluded, *done}]
-    jobs = [part for job in _jobs(remaining, config, node_gpus, nodes) for part in _parts(job, config, max_job_s)]
+    jobs = [part for job in _jobs(remaining, config, node_gpus, nodes) for part in _split_job(job, config, max_job_s)]
     jobs = [job.model_copy(update={"topology": topology}) if job.placement == "ranks" else job for job in jobs]
     preflight = _preflight(remaining, jobs)
     jobs = [job if job.placement == "control" else job.model_copy(update={"preflight": preflight}) for job in jobs]
-    return Plan(_preflight_first(jobs), tuple(m for name, m in not_run.items() if name not in set(done)), excluded)
+    return Plan(_in_start_order(jobs), tuple(m for name, m in not_run.items() if name not in set(done)), excluded)
 
 
-def _preflight_first(jobs: list[Job]) -> tuple[Job, ...]:
+def _in_start_order(jobs: list[Job]) -> tuple[Job, ...]:
     """Return the jobs in order: the first on nodes, since its preflight precedes all checks; control; the rest."""
     on_nodes = [job for job in jobs if job.placement != "control"]
     control = [job for job in jobs if job.placement == "control"]
@@ -178,7 +178,7 @@ def localization_job(
     return None if too_long else job
 
 
-def _beyond_time_limit(
+def _checks_over_time_limit(
     runnable: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int, time_limit_s: float
 ) -> Iterator[str]:
     """Yield the checks that do not fit into ``time_limit_s``. Raises UsageError if none fits."""
@@ -201,7 +201,7 @@ def _jobs(checks: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: i
     return [job for job in jobs if job.checks]
 
 
-def _parts(job: Job, config: Config, max_job_s: float | None) -> Iterator[Job]:
+def _split_job(job: Job, config: Config, max_job_s: float | None) -> Iterator[Job]:
     """Yield ``job``, or parts of it that request at most ``max_job_s``. Raises UsageError if a check is longer."""
     if max_job_s is None or job.placement == "control":
         yield job

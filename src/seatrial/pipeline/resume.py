@@ -28,7 +28,7 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
     discarded = {
         measurement.check
         for measurement in saved.measurements
-        if measurement.error or _not_reported(measurement) & set(thresholds.get(measurement.check, ()))
+        if measurement.error or _metrics_not_reported(measurement) & set(thresholds.get(measurement.check, ()))
     }
     if saved.machine != machine:
         discarded = {measurement.check for measurement in saved.measurements}
@@ -47,7 +47,7 @@ def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
     results.job_results, results.sessions = saved.job_results, saved.sessions
 
 
-def _not_reported(measurement: Measurement) -> set[str]:
+def _metrics_not_reported(measurement: Measurement) -> set[str]:
     reasons = measurement.facts.get(NOT_REPORTED)
     return set(reasons) if isinstance(reasons, dict) else set()
 

@@ -250,7 +250,7 @@ def _record_stop_reason(results: TrialResults) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         results.stop_reason = INTERRUPTED
-        if text := str(stop):  # of a launcher: what it could not remove
+        if text := str(stop):  # a launcher names what it could not remove
             results.display.warn(text)
     except NodesRefused as refused:
         results.stop_reason = f"preflight failed on {refused}"

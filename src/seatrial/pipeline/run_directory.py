@@ -237,7 +237,9 @@ def load_trial(path: Path) -> Trial:
             hint = f"; {path} contains run directories: name one of them, such as {runs[-1].parent}"
         raise UsageError(f"cannot read {file}: {error.strerror or error}{hint}") from error
     except ValidationError as error:
-        raise UsageError(f"{file} is no trial.json of this version: {first_validation_error(error)}{hint}") from error
+        raise UsageError(
+            f"{file} is not a trial.json of this version: {first_validation_error(error)}{hint}"
+        ) from error
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
 
@@ -247,6 +249,6 @@ def _check_version(document: object, file: Path) -> None:
     if isinstance(document, dict) and (version := document.get("schema_version", VERSIONS[-1])) not in VERSIONS:
         writer = reprlib.repr(document.get("seatrial", "unknown"))
         raise UsageError(
-            f"{file} is no trial.json of this version: schema_version is {reprlib.repr(version)}, expected one of "
+            f"{file} is not a trial.json of this version: schema_version is {reprlib.repr(version)}, expected one of "
             f"{VERSIONS}: use the version of seatrial that wrote it ({writer})"
         )

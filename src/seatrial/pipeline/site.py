@@ -17,7 +17,8 @@ from seatrial.launch.site_folder import Setting, Site
 from seatrial.model import UsageError
 from seatrial.util.files import atomic_folder
 
-# Not in the path of a site's folder: Slurm reads % and \ in names of log files, containers and PATH split at : and ,
+# Characters that the path of a site's folder must not have: Slurm expands % and \ in names of log files, and lists of
+# container mounts and PATH are split at : and ,
 _REFUSED = re.compile("[%\\\\:,\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _MAX_NAMES = 10  # of existing files in a message
 

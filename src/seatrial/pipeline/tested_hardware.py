@@ -9,6 +9,7 @@ from pydantic import JsonValue
 from seatrial.config.schema import Config
 from seatrial.launch import runs_remotely
 from seatrial.model import Job, Measurement
+from seatrial.util.text import plural
 
 
 def cpu_only(jobs: Sequence[Job]) -> bool:
@@ -27,7 +28,8 @@ def device_conflict(settings: Config, jobs: Sequence[Job], environment: Mapping[
     if gpus is None:
         return "environment.gpu.gpus of the record is not a list of GPUs, so the tested hardware is unknown"
     if cpu_only(jobs) and gpus and settings.cluster.gpus_per_node is None:
-        return f"all jobs ran on CPUs, but environment.gpu lists {len(gpus)} GPUs and cluster.gpus_per_node is not 0"
+        listed = plural(len(gpus), "GPU")
+        return f"all jobs ran on CPUs, but environment.gpu lists {listed} and cluster.gpus_per_node is not 0"
     if not cpu_only(jobs) and not gpus:
         return "jobs ran on GPUs, but environment.gpu lists none"
     return ""
@@ -43,7 +45,7 @@ def tested_hardware(
     """Return the tested nodes and GPUs as text, or why GPUs were not tested."""
     expected = settings.cluster.nodes
     tested = max((job.nodes for job in jobs if job.placement != "control"), default=expected)
-    nodes = f"{tested} of {expected} nodes" if tested < expected else f"{expected} node" + "s" * (expected > 1)
+    nodes = f"{tested} of {expected} nodes" if tested < expected else plural(expected, "node")
     if gpu_error:
         return f"{nodes}; {gpu_error}"
     gpus = _host_gpus(environment) or {}
@@ -53,7 +55,7 @@ def tested_hardware(
     used = next((job.ranks_per_node for job in jobs if job.placement == "ranks"), 0)
     if not used:
         return f"{nodes}; no check of this trial uses a GPU"
-    each = f"{used} GPU" + ("s" if used > 1 else "")
+    each = plural(used, "GPU")
     if settings.uses_slurm:
         return f"{nodes} of a Slurm cluster, {each} each"
     if settings.launcher == "kubernetes":

@@ -15,7 +15,7 @@ from seatrial.launch import runs_remotely
 from seatrial.model import Machine, SeatrialError, Topology, UsageError
 from seatrial.pipeline.plan import NodeGpus
 from seatrial.util import hostlist
-from seatrial.util.text import and_more
+from seatrial.util.text import and_more, plural
 
 _MAX_NAMED = 8
 
@@ -49,10 +49,12 @@ class ThisHost:
             return NodeGpus(usable, f"{', '.join(mig_gpus)}: MIG enabled; MIG instances are not supported; {fix}")
         if expected is not None and usable < expected:
             reason = self.gpus.nvml_unavailable or "see the check gpu.inventory"
-            return NodeGpus(usable, f"{expected} GPUs expected, {usable} usable: {reason}")
+            return NodeGpus(usable, f"{plural(expected, 'GPU')} expected, {usable} usable: {reason}")
         if not usable and (self.gpus.gpus or self.gpus.pci_devices):
             reason = self.gpus.nvml_unavailable or "CUDA_VISIBLE_DEVICES excludes all of them"
-            return NodeGpus(0, f"{len(self.gpus.pci_devices)} NVIDIA GPUs on the PCI bus, none usable: {reason}")
+            return NodeGpus(
+                0, f"{plural(len(self.gpus.pci_devices), 'NVIDIA GPU')} on the PCI bus, none usable: {reason}"
+            )
         if not usable and self.gpus.detection_error:
             return NodeGpus(0, f"{self.gpus.detection_error}; if this host has no GPU, set --gpus-per-node 0")
         return NodeGpus(usable)

@@ -25,7 +25,7 @@ from seatrial.telemetry.files import latest_samples
 from seatrial.train.step_speed import CONFIG_FILE, METRICS_FILE, STEPS_FILE, training_speed
 from seatrial.util import hostlist
 from seatrial.util.input_files import open_file, read_json, tail_lines
-from seatrial.util.text import error_text
+from seatrial.util.text import error_text, plural
 
 _JOB_ID = re.compile(r"\d+(_\d+)?(\+\d+)?")  # also of an array and of a heterogeneous job
 _ID_IN_NAME = re.compile(r"-(\d+)$")  # runs/NAME-JOB of the job scripts of `seatrial init`
@@ -83,7 +83,7 @@ class Watcher:
             gpus, note = (status.gpus, "") if status.gpus else self._gpus_of_job(job)
             notes = tuple(filter(None, [*status.notes, note]))
             return status.model_copy(update={**_job_fields(job), "target": self.target, "gpus": gpus, "notes": notes})
-        return self._with_job(job, _results_folder(log, job), log)
+        return self._slurm_job_status(job, _results_folder(log, job), log)
 
     def _training(self, folder: Path) -> JobStatus:
         match = _ID_IN_NAME.search(folder.resolve().name)
@@ -96,10 +96,10 @@ class Watcher:
                 f"{folder}: neither a run directory (run.json) nor a folder of seatrial train ({CONFIG_FILE})"
             )
         if job:
-            return self._with_job(job, folder, log)
+            return self._slurm_job_status(job, folder, log)
         return self._training_status(folder, log if log.exists() else None, (note,))
 
-    def _with_job(self, job: SlurmJob, folder: Path | None, log: Path | None) -> JobStatus:
+    def _slurm_job_status(self, job: SlurmJob, folder: Path | None, log: Path | None) -> JobStatus:
         """The status of a training or another job of Slurm."""
         gpus, note = self._gpus_of_job(job)
         status = self._training_status(folder, None if job.pending else log, (note,))
@@ -132,12 +132,12 @@ class Watcher:
         if attempt is None:
             return status.model_copy(update={"notes": ("no job has started yet",)})
         job, job_note = _result_or_error(lambda: Job.model_validate(read_json(attempt.parent / "job.json")))
-        ranks, nodes, silent = _ranks(attempt, job) if job else (Counter[str](), set[str](), 0)
+        ranks, nodes, silent_ranks = _rank_statuses(attempt, job) if job else (Counter[str](), set[str](), 0)
         gpus = [use for path in sorted(attempt.glob("rank*.samples")) for use in _sampled_use(path)]
         notes = [
             job_note,
             "no rank has written a status yet" if job and not ranks else "",
-            f"no heartbeat of {silent} ranks for {_SILENT_S:g} s" if silent else "",
+            f"no heartbeat of {plural(silent_ranks, 'rank')} for {_SILENT_S:g} s" if silent_ranks else "",
             "" if gpus else "GPU use: the run directory has no telemetry of GPUs",
         ]
         steps = max(run_dir.glob(f"artifacts/*/**/{STEPS_FILE}"), key=_modified, default=None)
@@ -229,7 +229,7 @@ def _latest_attempt(run_dir: Path) -> Path | None:
     return max(attempts, key=_modified, default=None)
 
 
-def _ranks(attempt: Path, job: Job) -> tuple[Counter[str], set[str], int]:
+def _rank_statuses(attempt: Path, job: Job) -> tuple[Counter[str], set[str], int]:
     """The number of ranks by their status, the nodes, and the number of ranks without a recent heartbeat."""
     statuses, nodes, silent, now = Counter[str](), set[str](), 0, time.time()
     for rank in ranks_in(attempt, job):

@@ -75,10 +75,10 @@ def _sizes(result: BenchmarkResult) -> Iterator[str]:
 
 
 def _verdicts(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
-    """Each verdict with its expectation and source; of several subjects those of ``_shown``, and how many there are."""
+    """Each verdict with its expectation and source; of several subjects only those of ``_listed_verdicts``."""
     ordered = sorted(verdicts, key=lambda verdict: (WORST_FIRST.index(verdict.outcome), verdict.ratio or 0.0))
     last_basis = last_fix = ""
-    shown = _shown(ordered)
+    shown = _listed_verdicts(ordered)
     for verdict in shown:
         subject = "" if verdict.subject == CLUSTER else f" {verdict.subject}"
         yield f"  {verdict.outcome}{subject}: {single_line(verdict.summary)}"
@@ -99,7 +99,7 @@ def _verdicts(verdicts: tuple[Verdict, ...]) -> Iterator[str]:
         yield f"  {len(ordered)} values from {low} to {high}; {len(shown)} of them listed above"
 
 
-def _shown(ordered: list[Verdict]) -> list[Verdict]:
+def _listed_verdicts(ordered: list[Verdict]) -> list[Verdict]:
     """The verdicts that are listed: of several subjects the worst bad ones, and one verdict of each other outcome."""
     if all(verdict.subject == CLUSTER for verdict in ordered):
         return ordered

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from seatrial.model import CLUSTER, Explained, Finding, Outcome, Trial, Verdict
-from seatrial.report.text import plural
 from seatrial.report.view import NOT_PASSED, Group, grouped
+from seatrial.util.text import plural
 
 
 @dataclass(frozen=True)

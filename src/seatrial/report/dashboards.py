@@ -9,8 +9,8 @@ from seatrial.model import Trial
 from seatrial.model.telemetry import GAUGES, THROTTLED, Dashboard, Gauge, Load, Span, Telemetry
 from seatrial.report.charts import Axis, Chart, Curve, Frame, drawable, linear, tick_distance
 from seatrial.report.formatting import format_range, natural_key
-from seatrial.report.text import plural
 from seatrial.report.view import CheckView
+from seatrial.util.text import plural
 
 # Twice the displayed size on a phone, so that integer coordinates are exact to half a pixel
 FRAME = Frame(width=660, height=240, left=84, right=14, top=30, bottom=36, font=21, decimals=0)

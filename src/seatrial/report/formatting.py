@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from seatrial.model import CLUSTER, format_value, parse_bytes
-from seatrial.report.text import plural
+from seatrial.util.text import plural
 
 _UNIT_TEXTS = {"count": "", "us": "µs"}
 # Kinds of subjects, singular and plural, in the order of ``count_text``

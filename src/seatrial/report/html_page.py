@@ -16,7 +16,7 @@ from seatrial.model import WORST_FIRST, DecisionValue, JobState, Outcome, Trial
 from seatrial.report import charts, dashboards, sections, topology
 from seatrial.report.causes import cause_text, causes
 from seatrial.report.scaling import scaling_table
-from seatrial.report.text import plural, sanitized, split_code, utc
+from seatrial.report.text import sanitized, split_code, utc
 from seatrial.report.view import (
     chapters,
     decision_style,
@@ -27,6 +27,7 @@ from seatrial.report.view import (
     outcome_counts,
     problems,
 )
+from seatrial.util.text import plural
 
 # The symbol next to each outcome, decision and job state, so that colour is not the only difference
 SYMBOLS: dict[str, str] = {

@@ -12,6 +12,7 @@ from rich.table import Table
 from seatrial.analysis.known_references import ReferenceMetric, UnjudgedMetric, values_by_metric
 from seatrial.hardware.references import Sku
 from seatrial.model import ReferenceValue, format_value
+from seatrial.util.text import plural
 
 NO_VALUE = "–"
 HEAD = """# Reference values of GPU models
@@ -104,8 +105,9 @@ def unjudged_note(unjudged: Sequence[UnjudgedMetric], gpus: Sequence[str], nodes
     for each in unjudged:
         only_over = f" (except over {' or '.join(each.fabrics)})" if each.fabrics else ""
         by_check.setdefault(each.check, []).append(f"{each.metric}{only_over}")
-    where = f"{nodes} {'node' if nodes == 1 else 'nodes'} with {len(gpus)} × {model}"
-    yield f"UNJUDGED on {where}, no reference value: {len(unjudged)} metrics of {len(by_check)} checks"
+    where = f"{plural(nodes, 'node')} with {len(gpus)} × {model}"
+    counts = f"{plural(len(unjudged), 'metric')} of {plural(len(by_check), 'check')}"
+    yield f"UNJUDGED on {where}, no reference value: {counts}"
     for check, metrics in by_check.items():
         yield f"  {check}: {', '.join(metrics)}"
     yield "  to judge them: --set 'checks.CHECK.expect.METRIC=>= VALUE UNIT', or a baseline (seatrial baseline learn)"
@@ -121,7 +123,7 @@ def shapes(values: Sequence[ReferenceValue]) -> str:
 def shape(value: ReferenceValue) -> str:
     """The number of GPUs and nodes of a value, and the network between the nodes."""
     if value.nodes == 1:
-        return "1 GPU" if value.gpus == 1 else f"{value.gpus} GPUs"
+        return plural(value.gpus, "GPU")
     fabric = f" ({value.fabric})" if value.fabric else ""
     return f"{value.nodes}×{value.gpus // value.nodes} GPUs{fabric}"
 

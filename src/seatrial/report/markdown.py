@@ -8,7 +8,7 @@ import shlex
 from seatrial.model import Finding, Trial
 from seatrial.report.causes import CauseView, cause_text, causes
 from seatrial.report.scaling import scaling_table
-from seatrial.report.text import plural, sanitized, single_line, split_code, utc
+from seatrial.report.text import sanitized, single_line, split_code, utc
 from seatrial.report.view import (
     CheckView,
     Group,
@@ -20,6 +20,7 @@ from seatrial.report.view import (
     outcome_counts,
     problems,
 )
+from seatrial.util.text import plural
 
 # Limits of the summary; the HTML report has everything
 MAX_PROBLEMS = 10

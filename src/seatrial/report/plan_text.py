@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from seatrial.checks.base import Check
 from seatrial.model import TIME_LIMIT, Job
-from seatrial.report.text import plural
+from seatrial.util.text import plural
 
 
 def plan_lines(jobs: Sequence[Job], excluded_checks: Mapping[str, str], checks: Mapping[str, Check]) -> Iterator[str]:

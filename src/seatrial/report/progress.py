@@ -17,7 +17,8 @@ from rich.status import Status
 from seatrial.checks import catalog
 from seatrial.model import Job, Outcome
 from seatrial.report.plan_text import plan_lines
-from seatrial.report.text import clean, plural
+from seatrial.report.text import clean
+from seatrial.util.text import plural
 
 STYLES = {
     Outcome.PASS: "green",
@@ -63,7 +64,8 @@ class Live:
         self._remaining = Remaining(jobs)
         self._line(f"run directory {run_dir}")
         for job in jobs:
-            processes = f"{job.nodes} × {job.ranks_per_node if job.placement == 'ranks' else 1} processes"
+            per_node = job.ranks_per_node if job.placement == "ranks" else 1
+            processes = f"{job.nodes} × {plural(per_node, 'process', 'processes')}"
             names = ", ".join(job.checks)
             self._line(f"plan    job {job.name} ({processes}, {job.device}, at most {_clock(job.limit_s)}): {names}")
         for line in plan_lines(jobs, excluded_checks, catalog()):

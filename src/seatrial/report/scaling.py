@@ -9,7 +9,7 @@ from seatrial.checks import catalog
 from seatrial.checks.base import ScalingMetrics
 from seatrial.model import Measurement, Outcome, Trial, Verdict, worst
 from seatrial.report.formatting import print_value
-from seatrial.report.text import plural
+from seatrial.util.text import plural
 
 
 @dataclass(frozen=True)

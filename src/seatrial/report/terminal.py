@@ -13,7 +13,7 @@ from seatrial.model import BasisKind, DecisionValue, Finding, Outcome, Trial
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.causes import CauseView, cause_text, causes
 from seatrial.report.scaling import scaling_table
-from seatrial.report.text import plural, sanitized, single_line
+from seatrial.report.text import sanitized, single_line
 from seatrial.report.view import (
     CheckView,
     Group,
@@ -24,6 +24,7 @@ from seatrial.report.view import (
     outcome_counts,
     problems,
 )
+from seatrial.util.text import plural
 
 STYLES = {
     Outcome.PASS: "green",

@@ -1,4 +1,4 @@
-"""Text functions of all reports: removal of terminal sequences and unprintable characters, dates, plurals.
+"""Text functions of all reports: removal of terminal sequences and unprintable characters, dates.
 
 Each report format (HTML, XML, Markdown) escapes its special characters itself.
 """
@@ -60,11 +60,6 @@ def utc(seconds: float, format: str) -> str:
         return datetime.fromtimestamp(seconds, UTC).strftime(format)
     except (ValueError, OverflowError, OSError):
         return ""
-
-
-def plural(count: int, noun: str, nouns: str = "") -> str:
-    """``1 subject``, ``2 subjects``; ``nouns`` is an irregular plural."""
-    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
 def split_code(text: str) -> list[tuple[str, bool]]:

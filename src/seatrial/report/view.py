@@ -33,7 +33,7 @@ from seatrial.model import (
 )
 from seatrial.model.verdict_text import LAX_THRESHOLD
 from seatrial.report.formatting import bytes_of, count_text, family, format_range, natural_key, print_value, unit_text
-from seatrial.report.text import plural
+from seatrial.util.text import plural
 
 OTHER = "Other"  # chapter of checks that this version does not have, such as those of an old run
 MAX_REMARKS = 2  # different remarks that a row shows; with more, only the first
@@ -271,10 +271,14 @@ class Group:
 
 
 def chapters(trial: Trial) -> list[Chapter]:
-    """All checks that were planned, measured or judged, by phase, in the order of the catalog."""
+    """All checks that were planned, measured or judged, by phase, in the order of the catalog.
+
+    Checks that were only excluded are left out: reports list ``trial.excluded_checks`` separately.
+    """
     verdicts, measurements = _by_check(trial.verdicts), _by_check(trial.measurements)
     planned = (name for job in trial.jobs for name in job.checks)
-    names = dict.fromkeys((*planned, *measurements, *verdicts))
+    judged = (name for name in verdicts if name not in trial.excluded_checks)
+    names = dict.fromkeys((*planned, *measurements, *judged))
     checks = catalog()
     ordered = [name for name in checks if name in names] + [name for name in names if name not in checks]
     views = [

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from seatrial.model.job_status import GpuUse, JobStatus, TrainingSpeed
 from seatrial.report.progress import duration_text
-from seatrial.report.text import clean, plural, single_line
-from seatrial.util.text import and_more
+from seatrial.report.text import clean, single_line
+from seatrial.util.text import and_more, plural
 
 _GIB = 2**30
 _MAX_NODES, _MAX_GPUS, _MAX_STATUSES = 8, 64, 6  # that are listed

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from seatrial.model import TIME_LIMIT, DecisionValue, Explained, Outcome, Trial, Verdict
 from seatrial.report.causes import CauseView, causes
-from seatrial.report.text import plural, sanitized, single_line
-from seatrial.util.text import and_more
+from seatrial.report.text import sanitized, single_line
+from seatrial.util.text import and_more, plural
 
 MAX_LINES = 5
 _MAX_NAMED = 3  # checks, and subjects, in one line

@@ -25,6 +25,11 @@ def and_more(items: Sequence[str], limit: int, separator: str = ", ") -> str:
     return separator.join(items[:limit]) + others
 
 
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """Return the number with its noun: ``1 subject``, ``2 subjects``; ``nouns`` is an irregular plural."""
+    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
+
+
 def rank_list(ranks: Iterable[int], limit: int = 16) -> str:
     """Return ranks as text, with ranges: ``rank 3``, ``ranks 0-2, 5``; of more than ``limit`` ranges the first ones."""
     ranges: list[list[int]] = []

@@ -7,7 +7,7 @@ import pytest
 from seatrial.bench.pairs import PairTiming
 from seatrial.checks.fabric.localization import _partners, _rates, default_size
 from seatrial.hardware.network_time import TcpNetwork
-from seatrial.hardware.pair_rates import Step
+from seatrial.hardware.pair_rates import PairStep
 from seatrial.model import parse_bytes
 
 MEMBERS = {"n0": (0, 1), "n1": (2, 3), "n2": (4, 5)}
@@ -16,8 +16,8 @@ SIZE = 10**9
 
 def test_ranks_with_the_same_index_are_partners_and_one_side_receives() -> None:
     bidirectional, unidirectional = (
-        Step("rounds", (("n0", "n2"),)),
-        Step("directions", (("n2", "n0"),), unidirectional=True),
+        PairStep("rounds", (("n0", "n2"),)),
+        PairStep("directions", (("n2", "n0"),), unidirectional=True),
     )
     assert _partners(bidirectional, MEMBERS) == ({0: 4, 4: 0, 1: 5, 5: 1}, set())
     assert _partners(unidirectional, MEMBERS) == ({4: 0, 0: 4, 5: 1, 1: 5}, {0, 1})
@@ -28,7 +28,9 @@ def test_rate_is_that_of_the_slower_rank(best: bool, expected: tuple[float, floa
     """A sender may be done before its data has arrived."""
     timings = [PairTiming(0, 4, (0.1, 0.1, 0.1), None), PairTiming(4, 0, (1.0, 2.0, 4.0), None)]
     timings += [PairTiming(1, 5, (2.0, 2.0, 2.0), None), PairTiming(5, 1, (0.1, 0.1, 0.1), None)]
-    (rate,) = _rates(Step("directions", (("n0", "n2"),), unidirectional=True), MEMBERS, timings, SIZE, use_fastest=best)
+    (rate,) = _rates(
+        PairStep("directions", (("n0", "n2"),), unidirectional=True), MEMBERS, timings, SIZE, use_fastest=best
+    )
     assert (rate.first, rate.second, rate.unidirectional) == ("n0", "n2", True)
     assert rate.gb_s == pytest.approx(expected)
 

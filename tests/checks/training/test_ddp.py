@@ -85,6 +85,7 @@ def test_healthy_processes_pass_all_rules_on_a_cpu(runs: Runs) -> None:
     assert set(verdicts.values()) == {Outcome.PASS}
 
 
+@pytest.mark.training
 def test_rank_0_reports_the_cluster_and_each_rank_its_step_times(runs: Runs) -> None:
     step_times = {"step_time", "step_time_max", "step_time_without_communication"}
     for rank, measurement in enumerate(runs["healthy"]):
@@ -97,6 +98,7 @@ def test_rank_0_reports_the_cluster_and_each_rank_its_step_times(runs: Runs) -> 
         assert bool(measurement.facts) is (rank == 0)
 
 
+@pytest.mark.training
 def test_fact_processes(runs: Runs) -> None:
     processes = runs["healthy"][0].facts["processes"]
     assert isinstance(processes, list)
@@ -104,12 +106,14 @@ def test_fact_processes(runs: Runs) -> None:
     assert all(p["cpus"] for p in processes)  # type: ignore[index,call-overload]
 
 
+@pytest.mark.training
 def test_indivisible_samples_are_dropped(runs: Runs) -> None:
     facts = runs["healthy"][0].facts
     assert facts["sampler_samples"] == RANKS * 4 * 4 + 1
     assert facts["sampler_dropped_samples"] == 1
 
 
+@pytest.mark.training
 def test_losses_equal_those_of_one_process_and_fall(runs: Runs) -> None:
     ddp, single_process = runs["healthy"][0].series
     assert (ddp.name, single_process.name) == ("loss.ddp", "loss.single_process")
@@ -120,6 +124,7 @@ def test_losses_equal_those_of_one_process_and_fall(runs: Runs) -> None:
     assert value(healthy, "loss_above_entropy_bound") == pytest.approx(ddp.y[-1] - ENTROPY)
 
 
+@pytest.mark.training
 def test_speed_counts_tokens_of_all_ranks(runs: Runs) -> None:
     healthy = runs["healthy"]
     total, each = value(healthy, "tokens_per_second"), value(healthy, "tokens_per_second_per_gpu")
@@ -133,6 +138,7 @@ def test_speed_counts_tokens_of_all_ranks(runs: Runs) -> None:
     assert {"scaling_baseline", "cpu_only"} <= healthy[0].facts.keys()
 
 
+@pytest.mark.training
 def test_rank_0_writes_metrics_json(runs: Runs, out: Path) -> None:
     (artifact,) = runs["healthy"][0].artifacts
     assert runs["healthy"][1].artifacts == ()
@@ -142,6 +148,7 @@ def test_rank_0_writes_metrics_json(runs: Runs, out: Path) -> None:
     assert written["options"]["parity_steps"] == SMALL["parity_steps"]
 
 
+@pytest.mark.training
 def test_flipped_bit_names_its_rank(runs: Runs) -> None:
     assert failed(runs["flipped_bit"]) == {"parameter_digests_differing"}
     assert value(runs["flipped_bit"], "parameter_digests_differing") == 1
@@ -152,6 +159,7 @@ def test_flipped_bit_names_its_rank(runs: Runs) -> None:
     assert [rank["subject"] for rank in ranks] == ["node0/rank1"]  # type: ignore[union-attr,index,call-overload]
 
 
+@pytest.mark.training
 def test_dropped_sample_breaks_sampler_and_parity(runs: Runs) -> None:
     assert failed(runs["dropped_sample"]) == {
         "sampler_missing",
@@ -161,24 +169,29 @@ def test_dropped_sample_breaks_sampler_and_parity(runs: Runs) -> None:
     assert value(runs["dropped_sample"], "sampler_missing") == 1
 
 
+@pytest.mark.training
 def test_same_order_in_all_epochs_fails(runs: Runs) -> None:
     assert failed(runs["frozen_order"]) == {"sampler_order_errors"}
 
 
+@pytest.mark.training
 def test_missing_all_reduce_breaks_parity_and_digests(runs: Runs) -> None:
     assert failed(runs["not_reduced"]) == {"parity_max_relative_difference", "parameter_digests_differing"}
     assert "without a majority" in str(runs["not_reduced"][0].facts["differing_ranks"])
 
 
+@pytest.mark.training
 def test_sum_instead_of_mean_breaks_parity_only(runs: Runs) -> None:
     assert failed(runs["sum_not_mean"]) == {"parity_max_relative_difference"}
 
 
+@pytest.mark.training
 def test_nonfinite_loss_fails_without_hanging(runs: Runs) -> None:
     assert "nonfinite_losses" in failed(runs["exploding"])
     assert all(map(math.isfinite, runs["exploding"][0].series[0].y))
 
 
+@pytest.mark.training
 def test_wrong_local_rank_is_named(runs: Runs) -> None:
     assert failed(runs["wrong_local_rank"]) == {"rank_mismatches"}
     errors = runs["wrong_local_rank"][0].facts["rank_errors"]
@@ -186,6 +199,7 @@ def test_wrong_local_rank_is_named(runs: Runs) -> None:
     assert errors.keys() == {"rank 1"}
 
 
+@pytest.mark.training
 def test_efficiency_above_100_percent_is_not_reported(runs: Runs) -> None:
     measured = runs["slow_without_ddp"]
     assert failed(measured) == set()

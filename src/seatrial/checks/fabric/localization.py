@@ -35,7 +35,7 @@ from seatrial.hardware.pair_rates import (
     RANKS_BY_NODE,
     Conclusion,
     PairRate,
-    Step,
+    PairStep,
 )
 from seatrial.hardware.pair_search import ROUNDS, pair_search
 from seatrial.model import (
@@ -136,7 +136,7 @@ def default_size(on_gpu: bool, network: TcpNetwork | None) -> int:
     return size
 
 
-def _partners(step: Step, members: Mapping[str, Sequence[int]]) -> tuple[dict[int, int], set[int]]:
+def _partners(step: PairStep, members: Mapping[str, Sequence[int]]) -> tuple[dict[int, int], set[int]]:
     """Rank → partner in this step, and the ranks that only receive."""
     partners: dict[int, int] = {}
     receivers: set[int] = set()
@@ -148,7 +148,7 @@ def _partners(step: Step, members: Mapping[str, Sequence[int]]) -> tuple[dict[in
 
 
 def _rates(
-    step: Step, members: Mapping[str, Sequence[int]], timings: Sequence[PairTiming], size: int, *, use_fastest: bool
+    step: PairStep, members: Mapping[str, Sequence[int]], timings: Sequence[PairTiming], size: int, *, use_fastest: bool
 ) -> list[PairRate]:
     """The rates of the pairs of a step in GB/s, from their fastest or their median window.
 

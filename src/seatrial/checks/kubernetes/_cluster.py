@@ -81,5 +81,5 @@ def require_nodes(nodes: tuple[Node, ...], settings: Kubernetes) -> None:
         where = f" that match the node selector {selector}" if selector else ""
         raise SeatrialError(
             f"no nodes{where} have {GPU_RESOURCE} in their capacity or a label of GPU Operator or Node Feature "
-            f"Discovery. Run first: {kubectl(settings).shown('get', 'nodes', '--show-labels')}"
+            f"Discovery. Run first: {kubectl(settings).command_text('get', 'nodes', '--show-labels')}"
         )

@@ -101,7 +101,7 @@ class ProbePods:
         try:
             self.kubectl.run("delete", *arguments, timeout_s=_DELETE_TIMEOUT_S + 30)
         except KubectlError as error:
-            command = self.kubectl.shown("delete", "jobs", self.selector)
+            command = self.kubectl.command_text("delete", "jobs", self.selector)
             raise KubectlError(f"probe pods may still use GPUs. Run first: {command}. {error}", error.reason) from None
 
 

@@ -90,7 +90,7 @@ def shape_link(injection: Injection, discipline: str) -> None:
 
 
 def run_before_tasks(injection: Injection, script: str) -> None:
-    """Run ``script`` before each task on NODE; lines ``export NAME=VALUE`` of its output change its environment."""
+    """Run ``script`` before each task on NODE; a line ``export NAME=VALUE`` that it prints sets a variable."""
     file = test_cluster().folder / "environment" / NODE
     file.parent.mkdir(exist_ok=True)
     file.write_text(script, encoding="utf-8")
@@ -115,7 +115,7 @@ def kill_slurmd(injection: Injection) -> None:
 
 
 def wait_until_idle() -> None:
-    """Wait until Slurm has no job on NODE and may start one. Raises SeatrialError after a minute."""
+    """Wait until Slurm shows NODE as IDLE and usable. Raises SeatrialError after a minute."""
     deadline = time.monotonic() + _IDLE_LIMIT_S
     while not ((node := slurm.node(NODE)) and node.usable and node.state == "IDLE"):
         if time.monotonic() > deadline:

@@ -14,6 +14,6 @@ ALL_REDUCE: dict[str, dict[str, Any]] = {CHECK: {"sizes": ["1MiB"], "min_seconds
 
 
 def rank_on_node(injection: Injection) -> Heartbeat:
-    """The heartbeat of the last rank on NODE when all ranks are in the all-reduce."""
+    """Wait until all ranks are in the all-reduce; return the heartbeat of the last rank on NODE."""
     beats = injection.wait_for_ranks(CHECK, RANKS)
     return next(beat for _, beat in sorted(beats.items(), reverse=True) if beat.node == NODE)

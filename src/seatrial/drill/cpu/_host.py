@@ -1,4 +1,4 @@
-"""The node that the drills of this folder run on, as a regular expression."""
+"""The regular expression of the node that the drills of this folder run on."""
 
 from __future__ import annotations
 

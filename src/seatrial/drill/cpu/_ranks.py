@@ -14,5 +14,5 @@ TRAINING: dict[str, dict[str, Any]] = {"train.ddp": {"parity_steps": 2, "steps":
 
 
 def rank_in_training(injection: Injection) -> Heartbeat:
-    """The heartbeat of FAULTY_RANK when all ranks measure their speed."""
+    """Wait until all ranks measure their speed; return the heartbeat of FAULTY_RANK."""
     return injection.wait_for_ranks("train.ddp", RANKS, "speed")[FAULTY_RANK]

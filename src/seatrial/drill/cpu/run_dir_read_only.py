@@ -9,7 +9,7 @@ from seatrial.drill.injection import Injection
 
 
 def mount_read_only(injection: Injection) -> None:
-    """Mount an empty read-only filesystem above the run directory, for the trial only."""
+    """Mount an empty read-only filesystem at the parent folder of the run directory, for the trial only."""
     folder = injection.folder / "read-only"
     folder.mkdir()
     injection.run_dir = folder / "run"

@@ -12,7 +12,7 @@ FOLDER = "remounted"
 
 
 def mount(injection: Injection) -> None:
-    """Mount a filesystem above the run directory, for the trial only."""
+    """Mount a filesystem at the parent folder of the run directory, for the trial only."""
     folder = injection.folder / FOLDER
     folder.mkdir()
     injection.run_dir = folder / "run"
@@ -28,7 +28,7 @@ def remount(injection: Injection) -> None:
         "rank 0 is in a check",
     )
     injection.mark_injected()
-    # by force: files are open for writing, as at an error of the disk; a plain remount would be refused
+    # a new mount of the same folder: a remount of the first one is refused while files are open for writing
     folder = shlex.quote(str(injection.folder / FOLDER))
     injection.run_in_trial_mounts(f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}")
 
