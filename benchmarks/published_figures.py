@@ -121,8 +121,10 @@ def judged(figure: dict[str, Any]) -> Row:
 
 def not_modelled(figure: dict[str, Any]) -> str:
     """Why a figure is not compared with the model; empty if it is."""
+    if figure["verdict"] == "threshold":
+        return "a threshold, not a measurement"
     if figure["verdict"] not in ("healthy", "slow"):
-        return f"verdict of the source: {figure['verdict']}"
+        return "the source does not judge the value"
     if figure.get("nodes") is None:
         return "the source does not state the number of nodes"
     if ports(figure["nics"]) is None:
@@ -162,12 +164,17 @@ def markdown(rows: Sequence[Row]) -> str:
     """The page docs/results/published-figures.md."""
     modelled, others = [row for row in rows if row.outcome], [row for row in rows if not row.outcome]
     lines = [
-        "# Published figures and the model of the network",
+        "# Published bandwidths, judged by the limits between nodes",
         "",
-        "Published bandwidths between nodes that state the rate of the ports, the number of nodes and a size of 1 GiB",
-        "or more, judged by the model of the network ([rules](../collectives.md#reference-values-between-nodes)).",
-        "`benchmarks/published_figures.py` writes this page from `benchmarks/published_figures.yaml`, which has the",
-        "sources of all figures; [JSON](published-figures.json).",
+        "With this page you see how the limits between nodes judge bandwidths that others published. A figure is",
+        "compared if its source states the rate of the ports, the number of nodes and a size of 1 GiB or more. The",
+        "bound is the bandwidth that the links allow, and the share of the bound decides",
+        "([rules](../collectives.md#reference-values-between-nodes)).",
+        "`benchmarks/published_figures.py` writes this page and its [JSON](published-figures.json) from",
+        "`benchmarks/published_figures.yaml`, which has the sources of all figures.",
+        "",
+        "A figure such as `all_reduce 8GiB, 2×8 H100 SXM, 8x400` has operation and size, nodes × GPUs per node, GPU",
+        'model, and network ports per node × Gb/s of each. "Repository unknown": a full-text search found the text.',
         "",
         "| the source says | figures | PASS | WARN | FAIL |",
         "| --- | --- | --- | --- | --- |",
@@ -180,9 +187,9 @@ def markdown(rows: Sequence[Row]) -> str:
         lines.append(f"- {_figure_text(row.figure)}: {row.outcome} at {row.share:.2f}. {row.explanation}")
     lines += [
         "",
-        "## Modelled figures",
+        "## Compared figures",
         "",
-        "| figure | GB/s | bound | share | source says | outcome | binding link; source |",
+        "| figure | busbw, GB/s | bound, GB/s | share | the source says | outcome | link that sets the bound; source |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in modelled:
@@ -197,7 +204,8 @@ def markdown(rows: Sequence[Row]) -> str:
             f"{row.arithmetic.rpartition('binding link: ')[2]}; {figure['source']}",
         )
         lines.append(f"| {' | '.join(values)} |")
-    lines += ["", "## Not modelled", "", "| figure | GB/s | source says | reason |", "| --- | --- | --- | --- |"]
+    lines += ["", "## Figures that cannot be compared", ""]
+    lines += ["| figure | GB/s | the source says | reason |", "| --- | --- | --- | --- |"]
     for row in others:
         figure = row.figure
         lines.append(f"| {_figure_text(figure)} | {figure['busbw']:g} | {figure['verdict']} | {row.reason} |")

@@ -17,7 +17,7 @@ from tools import drills_page, metrics_page, references_page, troubleshooting_pa
 from seatrial.checks import catalog
 from seatrial.checks.fabric._sizes import CollectiveOptions
 from seatrial.cli.examples import EXAMPLES
-from seatrial.config.layers import CheckSchema, resolve
+from seatrial.config.layers import resolve
 from seatrial.drill import catalog as drills
 from seatrial.model import Outcome
 from seatrial.pipeline.run_directory import load_trial
@@ -78,7 +78,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_pick_checks_that_their_trial_has(document: Path) -> None:
-    known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+    known = catalog()
     for trial, options in re.findall(r"seatrial run ([a-z-]+) (--only [^\n`#]+)", document.read_text()):
         has = resolve(trial, environ={}, schemas=known).config.checks
         for pattern in ",".join(re.findall(r"--only (\S+)", options)).split(","):
@@ -99,7 +99,7 @@ def test_the_readme_names_every_command_and_outcome() -> None:
 def test_the_options_of_collectives_are_as_they_are_shown(tmp_path: Path) -> None:
     shown = tmp_path / "shown.yaml"
     shown.write_text(blocks(ROOT / "docs" / "collectives.md", "yaml")[0])
-    known = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+    known = catalog()
     options = resolve(str(shown), environ={}, schemas=known).config.checks["collectives.all_gather"].options
     assert CollectiveOptions.model_validate(options).sizes == tuple(2**power for power in range(3, 34))
 

@@ -30,7 +30,8 @@ def main() -> None:
     path, attempt = Path(sys.argv[1]), sys.argv[2]
     job = Job.model_validate_json(path.read_text(encoding="utf-8"))
     sys.modules["pynvml"] = nvml_with_events(gpu_under_load(nvmlDeviceGetTotalEccErrors=ERRORS))  # type: ignore[assignment]
-    worker.check_named = lambda name: replace(catalog()[name], measure=measure)  # type: ignore[attr-defined]
+    checks = {name: replace(catalog()[name], measure=measure) for name in job.checks}
+    worker.catalog = lambda: checks  # type: ignore[assignment, attr-defined]
     worker._open_device = lambda *_: (job.device, 1 if job.device == "cuda" else None)
     worker._close_device = lambda job: None
     worker.run_checks(job, path.parents[2], path.parent / f"attempt{attempt}")

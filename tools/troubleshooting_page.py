@@ -58,16 +58,17 @@ COMPONENTS: dict[str, tuple[str, str]] = {
 }
 HEAD = f"""# Troubleshooting
 
-Find a failure by the line that you read, or let `seatrial explain PATH…` find it in logs of any size
+With this page you find the cause of a line in a log, or you let `seatrial explain PATH…` find it in logs of any size
 ([how](explain.md)). {_GENERATED}
 
 1. Open the page of the component that wrote the line, and look for the line in its table.
 2. Follow the link for the meaning, the first command to run, the fix and the action.
-3. If the problem is a measured value and no line: [causes of bad verdicts](troubleshooting/causes.md).
-4. For a number after `Xid`: [all Xids](troubleshooting/xid-catalog.md).
+3. If the problem is a measured value and not a line, look at the [causes of bad verdicts](troubleshooting/causes.md).
+4. If the line has a number after `Xid`, look at the [list of all Xids](troubleshooting/xid-catalog.md).
 
-A *consequence* follows from another failure; look for the cause on another rank, node or line first. Words in braces in
-commands and fixes, such as `{{bdf}}` (a PCI address), stand for values of the line; `seatrial explain` fills them in.
+A *consequence* follows from another failure: look for the cause on another rank or node, or in another line, first.
+Words in braces in commands and fixes, such as `{{bdf}}` (a PCI address), stand for values of the line;
+`seatrial explain` fills them in.
 """
 
 
@@ -102,7 +103,7 @@ def _index_line(row: Mapping[str, Any]) -> str:
 
 def _component_page(name: str, rows: list[dict[str, Any]]) -> str:
     title, place = COMPONENTS[name]
-    lines = [f"# {title}", "", "Find your log line in the table to get cause, first command and fix."]
+    lines = [f"# {title}", "", "With this page you find the cause of a log line, the first command to run and the fix."]
     lines += [*_placeholders(rows), f"Log locations: {place}. [All components](../troubleshooting.md). {_GENERATED}"]
     lines += ["", "| line | failure |", "| --- | --- |"]
     lines += [_index_line(row) for row in rows if row.get("role") != "advice"]
@@ -148,20 +149,19 @@ def _xid_page() -> str:
     lines = [
         "# Xids",
         "",
-        "An Xid is an error number of the NVIDIA driver, in lines of the kernel log such as",
+        "With this page you look up an Xid, an error number of the NVIDIA driver in lines of the kernel log such as",
         "`NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus.`",
         "[All components](../troubleshooting.md).",
         "",
-        f"NVIDIA's columns are facts of its catalog ({catalog['source']}). The columns of seatrial are advice, which a",
-        f"site can change ([how](../explain.md#signatures-of-your-site)). {_GENERATED}",
+        f"The columns of NVIDIA are from its catalog ({catalog['source']}). The columns of seatrial are advice,",
+        f"which a site can change ([how](../explain.md#signatures-of-your-site)). {_GENERATED}",
         "",
         "| Xid | NVIDIA: name | NVIDIA: meaning | NVIDIA: action | seatrial: action | seatrial: fix |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for fact in catalog["xids"]:
         row = rows[f"xid.{fact['xid']}"]
-        advice = [actions.get(fact[key], fact[key]) for key in ("immediate", "investigatory") if fact[key]]
-        cells = [fact["mnemonic"], fact["meaning"], ", then ".join(advice) or "no advice", row["action"], row["fix"]]
+        cells = [fact["mnemonic"], fact["meaning"], _nvidia_action(fact, actions), row["action"], row["fix"]]
         lines.append(f"| {fact['xid']} | {' | '.join(map(_cell, cells))} |")
     lines += [
         "",
@@ -173,7 +173,6 @@ def _xid_page() -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for fact in catalog["nvlink"]:
-        advice = [actions.get(fact[key], fact[key]) for key in ("immediate", "investigatory") if fact[key]]
         bits = " or ".join(f"`{mask}`" for mask in fact["intrinfo"])
         cells = [
             fact["unit"],
@@ -181,23 +180,33 @@ def _xid_page() -> str:
             bits,
             f"`{fact['status']}`",
             fact["effect"],
-            ", then ".join(advice) or "no advice",
+            _nvidia_action(fact, actions),
         ]
         lines.append(f"| {fact['xid']} | {' | '.join(map(_cell, cells))} |")
     return "\n".join([*lines, ""])
+
+
+def _nvidia_action(fact: Mapping[str, Any], actions: Mapping[str, str]) -> str:
+    """NVIDIA's immediate and investigatory action in words, each once."""
+    advice = dict.fromkeys(actions.get(fact[key], fact[key]) for key in ("immediate", "investigatory") if fact[key])
+    return ", then ".join(advice) or "no advice"
 
 
 def _causes_page() -> str:
     lines = [
         "# Causes of bad verdicts",
         "",
-        "Look up a cause from a report: evidence, fix and first command. The report lists a cause above the failures",
-        "that it explains. It fills in `{gpu}` (index), `{port}` (RDMA device, such as mlx5_0), `{node}`, `{paths}`",
-        "and `{names}`.",
+        "With this page you look up a cause that a report names: its evidence, fix and first command. The report lists",
+        "a cause above the failures that it explains. It fills in `{gpu}` (index), `{port}` (RDMA device, such as",
+        "mlx5_0), `{node}`, `{paths}` and `{names}`.",
         f"[All components](../troubleshooting.md). {_GENERATED}",
     ]
     for cause in causes():
-        evidence = [f"`{metric}` of `{check}`" for check, metrics in cause.evidence.items() for metric in metrics]
+        evidence = [
+            f"`{metric}` of {'any check' if check == '*' else f'`{check}`'}"
+            for check, metrics in cause.evidence.items()
+            for metric in metrics
+        ]
         lines += [
             "",
             f"## {_text(cause.title[0].upper() + cause.title[1:])}",
@@ -214,6 +223,8 @@ def _causes_page() -> str:
         "## Environment variables",
         "",
         "A variable with another value than its default is reported as a possible cause if an affected check is slow.",
+        "Sources: nccl is the NCCL user guide (Environment Variables), cuda the CUDA programming guide, openmp the",
+        "OpenMP specification, ucx the UCX documentation, torch the documentation of torch.distributed.",
         "",
         "| variable | default | effect of other values | source |",
         "| --- | --- | --- | --- |",

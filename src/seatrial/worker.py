@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from seatrial.checks import check_named
+from seatrial.checks import catalog
 from seatrial.checks.base import Check, Context
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import (
@@ -156,7 +156,7 @@ def run_checks(job: Job, run_dir: Path, folder: Path) -> None:
     with HeartbeatWriter(folder / f"rank{identity.rank}.heartbeat.json", cleanup_s, stacks) as heartbeat:
         device, nvml_index = _open_device(job, identity, folder)
         for name in job.checks:
-            check = check_named(name)
+            check = catalog()[name]
             heartbeat.set_status(name)
             context = _context(check, job, identity, run_dir, device, nvml_index, heartbeat.set_progress)
             journal.append({"start": name, "time": time.time(), "subject": context.subject})
@@ -267,7 +267,7 @@ def child_trainings(job: Job) -> list[Literal["own", "all"]]:
     if job.device == "cpu":
         return []
     one_rank = job.process_count == 1
-    trainings = [training for name in job.checks for training in check_named(name).child_trainings]
+    trainings = [training for name in job.checks for training in catalog()[name].child_trainings]
     return ["own" if training == "gpu" or (training == "all" and one_rank) else "all" for training in trainings]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from seatrial.checks import catalog, check_named
+from seatrial.checks import catalog
 from seatrial.checks.base import NEW_ERRORS_PREFIX, Check, Context, Needs, RuleFact
 from seatrial.model import Observation, Phase, Rule, Scope, SeatrialError, Threshold
 
@@ -117,8 +117,17 @@ def test_check_that_may_skip_itself_declares_when(name: str) -> None:
 
 
 def test_a_check_by_name_imports_only_files_of_that_name() -> None:
-    program = "import sys; from seatrial.checks import check_named; print(check_named('gpu.inventory').name)\n"
+    program = "import sys; from seatrial.checks import catalog; print(catalog()['gpu.inventory'].name)\n"
     program += "print(*(name for name in sys.modules if name.startswith('seatrial.checks.') and name[16:].count('.')))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["gpu.inventory", "seatrial.checks.gpu.inventory"]
-    assert all(check_named(name) is check for name, check in catalog().items())
+
+
+def test_order_and_names_of_the_catalog() -> None:
+    """`--set checks.GROUP.WORD...` relies on the form of the names."""
+    phases = [check.phase for check in catalog().values()]
+    assert phases == sorted(phases, key=list(Phase).index)
+    assert {name: name.count(".") for name in catalog()} == {check.name: 1 for check in catalog().values()}
+    assert len(catalog()) == len(set(map(id, catalog().values())))
+    assert not {"gpu._name", "gpu.kernel_log_", "x.inventory", "gpu", "gpu/inventory", "..", ""} & set(catalog())
+    assert "x.inventory" not in catalog()  # in a file of this name there is another check

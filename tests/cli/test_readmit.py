@@ -19,7 +19,12 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> FakeSlurm:
+    """The fake, with a PATH of nothing but an sbatch that refuses every call: no test of this file submits a job."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "sbatch").write_text('#!/bin/sh\necho "unexpected call: sbatch $*" >&2\nexit 1\n')
+    (folder / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
     return FakeSlurm(cluster()).install(monkeypatch)
 
 
@@ -64,6 +69,13 @@ def test_dry_run_prints_partners_plan_and_changes(slurm: FakeSlurm, tmp_path: Pa
     assert (code, "partner node2: idle" in text) == (0, True)
     assert all(" show " in command for command in slurm.commands)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_without_sbatch_is_refused(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm.replies |= {NODES: success(nodes_text({})), "scontrol show topology": success("")}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, out, err = call("readmit", "node1", "--gpus-per-node", "0", "--dry-run")
+    assert (code, out, "sbatch is not in PATH" in err) == (2, "", True)
 
 
 def test_dry_run_asks_the_drain_limit_and_records_nothing(slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ def test_wrong_options_are_refused() -> None:
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "kubernetes"])
-def test_render_imports_no_judge_no_report_and_no_other_launcher(launcher: str, tmp_path: Path) -> None:
-    """They take half of its time, and the options of other commands 25 ms. Nor are GPUs and software of this host read:
-    the jobs run on others.
+def test_render_imports_only_its_launcher_and_the_checks_of_the_trial(launcher: str, tmp_path: Path) -> None:
+    """Judge, report and other checks take half of its time, and the options of other commands 25 ms. Nor are GPUs and
+    software of this host read: the jobs run on others.
     """
     program = """
 import sys
@@ -55,11 +55,17 @@ finally:
     packages = ["analysis", "diagnose", "drill", "judge", "report", "pipeline.run", "pipeline.preview"]
     packages += ["pipeline.upgrade", "launch.torchrun", OTHER]
     heavy = {"jsonschema", "numpy", "pynvml", "rich", "torch", *(f"seatrial.{name}" for name in packages)}
-    print(*sorted(heavy & set(sys.modules)), file=sys.stderr)
+    from seatrial.checks import Check
+    loaded = {name for name, module in sys.modules.items() if isinstance(vars(module).get("CHECK"), Check)}
+    trial = {f"seatrial.checks.{name}" for name in ("host.load", "fabric.all_reduce", "host.nodes_reachable")}
+    print(*sorted(heavy & set(sys.modules)), *sorted(loaded ^ trial), file=sys.stderr)
 """
     (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
     other = {"slurm": "launch.kubernetes", "kubernetes": "launch.slurm"}[launcher]
-    argv = [sys.executable, "-c", program.replace("OTHER", repr(other)), "render", launcher, "quick", *OPTIONS]
+    program = program.replace("OTHER", repr(other))
+    trial = tmp_path / "t.yaml"
+    trial.write_text("checks: {host.load: , collectives.all_reduce: , nodes.reachable: }\n")
+    argv = [sys.executable, "-c", program, "render", launcher, str(trial), *OPTIONS]
     done = subprocess.run(argv, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (0, "")

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from seatrial.config.layers import CheckSchema, resolve
-from seatrial.config.schema import CheckSettings, Config
+from seatrial.checks import catalog
+from seatrial.config.layers import resolve
+from seatrial.config.schema import Config
 from seatrial.model import UsageError
 
-SCHEMAS = {"host.inventory": CheckSchema(CheckSettings, {})}
+SCHEMAS = catalog()
 
 
 def config(tmp_path: Path, **groups: Any) -> Config:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.config.layers import CheckSchema, ResolvedTrial, load_as, parse_assignment, resolve, trial_names
+from seatrial.config.layers import ResolvedTrial, load_as, parse_assignment, resolve, trial_names
 from seatrial.config.schema import Config
 from seatrial.hardware.references import skus
 from seatrial.model import Threshold, UsageError
 
-SCHEMAS = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+SCHEMAS = catalog()
 
 
 def resolve_trial(

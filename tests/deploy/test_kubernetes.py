@@ -10,8 +10,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from seatrial.checks import catalog
 from seatrial.config import layers
-from seatrial.config.schema import CheckSettings
 from seatrial.launch.kubernetes_objects import kubernetes_objects
 from tests.launch.test_kubernetes_objects import RUN, VERSIONS, pod_template
 from tests.launch.test_slurm import RANKS
@@ -72,7 +72,7 @@ def test_overlay_is_valid_for_every_workload_that_can_have_it(path: Path, tmp_pa
     trial.write_text("launcher: kubernetes\nkubernetes: {image: a/b}\nchecks: {host.inventory: }\n")
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     environ = dict(shlex.split(line)[0].split("=", 1) for line in lines)
-    schemas = {"host.inventory": layers.CheckSchema(CheckSettings, {})}
+    schemas = catalog()
     config = layers.resolve(str(trial), environ=environ, schemas=schemas).config
     overlay = config.kubernetes.overlay
     assert overlay.run_as_user == 0

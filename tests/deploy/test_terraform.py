@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from seatrial.checks import catalog
-from seatrial.config.layers import CheckSchema, resolve
+from seatrial.config.layers import resolve
 from seatrial.config.schema import Config
 from tests.paths import ROOT
 
@@ -175,7 +175,7 @@ def test_trial_arguments_are_settings_of_seatrial() -> None:
     texts = [json.loads(text) for text in re.findall(r'"(?:[^"\\]|\\.)*"', body["value"])]
     launchers = {value for option, value in pairwise(texts) if option == "--launcher"}
     assert launchers == {"kubernetes", "slurm"}
-    schemas = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+    schemas = catalog()
     for launcher in launchers & set(get_args(Config.model_fields["launcher"].annotation)):
         settings = [value.split("=", 1) for option, value in pairwise(texts) if option == "--set"]
         chosen = [("test", key, yaml.safe_load(value)) for key, value in settings if key.startswith(launcher)]

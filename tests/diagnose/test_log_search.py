@@ -6,14 +6,17 @@ import io
 import random
 import time
 import tracemalloc
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from seatrial.diagnose import explain, log_search, log_text
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.log_text import line_blocks
-from seatrial.diagnose.signature import MAX_LINE
-from seatrial.diagnose.signatures import signatures
+from seatrial.diagnose.patterns import compile_patterns
+from seatrial.diagnose.signature import MAX_LINE, Signature
+from seatrial.diagnose.signatures import all_signatures, signatures
 
 OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 FILES = b"OSError: [Errno 24] Too many open files"
@@ -50,7 +53,7 @@ def test_only_the_beginning_of_a_long_line_counts() -> None:
 
 
 def test_empty_log_needs_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_search, "compile_patterns", None)
+    monkeypatch.setattr(log_search, "literal_database", None)
     log_search._database.cache_clear()
     assert found(b"") == []
     with pytest.raises(TypeError):
@@ -130,3 +133,17 @@ def test_a_failure_of_many_logs_is_one_finding() -> None:
 def test_blocks_end_at_lines() -> None:
     text = b"a\n" * 10 + b"b"
     assert b"".join(line_blocks(io.BytesIO(text))) == text + b"\n"
+
+
+def test_a_database_without_decided_signatures_finds_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_search, "_MAX_IGNORED", 100)
+    compiled: list[int] = []
+
+    def compile_and_count(signatures: Mapping[int, Signature], *, by_literals: bool = True) -> Any:
+        compiled.append(len(signatures))
+        return compile_patterns(signatures, by_literals=by_literals)
+
+    monkeypatch.setattr(log_search, "compile_patterns", compile_and_count)
+    lines = (OOM + b"\n") * 60_000  # several blocks
+    assert [match[0] for match in found(lines + FILES)] == ["cuda.out_of_memory", "host.too_many_files"]
+    assert len(all_signatures()) // 2 < max(compiled) < len(all_signatures())

@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from seatrial.diagnose.patterns import candidate_expressions, compile_patterns, unsupported
+from seatrial.diagnose import patterns
+from seatrial.diagnose.patterns import candidate_expressions, compile_patterns, literal_database, unsupported
 from seatrial.diagnose.signatures import all_signatures, signatures
+from seatrial.util import user_cache
 
 SIGNATURE = signatures()[0]
 
 
 def test_a_match_has_the_position_of_its_signature() -> None:
-    patterns = ("no space left", r"rank (?P<rank>\d+) failed", "(?<!not )aborted")
-    database = compile_patterns({n: SIGNATURE.model_copy(update={"pattern": each}) for n, each in enumerate(patterns)})
+    three = ("no space left", r"rank (?P<rank>\d+) failed", "(?<!not )aborted")
+    database = compile_patterns({n: SIGNATURE.model_copy(update={"pattern": each}) for n, each in enumerate(three)})
     found: list[int] = []
     database.scan(b"rank 3 failed\n", match_event_handler=lambda number, *_: found.append(number))
     assert set(found) == {1}
+
+
+def test_the_cached_database_is_the_compiled_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with other patterns, and after content that hyperscan does not load, as from a host with another CPU."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def numbers(pattern: str) -> set[int]:
+        found: set[int] = set()
+        database = literal_database({7: SIGNATURE.model_copy(update={"pattern": pattern})})
+        database.scan(b"Rank 3 failed\n", match_event_handler=lambda number, *_: found.add(number))
+        return found
+
+    assert numbers("rank 3") == {7}
+    assert numbers("rank 4") == set()
+    (file,) = (tmp_path / "seatrial").iterdir()
+    assert numbers("rank 3") == {7}
+    (file,) = (tmp_path / "seatrial").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(patterns, "compile_patterns", None)
+        assert numbers("rank 3") == {7}
+    user_cache.write("patterns", file.name.removeprefix("patterns-"), b"of another CPU")
+    assert numbers("rank 3") == {7}
 
 
 @pytest.mark.parametrize(("pattern", "supported"), [("a+b", True), ("(?<=a)b", True), ("(?<!a)b", True), ("(", False)])

@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from seatrial.diagnose import NODE_UNFIT, RENDEZVOUS_FAILS, diagnose
+from seatrial.diagnose import signatures as module
 from seatrial.diagnose.signature import Signature
 from seatrial.diagnose.signatures import search_lines, signatures
 from seatrial.diagnose.xid import xid_rows
@@ -31,6 +34,18 @@ LONG_LINES = (
 def ids_where(failed: Callable[[Signature], object]) -> list[str]:
     """Return the IDs of the signatures for which ``failed`` is true: one test for all, since there are hundreds."""
     return [signature.id for signature in signatures() if failed(signature)]
+
+
+def test_signatures_from_the_cache_are_those_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rows = module._shipped_rows()
+    assert [path.name.partition("-")[0] for path in (tmp_path / "seatrial").iterdir()] == ["signatures"]
+    with monkeypatch.context() as patch:
+        patch.setattr(data_files, "parse", None)
+        assert module._shipped_rows() == rows
+    original = data_files.texts
+    monkeypatch.setattr(data_files, "texts", lambda folder: original(folder)[:1])  # an edited file
+    assert len(module._shipped_rows()) < len(rows)
 
 
 def test_signatures_match_their_examples_only() -> None:

@@ -100,3 +100,6 @@ def test_permissions(monkeypatch: pytest.MonkeyPatch) -> None:
     replies(monkeypatch, 1, err=NO_SERVER.replace("localhost:8080", "10.0.0.1:6443"))  # no answer is not a "no"
     with pytest.raises(ApiUnavailable):
         Kubectl().refusals(("create", "jobs"))
+    replies(monkeypatch, 1, err=NO_CONTEXT.replace("context was not found", "x"))
+    with pytest.raises(KubectlError, match=r"^kubectl auth can-i failed: "):
+        Kubectl().refusals(("create", "jobs"))

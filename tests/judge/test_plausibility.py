@@ -6,7 +6,7 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
-from seatrial.config.layers import CheckSchema, resolve
+from seatrial.config.layers import resolve
 from seatrial.config.schema import CheckSettings, Cluster, Config
 from seatrial.hardware.bounds import COLLECTIVE, MetricLookup, hardware_bound
 from seatrial.hardware.references import References, Sku, skus
@@ -35,7 +35,7 @@ def config(check: str, metric: str, threshold: str, nodes: int = 1, *, override:
 
 
 def shipped(trial: str) -> Config:
-    schemas = {name: CheckSchema(check.options, check.metrics) for name, check in CHECKS.items()}
+    schemas = CHECKS
     return resolve(trial, environ={}, schemas=schemas).config
 
 

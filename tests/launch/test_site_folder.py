@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.checks import catalog
-from seatrial.config.layers import CheckSchema, ResolvedTrial, resolve
+from seatrial.config.layers import ResolvedTrial, resolve
 from seatrial.launch.site_folder import Setting, Site, render
 from seatrial.pipeline import site as site_pipeline
 from tests import paths
@@ -42,7 +42,7 @@ SITES = {
         folder="/shared/site", nodes=Setting(1, "--nodes"), gpus_per_node=Setting(0, "--gpus-per-node")
     ),
 }
-SCHEMAS = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+SCHEMAS = catalog()
 
 
 def resolved(path: str | Path) -> ResolvedTrial:

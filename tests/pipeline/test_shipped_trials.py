@@ -7,12 +7,12 @@ import pytest
 from seatrial.checks import catalog
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes
 from seatrial.checks.training.ddp import DdpOptions
-from seatrial.config.layers import CheckSchema, resolve
+from seatrial.config.layers import resolve
 from seatrial.config.schema import CheckSettings
 from seatrial.model import Job
 from seatrial.pipeline.plan import NodeGpus, make_plan
 
-SCHEMAS = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
+SCHEMAS = catalog()
 
 
 @pytest.fixture

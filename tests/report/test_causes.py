@@ -45,6 +45,10 @@ def test_text_counts_the_explained_failures() -> None:
     assert cause_text(trial()) == ""
 
 
+def test_text_names_the_place_once() -> None:
+    assert cause_text(trial(cause("n/gpu1 is slow", *VERDICTS[1:]))) == "n/gpu1 is slow (2 of 3 failures)"
+
+
 def test_pages_have_causes_before_other_problems() -> None:
     page = html_page.render(trial(BUSY))
     assert page.index('id="causes"') < page.index("GPU busy</b>") < page.index('id="attention"') < page.index("n/gpu0")

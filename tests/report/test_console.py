@@ -27,6 +27,13 @@ def test_lines_in_a_file_have_no_trailing_blanks() -> None:
     assert file.getvalue() == "one\n[two]\nthree [four]\n"
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_mac_address_is_not_read_as_an_emoji_code(is_terminal: bool) -> None:
+    file = io.StringIO()
+    Stream(file=file, force_terminal=is_terminal, color_system=None).print("mac b6:cd:ab:9b:20:0e", highlight=False)
+    assert file.getvalue() == "mac b6:cd:ab:9b:20:0e\n"
+
+
 def test_lines_on_a_terminal_are_unchanged() -> None:
     file = io.StringIO()
     stream = Stream(file=file, force_terminal=True, color_system=None, width=20)

@@ -3,44 +3,65 @@
 from __future__ import annotations
 
 import pkgutil
-from functools import cache
+from collections.abc import Iterator, Mapping
+from functools import cache, cached_property
 from importlib import import_module
-from importlib.util import find_spec
+from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.model import Phase, SeatrialError
 
 
 @cache
-def catalog() -> dict[str, Check]:
-    """All checks by name, in the order of the report. Raises SeatrialError for a file without a check.
+def catalog() -> Mapping[str, Check]:
+    """All checks by name, in the order of the report; the file of a check is imported when the check is looked up.
 
-    Files whose names begin with an underscore contain code shared by the checks of a folder.
+    Iteration imports all files and raises SeatrialError for one without a check. Files whose names begin with an
+    underscore contain code shared by the checks of a folder.
     """
-    modules = [
-        module.name
-        for folder in _folders()
-        for module in pkgutil.iter_modules(import_module(folder).__path__, f"{folder}.")
+    return _Catalog()
+
+
+class _Catalog(Mapping[str, Check]):
+    def __init__(self) -> None:
+        self._loaded: dict[str, Check] = {}
+
+    def __getitem__(self, name: str) -> Check:
+        if name not in self._loaded:
+            self._loaded[name] = _check_in_file_of_its_name(name) or self._all[name]
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @cached_property
+    def _all(self) -> dict[str, Check]:
+        phases = list(Phase)
+        checks = sorted(map(_load_check, _modules()), key=lambda check: (phases.index(check.phase), check.name))
+        self._loaded = {check.name: check for check in checks}
+        return self._loaded
+
+
+def _check_in_file_of_its_name(name: str) -> Check | None:
+    """The check ``host.cpu`` in a file ``cpu.py`` or ``host_cpu.py``; no other files are imported."""
+    files = (name.rpartition(".")[2], name.replace(".", "_"))
+    named = (module for module in _modules() if module.rpartition(".")[2] in files)
+    return next((check for check in map(_load_check, named) if check.name == name), None)
+
+
+@cache
+def _modules() -> list[str]:
+    """The modules of all checks, without importing them."""
+    folders = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
+    return [
+        f"{__name__}.{folder}.{module.name}"
+        for folder in folders
+        for module in pkgutil.iter_modules([str(Path(__path__[0]) / folder)])
+        if not module.name.startswith("_")
     ]
-    checks = [_load_check(name) for name in modules if not name.rpartition(".")[2].startswith("_")]
-    phases = list(Phase)
-    return {check.name: check for check in sorted(checks, key=lambda check: (phases.index(check.phase), check.name))}
-
-
-def check_named(name: str) -> Check:
-    """The check ``name``. Raises KeyError if there is none.
-
-    Only one file is imported if it is named after the part of ``name`` behind the dot; otherwise all files are.
-    """
-    for folder in _folders():
-        module_name = f"{folder}.{name.rpartition('.')[2]}"
-        if find_spec(module_name) and (check := _load_check(module_name)).name == name:
-            return check
-    return catalog()[name]
-
-
-def _folders() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(__path__, f"{__name__}.") if module.ispkg]
 
 
 def _load_check(module_name: str) -> Check:

@@ -32,7 +32,8 @@ def drill(
         bool, typer.Option("--list", help="List the drills and why some cannot run here; run nothing.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Keep the records in this new or empty folder; with Slurm: on all nodes.")
+        Path | None,
+        typer.Option(help="Keep the records in this new or empty folder; with Slurm all nodes must share it."),
     ] = None,
     clean: Annotated[
         int | None,
@@ -45,7 +46,7 @@ def drill(
         typer.Option(
             "--ignore",
             metavar="CHECK:METRIC",
-            help="With --clean: a pattern of alarms that are true on this machine; not counted.",
+            help="With --clean: do not count alarms that match this pattern, since they are true on this machine.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -24,7 +24,7 @@ EXAMPLES = {
         "render slurm acceptance --nodes 4 --gpus-per-node 8",
         "render slurm acceptance --nodes 4 --gpus-per-node 8 --only 'collectives.*'",
         "render torchrun quick --nodes 2 --gpus-per-node 8 --out /shared/RUN",
-        "render kubernetes quick --nodes 2 --gpus-per-node 8 --set kubernetes.image=ghcr.io/you/seatrial:1.0",
+        "render kubernetes quick --nodes 2 --gpus-per-node 8 --set kubernetes.image=registry.example/seatrial:0.1.0",
     ),
     "train": _examples(
         "train throughput --set max_steps=20 --out /tmp/throughput",
@@ -38,10 +38,10 @@ EXAMPLES = {
     "judge": _examples(
         "judge seatrial-runs/RUN",
         "judge seatrial-runs/RUN --why-not",
-        "judge seatrial-runs/RUN --baseline site.yaml",
+        "judge seatrial-runs/RUN --baseline baseline.yaml",
         "judge nccl-tests.out --gpus 8xH200 --nodes 2 --nics 8x400",
     ),
-    "learn": _examples("baseline learn seatrial-runs/RUN1 seatrial-runs/RUN2 --out site.yaml"),
+    "learn": _examples("baseline learn seatrial-runs/RUN1 seatrial-runs/RUN2 seatrial-runs/RUN3 --out baseline.yaml"),
     "report": _examples("report seatrial-runs/RUN --format junit"),
     "explain": _examples(
         "explain slurm-123.out", "explain seatrial-runs/RUN", "explain - < dmesg.txt", "explain --follow train.log"

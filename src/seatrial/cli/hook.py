@@ -37,12 +37,12 @@ SiteOption = Annotated[
     str | None, typer.Option("--site", metavar="FILE", help="The site's trial: expected nodes and GPUs per node.")
 ]
 GpusOption = Annotated[int | None, typer.Option(min=0, help="Expected GPUs of this node; 0: none.")]
-ModelOption = Annotated[str | None, typer.Option(help="Expected in the name of each GPU, such as H200.")]
+ModelOption = Annotated[str | None, typer.Option(help="Text that the name of each GPU must contain, such as H200.")]
 NodesOption = Annotated[int | None, typer.Option(min=1, help="Nodes of the cluster, for the drain limit.")]
 # Paths are text: typer would call stat on a Path, which never returns on a filesystem that does not answer
 StateOption = Annotated[
     str | None,
-    typer.Option(help="Folder of the drain limit, on a filesystem that all nodes share. Without it: only record."),
+    typer.Option(help="Folder of the drain limit, shared by all nodes. Without it a failure is only recorded."),
 ]
 ShareOption = Annotated[
     float,
@@ -54,7 +54,7 @@ WindowOption = Annotated[
     float, typer.Option("--drain-window", metavar="MINUTES", min=1, help="Time in which --drain-share counts.")
 ]
 TimeLimitOption = Annotated[
-    float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="The hook ends before this.")
+    float, typer.Option("--time-limit", metavar="SECONDS", min=3, max=50, help="The hook ends within this time.")
 ]
 FailClosedOption = Annotated[
     bool, typer.Option("--fail-closed", help="An unmeasured check counts as failed; by default it passes.")
@@ -112,7 +112,7 @@ def _add_command(kind: Literal["prolog", "epilog", "health"], default_caller: st
 
 
 _EXIT_CODES_HELP = (
-    "Exit codes: 0 passed, 1 failed. docs/hooks.md has those of a refused drain and of an unmeasured check."
+    "Exit codes: 0 passed, 1 failed. docs/hooks.md has the exit codes of a refused drain and of an unmeasured check."
 )
 _add_command(
     "prolog",

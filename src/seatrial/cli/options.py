@@ -41,7 +41,7 @@ TopologyOption = Annotated[
 ]
 MinNodesOption = Annotated[
     int | None,
-    typer.Option(help="With Slurm: run also if nodes are missing, on at least N nodes. Then never ACCEPTED."),
+    typer.Option(help="With Slurm: run on at least N nodes if nodes are missing; the decision is then never ACCEPTED."),
 ]
 TimeLimitOption = Annotated[
     float | None,

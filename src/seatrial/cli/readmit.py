@@ -37,7 +37,7 @@ ConditionOption = Annotated[
     bool, typer.Option("--condition", help="Kubernetes: set the node condition seatrial.dev/Accepted.")
 ]
 ReasonPrefixOption = Annotated[
-    str, typer.Option(metavar="TEXT", help="With --undrain: also nodes that someone else drained with this reason.")
+    str, typer.Option(metavar="TEXT", help="With --undrain: also return nodes whose reason starts with this text.")
 ]
 # Text: typer would call stat on a Path, which never returns on a filesystem that does not answer
 StateDirOption = Annotated[str | None, typer.Option(help="Shared folder of the drain limit (docs/node-states.md).")]
@@ -55,7 +55,7 @@ def readmit(
     nodes: Annotated[
         list[str], typer.Argument(metavar="NODE...", help="Repaired or new nodes, also as a hostlist: n[1-2].")
     ],
-    baseline: Annotated[Path | None, typer.Option(help="Reference values of the site.")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")] = None,
     partner: PartnerOption = None,
     launcher: Annotated[str, typer.Option(help="slurm or kubernetes.")] = "slurm",
     gpus_per_node: GpusOption = None,

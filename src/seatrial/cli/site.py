@@ -16,8 +16,8 @@ def init(
     gpus_per_node: Annotated[
         int | None, typer.Option(min=0, help="GPUs per node; by default from Slurm. 0: CPU only, tiny trainings.")
     ] = None,
-    partition: Annotated[str | None, typer.Option(help="Slurm's partition; by default the one with GPUs.")] = None,
-    account: Annotated[str | None, typer.Option(help="Slurm's account of the jobs.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition; by default the one with GPUs.")] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm account of the jobs.")] = None,
     venv: Annotated[
         Path | None, typer.Option(help="Virtual environment of the nodes; by default the one that runs seatrial.")
     ] = None,

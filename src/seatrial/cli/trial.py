@@ -58,7 +58,7 @@ def run(
     skip: SkipOption = None,
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Run directory: new or empty.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Continue this run directory.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this directory.")] = None,
     time_limit: TimeLimitOption = None,
     no_localize: NoLocalizeOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its commands; start nothing.")] = False,
@@ -239,7 +239,8 @@ def judge(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="A run directory, a trial.json, output of nccl-tests or nvbandwidth (also .gz), or -."
+            metavar="FILE",
+            help="A run directory, a trial.json, output of nccl-tests or nvbandwidth (also .gz), or - for stdin.",
         ),
     ],
     baseline: Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")] = None,

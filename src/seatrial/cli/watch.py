@@ -22,7 +22,7 @@ def watch(
     ],
     once: Annotated[bool, typer.Option("--once", help="Print the status once, also on a terminal.")] = False,
     as_json: AsJson = False,
-    interval: Annotated[float, typer.Option(min=2, max=3600, metavar="SECONDS", help="Between two readings.")] = 5,
+    interval: Annotated[float, typer.Option(min=2, max=3600, metavar="SECONDS", help="Time between two readings.")] = 5,
     lines: Annotated[int, typer.Option(min=0, max=1000, help="Last lines of the log.")] = 10,
 ) -> None:
     """Show GPU use, speed of the training steps and the last log lines of a running job; Ctrl-C ends it.

@@ -172,7 +172,7 @@ class Kubernetes(Frozen):
 
     @model_validator(mode="after")
     def _trainjob_fits_its_runtime(self) -> Self:
-        """A TrainJob cannot patch these fields of its runtime (PodSpecPatch of Kubeflow Trainer 2.3)."""
+        """A TrainJob cannot patch these fields of its runtime (PodSpecPatch of Kubeflow Trainer)."""
         overlay = self.overlay
         names = {
             "host_network": overlay.host_network,

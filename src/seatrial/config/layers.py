@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -37,12 +37,14 @@ Tree = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
 
 
-@dataclass(frozen=True)
-class CheckSchema:
+class CheckSchema(Protocol):
     """The options of a check, and the unit of each metric by its name; its settings are validated against them."""
 
-    options: type[BaseModel]
-    metrics: Mapping[str, str]
+    @property
+    def options(self) -> type[BaseModel]: ...
+
+    @property
+    def metrics(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -201,10 +203,9 @@ def _split_key(key: str, schemas: Mapping[str, CheckSchema]) -> tuple[str, ...]:
     if not key.startswith("checks."):
         return tuple(key.split("."))
     rest = key.removeprefix("checks.")
-    name = next((name for name in schemas if rest == name or rest.startswith(f"{name}.")), None)
-    if name is None:
-        unknown = ".".join(rest.split(".")[:2])
-        raise UsageError(f"{key}: unknown check{renames.hint('checks', unknown) or nearest(unknown, schemas)}")
+    name = ".".join(rest.split(".")[:2])  # of a check: a group and a word
+    if name not in schemas:
+        raise UsageError(f"{key}: unknown check{renames.hint('checks', name) or nearest(name, schemas)}")
     setting = rest.removeprefix(name).removeprefix(".")
     parts = setting.split(".", 1) if setting.startswith(("expect.", "options.")) else [setting]
     return ("checks", name, *(part for part in parts if part))

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
-from seatrial.diagnose.patterns import compile_patterns
+from seatrial.diagnose.patterns import compile_patterns, literal_database
 from seatrial.diagnose.signature import MAX_LINE
 from seatrial.diagnose.signatures import Match, all_signatures
 from seatrial.util.input_files import Readable
@@ -26,6 +26,8 @@ _CONTEXT_LINES = 50
 _CONTEXT_BYTES = 200
 # Lines with the literals of a pattern that do not match it: beyond them compiling the pattern takes less time
 _MAX_REJECTED = 5000
+# Events of signatures that literals no longer decide: beyond them a database without these signatures takes less time
+_MAX_IGNORED = 500_000
 
 
 def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
@@ -37,12 +39,21 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
     searched = all_signatures()
     matched: set[int] = set()
     rejected: Counter[int] = Counter()
+    database: Any = None  # an empty log needs none
+    ignored_events = 0
     lines_before = 0
     context: list[bytes] = []
     for block in line_blocks(file):
         text = block.translate(TO_NEWLINES)
         by_pattern = frozenset(number for number, lines in rejected.items() if lines > _MAX_REJECTED)
-        for begin, end, number in sorted(_candidates(text, matched, by_pattern)):
+        database = database or _database()
+        candidates, ignored = _candidates(database, text, matched, by_pattern)
+        ignored_events += ignored
+        if ignored_events > _MAX_IGNORED:
+            undecided = enumerate(searched)
+            database = compile_patterns({n: each for n, each in undecided if n not in matched and n not in by_pattern})
+            ignored_events = 0
+        for begin, end, number in sorted(candidates):
             line = text[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
             if number in matched or (ignore and ignore in line):
                 continue
@@ -64,31 +75,39 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
         context = [*context, *_last_lines(text)][-_CONTEXT_LINES:]
 
 
-def _candidates(block: bytes, matched: set[int], by_pattern: frozenset[int]) -> set[tuple[int, int, int]]:
+def _candidates(
+    database: Any, block: bytes, matched: set[int], by_pattern: frozenset[int]
+) -> tuple[set[tuple[int, int, int]], int]:
     """(begin of the line, end of the line, signature) of each line that may match a signature not in ``matched``.
 
-    ``by_pattern``: the signatures that are searched by their whole patterns and not by literals.
+    ``by_pattern``: the signatures that are searched by their whole patterns and not by the literals of ``database``.
+    Second: the number of hyperscan's events of literals that were ignored.
     """
+    ignored_events = 0
     candidates: set[tuple[int, int, int]] = set()
     seen_until: dict[int, int] = {}  # signature → end of its last line: a pattern may match many times on one line
 
     def on_match(number: int, _begin: int, end: int, _flags: int, _context: object) -> None:
-        if number not in ignored and end > seen_until.get(number, -1):
+        nonlocal ignored_events
+        if number in ignored:
+            ignored_events += 1
+        elif end > seen_until.get(number, -1):
             line_begin = block.rfind(b"\n", 0, max(0, end - 1)) + 1
             seen_until[number] = line_end = block.find(b"\n", line_begin)
             candidates.add((line_begin, line_end, number))
 
     ignored = matched | by_pattern
-    _database().scan(block, match_event_handler=on_match)
+    database.scan(block, match_event_handler=on_match)
+    of_literals = ignored_events
     if by_pattern:
         ignored = matched
         _pattern_database(by_pattern).scan(block, match_event_handler=on_match)
-    return candidates
+    return candidates, of_literals
 
 
 @cache
 def _database() -> Any:
-    return compile_patterns(dict(enumerate(all_signatures())))
+    return literal_database(dict(enumerate(all_signatures())))
 
 
 @cache

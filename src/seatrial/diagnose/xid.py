@@ -13,12 +13,12 @@ from seatrial.util import data_files
 _XID = r"NVRM: Xid \((?:PCI:)?(?P<bdf>[0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): "
 _EXAMPLE = "NVRM: Xid (PCI:0000:3b:00): "
 _WORD_BITS = 32
+FILES = ("xid_catalog.yaml", "xid_policy.yaml")
 
 
 def xid_rows() -> Iterator[Row]:
     """A signature for each Xid of the catalog, for groups of NVLink errors (Xid 144 to 150), and for other Xids."""
-    catalog = data_files.read("xid_catalog.yaml")
-    policy = data_files.read("xid_policy.yaml")
+    catalog, policy = map(data_files.read, FILES)
     nvlink: dict[int, dict[str, list[Row]]] = {}  # Xid → ID → facts of the errors with the same unit and actions
     for fact in catalog["nvlink"]:
         nvlink.setdefault(fact["xid"], {}).setdefault(_nvlink_id(fact), []).append(fact)

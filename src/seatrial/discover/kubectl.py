@@ -125,6 +125,7 @@ class Kubectl:
         text = result.err.strip() or result.out.strip()
         lines = [line.strip() for line in text.splitlines() if line.strip() and not _LOG_LINE.match(line)]
         output = "; ".join(dict.fromkeys(lines)) or f"exit code {result.code}, no output"
+        command_name = " ".join(args[:2]) if args[0] == "auth" else args[0]
         if _NO_CLUSTER.search(text):
             contexts = "kubectl config get-contexts"
             return KubectlError(f"kubectl has no cluster to connect to ({output}). Run first: {contexts}")
@@ -134,7 +135,7 @@ class Kubectl:
             )
         if refused := _REFUSED.search(text):
             reason, message = refused["reason"], refused["message"]
-            error = f"the API server refused `kubectl {args[0]}` ({reason}): {message}"
+            error = f"the API server refused `kubectl {command_name}` ({reason}): {message}"
             error_type = (
                 ApiUnavailable if reason in ("ServiceUnavailable", "Timeout", "TooManyRequests") else KubectlError
             )
@@ -143,7 +144,7 @@ class Kubectl:
                 quota = "exceeded quota" in message
                 command = ("describe", "resourcequotas") if quota else ("auth", "can-i", "--list")
             return error_type(f"{error}. Run first: {self.command_text(*command)}", reason)
-        return KubectlError(f"kubectl {args[0]} failed: {output}. Run first: {self.command_text(*args)}")
+        return KubectlError(f"kubectl {command_name} failed: {output}. Run first: {self.command_text(*args)}")
 
 
 def _is_object(item: Any) -> bool:

@@ -133,7 +133,7 @@ def _job_set(settings: Config, job: Job, name: str, labels: dict[str, str], temp
 def _train_job(settings: Config, job: Job, name: str, labels: dict[str, str], container: Object) -> Object:
     """Return a TrainJob: its trainer has image, command and variables; a patch of the runtime has all other fields."""
     pod = _pod_template(settings, job, labels, {})
-    # PodSpecPatch of Kubeflow Trainer 2.2; a pod has 30 s from SIGTERM to SIGKILL by default
+    # PodSpecPatch of Kubeflow Trainer; a pod has 30 s from SIGTERM to SIGKILL by default
     patchable = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity", "securityContext", "volumes")
     spec = {key: pod["spec"][key] for key in patchable if key in pod["spec"]}
     if settings.kubernetes.service_account:

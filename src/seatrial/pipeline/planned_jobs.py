@@ -9,7 +9,7 @@ from typing import Any
 
 from seatrial.checks import catalog
 from seatrial.config import layers
-from seatrial.config.layers import CheckSchema, ResolvedTrial
+from seatrial.config.layers import ResolvedTrial
 from seatrial.config.schema import Config
 from seatrial.discover.gpu import GpuFacts
 from seatrial.launch import launcher_for, runs_remotely
@@ -22,8 +22,7 @@ from seatrial.util.secrets import redacted
 
 def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> ResolvedTrial:
     """Return the config of the trial ``trial``, with overrides and environment variables. Raises UsageError."""
-    schemas = {name: CheckSchema(check.options, check.metrics) for name, check in catalog().items()}
-    return layers.resolve(trial, overrides=overrides, environ=os.environ, schemas=schemas)
+    return layers.resolve(trial, overrides=overrides, environ=os.environ, schemas=catalog())
 
 
 def plan_of(request: Request, this_host: ThisHost, nodes: int | None = None, done: Sequence[str] = ()) -> Plan:

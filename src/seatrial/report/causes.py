@@ -49,6 +49,7 @@ def cause_text(trial: Trial) -> str:
     for cause in causes(trial):
         explained = sum(verdict.outcome is Outcome.FAIL for group in cause.groups for verdict in group.verdicts)
         if explained:
-            place = "" if cause.finding.subject == CLUSTER else f" on {cause.finding.subject}"
-            texts.append(f"{cause.finding.title}{place} ({explained} of {plural(failures, 'failure')})")
+            title, subject = cause.finding.title, cause.finding.subject
+            place = "" if subject == CLUSTER or subject in title.split() else f" on {subject}"
+            texts.append(f"{title}{place} ({explained} of {plural(failures, 'failure')})")
     return "; ".join(texts)

@@ -11,8 +11,12 @@ from rich.text import Text
 class Stream(Console):
     """A rich console that raises BrokenPipeError, where rich exits with code 1.
 
-    Lines in a file have no trailing blanks: rich pads the last column of a table.
+    Lines in a file have no trailing blanks: rich pads the last column of a table. Rich's emoji codes are off, since
+    ``:cd:`` in a MAC address is one of them.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
         if self.is_terminal:

@@ -11,18 +11,28 @@ import yaml
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def parse(text: str) -> Any:
+def parse(yaml_text: str) -> Any:
     """Return the content of a YAML text that ships with seatrial. Raises YAMLError."""
-    return yaml.load(text, Loader=_LOADER)
+    return yaml.load(yaml_text, Loader=_LOADER)
 
 
 def read(name: str) -> Any:
     """Return the content of the file ``name`` in data/."""
-    return parse((resources.files("seatrial") / "data" / name).read_text(encoding="utf-8"))
+    return parse(text(name))
+
+
+def text(name: str) -> str:
+    """Return the text of the file ``name`` in data/."""
+    return (resources.files("seatrial") / "data" / name).read_text(encoding="utf-8")
 
 
 def read_all(folder: str) -> list[Any]:
     """Return the content of each YAML file in this folder of data/, sorted by file name."""
+    return [parse(each) for each in texts(folder)]
+
+
+def texts(folder: str) -> list[str]:
+    """Return the text of each YAML file in this folder of data/, sorted by file name."""
     entries = (resources.files("seatrial") / "data" / folder).iterdir()
-    names = sorted(entry.name for entry in entries if entry.name.endswith(".yaml"))
-    return [read(f"{folder}/{name}") for name in names]
+    files = sorted((entry for entry in entries if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
+    return [file.read_text(encoding="utf-8") for file in files]

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from seatrial.checks.training.command import CHECK, CommandOptions, log_entries
-from seatrial.config.layers import CheckSchema, resolve
+from seatrial.config.layers import resolve
 from seatrial.discover import gpu
 from seatrial.discover.gpu import Gpu, GpuFacts
 from seatrial.model import Measurement, Outcome
@@ -211,7 +211,7 @@ def test_trial_and_patterns_of_the_documentation(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "workloads" / "command.md").read_text()
     (trial,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "mine.yaml").write_text(textwrap.dedent(trial))
-    checks = {"train.command": CheckSchema(CHECK.options, CHECK.metrics)}
+    checks = {"train.command": CHECK}
     options = resolve(str(tmp_path / "mine.yaml"), environ={}, schemas=checks).config.checks["train.command"].options
     assert CommandOptions.model_validate(options).steps == 100
     examples = re.findall(r"^\| `(.*)` \| `(.*\(\?P<.*)` \|$", text, re.MULTILINE)

@@ -304,7 +304,7 @@ RULES = (
 
 CHECK = Check(
     name="fabric.rdma",
-    title="RDMA bandwidth and latency between nodes, below NCCL",
+    title="RDMA bandwidth and latency between nodes, without NCCL",
     phase=Phase.INTERCONNECT,
     scope=Scope.CLUSTER,
     metrics={

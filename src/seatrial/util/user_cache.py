@@ -1,0 +1,58 @@
+"""Results of long computations, in files of the user's cache folder. They only save time: all errors are ignored."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+from seatrial.util.files import atomic_write
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def key(*inputs: bytes) -> str:
+    """The key of a result that is computed from ``inputs``."""
+    return hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in inputs)).hexdigest()
+
+
+def read(name: str, key: str) -> bytes | None:
+    """What ``write`` stored; None if there is nothing, if it is damaged or if another user could have written it."""
+    try:
+        descriptor = os.open(_path(name, key), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or not _is_own(status) or status.st_mode & 0o022:
+                return None
+            data = file.read()
+    except OSError:
+        return None
+    digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    return content if hashlib.sha256(content).digest() == digest else None
+
+
+def write(name: str, key: str, content: bytes) -> None:
+    """Store ``content`` under ``key``; results of ``name`` with other keys are removed. No folder of others changes."""
+    path = _path(name, key)
+    if not path.is_absolute():  # no HOME
+        return
+    with contextlib.suppress(OSError):
+        existing = next(folder for folder in path.parents if folder.exists())
+        if not _is_own(existing.stat()):  # HOME of a user, as with sudo
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        atomic_write(path, hashlib.sha256(content).digest() + content, sync=False, mode=0o600)
+        for earlier in path.parent.glob(f"{name}-*"):
+            if earlier != path:
+                earlier.unlink()
+
+
+def _path(name: str, key: str) -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(folder) / "seatrial" / f"{name}-{key[:32]}"
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid()
