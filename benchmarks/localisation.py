@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from seatrial.hardware.pair_rates import GPU_LIMITS, Conclusion, PairRate, Stage, Step
+from seatrial.hardware.pair_rates import GPU_LIMITS, Conclusion, PairRate, PairStep, Stage
 from seatrial.hardware.pair_search import ROUNDS, pair_search, round_robin
 
 NOISE, FAULT = 0.01, 0.05  # relative standard deviation of a rate; slowdown of a fault
@@ -85,7 +85,7 @@ CASES: dict[str, Callable[[Sequence[str], np.random.Generator], Faults]] = {
 }
 
 
-def draw_rates(step: Step, faults: Faults, rng: np.random.Generator) -> list[PairRate]:
+def draw_rates(step: PairStep, faults: Faults, rng: np.random.Generator) -> list[PairRate]:
     """The rates of one step: the slower direction of each pair, with noise."""
     noise = rng.normal(1.0, NOISE, len(step.pairs))
     rates = []

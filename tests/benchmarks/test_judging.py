@@ -53,10 +53,10 @@ def test_work_that_is_the_same_for_all_subjects_is_done_once(monkeypatch: pytest
     script = runpy.run_path(str(SCRIPT))
     config, jobs, measurements = script["scale_trial"](script["load_trial"](script["RECORD"]), 16, 8)
     counted(seatrial.judge, "judge_check")
-    counted(rules._RuleEvaluation, "_not_evaluated")
+    counted(rules._RuleEvaluation, "_is_excluded")
     script["judge"](config, jobs, measurements, script["catalog"](), {})
     assert calls["judge_check"] == len(config.checks), "a trial's thresholds are judged together with the rules"
-    assert calls["_not_evaluated"] < 2 * sum(len(check.rules) for check in script["catalog"]().values())
+    assert calls["_is_excluded"] < 2 * sum(len(check.rules) for check in script["catalog"]().values())
 
 
 def test_time_and_memory_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
