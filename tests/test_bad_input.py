@@ -160,7 +160,7 @@ def test_corrupt_trial_json_names_the_next_step(out: Path) -> None:
     assert "trial.json is damaged" in err
     assert f"seatrial run --resume {out}" in err
     (out / "trial.json").write_text(json.dumps({**json.loads(whole), "schema_version": "99"}))
-    assert "no trial.json of this version: schema_version" in refused("judge", out)
+    assert "not a trial.json of this version: schema_version" in refused("judge", out)
     assert call("run", "--resume", out)[0] == 0
     assert call("judge", out)[0] == 0
 
