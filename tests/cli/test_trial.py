@@ -47,7 +47,9 @@ def test_timings_cover_the_overhead(finished_run: Path) -> None:
     record = load(finished_run)
     names = [timing.name for timing in record.timings if timing.kind == "overhead"]
     assert {"start of the command", "discover", "plan", "judge", "report"} <= set(names)
-    assert sum(timing.seconds for timing in record.timings) == pytest.approx(record.seconds, rel=0.25, abs=0.3)
+    # the seconds of the record end before its report is written
+    seconds = sum(timing.seconds for timing in record.timings if timing.name != "report")
+    assert seconds == pytest.approx(record.seconds, rel=0.15, abs=0.3)
 
 
 def test_the_record_matches_the_printed_schema(finished_run: Path) -> None:
