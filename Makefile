@@ -34,7 +34,7 @@ cluster-trial: $(SETUP)
 test: $(SETUP)
 	+$(MAKE) --no-print-directory -j 2 lint unit-tests
 
-# four workers on two cores: a third of the time these tests wait for processes
+# four workers on two cores: some of these tests wait for processes and time limits
 unit-tests: $(SETUP)
 	$(PYTEST) -n 4 -m "not cluster and not training"
 
