@@ -189,7 +189,7 @@ class Draw:
                     subject=f"{node}/gpu{gpu}",
                     rank=rank,
                     metrics=tuple(metrics),
-                    facts={**facts, "error_counters": {"read": 30}},
+                    facts={**facts, "error_counters": {"counters_read": 30}},
                     retry=retry,
                 )
 

@@ -91,7 +91,7 @@ def test_error_counters_are_read_around_gpu_checks(device: str, run: str, tmp_pa
         return
     fact: Any = counters["device.gemm"]
     assert fact["increased"].items() >= increased.items()  # RDMA ports of this host may add more
-    assert fact["read"] >= 12
+    assert fact["counters_read"] >= 12
     assert (counters["device.burn"], counters["filesystem.speed"]) == (None, None)
     values = {metric.name: (metric.value, metric.subject.partition("/")[2]) for metric in measurements[0].metrics}
     assert values["new_errors.ecc_uncorrected"] == (1, "gpu1")

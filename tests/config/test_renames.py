@@ -26,6 +26,8 @@ checks:
     options: {overrides: [settle_steps=3, max_steps=9]}
     expect: {"tokens_per_second_per_gpu.hf_alone": "> 1 tokens/s/GPU"}
   'train.toolcalls': {}
+  collectives.gpu_pairs: {options: {retry: false}}
+  collectives.pairs: {options: {retry: 2}}
 """
 NEW_TRIAL = """\
 # limits of our site
@@ -39,13 +41,15 @@ checks:
     options: {overrides: [untimed_steps=3, max_steps=9]}
     expect: {"tokens_per_second_per_gpu.hf_single_gpu": "> 1 tokens/s/GPU"}
   'train.function_calling': {}
+  collectives.gpu_pairs: {options: {retry_slow_pairs: false}}
+  collectives.pairs: {options: {max_retries: 2}}
 """
 
 
 def test_migrated_trial_keeps_comments_and_quotes() -> None:
     text, changes = renames.migrated(OLD_TRIAL, "old.yaml")
     assert text == NEW_TRIAL
-    assert len(changes) == 11
+    assert len(changes) == 13
     assert "line 2: silence_s -> heartbeat_timeout_s" in changes
     assert renames.migrated(NEW_TRIAL, "new.yaml") == (NEW_TRIAL, [])
 

@@ -138,7 +138,7 @@ def test_variable_in_a_fact_of_all_ranks_is_not_said_to_be_on_one_node() -> None
 
 
 def test_odd_node_is_a_cause_where_it_is_the_slow_one() -> None:
-    facts: dict[str, JsonValue] = {"network_minority": {"n7": {"speed_mbps": "200000, majority: 400000"}}}
+    facts: dict[str, JsonValue] = {"network_minority": {"n7": {"speed": "200000 Mb/s, majority: 400000 Mb/s"}}}
     gpu = bad("collectives.pairs", "n7->n1", "path_share")
     (finding,) = found(gpu, slow(), facts=facts, check="nodes.connectivity")
     assert (finding.cause, finding.subject, finding.confidence) == ("node_differs", "n7", "medium")

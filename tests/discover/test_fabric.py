@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("assigned")
 def test_a_physical_interface(root: Path) -> None:
     (nic,) = fabric.read_nics(root).interfaces
-    assert (nic.name, nic.state, nic.speed_mbps, nic.mtu) == ("eno1", "up", 25000, 9000)
+    assert (nic.name, nic.state, nic.speed_mbit_s, nic.mtu) == ("eno1", "up", 25000, 9000)
     assert (nic.driver, nic.numa_node, nic.addresses) == ("bnxt_en", 0, ("10.0.4.3", "fe80::1"))
     assert nic.unreadable == {}
 
@@ -53,9 +53,9 @@ def test_unreadable_fields_of_interfaces_are_reported(root: Path) -> None:
     (root / "sys/class/net/eno2/mtu").mkdir()
     facts = fabric.read_nics(root)
     by_name = {nic.name: nic for nic in facts.interfaces}
-    assert "speed: -1" in by_name["eno2"].unreadable["speed_mbps"]
+    assert "speed: -1" in by_name["eno2"].unreadable["speed_mbit_s"]
     assert "Is a directory" in by_name["eno2"].unreadable["mtu"]
-    assert "'fast'" in by_name[r"x\udcff\x1b"].unreadable["speed_mbps"]
+    assert "'fast'" in by_name[r"x\udcff\x1b"].unreadable["speed_mbit_s"]
     assert json.loads(facts.model_dump_json())
 
 

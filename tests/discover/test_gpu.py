@@ -60,7 +60,7 @@ def test_only_existing_nvlinks_are_listed(four_gpus: GpuFacts) -> None:
         "version": "4.0",
         "remote": "switch",
         "remote_pci": None,
-        "speed_mbps": 26562,
+        "speed_gb_s": 26.562,
     }
 
 

@@ -59,7 +59,7 @@ def test_an_error_inside_a_field_value(monkeypatch: pytest.MonkeyPatch) -> None:
 
     FakeNvml(h200(nvmlDeviceGetFieldValues=speed_error)).install(monkeypatch)
     card = gpu.read().gpus[0]
-    assert card.nvlinks[0].speed_mbps is None
+    assert card.nvlinks[0].speed_gb_s is None
     assert card.unreadable["nvlinks[0].speed"] == "Not Supported"
 
 

@@ -31,7 +31,7 @@ def gpus(*active: int, mig: bool = False) -> Measurement:
             "index": index,
             "name": "NVIDIA H200",
             "mig_mode": mig,
-            "nvlinks": [{"link": link, "active": link < count, "speed_mbps": 26562} for link in range(18)],
+            "nvlinks": [{"link": link, "active": link < count, "speed_gb_s": 26.562} for link in range(18)],
         }
         for index, count in enumerate(active)
     ]
@@ -90,7 +90,7 @@ def test_ports_of_efa() -> None:
 def sockets(*speeds: int | None, interfaces: Sequence[str] = ("eth0",)) -> list[Measurement]:
     """One node for each speed of eth0."""
     names = [f"n{number}" for number in range(len(speeds))]
-    nics = [{"interfaces": [{"name": "eth0", "speed_mbps": speed}, {"name": "eth1"}]} for speed in speeds]
+    nics = [{"interfaces": [{"name": "eth0", "speed_mbit_s": speed}, {"name": "eth1"}]} for speed in speeds]
     hosts_ = [measurement("host.inventory", name, nics=nic) for name, nic in zip(names, nics, strict=True)]
     used = {name: list(interfaces) for name in names}
     return [*hosts_, measurement("collectives.transport", transports={"NET/Socket": 2}, socket_interfaces=used)]
@@ -134,7 +134,7 @@ def test_the_gpu_with_the_fewest_links_counts() -> None:
     assert read([gpus(18, 0)]) == Links()
 
 
-@pytest.mark.parametrize("shape", ["x", 5, ["x"], [None], [{"active": True, "speed_mbps": "fast"}], {"a": 1}])
+@pytest.mark.parametrize("shape", ["x", 5, ["x"], [None], [{"active": True, "speed_gb_s": "fast"}], {"a": 1}])
 def test_malformed_facts_are_ignored(shape: Any) -> None:
     gpu = {"index": 0, "nvlinks": shape}
     port_ = {"state": "ACTIVE", "rate": shape, "link_layer": shape}

@@ -22,9 +22,9 @@ def config(*checks: str, fabric: dict[str, str] | None = None) -> Config:
     return Config.model_validate({"name": "t", "cluster": cluster, "checks": {name: {} for name in checks}})
 
 
-def tcp_run(busbw: float, fabric: dict[str, str] | None, speed_mbps: int | None = 10_000) -> Verdict:
+def tcp_run(busbw: float, fabric: dict[str, str] | None, speed_mbit_s: int | None = 10_000) -> Verdict:
     """The verdict on an all-gather over sockets on two nodes of one H200."""
-    nics = {"interfaces": [{"name": "eth0", "speed_mbps": speed_mbps}]}
+    nics = {"interfaces": [{"name": "eth0", "speed_mbit_s": speed_mbit_s}]}
     transport = {"transports": {"NET/Socket": 4}, "socket_interfaces": {"n0": ["eth0"], "n1": ["eth0"]}}
     measurements = [
         *(Measurement(check="host.inventory", subject=node, facts={"nics": nics}) for node in ("n0", "n1")),
@@ -87,7 +87,7 @@ def test_rdma_in_use_contradicts_a_trial_that_asks_for_tcp(network: str, count: 
 
 def all_reduce_run(metrics: dict[str, float], facts: dict[str, JsonValue], **setting: Any) -> dict[str, Verdict]:
     """The verdicts by metric on an all-reduce over sockets of 10 Gb/s on two nodes of one H200."""
-    nics: JsonValue = {"interfaces": [{"name": "eth0", "speed_mbps": 10_000}]}
+    nics: JsonValue = {"interfaces": [{"name": "eth0", "speed_mbit_s": 10_000}]}
     transport: dict[str, JsonValue] = {"transports": {"NET/Socket": 4}}
     transport["socket_interfaces"] = {"n0": ["eth0"], "n1": ["eth0"]}
     measured = tuple(Metric(name=name, value=value, unit="GB/s", subject="cluster") for name, value in metrics.items())

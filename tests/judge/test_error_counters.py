@@ -18,7 +18,7 @@ from tests.paths import RESULTS
 
 RECORD = RESULTS / "2026-11-22-2xh200/transfer-host-1.trial.json"
 CHECK = catalog()["transfer.peers"]
-HEALTHY: dict[str, Any] = {"read": 13}
+HEALTHY: dict[str, Any] = {"counters_read": 13}
 
 
 def measured(fact: Any = None, gpu: int = 3, seconds: float = 5.0, **more: Any) -> Measurement:
@@ -118,16 +118,20 @@ def test_gpu_without_counters_is_an_error() -> None:
 @pytest.mark.parametrize(
     "fact",
     [
-        {"read": 0},
-        {"read": 12, "unreadable": {"gpu3 ecc_uncorrected": "Unknown Error"}},
-        {"read": 0, "unreadable": {"gpu3": "NVML: Driver Not Loaded"}, "not_supported": {"no RDMA port": ["ports"]}},
+        {"counters_read": 0},
+        {"counters_read": 12, "unreadable": {"gpu3 ecc_uncorrected": "Unknown Error"}},
+        {
+            "counters_read": 0,
+            "unreadable": {"gpu3": "NVML: Driver Not Loaded"},
+            "not_supported": {"no RDMA port": ["ports"]},
+        },
         {},
         "malformed",
-        {"read": "q"},
-        {"read": True},
-        {"read": [12], "not_supported": {}},
-        {"read": 1, "increased": {"gpu3": {"unknown_counter": [0, 1]}}},
-        {"read": 1, "increased": {"gpu3": {"ecc_uncorrected": "many"}}},
+        {"counters_read": "q"},
+        {"counters_read": True},
+        {"counters_read": [12], "not_supported": {}},
+        {"counters_read": 1, "increased": {"gpu3": {"unknown_counter": [0, 1]}}},
+        {"counters_read": 1, "increased": {"gpu3": {"ecc_uncorrected": "many"}}},
     ],
 )
 def test_unreadable_or_malformed_counters_are_an_error(fact: Any) -> None:
@@ -141,14 +145,14 @@ def test_unreadable_or_malformed_counters_are_an_error(fact: Any) -> None:
     [
         (
             {
-                "read": 12,
+                "counters_read": 12,
                 "permission_denied": {"Insufficient Permissions": ["gpu3 xid"]},
                 "not_supported": {"no RDMA port": ["ports"]},
             },
             "xid: Insufficient Permissions",
         ),
         (
-            {"read": 0, "not_supported": {"Not Supported": ["gpu3 xid", "gpu3 pcie_replays"]}},
+            {"counters_read": 0, "not_supported": {"Not Supported": ["gpu3 xid", "gpu3 pcie_replays"]}},
             "xid, pcie_replays: Not Supported",
         ),
     ],
@@ -161,7 +165,9 @@ def test_unavailable_counters_are_skipped_once_per_reason(fact: Any, detail: str
 
 def test_failed_check_reports_increases_only() -> None:
     """train.failure expects one ERROR of its failing job and no other verdict."""
-    failed = measured({"read": 12, "unreadable": {"gpu3 xid": "?"}, "xids": [43]}, error="RuntimeError: on purpose")
+    failed = measured(
+        {"counters_read": 12, "unreadable": {"gpu3 xid": "?"}, "xids": [43]}, error="RuntimeError: on purpose"
+    )
     assert verdicts_on(measured(gpu=0), measured(HEALTHY, 1), failed) == []
     lost = measured({**HEALTHY, "xids": [79]}, error="GPU is lost")
     assert outcomes(lost) == [(Outcome.FAIL, "vm/gpu3", "new_errors.xid")]
@@ -173,9 +179,9 @@ def test_skipped_check_needs_no_counters() -> None:
 
 def test_no_increase_is_an_insight() -> None:
     ranks = [
-        measured({"read": 93}, 0),
+        measured({"counters_read": 93}, 0),
         measured(HEALTHY, 1),
-        measured({"read": 9, "not_supported": {"Not Supported": ["gpu2 xid"]}}, 2),
+        measured({"counters_read": 9, "not_supported": {"Not Supported": ["gpu2 xid"]}}, 2),
     ]
     (insight,) = insights(ranks)
     for text in ("9 to 93", "3 GPUs", "none increased", "xid (Not Supported)"):
@@ -192,9 +198,9 @@ def test_first_measurement_and_retry_of_a_trial_are_both_evaluated() -> None:
             for measurement in measurements
         ]
 
-    bad = with_fact(trial.measurements, read=12, xids=[79])
+    bad = with_fact(trial.measurements, counters_read=12, xids=[79])
     bad_retries = [measurement.model_copy(update={"retry": True}) for measurement in bad]
-    good = with_fact(trial.measurements, read=12)
+    good = with_fact(trial.measurements, counters_read=12)
     for first, retries in ((bad, []), (good, bad_retries)):
         results = judge(config, trial.jobs, first, catalog(), trial.excluded_checks, None, retries)
         on_xid = {verdict.outcome for verdict in results if verdict.metric == "new_errors.xid"}

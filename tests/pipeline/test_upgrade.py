@@ -159,3 +159,41 @@ def test_pair_rates_of_version_2_have_the_present_field_name() -> None:
         measurement = {"check": "collectives.localization", "facts": {PAIR_RATES: [{**rate, "one_way": True}]}}
         (upgraded,) = upgrade({"schema_version": "2", section: [measurement]})[section]  # type: ignore[index]
         assert PairRate.model_validate(upgraded["facts"][PAIR_RATES][0]).unidirectional
+
+
+def test_names_that_changed_within_version_2() -> None:
+    facts = {
+        "gpu.inventory": {"gpus": [{"nvlinks": [{"link": 0, "speed_mbps": 26562}, {"link": 1, "speed_mbps": None}]}]},
+        "host.inventory": {
+            "nics": {"interfaces": [{"name": "eth0", "speed_mbps": 25000, "unreadable": {"speed_mbps": "-1"}}]},
+            "unreadable": {"nics.interfaces.eth0.speed_mbps": "-1"},
+        },
+        "device.burn": {"reads_xid": "yes", "error_counters": {"read": 13}},
+        "fabric.ports": {"three_ports": "no"},
+    }
+    document = {
+        "schema_version": "2",
+        "environment": {"host": {"nics": {"interfaces": [{"name": "eth0", "speed_mbps": 100}]}}},
+        "config": {"checks": {"collectives.pairs": {"options": {"retry": 2, "size": 4}}, "device.burn": {}}},
+        "jobs": [{"options": {"collectives.gpu_pairs": {"size": 8, "retry": False, "seconds": 1}}}],
+        "measurements": [{"check": check, "metrics": [], "facts": values} for check, values in facts.items()],
+    }
+    new: Any = upgrade(document)
+    assert {each["check"]: each["facts"] for each in new["measurements"]} == {
+        "gpu.inventory": {"gpus": [{"nvlinks": [{"link": 0, "speed_gb_s": 26.562}, {"link": 1, "speed_gb_s": None}]}]},
+        "host.inventory": {
+            "nics": {"interfaces": [{"name": "eth0", "speed_mbit_s": 25000, "unreadable": {"speed_mbit_s": "-1"}}]},
+            "unreadable": {"nics.interfaces.eth0.speed_mbit_s": "-1"},
+        },
+        "device.burn": {"xid_readable": "yes", "error_counters": {"counters_read": 13}},
+        "fabric.ports": {"three_or_more_ports": "no"},
+    }
+    assert new["environment"]["host"]["nics"]["interfaces"] == [{"name": "eth0", "speed_mbit_s": 100}]
+    assert new["config"]["checks"]["collectives.pairs"]["options"] == {"max_retries": 2, "size": 4}
+    options = new["jobs"][0]["options"]["collectives.gpu_pairs"]
+    assert list(options.items()) == [("size", 8), ("retry_slow_pairs", False), ("seconds", 1)]
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_record_keeps_an_ambiguous_speed(path: Path) -> None:
+    assert "speed_mbps" not in load_trial(path).model_dump_json()

@@ -17,7 +17,7 @@ def test_fact_of_healthy_counters_is_small(tmp_path: Path, monkeypatch: pytest.M
     port(tmp_path, link_downed=3, symbol_error=9)
     with count_errors(1, True, tmp_path) as counts:
         assert fake.open == 1
-    assert counts.fact() == {"read": 14}
+    assert counts.fact() == {"counters_read": 14}
     assert list(counts.metrics("n/gpu1", "n")) == []
     assert fake.open == 0
 
@@ -70,7 +70,7 @@ def test_unavailable_and_unreadable_counters_are_separate(tmp_path: Path, monkey
     rows = [f"gpu1 {name}" for name in ("remap_failed", "remap_pending", "rows_remapped")]
     assert fact["not_supported"] == {NO_RDMA_PORT: ["ports"], "Not Supported": rows}
     assert fact["unreadable"] == {"gpu1 pcie_replays": "Unknown Error"}
-    assert fact["read"] == 7
+    assert fact["counters_read"] == 7
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_counters_are_unreadable_without_nvml(fake: FakeNvml, reason: str, monke
     with count_errors(1, False) as counts:
         pass
     fact = counts.fact()
-    assert fact["read"] == 0
+    assert fact["counters_read"] == 0
     assert reason in fact["unreadable"]["gpu1"]
     assert fake.open == 0
 

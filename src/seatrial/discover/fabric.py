@@ -16,11 +16,11 @@ from seatrial.util.text import printable
 
 
 class Nic(Frozen):
-    """One network interface; ``speed_mbps`` is in Mbit/s."""
+    """One network interface; ``speed_mbit_s`` is in Mbit/s, the unit of ethtool and of /sys/class/net/NAME/speed."""
 
     name: str
     state: str | None
-    speed_mbps: int | None
+    speed_mbit_s: int | None
     mtu: int | None
     mac: str | None
     driver: str | None
@@ -146,7 +146,7 @@ def _nic(folder: Path, addresses: tuple[str, ...]) -> Nic:
     return Nic(
         name=printable(folder.name),
         state=reader("state", lambda: read_line(folder / "operstate")),
-        speed_mbps=reader("speed_mbps", lambda: _speed(folder)),
+        speed_mbit_s=reader("speed_mbit_s", lambda: _speed(folder)),
         mtu=reader("mtu", lambda: read_number(folder / "mtu")),
         mac=reader("mac", lambda: read_line(folder / "address")),
         driver=reader("driver", lambda: printable(driver.resolve(strict=True).name)) if physical else None,

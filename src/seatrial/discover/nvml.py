@@ -101,14 +101,17 @@ class NvmlReader:
 
 
 class NvLink(Frozen):
-    """One NVLink port; ``active`` is None if its state could not be read."""
+    """One NVLink port; ``active`` is None if its state could not be read.
+
+    ``speed_gb_s``: GB/s per direction, as `nvidia-smi nvlink -s` prints it.
+    """
 
     link: int
     active: bool | None
     version: str | None = None
     remote: Literal["gpu", "switch", "npu"] | None = None
     remote_pci: str | None = None
-    speed_mbps: int | None = None  # megabytes per second, unidirectional
+    speed_gb_s: float | None = None
 
 
 class Fabric(Frozen):
@@ -396,7 +399,7 @@ def _active_link(reader: NvmlReader, handle: Any, number: int) -> NvLink:
         version=None if version is None else _NVLINK_VERSIONS.get(version, f"unknown ({version})"),
         remote=None if remote is None else _REMOTES.get(remote),
         remote_pci=pci_address(pci.busId) if pci and not pci.busId.startswith(_NO_PCI_ADDRESS) else None,
-        speed_mbps=speeds[0].value.uiVal if speeds else None,
+        speed_gb_s=speeds[0].value.uiVal / 1e3 if speeds else None,  # NVML returns MB/s
     )
 
 

@@ -202,9 +202,9 @@ def _used_gpus(gpus: Any, used: Any) -> list[Mapping[str, Any]]:
 
 def _nvlink_rate(gpu: Mapping[str, Any]) -> tuple[int, float] | None:
     """The number of active links of a GPU and their total unidirectional rate in GB/s."""
-    speeds = [link.get("speed_mbps") for link in _mappings(gpu.get("nvlinks")) if link.get("active")]
+    speeds = [link.get("speed_gb_s") for link in _mappings(gpu.get("nvlinks")) if link.get("active")]
     readable = [speed for speed in speeds if isinstance(speed, int | float) and speed > 0]
-    return (len(readable), sum(readable) / 1e3) if readable and len(readable) == len(speeds) else None
+    return (len(readable), sum(readable)) if readable and len(readable) == len(speeds) else None
 
 
 def _names_by_node(fact: Any) -> dict[str, frozenset[str]]:
@@ -264,7 +264,7 @@ def _fastest_ports(rdma: Any, used: frozenset[str] | None) -> _NodePorts | None:
 def _tcp_interfaces(nics: Any, names: frozenset[str]) -> TcpInterfaces:
     """The interfaces ``names`` of a node; without a rate unless each of them has one."""
     listed = _mappings(nics.get("interfaces")) if isinstance(nics, Mapping) else []
-    speeds = [nic.get("speed_mbps") for nic in listed if nic.get("name") in names]
+    speeds = [nic.get("speed_mbit_s") for nic in listed if nic.get("name") in names]
     readable = [speed for speed in speeds if isinstance(speed, int) and speed > 0]
     gbps = sum(readable) / 1e3 if len(readable) == len(names) else None
     return TcpInterfaces(tuple(sorted(names)), gbps)

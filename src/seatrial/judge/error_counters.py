@@ -25,7 +25,7 @@ from seatrial.util.text import and_more
 
 _MAX_NAMED = 6  # counters or subjects listed in one message
 _UNKNOWN_INCREASE = "they may have increased"
-_HEALTHY_KEYS = {"read", "not_supported"}  # the only keys of a fact if counters were read and none increased
+_HEALTHY_KEYS = {"counters_read", "not_supported"}  # the only keys of a fact if counters were read and none increased
 _MALFORMED = (TypeError, ValueError, KeyError, AttributeError)  # what reading a malformed fact raises
 
 
@@ -70,15 +70,15 @@ def insights(measurements: Iterable[Measurement]) -> Iterator[Insight]:
 
 def _is_healthy(fact: Any) -> bool:
     """Whether counters were read, none increased and none was unreadable."""
-    count = fact.get("read") if isinstance(fact, dict) and fact.keys() <= _HEALTHY_KEYS else None
+    count = fact.get("counters_read") if isinstance(fact, dict) and fact.keys() <= _HEALTHY_KEYS else None
     return type(count) is int and count > 0
 
 
 def _counters_read(fact: Mapping[str, Any]) -> int:
     """The number of counters that were read. Raises TypeError or KeyError if the fact has none."""
-    if type(fact["read"]) is not int:
-        raise TypeError(fact["read"])
-    return fact["read"]
+    if type(fact["counters_read"]) is not int:
+        raise TypeError(fact["counters_read"])
+    return fact["counters_read"]
 
 
 def _subject_verdicts(

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from seatrial.checks.fabric import transport
+from seatrial.checks.fabric import gpu_pairs, pairs, ports, transport
+from seatrial.checks.gpu import burn, inventory
+from seatrial.checks.host import filesystem_shared
+from seatrial.checks.host import inventory as host_inventory
 from seatrial.checks.training import ddp, fsdp, parity, throughput
 from seatrial.config import renames
 from seatrial.hardware.pair_rates import PAIR_RATES
+from seatrial.model import ERROR_COUNTERS
 
 Record = dict[str, Any]
 # New names of the fields of each record: version 1 -> version 2
@@ -30,11 +34,20 @@ _TELEMETRY = {
     "complaints": "warnings",
 }
 _LOAD = {"throttled": "throttled_share"}
-_SHARED = "filesystem.shared"
+# Checks with names that changed within version 2
+_CHECKS_WITH_RENAMED_FACTS = (burn.CHECK.name, filesystem_shared.CHECK.name, ports.CHECK.name)
+_CHECKS_WITH_RENAMED_OPTIONS = (gpu_pairs.CHECK.name, pairs.CHECK.name)
+_INVENTORIES = (inventory.CHECK.name, host_inventory.CHECK.name)
 _OPERATIONS = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter", "send_receive")
 _COLLECTIVES = tuple(f"collectives.{operation}" for operation in _OPERATIONS)
 _ROLES = {"least": "min", "greatest": "max"}
-_COUNTERS = {"denied": "permission_denied", "lacks": "not_supported", "unread": "unreadable", "grew": "increased"}
+_COUNTERS = {
+    "read": "counters_read",
+    "denied": "permission_denied",
+    "lacks": "not_supported",
+    "unread": "unreadable",
+    "grew": "increased",
+}
 
 
 def upgrade(document: object) -> object:
@@ -45,21 +58,28 @@ def upgrade(document: object) -> object:
     if not isinstance(document, dict) or document.get("schema_version") not in ("1", "2"):
         return document
     try:
-        return _upgraded(document) if document["schema_version"] == "1" else _with_present_facts(document)
+        return _upgraded(document) if document["schema_version"] == "1" else _with_present_names(document)
     except (AttributeError, TypeError, KeyError):
         return document  # damaged: Trial.model_validate names the first error
 
 
-def _with_present_facts(document: Record) -> Record:
-    """The record of version 2 with current fact names, and with facts that rules require since this record was made."""
+def _with_present_names(document: Record) -> Record:
+    """The record of version 2 with current names, and with facts that rules require since this record was made."""
     for measurement in (*document.get("measurements", ()), *document.get("retries", ())):
-        if measurement["check"] == _SHARED:
+        if (check := measurement["check"]) in _CHECKS_WITH_RENAMED_FACTS:
             facts = measurement.get("facts", {})
-            measurement["facts"] = {renames.new_fact(_SHARED, name): value for name, value in facts.items()}
+            measurement["facts"] = {renames.new_fact(check, name): value for name, value in facts.items()}
+        _rename_counters(measurement.get("facts", {}))
     for measurement in (*document.get("measurements", ()), *document.get("localization", ())):
         facts = measurement.get("facts", {})
         if PAIR_RATES in facts:
             facts[PAIR_RATES] = [_rename_fields(rate, {"one_way": "unidirectional"}) for rate in facts[PAIR_RATES]]
+    options_by_check = [job.get("options", {}) for job in document.get("jobs", ())]
+    checks = (document.get("config") or {}).get("checks", {})
+    options_by_check += [{name: settings["options"]} for name, settings in checks.items() if settings.get("options")]
+    for options in options_by_check:
+        _rename_pair_options(options)
+    _rename_speeds(document)
     _add_stages(document)
     _add_p99_ratio_measured(document)
     _add_facts_of_new_metrics(document)
@@ -73,6 +93,7 @@ def _upgraded(document: Record) -> Record:
     _change_each(trial, "results", lambda result: _rename_fields(result, _RESULT))
     for key, change in (("jobs", _job), ("measurements", _measurement), ("retries", _measurement)):
         _change_each(trial, key, change)
+    _rename_speeds(trial)
     _add_retried(trial)
     _add_stages(trial)
     _add_p99_ratio_measured(trial)
@@ -120,10 +141,33 @@ def _measurement(measurement: Record) -> Record:
     for key, new_name in (("metrics", renames.new_metric), ("series", renames.new_series)):
         measurement[key] = [{**item, "name": new_name(check, item["name"])} for item in measurement.get(key, ())]
     facts = {renames.new_fact(check, name): value for name, value in measurement.get("facts", {}).items()}
-    if isinstance(counters := facts.get("error_counters"), dict):
-        facts["error_counters"] = _rename_fields(counters, _COUNTERS)
+    _rename_counters(facts)
     measurement["facts"] = facts
     return measurement
+
+
+def _rename_pair_options(options_by_check: Record) -> None:
+    """Renames options, in place, of checks whose options were renamed within version 2."""
+    for check in _CHECKS_WITH_RENAMED_OPTIONS:
+        for option in [*options_by_check.get(check, ())]:
+            options_by_check[check][renames.new_option(check, option)] = options_by_check[check].pop(option)
+
+
+def _rename_counters(facts: Record) -> None:
+    if isinstance(counters := facts.get(ERROR_COUNTERS), dict):
+        facts[ERROR_COUNTERS] = _rename_fields(counters, _COUNTERS)
+
+
+def _rename_speeds(trial: Record) -> None:
+    """Renames ``speed_mbps`` of NVLinks (MB/s, now GB/s) and of network interfaces (Mbit/s) in the inventories."""
+    measurements = (*trial.get("measurements", ()), *trial.get("retries", ()))
+    facts = [measurement.get("facts", {}) for measurement in measurements if measurement["check"] in _INVENTORIES]
+    for mapping in _mappings([*facts, trial.get("environment")]):
+        if "link" in mapping and "speed_mbps" in mapping:
+            speed = mapping.pop("speed_mbps")
+            mapping["speed_gb_s"] = speed / 1e3 if isinstance(speed, int) else speed
+        for name in [name for name in mapping if name.rpartition(".")[2] == "speed_mbps"]:
+            mapping[f"{name.removesuffix('speed_mbps')}speed_mbit_s"] = mapping.pop(name)
 
 
 def _add_retried(trial: Record) -> None:
@@ -133,7 +177,7 @@ def _add_retried(trial: Record) -> None:
     """
     check = "collectives.gpu_pairs"
     options = [job["options"].get(check, {}) for job in trial.get("jobs", ())]
-    retried = "no" if any(values.get("retry") is False for values in options) else "yes"
+    retried = "no" if any(values.get("retry_slow_pairs") is False for values in options) else "yes"
     for measurement in (*trial.get("measurements", ()), *trial.get("retries", ())):
         if measurement["check"] == check and any(item["name"] == "shared_links" for item in measurement["metrics"]):
             measurement["facts"].setdefault("retried", retried)

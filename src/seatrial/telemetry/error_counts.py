@@ -1,6 +1,6 @@
 """Error counters of one GPU and of the node's RDMA ports, before and after a check. The result is a fact:
 
-    {"read": 13,                                                        number of counters read both times
+    {"counters_read": 13,                                               number of counters read both times
      "increased": {"gpu3": {"ecc_corrected": [0, 2]}, "mlx5_0/1": {"symbol_error": [7, 9]}},
      "xids": [43],                                                      Xids reported during the check
      "unreadable": {"gpu3 pcie_replays": "Unknown Error"},              read error
@@ -50,7 +50,7 @@ class ErrorCounts:
             "permission_denied": self._permission_denied,
             "not_supported": self._not_supported,
         }
-        return {"read": self._read_count, **{name: part for name, part in parts.items() if part}}
+        return {"counters_read": self._read_count, **{name: part for name, part in parts.items() if part}}
 
     def metrics(self, gpu_subject: str, node: str) -> Iterator[Metric]:
         """Yield ``new_errors.*`` of counters with level FAIL or WARN: of the GPU, and sums over the node's ports."""

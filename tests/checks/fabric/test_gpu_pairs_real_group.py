@@ -31,9 +31,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "no_memory": Scenario(CHECK.name, ONE, SHORT_OPTIONS, faults=("no_memory",)),
         "one_node": Scenario(CHECK.name, ONE, SHORT_OPTIONS),
         "two_nodes": Scenario(CHECK.name, TWO, SHORT_OPTIONS),
-        "late": Scenario(CHECK.name, ONE, {**SHORT_OPTIONS, "retry": True}, faults=("late",)),
-        "late_path": Scenario(CHECK.name, ONE, {**SHORT_OPTIONS, "retry": True}, faults=("late_between_one_and_two",)),
-        "shared": Scenario(CHECK.name, ONE, {**SHORT_OPTIONS, "retry": True}, faults=("shared_link",)),
+        "late": Scenario(CHECK.name, ONE, {**SHORT_OPTIONS, "retry_slow_pairs": True}, faults=("late",)),
+        "late_path": Scenario(
+            CHECK.name, ONE, {**SHORT_OPTIONS, "retry_slow_pairs": True}, faults=("late_between_one_and_two",)
+        ),
+        "shared": Scenario(CHECK.name, ONE, {**SHORT_OPTIONS, "retry_slow_pairs": True}, faults=("shared_link",)),
         "corrupt": Scenario(CHECK.name, ONE, SHORT_OPTIONS, faults=("corrupt",)),
         "corrupt_two_nodes": Scenario(CHECK.name, TWO, SHORT_OPTIONS, faults=("corrupt",)),
         "one_rank_per_node": Scenario(CHECK.name, FOUR, SHORT_OPTIONS),

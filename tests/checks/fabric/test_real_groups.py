@@ -39,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "one_round": Scenario(PAIRS, FOUR, {**SHORT_OPTIONS, "rounds": 1}),
         "two_nodes": Scenario(PAIRS, TWO, SHORT_OPTIONS),
         "late_node": Scenario(PAIRS, FOUR, SHORT_OPTIONS, faults=("late",)),
-        "late_path": Scenario(PAIRS, FOUR, {**SHORT_OPTIONS, "retry": 1}, faults=("late_between_one_and_two",)),
+        "late_path": Scenario(PAIRS, FOUR, {**SHORT_OPTIONS, "max_retries": 1}, faults=("late_between_one_and_two",)),
         "corrupt": Scenario(PAIRS, FOUR, SHORT_OPTIONS, faults=("corrupt",)),
         "rails": Scenario(RAILS, TWO, SHORT_OPTIONS),
         "scaling": Scenario(SCALING, FOUR, SHORT_OPTIONS),

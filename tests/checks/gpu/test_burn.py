@@ -180,7 +180,7 @@ def test_unavailable_counter_is_skipped_with_the_reason(
 ) -> None:
     unavailable = {"xid": "Insufficient Permissions"}
     measured = burn(FakeGpuState(increases={"xid": None}, unavailable=unavailable, permission_denied=denied))
-    assert measured.facts["reads_xid"] == f"{fact}: Insufficient Permissions"
+    assert measured.facts["xid_readable"] == f"{fact}: Insufficient Permissions"
     verdicts = judge_check(CHECK, [measured], {}, "t", References(None, [SKU]))
     (verdict,) = [verdict for verdict in verdicts if verdict.metric == "new_errors.xid"]
     assert verdict.outcome is Outcome.SKIP

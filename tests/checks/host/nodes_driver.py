@@ -68,12 +68,12 @@ def _hang(name: str) -> Sequence[str]:
     return ()
 
 
-def _nics(mtu: int, speed_mbps: int | None) -> Callable[[Path], fabric.NicFacts]:
+def _nics(mtu: int, speed_mbit_s: int | None) -> Callable[[Path], fabric.NicFacts]:
     """Return a fake of read_nics with one interface that has all addresses of this machine."""
     unset = dict.fromkeys(("state", "mac", "driver", "numa_node"))
     addresses = tuple(address for row in fabric.interface_addresses().values() for address in row)
     nic = fabric.Nic.model_validate(
-        {**unset, "name": "eth0", "mtu": mtu, "speed_mbps": speed_mbps, "addresses": addresses}
+        {**unset, "name": "eth0", "mtu": mtu, "speed_mbit_s": speed_mbit_s, "addresses": addresses}
     )
     return lambda _: fabric.NicFacts(interfaces=(nic,), omitted_virtual=0)
 

@@ -63,13 +63,13 @@ class GpuPairOptions(Options):
     """Options of collectives.gpu_pairs.
 
     ``size``: bytes that each GPU sends and receives at a time; the default depends on the device. ``seconds``: maximum
-    timed duration of each round. ``retry``: measure slow pairs again without other pairs; off by default on CPUs, where
-    no rule applies to pairs.
+    timed duration of each round. ``retry_slow_pairs``: measure slow pairs again without other pairs; off by default on
+    CPUs, where no rule applies to pairs.
     """
 
     size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
     seconds: float = Field(default=0.4, gt=0, allow_inf_nan=False)  # 8 windows: a confidence interval needs six
-    retry: bool | None = None
+    retry_slow_pairs: bool | None = None
 
 
 def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
@@ -87,7 +87,7 @@ def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
     # The byte of the log from which connections are read. With several nodes, only those of the nodes' own groups
     # count, which are opened below. On one node NCCL may reuse connections that earlier checks opened
     log_offset = _nccl_log.log_size(context.device) if len(nodes) > 1 else 0
-    retry = context.on_gpu if options.retry is None else options.retry
+    retry = context.on_gpu if options.retry_slow_pairs is None else options.retry_slow_pairs
     all_results = _measure_rounds(context, options, nodes, subjects, retry=retry)
     group["transports"] = _nccl_log.connections_by_transport(context.device, log_offset)
     results, ranks = all_results.get(context.node), nodes[context.node]

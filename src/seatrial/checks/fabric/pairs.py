@@ -64,13 +64,13 @@ class PairOptions(Options):
     """Options of collectives.pairs.
 
     ``rounds``: number of rounds; by default all with up to 8 nodes, else 4. ``seconds``: maximum timed duration of a
-    round. ``size``: bytes that each rank sends and receives at a time; the default depends on the device. ``retry``:
-    maximum number of slow paths that are measured again without concurrent pairs; 0 by default on CPUs, where no rule
-    applies to paths.
+    round. ``size``: bytes that each rank sends and receives at a time; the default depends on the device.
+    ``max_retries``: maximum number of slow paths that are measured again without concurrent pairs; 0 by default on
+    CPUs, where no rule applies to paths.
     """
 
     rounds: int | None = Field(default=None, ge=1)
-    retry: int | None = Field(default=None, ge=0)
+    max_retries: int | None = Field(default=None, ge=0)
     size: ByteSize | None = Field(default=None, ge=4)
     seconds: float = Field(default=0.2, gt=0, allow_inf_nan=False)
 
@@ -97,7 +97,7 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
         context.progress(f"round {number} of {len(rounds)}")
         timings += pairs.measure_pairs(pairs.partner_map(paired, members), size, context.device, options.seconds)
     results = pairs.PairResults(tuple(timings), size, nodes, tuple(subjects))
-    max_retries = (MAX_RETRIES if context.on_gpu else 0) if options.retry is None else options.retry
+    max_retries = (MAX_RETRIES if context.on_gpu else 0) if options.max_retries is None else options.max_retries
     for a, b in results.pairs_below_best(MIN_SHARE)[:max_retries]:  # equal on all ranks, as each has all timings
         context.progress(f"retry {a}->{b}")
         partners = pairs.partner_map([(0, 1)], [nodes[a], nodes[b]])

@@ -59,7 +59,7 @@ def compare_ports(compute: ComputePorts, gid_index: Mapping[str, int | None]) ->
     yield from facts(
         {
             "several_nodes": "yes" if len(by_node) > 1 else "no",
-            "three_ports": "yes" if min(map(len, by_node.values())) > 2 else "no",
+            "three_or_more_ports": "yes" if min(map(len, by_node.values())) > 2 else "no",
             "any_active": "yes" if rates else "no",
             "roce": "yes" if roce else "no",
             "capability_known": _any_readable(port.capability_gbps for _, port in compute if port.rate_gbps),
@@ -174,7 +174,7 @@ def _rate_rules() -> Iterator[Rule]:
         "the slowest port.",
         fix=LINK_FIX,
     )
-    for condition, outcome in (({**ONE_NODE, "three_ports": "yes"}, Outcome.FAIL), ({}, Outcome.WARN)):
+    for condition, outcome in (({**ONE_NODE, "three_or_more_ports": "yes"}, Outcome.FAIL), ({}, Outcome.WARN)):
         yield Rule(
             metric="rate_vs_node_ports",
             expect=">= 0.99 of the best",
@@ -292,7 +292,7 @@ CHECK = Check(
     rules=RULES,
     rule_facts={
         "several_nodes": RuleFact(reason="this rule is for another number of nodes"),
-        "three_ports": RuleFact(reason="fewer than three ports: a difference does not show which one is slow"),
+        "three_or_more_ports": RuleFact(reason="fewer than three ports: a difference does not show which one is slow"),
         "any_active": RuleFact(reason="no compute port is ACTIVE"),
         "roce": RuleFact(reason="InfiniBand ports need no RoCE v2 GID"),
         "capability_known": RuleFact(

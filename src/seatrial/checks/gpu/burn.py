@@ -43,7 +43,7 @@ COUNTER_UNITS = {
     "remap_failed": "bool",
     "nvlinks_down": "links",
 }
-_READINGS = (*COUNTER_UNITS, "clocks_event_reasons")  # for each, the fact reads_NAME states whether it can be read
+_READINGS = (*COUNTER_UNITS, "clocks_event_reasons")  # for each, the fact NAME_readable is yes, or the reason
 
 
 class BurnOptions(Options):
@@ -127,7 +127,7 @@ def _gpu_observations(
     # answer is an ERROR.
     for field in _READINGS:
         state = PERMISSION_DENIED if field in permission_denied else NOT_SUPPORTED
-        yield Fact(name=f"reads_{field}", value=f"{state}: {unavailable[field]}" if field in unavailable else "yes")
+        yield Fact(name=f"{field}_readable", value=f"{state}: {unavailable[field]}" if field in unavailable else "yes")
     for counter, unit in COUNTER_UNITS.items():
         if (increase := counters.increase(counter)) is not None:
             yield Metric(name=f"new_errors.{counter}", value=increase, unit=unit, subject=subject)
@@ -176,7 +176,7 @@ def _counter_rules() -> Iterator[Rule]:
             yield Rule(
                 metric="pcie_replay_rate" if counter.per_minute else f"new_errors.{name}",
                 expect=f"<= {counter.per_minute:g} errors/min" if counter.per_minute else f"== 0 {COUNTER_UNITS[name]}",
-                applies_if={"backend": "cuda", f"reads_{name}": "yes"},
+                applies_if={"backend": "cuda", f"{name}_readable": "yes"},
                 outcome_if_violated=Outcome(counter.level),
                 evidence_facts=("counters_before", "xids"),
                 meaning=f"{counter.meaning} (during the burn)",
@@ -242,7 +242,7 @@ CHECK = Check(
         Rule(
             metric="throttled_share",
             expect="<= 0 %",
-            applies_if={"backend": "cuda", "reads_clocks_event_reasons": "yes"},
+            applies_if={"backend": "cuda", "clocks_event_reasons_readable": "yes"},
             evidence_facts=("clocks_event_reasons_percent",),
             meaning="clocks reduced by hardware or temperature: a GPU with sufficient power and cooling runs this load "
             "at its power cap",
@@ -255,7 +255,7 @@ CHECK = Check(
         "load": RuleFact("|".join(DTYPES)),
         # Permission denied is a SKIP, as for the error counters that the worker reads before and after other checks
         **{
-            f"reads_{name}": RuleFact(permission_denied=Outcome.SKIP, varies_by_device=name.startswith("nvlink"))
+            f"{name}_readable": RuleFact(permission_denied=Outcome.SKIP, varies_by_device=name.startswith("nvlink"))
             for name in _READINGS
         },
     },

@@ -69,7 +69,7 @@ def read_network(root: Path, address: str | None) -> dict[str, str]:
     if nic := next((nic for nic in fabric.read_nics(root).interfaces if address in nic.addresses), None):
         network["interface"] = f"{nic.name} ({address})"
         network |= {"MTU": f"{nic.mtu} B"} if nic.mtu else {}
-        network |= {"speed": f"{nic.speed_mbps} Mb/s"} if nic.speed_mbps else {}
+        network |= {"speed": f"{nic.speed_mbit_s} Mb/s"} if nic.speed_mbit_s else {}
     variables = {
         name: printable(value) for name, value in sorted(os.environ.items()) if name.startswith(VARIABLE_PREFIXES)
     }
