@@ -37,7 +37,7 @@ from seatrial.hardware.links import Links, RdmaPorts
 from seatrial.hardware.references import Sku, skus
 from seatrial.judge import checks_to_retry, judge
 from seatrial.judge.decision import decide
-from seatrial.model import CLUSTER, DecisionValue, Job, Measurement, Metric, Outcome, format_bytes
+from seatrial.model import CLUSTER, DecisionValue, Job, Measurement, Metric, Outcome, size_label
 from seatrial.pipeline.plan import NodeGpus, make_plan
 from seatrial.pipeline.run_directory import load_trial
 from seatrial.util import data_files
@@ -236,7 +236,7 @@ class Draw:
 
     def _operation_metrics(self, operation: str) -> list[Metric]:
         size = 2**33 if operation == "all_reduce" or len(self.nodes) >= MANY_NODES else 2**30
-        names = {f"busbw.{format_bytes(size)}": operation}
+        names = {f"busbw.{size_label(size)}": operation}
         names |= {"busbw_ring.8GiB": operation} if operation == "all_reduce" else {}
         if operation != "all_reduce" and len(self.nodes) >= MANY_NODES:
             names["busbw.1GiB"] = operation  # measured, not judged

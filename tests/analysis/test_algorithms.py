@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from seatrial.analysis.algorithms import choices_for, read_choices, size_label
+from seatrial.analysis.algorithms import choices_for, read_choices
 from seatrial.checks import catalog
-from seatrial.model import Measurement
+from seatrial.model import Measurement, size_label
 
 DEFAULT_SHAPE = {"dtype": "float32", "buffers": "torch's allocator"}
 

@@ -21,7 +21,7 @@ from seatrial.model import (
     Series,
     Threshold,
     Trial,
-    format_bytes,
+    size_label,
 )
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
@@ -60,7 +60,7 @@ def insights(*measurements: Measurement, threshold: str = "", nodes: int = 1) ->
 
 
 def settings(algorithm: str, protocol: str = "SIMPLE") -> Measurement:
-    chosen = {format_bytes(size): {"algorithm": algorithm, "protocol": protocol, "channels": 24} for size in SIZES}
+    chosen = {size_label(size): {"algorithm": algorithm, "protocol": protocol, "channels": 24} for size in SIZES}
     return Measurement(
         check="collectives.nccl_settings", subject="cluster", facts={"path_by_size": {"default": chosen, "no_p2p": {}}}
     )
@@ -159,7 +159,7 @@ def test_latency_is_fitted_per_regime() -> None:
     facts = {"backend": "nccl", "gpu": "NVIDIA H200", "world_size": 4, "nodes": 1, **DEFAULT_SHAPE}
     measured = Measurement(check="collectives.all_reduce", subject="n0/gpu0", facts=facts, series=(busbw, latency))
     by_size = {
-        format_bytes(size): {"algorithm": "RING", "protocol": "LL" if size < 2**20 else "SIMPLE"} for size in sizes
+        size_label(size): {"algorithm": "RING", "protocol": "LL" if size < 2**20 else "SIMPLE"} for size in sizes
     }
     choices = Measurement(
         check="collectives.transport",

@@ -69,7 +69,7 @@ def test_stat_of_a_missing_file_is_an_error(tmp_path: Path) -> None:
 
 def test_free_space_is_required(tmp_path: Path) -> None:
     storage.require_free_space(tmp_path, 1)
-    with pytest.raises(OSError, match="1048576TiB") as raised:
+    with pytest.raises(OSError, match="1048576 TiB") as raised:
         storage.require_free_space(tmp_path, 2**60)
     assert raised.value.errno == errno.ENOSPC
 

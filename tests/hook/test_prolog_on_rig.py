@@ -52,7 +52,7 @@ def test_a_bad_node_is_drained_with_a_reason_and_a_second_one_is_not(
     assert "Prolog error" in reason(cluster, "node1"), "all that Slurm says"
     (entry,) = [json.loads(path.read_text()) for path in (site / "drains").iterdir()]
     assert entry["node"] == "node1"
-    assert entry["reason"].startswith(f"seatrial {entry['run_id']}: node1 shm_bytes is 64MiB, expected >= 1GiB")
+    assert entry["reason"].startswith(f"seatrial {entry['run_id']}: node1 shm_bytes is 64 MiB, expected >= 1 GiB")
 
     ran = cluster.run(["srun", "-w", "node2", "hostname"], timeout=120)
     assert ran.stdout == "node2\n", "at most one of four nodes is taken out"

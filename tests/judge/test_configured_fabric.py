@@ -105,7 +105,7 @@ def all_reduce_run(metrics: dict[str, float], facts: dict[str, JsonValue], **set
 
 LEFT_OUT: dict[str, JsonValue] = {
     JUDGED_INSTEAD: {"8GiB": "1GiB"},
-    NOT_REQUESTED: {"busbw.8GiB": "8GiB takes about 111 s"},
+    NOT_REQUESTED: {"busbw.8GiB": "8 GiB takes about 111 s"},
 }
 
 
@@ -145,10 +145,10 @@ def test_the_decision_names_sizes_that_were_left_out() -> None:
         {
             **dict.fromkeys(("name", "placement"), "ranks"),
             **{"device": "cuda", "nodes": 2, "ranks_per_node": 1, "checks": ["collectives.all_reduce"], "options": {}},
-            **{"expected_gpus": 1, "limit_s": 60, "left_out": {"collectives.all_reduce": "8GiB takes about 111 s"}},
+            **{"expected_gpus": 1, "limit_s": 60, "left_out": {"collectives.all_reduce": "8 GiB takes about 111 s"}},
         }
     )
     settings = config("collectives.all_reduce", fabric={"kind": "tcp", "rate": "10 Gb/s"})
     verdicts = [Verdict("collectives.all_reduce", "cluster", Outcome.PASS, "busbw.1GiB")]
     decision = make_decision(settings, (), verdicts, {}, jobs=[job], environment={}, stop_reason="", gpu_error="")
-    assert "judged at a smaller size: collectives.all_reduce, since 8GiB takes about 111 s" in decision.reason
+    assert "judged at a smaller size: collectives.all_reduce, since 8 GiB takes about 111 s" in decision.reason

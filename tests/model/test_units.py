@@ -28,7 +28,7 @@ def test_format_bytes_round_trip(count: int, unit: str) -> None:
 
 
 def test_format_value() -> None:
-    assert format_value(2**30, "B") == "1GiB"
+    assert format_value(2**30, "B") == "1 GiB"
     assert format_value(1, "bool") == "yes"
     assert [format_value(1, unit) for unit in ("GPUs", "processes", "ms")] == ["1 GPU", "1 process", "1 ms"]
     assert format_value(356.4821, "GB/s") == "356.5 GB/s"

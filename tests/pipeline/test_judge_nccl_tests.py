@@ -157,7 +157,7 @@ def test_truncated_table() -> None:
     options: dict[str, Any] = {"gpus": "8xH100", "nodes": 2, "nics": "8x400"}
     truncated = only_result(judged(head + table(470, footer=""), **options))
     assert truncated.outcome is Outcome.UNJUDGED
-    assert "it ends at 8GiB of 16GiB" in truncated.problems[0]
+    assert "it ends at 8 GiB of 16 GiB" in truncated.problems[0]
     assert judged(head + table(470), **options).outcome is Outcome.PASS
     assert judged(head + table(100, footer=""), **options).outcome is Outcome.FAIL  # complete rows are evidence
     empty = only_result(judged(head, **options))

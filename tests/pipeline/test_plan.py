@@ -331,9 +331,9 @@ def test_a_slow_tcp_network_extends_duration_and_time_limits() -> None:
 def test_sizes_that_take_too_long_are_left_out_and_named_in_the_plan() -> None:
     job = tcp_plan("10 Gb/s")
     assert job.left_out.keys() == {"collectives.all_reduce"}
-    assert job.left_out["collectives.all_reduce"].startswith("8GiB takes about 111 s")
+    assert job.left_out["collectives.all_reduce"].startswith("8 GiB takes about 111 s")
     (line,) = (line for line in plan_lines([job], {}, catalog()) if "judged at a smaller size" in line)
-    assert "8GiB takes about 111 s" in line
+    assert "8 GiB takes about 111 s" in line
     assert not tcp_plan("100 Gb/s").left_out
     assert not job.with_checks(("device.gemm",)).left_out
     assert job.on_fewer_nodes(2).left_out == job.left_out

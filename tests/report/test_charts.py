@@ -38,7 +38,7 @@ def labels(ticks: tuple[tuple[float, str], ...]) -> list[str]:
 
 def test_a_size_axis_is_logarithmic_with_a_label_at_each_measured_size() -> None:
     chart = single_chart(series("busbw", [2**20, 10 * 2**20, 2**30], [60, 230, 350], units="B GB/s"))
-    assert labels(chart.x.ticks) == ["1MiB", "10MiB", "1GiB"]
+    assert labels(chart.x.ticks) == ["1 MiB", "10 MiB", "1 GiB"]
     positions = [position for position, _ in chart.x.ticks]
     assert (positions[1] - positions[0]) / (positions[2] - positions[0]) == pytest.approx(math.log2(10) / 10, abs=0.001)
     assert labels(chart.y.ticks) == ["0", "100", "200", "300", "400"]
@@ -47,7 +47,7 @@ def test_a_size_axis_is_logarithmic_with_a_label_at_each_measured_size() -> None
 
 def test_an_axis_of_many_sizes_has_labels_at_powers_of_two() -> None:
     chart = single_chart(series("busbw", [2.0**n for n in range(10, 34)], [1.0] * 24, units="B GB/s"))
-    assert labels(chart.x.ticks) == ["1KiB", "16KiB", "256KiB", "4MiB", "64MiB", "1GiB"]
+    assert labels(chart.x.ticks) == ["1 KiB", "16 KiB", "256 KiB", "4 MiB", "64 MiB", "1 GiB"]
 
 
 def test_the_left_margin_grows_with_the_labels() -> None:
@@ -115,7 +115,7 @@ def test_a_path_has_relative_moves_and_one_move_for_a_horizontal_part() -> None:
 
 def test_marks_show_the_values_of_points() -> None:
     chart = single_chart(series("busbw", [2**20], [63.5], units="B GB/s"))
-    assert [note for _, _, note in chart.curves[0].marks] == ["cluster: 1MiB, 63.5 GB/s"]
+    assert [note for _, _, note in chart.curves[0].marks] == ["cluster: 1 MiB, 63.5 GB/s"]
 
 
 def test_an_empty_series_has_no_chart() -> None:

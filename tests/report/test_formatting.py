@@ -24,7 +24,7 @@ def test_subjects_are_counted_by_kind(subjects: list[str], expected: str) -> Non
 
 @pytest.mark.parametrize(
     ("value", "unit", "expected"),
-    [(3, "count", "3"), (24.77, "us", "24.77 µs"), (2**30, "B", "1GiB"), (float(2**63 - 1), "files", "unlimited")],
+    [(3, "count", "3"), (24.77, "us", "24.77 µs"), (2**30, "B", "1 GiB"), (float(2**63 - 1), "files", "unlimited")],
 )
 def test_print_value(value: float, unit: str, expected: str) -> None:
     assert print_value(value, unit) == expected
@@ -35,7 +35,10 @@ def test_print_value(value: float, unit: str, expected: str) -> None:
     [
         ([787, 810], "TFLOP/s", "787–810 TFLOP/s"),
         ([2, 2], "s", "2 s"),
-        ([2**20, 2**30], "B", "1MiB–1GiB"),
+        ([2**20, 2**30], "B", "1 MiB–1 GiB"),
+        ([2**20, 3 * 2**20], "B", "1–3 MiB"),
+        ([1, 8], "GPUs", "1–8 GPUs"),
+        ([1, float(2**63)], "files", "1–unlimited"),
         ([0, 1], "bool", "no–yes"),
     ],
 )

@@ -26,7 +26,7 @@ def inventory(**facts: Any) -> list[str]:
 
 def test_each_component_has_a_line_with_its_parts_below() -> None:
     assert inventory(host={"kernel": "6.8", "memory_bytes": 2**30, "numa": {"nodes": 2}}, empty={}) == [
-        "host  kernel 6.8, memory 1GiB",
+        "host  kernel 6.8, memory 1 GiB",
         "  numa  nodes 2",
     ]
 

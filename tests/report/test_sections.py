@@ -155,7 +155,7 @@ def test_a_setting_without_an_origin_has_that_of_its_parent() -> None:
         (["a", 1, 2.5], "", "a, 1, 2.5"),
         (895.1152083416976, "", "895.1"),
         (65536, "", "65536"),
-        (2**34, "total_bytes", "16GiB"),
+        (2**34, "total_bytes", "16 GiB"),
         ([[1]], "", "[\n [\n  1\n ]\n]"),
     ],
 )

@@ -174,7 +174,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint_which_resumes(tmp_path: Path)
     with mounts.tmpfs(tmp_path / "small", "size=2700k") as small:
         for error in failures(ranks.run(2, ranks.train, base, small / "run")):
             assert f"cannot write checkpoint {checkpoint.step_folder(small / 'run', 6)}.incomplete: rank " in error
-            assert f"No space left on device. On {socket.gethostname()}, {small} (tmpfs) has 2.6MiB, " in error
+            assert f"No space left on device. On {socket.gethostname()}, {small} (tmpfs) has 2.6 MiB, " in error
             assert error.endswith(f"Earlier checkpoints are unchanged. {disk.REMEDY}")
         assert [path.name for path in (small / "run" / "checkpoints").iterdir()] == ["step-00000003"]
         shorter = resumed(base, max_steps=5, checkpoint=Checkpoint(every=0, resume=True))

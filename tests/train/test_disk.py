@@ -111,16 +111,16 @@ def test_the_message_names_the_file_of_the_os_error(tmp_path: Path) -> None:
 @mounts.needs_mount
 def test_filesystem_usage_of_a_small_tmpfs(tmp_path: Path) -> None:
     with mounts.tmpfs(tmp_path / "small", "size=64k,nr_inodes=4") as small:
-        assert disk.filesystem_usage(small / "not" / "yet").endswith(f", {small} (tmpfs) has 64KiB, 64KiB of it free")
+        assert disk.filesystem_usage(small / "not" / "yet").endswith(f", {small} (tmpfs) has 64 KiB, 64 KiB of it free")
         with (
-            pytest.raises(disk.DiskFullError, match=r"\(tmpfs\) has 64KiB, 0B of it free"),
+            pytest.raises(disk.DiskFullError, match=r"\(tmpfs\) has 64 KiB, 0 B of it free"),
             atomic_write_folder(small / "a") as folder,
         ):
             (folder / "b").write_bytes(bytes(2**17))
         assert not any(small.iterdir())
         for number in range(3):
             (small / str(number)).touch()
-        assert disk.filesystem_usage(small).endswith("64KiB of it free; no inode is free")
+        assert disk.filesystem_usage(small).endswith("64 KiB of it free; no inode is free")
 
 
 def test_other_write_errors_are_unchanged(tmp_path: Path) -> None:

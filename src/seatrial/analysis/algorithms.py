@@ -6,12 +6,11 @@ NCCL's choice depends on operation, dtype and buffers; a choice is used only for
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
 from seatrial.hardware.links import NCCL_ALGO_NAMES, FactRole, HasFactRoles, measurements_with_roles, role_facts
-from seatrial.model import Measurement, format_bytes, parse_bytes
+from seatrial.model import Measurement, size_label
 
 AlgorithmProtocol = tuple[str, str]  # algorithm and protocol; empty where not logged
 OperationKey = tuple[str, str, str]  # operation, dtype, buffers
@@ -50,14 +49,6 @@ def _distinct(
 def choices_for(choices: Choices, operation: str, facts: Mapping[str, Any]) -> Mapping[str, AlgorithmProtocol]:
     """The choices by size label for the operation, with dtype and buffers from the measurement's ``facts``."""
     return choices.get((operation, str(facts.get("dtype")), str(facts.get("buffers"))), {})
-
-
-@lru_cache  # a thousand nodes report the same sizes
-def size_label(size: float) -> str:
-    """The size as in metric names: the short form where it is exact, else bytes."""
-    short = format_bytes(size)
-    exact = size >= 0 and "." not in short and parse_bytes(short) == int(size)
-    return short if exact else f"{int(size)}B"
 
 
 def _choices_by_size(by_size: Mapping[str, Any]) -> Iterator[tuple[str, AlgorithmProtocol]]:

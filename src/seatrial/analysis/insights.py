@@ -7,14 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from seatrial.analysis import algorithms, latency_fit, power, sensitivity
-from seatrial.analysis.algorithms import size_label
 from seatrial.analysis.collective import NVLINK, PORT, Collective, collective_from
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
 from seatrial.hardware.links import Links, network_to_busbw_ratio, nvlink_to_busbw_ratio
 from seatrial.hardware.references import References
 from seatrial.judge.peaks import achieved_over_peak
-from seatrial.model import Insight, Measurement, Series, format_bytes
+from seatrial.model import Insight, Measurement, Series, format_bytes, size_label
 
 _SATURATED = 0.9  # share of the achievable bandwidth from which a link counts as the bottleneck
 _MAX_FIT_ERROR = 0.15  # with a larger error, the sizes belong to more than one protocol regime

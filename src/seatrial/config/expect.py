@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel
 
-from seatrial.model import Threshold, format_bytes, parse_bytes
+from seatrial.model import Threshold, parse_bytes, size_label
 
 
 def metric_error(metric: str, options: BaseModel, metrics: Mapping[str, str]) -> str:
@@ -33,19 +33,13 @@ def _members(options: BaseModel, metric: str) -> list[str] | None:
     if "paths" in type(options).model_fields:
         return list(getattr(options, "paths", ())) or ["run_directory"]
     sizes = getattr(options, getattr(options, "size_option_by_metric", {}).get(metric, "sizes"), None)
-    return None if sizes is None else [_size_name(size) for size in sizes]
-
-
-def _size_name(size: int) -> str:
-    """Return a size as metric names spell it: ``1GiB``, or in bytes if that form is not exact."""
-    short = format_bytes(size)
-    return f"{size}B" if "." in short else short
+    return None if sizes is None else [size_label(size) for size in sizes]
 
 
 def _spelling_error(member: str) -> str:
     """Return why ``member`` is not the name of a size; empty if it is."""
     try:
-        spelling = _size_name(parse_bytes(member))
+        spelling = size_label(parse_bytes(member))
     except (ValueError, OverflowError) as error:
         return str(error)
     return "" if member == spelling else f"the metric name spells {member!r} as {spelling!r}"

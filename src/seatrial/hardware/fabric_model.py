@@ -60,8 +60,9 @@ def model_value(
         return f"{ranks} GPUs on {nodes} nodes: the nodes have different numbers of GPUs"
     if (limit := limit_for(operation, "tcp" if links.network == "tcp" else "rdma", nodes)) is None:
         return f"no published share of the network's bound for {operation} on {nodes} nodes"
-    if parse_bytes(size) < limit.min_size:
-        return f"{operation} on {nodes} nodes has limits from {format_bytes(limit.min_size)} on, not at {size}"
+    if (size_bytes := parse_bytes(size)) < limit.min_size:
+        sizes = f"from {format_bytes(limit.min_size)} on, not at {format_bytes(size_bytes)}"
+        return f"{operation} on {nodes} nodes has limits {sizes}"
     network = _network(links, tcp)
     if isinstance(network, str):
         return network

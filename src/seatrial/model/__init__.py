@@ -43,7 +43,16 @@ from seatrial.model.trial import (
     Timing,
     Trial,
 )
-from seatrial.model.units import ByteSize, PlausibleRange, format_bytes, format_value, parse_bytes, plausible_range
+from seatrial.model.units import (
+    ByteSize,
+    PlausibleRange,
+    format_bytes,
+    format_value,
+    parse_bytes,
+    plausible_range,
+    size_label,
+    value_parts,
+)
 from seatrial.model.verdict import Basis, Retry, Verdict
 
 __all__ = [
@@ -105,5 +114,7 @@ __all__ = [
     "format_value",
     "parse_bytes",
     "plausible_range",
+    "size_label",
+    "value_parts",
     "worst",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -83,12 +84,25 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """``count`` bytes in the largest binary unit: ``1MiB``, or with one decimal: ``1.5GiB``."""
+    """``count`` bytes in the largest binary unit: ``1 MiB``, or with one decimal: ``1.5 GiB``."""
+    return " ".join(_bytes_parts(count))
+
+
+def _bytes_parts(count: float) -> tuple[str, str]:
+    """Number and unit of ``count`` bytes, as texts."""
     for unit in reversed(BINARY_UNITS):
         scaled = count / BINARY_UNITS[unit]
         if scaled >= 1:
-            return f"{scaled:.0f}{unit}" if scaled == int(scaled) else f"{scaled:.1f}{unit}"
-    return f"{count:.0f}B"
+            return (f"{scaled:.0f}" if scaled == int(scaled) else f"{scaled:.1f}"), unit
+    return f"{count:.0f}", "B"
+
+
+@lru_cache  # a thousand nodes report the same sizes
+def size_label(size: float) -> str:
+    """The size as metric names and options spell it: ``1GiB``, or in bytes if that form is not exact."""
+    number, unit = _bytes_parts(size)
+    exact = size >= 0 and "." not in number and int(number) * BINARY_UNITS[unit] == int(size)
+    return f"{number}{unit}" if exact else f"{int(size)}B"
 
 
 ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
@@ -96,11 +110,16 @@ ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
 
 def format_value(value: float, unit: str) -> str:
     """The value with its unit: bytes in binary units, yes/no for a bool, otherwise four significant digits."""
+    return " ".join(filter(None, value_parts(value, unit)))
+
+
+def value_parts(value: float, unit: str) -> tuple[str, str]:
+    """The texts of number and unit that ``format_value`` prints; the unit is empty for a bool or a number alone."""
     if unit == "B":
-        return format_bytes(value)
+        return _bytes_parts(value)
     if unit == "bool":
-        return "yes" if value else "no"
+        return ("yes" if value else "no"), ""
     digits = f"{value:.4g}" if value % 1 and abs(value) < 10_000 else f"{value:,.0f}"
     if value == 1 and unit.isalpha() and unit.endswith("s") and len(unit) > 2:  # a count such as GPUs, not ms
         unit = unit.removesuffix("es") if unit.endswith("sses") else unit.removesuffix("s")
-    return f"{digits} {unit}" if unit else digits
+    return digits, unit

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Literal
 
 from seatrial.discover.nccl_tests_output import REDUCTIONS, Row, Table, Timing
-from seatrial.model import format_bytes
+from seatrial.model import format_bytes, size_label
 from seatrial.model.benchmark import MeasuredSize
 
 # Program of nccl-tests without _perf → operation of seatrial; programs without a check have no entry
@@ -132,13 +132,17 @@ def variant_text(row: Row) -> str:
 
 
 def nominal_size_label(size: int) -> str:
-    """The label of a size. nccl-tests rounds a size down to a multiple of the ranks: 1073741568 B is 1GiB."""
+    """The label of a size, such as ``1GiB`` or ``1536MiB``."""
+    nominal = _nominal_size(size)
+    label = size_label(nominal)
+    is_in_bytes = label == f"{nominal}B"  # since it is no whole number of GiB
+    return f"{nominal // _MIB}MiB" if is_in_bytes and nominal >= _MIB and nominal % _MIB == 0 else label
+
+
+def _nominal_size(size: int) -> int:
+    """The size that was asked for. nccl-tests rounds it down to a multiple of the ranks: 1073741568 B is 1 GiB."""
     next_mib = -(-size // _MIB) * _MIB
-    nominal = next_mib if size >= _MIB and next_mib - size <= _MAX_ROUNDING else size
-    text = format_bytes(nominal)
-    if "." not in text:
-        return text
-    return f"{nominal}B" if nominal % _MIB else f"{nominal // _MIB}MiB"
+    return next_mib if size >= _MIB and next_mib - size <= _MAX_ROUNDING else size
 
 
 def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
@@ -153,10 +157,10 @@ def table_problems(table: Table, rows: Sequence[Row]) -> list[str]:
     # the size after the largest one would still be within the limit
     following = largest + table.step_bytes if table.step_bytes else 2 * largest
     if table.max_bytes and not table.footers and following <= table.max_bytes:
-        text = f"it ends at {nominal_size_label(largest)} of {format_bytes(table.max_bytes)}"
+        text = f"it ends at {format_bytes(_nominal_size(largest))} of {format_bytes(table.max_bytes)}"
         problems.append(f"the table is truncated: {text}; the run did not end, or the rest of the file is missing")
     if largest < SATURATING_BYTES:
-        text = f"the largest size is {nominal_size_label(largest)}: too small to judge"
+        text = f"the largest size is {format_bytes(_nominal_size(largest))}: too small to judge"
         problems.append(f"{text}, since latency limits it; run again with -b 1G -e 16G -f 2")
     return problems
 

@@ -28,7 +28,7 @@ from seatrial.model import (
     Scope,
     Topology,
     UsageError,
-    format_bytes,
+    size_label,
 )
 from seatrial.pipeline.durations import Network, network_duration, network_of, start_duration, typical_duration
 
@@ -280,7 +280,7 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
         options = check.options.model_validate(settings.options)
         labels = {metric.rpartition(".")[2] for metric in settings.expect}
         left_out = check.left_out_sizes(options, network) if check.left_out_sizes else ()
-        if with_threshold := [size for size in left_out if format_bytes(size) in labels]:
+        if with_threshold := [size for size in left_out if size_label(size) in labels]:
             defaults["sizes"] = [*check.timed_sizes(options, network).get("back_to_back", ()), *with_threshold]
     if "reservation" in check.options.model_fields:
         defaults["reservation"] = config.slurm.reservation

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from seatrial.model import CLUSTER, format_value, parse_bytes
+from seatrial.model import CLUSTER, parse_bytes, value_parts
 from seatrial.util.text import plural
 
 _UNIT_TEXTS = {"count": "", "us": "µs"}
@@ -37,11 +37,20 @@ def _kind(subject: str) -> str:
 
 def print_value(value: float, unit: str) -> str:
     """``value`` with the unit as reports print it."""
+    return _join(_printed_parts(value, unit))
+
+
+def _printed_parts(value: float, unit: str) -> tuple[str, str]:
+    """Number and unit of ``value`` as reports print them; the unit can be empty."""
     if value >= 2.0**63:  # RLIM_INFINITY, rounded to a float
-        return "unlimited"
+        return "unlimited", ""
     if value <= -(2.0**63):
-        return f"{value:.3g} {unit_text(unit)}".strip()
-    return format_value(value, unit_text(unit))
+        return f"{value:.3g}", unit_text(unit)
+    return value_parts(value, unit_text(unit))
+
+
+def _join(parts: tuple[str, str]) -> str:
+    return " ".join(filter(None, parts))
 
 
 def unit_text(unit: str) -> str:
@@ -51,8 +60,11 @@ def unit_text(unit: str) -> str:
 
 def format_range(values: Sequence[float], unit: str) -> str:
     """``787–810 TFLOP/s``: minimum and maximum of ``values``, or the value where they are equal."""
-    low, high = print_value(min(values), unit), print_value(max(values), unit)
-    return low if low == high else f"{low.partition(' ')[0]}–{high}"
+    low, high = _printed_parts(min(values), unit), _printed_parts(max(values), unit)
+    if low == high:
+        return _join(low)
+    same_unit = unit != "B" or low[1] == high[1]
+    return f"{low[0] if same_unit else _join(low)}–{_join(high)}"
 
 
 def natural_key(text: str) -> list[tuple[int, str]]:

@@ -18,12 +18,13 @@ from seatrial.checks.fabric._collective import NO_CUDA_GRAPH, _Modes
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes
 from seatrial.checks.fabric.all_reduce import CHECK
 from seatrial.judge.rules import judge_check
-from seatrial.model import NOT_REQUESTED, Fact, Measurement, NotApplicable, Outcome, Series, Verdict
+from seatrial.model import NOT_REQUESTED, Fact, Measurement, NotApplicable, Outcome, Series, Verdict, size_label
 from tests.bench import driver
 from tests.paths import FIXTURES
 from tests.train import ranks
 
 ADDITIONAL = ["float16 64KiB", "bfloat16 64KiB"]  # data checks of the dtypes that are not timed
+ADDITIONAL_NOTES = ["float16 64 KiB", "bfloat16 64 KiB"]
 Records = dict[str, list[dict[str, Any]]]  # scenario → one record per rank
 
 SMALL = {"sizes": ["4KiB"], "seconds_per_size": 0.05}
@@ -123,7 +124,7 @@ def test_each_rank_reports_its_time(records: Records) -> None:
 
 def test_sizes_are_measured_in_descending_order_with_progress(records: Records) -> None:
     first_rank, other = records["no_fault"]
-    assert first_rank["notes"] == other["notes"] == ["1MiB", "64KiB", "12B", *ADDITIONAL]
+    assert first_rank["notes"] == other["notes"] == ["1 MiB", "64 KiB", "12 B", *ADDITIONAL_NOTES]
     assert first_rank["facts"]["additional_data_checks"] == ADDITIONAL
     curve = {series["name"]: series for series in first_rank["series"]}["busbw"]
     assert (curve["x"], curve["x_unit"], curve["y_unit"]) == ([12, 65536, 1048576], "B", "GB/s")
@@ -261,7 +262,7 @@ def test_percentiles_are_reported_with_enough_samples(records: Records) -> None:
 
 def test_all_modes_run_in_order_and_gloo_has_no_cuda_graph(records: Records) -> None:
     first_rank = records["modes"][0]
-    assert first_rank["notes"] == ["1KiB", "8B", "percentiles 64KiB", "percentiles 4KiB", *ADDITIONAL]
+    assert first_rank["notes"] == ["1 KiB", "8 B", "percentiles 64 KiB", "percentiles 4 KiB", *ADDITIONAL_NOTES]
     assert first_rank["facts"]["cuda_graph"] == NO_CUDA_GRAPH
     assert "; back_to_back: median of" in first_rank["facts"]["method"]
     assert first_rank["facts"]["method"].endswith(_results.MODE_DESCRIPTIONS["percentiles"])
@@ -441,7 +442,7 @@ def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> 
 
 
 def test_size_label_is_exact() -> None:
-    assert [_results.size_label(size) for size in (2**33, 1000 * 2**20, 1536 * 2**20, 12)] == [
+    assert [size_label(size) for size in (2**33, 1000 * 2**20, 1536 * 2**20, 12)] == [
         "8GiB",
         "1000MiB",
         "1610612736B",

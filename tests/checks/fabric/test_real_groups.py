@@ -313,7 +313,7 @@ def test_size_is_halved_on_all_ranks_until_it_fits(runs: Runs) -> None:
         assert by_name.keys() == {"busbw.16KiB", "node_share", "wrong_elements", "sizes_not_allocated"}
         assert by_name["sizes_not_allocated"] == 2
         assert first_rank.facts["not_allocated"] == {"64KiB": REASON, "32KiB": REASON}
-        assert "all-reduce of 16KiB (64KiB did not fit on all ranks)" in str(first_rank.facts["method"])
+        assert "all-reduce of 16 KiB (64 KiB did not fit on all ranks)" in str(first_rank.facts["method"])
 
 
 def test_size_that_did_not_fit_is_an_error(runs: Runs) -> None:

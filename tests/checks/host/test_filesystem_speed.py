@@ -69,7 +69,7 @@ def failed(measurements: list[Measurement]) -> dict[str, str]:
 def test_default_options(runs: Runs) -> None:
     assert outcomes(runs["default"]) == [Outcome.PASS]
     assert max(measurement.seconds for measurement in runs["default"]) < 30  # on a disk with other load
-    assert "64MiB per node" in str(runs["default"][0].facts["method"])
+    assert "64 MiB per node" in str(runs["default"][0].facts["method"])
 
 
 def test_all_rates_are_declared(runs: Runs, out: Path) -> None:
@@ -120,7 +120,7 @@ def test_missing_path(runs: Runs, out: Path) -> None:
 
 def test_insufficient_space(runs: Runs) -> None:
     assert outcomes(runs["too_large"]) == [Outcome.FAIL]
-    assert "1024TiB" in str(failed(runs["too_large"]))
+    assert "1024 TiB" in str(failed(runs["too_large"]))
 
 
 def test_all_files_are_removed(runs: Runs, out: Path) -> None:

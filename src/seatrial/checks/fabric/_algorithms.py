@@ -12,10 +12,10 @@ from typing import Any
 
 from seatrial.checks.base import Context
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
-from seatrial.checks.fabric._results import size_label
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes
 from seatrial.discover import nccl_log
 from seatrial.hardware.network_time import TcpNetwork, limit_with_network
+from seatrial.model import size_label
 
 POINT_TO_POINT = "point to point"  # sends and receives have no algorithm, and NCCL logs none
 TIMEOUT_S = 60.0  # the child processes run for a few seconds, and on a slow network for longer

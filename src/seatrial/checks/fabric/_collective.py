@@ -35,7 +35,9 @@ from seatrial.model import (
     Rule,
     Scope,
     SeatrialError,
+    format_bytes,
     parse_bytes,
+    size_label,
 )
 
 if TYPE_CHECKING:
@@ -267,10 +269,9 @@ class _Modes:
         sizes = {self.operation.nominal_size(size, element_bytes, self.context.world_size) for size in requested}
         results: dict[int, CollectiveResult] = {}
         for size in sorted(sizes, reverse=True):
-            name = f"{label} {_results.size_label(size)}".lstrip()
-            if result := self._run_if_allocated(name, partial(time_size, size=size, dtype=self.options.dtype)):
+            if result := self._run_if_allocated(label, size, partial(time_size, dtype=self.options.dtype)):
                 results[size] = result
-                self.data_checks.append((name, result.mismatches))
+                self.data_checks.append((_size_name(label, size), result.mismatches))
                 yield from report(size, result)
         return dict(sorted(results.items()))
 
@@ -282,20 +283,21 @@ class _Modes:
             if dtype == self.options.dtype:
                 continue
             for size in GPU_DATA_CHECK_SIZES if self.context.on_gpu else CPU_DATA_CHECK_SIZES:
-                name = f"{dtype} {_results.size_label(size)}"
-                mismatches = self._run_if_allocated(name, partial(check_data, self.operation, size, dtype))
-                if mismatches is not None:
-                    self.data_checks.append((name, mismatches))
+                run = partial(check_data, self.operation, dtype=dtype)
+                if (mismatches := self._run_if_allocated(dtype, size, run)) is not None:
+                    self.data_checks.append((_size_name(dtype, size), mismatches))
 
-    def _run_if_allocated(self, name: str, run: Callable[..., T]) -> T | None:
+    def _run_if_allocated(self, label: str, size: int, run: Callable[..., T]) -> T | None:
         """The result of ``run``; None if the buffers do not fit on a rank, with the reason in ``not_allocated``."""
         from seatrial.bench.collectives import AllocationError
 
-        self.context.progress(name)
+        self.context.progress(f"{label} {format_bytes(size)}".lstrip())
         try:
-            return run(device=self.context.device, buffers=self.options.buffers)
+            return run(size=size, device=self.context.device, buffers=self.options.buffers)
         except AllocationError as error:
-            self.not_allocated[name] = {self.subjects[rank]: reason for rank, reason in error.reasons.items()}
+            self.not_allocated[_size_name(label, size)] = {
+                self.subjects[rank]: reason for rank, reason in error.reasons.items()
+            }
             return None
 
     def mismatches(self) -> Iterator[tuple[dict[str, JsonValue], Mismatch]]:
@@ -316,15 +318,20 @@ class _Modes:
         requested = self.defaults.for_mode("back_to_back", self.options, gpu=gpu)
         requested = requested if "back_to_back" in self.options.modes else []
         left_out = left_out_sizes(name, self.options, network)
-        sizes = ", ".join(map(_results.size_label, sorted(requested)))
+        sizes = ", ".join(map(size_label, sorted(requested)))
         reason = f"the trial's options {f'request only sizes {sizes}' if requested else 'omit mode back_to_back'}"
-        reasons = {_results.size_label(size): reason for size in default if size not in requested}
+        reasons = {size_label(size): reason for size in default if size not in requested}
         if network and left_out:
-            reasons |= {_results.size_label(size): network.left_out_reason(name, size) for size in left_out}
-            largest = _results.size_label(max(size for size in default if size not in left_out))
-            yield Fact(name=JUDGED_INSTEAD, value={_results.size_label(size): largest for size in left_out})
+            reasons |= {size_label(size): network.left_out_reason(name, size) for size in left_out}
+            largest = size_label(max(size for size in default if size not in left_out))
+            yield Fact(name=JUDGED_INSTEAD, value={size_label(size): largest for size in left_out})
         if reasons:
             yield Fact(name=NOT_REQUESTED, value={f"busbw.{size}": text for size, text in reasons.items()})
+
+
+def _size_name(label: str, size: int) -> str:
+    """The size as facts name it: ``1MiB``, ``percentiles 4KiB``, ``float16 64KiB``."""
+    return f"{label} {size_label(size)}".lstrip()
 
 
 _WRONG_DATA_RULE = Rule(

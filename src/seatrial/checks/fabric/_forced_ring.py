@@ -15,7 +15,7 @@ from seatrial.checks.fabric._nccl_log import logging_environment
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes, left_out_sizes
 from seatrial.discover import nccl_log
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
-from seatrial.model import Fact, Observation, Rule, SeatrialError, format_bytes, parse_bytes
+from seatrial.model import Fact, Observation, Rule, SeatrialError, format_bytes, parse_bytes, size_label
 
 SIZE = parse_bytes("8GiB")  # the largest default size of the all-reduce
 OPERATIONS = OPERATIONS_PER_SIZE + 1  # the timed ones, and the first one, whose algorithm NCCL logs
@@ -24,7 +24,7 @@ LIMIT_S = 300.0  # time limit of the child processes; the time of the transfers 
 _ALL_RANKS = "all_ranks"
 
 QUANTITY = "busbw_ring"
-BUSBW = f"{QUANTITY}.{format_bytes(SIZE)}"
+BUSBW = f"{QUANTITY}.{size_label(SIZE)}"
 RULES = (
     Rule(
         metric=BUSBW,
@@ -82,7 +82,7 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Observatio
         raise SeatrialError(f"all-reduce with NCCL_ALGO=Ring: {child_ranks.failure_text(first, failed[first])}")
     if context.rank == 0:
         value = results[0].value
-        yield metric(f"{QUANTITY}.{format_bytes(size)}", value["busbw"][_ALL_RANKS][0], "GB/s")
+        yield metric(f"{QUANTITY}.{size_label(size)}", value["busbw"][_ALL_RANKS][0], "GB/s")
         yield metric("wrong_elements_ring", value["wrong_elements"], "count")
         choice = nccl_log.read(Path(value["log"]), value["log_bytes"]).choice_for("AllReduce", size)
         algorithm = f"NCCL logs {choice.algorithm}" if choice else "NCCL logs no algorithm"

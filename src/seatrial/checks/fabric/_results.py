@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Options, RuleFact, metric
 from seatrial.hardware.bounds import COLLECTIVE
-from seatrial.model import CLUSTER, ByteSize, Fact, Metric, Observation, Outcome, Rule, Series, format_bytes
+from seatrial.model import CLUSTER, ByteSize, Fact, Metric, Observation, Outcome, Rule, Series, size_label
 from seatrial.util.quantiles import median_interval
 
 if TYPE_CHECKING:
@@ -50,12 +50,6 @@ class GroupOptions(Options):
 
     size: ByteSize | None = Field(default=None, ge=4)
     seconds: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-
-
-def size_label(size: int) -> str:
-    """The size as text for metric names: the short form, such as 1GiB, if it is exact, otherwise the bytes."""
-    short = format_bytes(size)
-    return f"{size}B" if "." in short else short
 
 
 def back_to_back_metrics(

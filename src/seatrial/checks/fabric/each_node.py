@@ -21,7 +21,6 @@ from seatrial.checks.fabric._results import (
     GroupOptions,
     allocation_rule,
     group_wrong_data_results,
-    size_label,
     transport_text,
     wrong_data_rule,
 )
@@ -36,7 +35,9 @@ from seatrial.model import (
     Rule,
     Scope,
     SeatrialError,
+    format_bytes,
     parse_bytes,
+    size_label,
 )
 
 if TYPE_CHECKING:
@@ -80,11 +81,12 @@ def measure(context: Context, options: EachNodeOptions) -> Iterator[Observation]
     if not result or context.rank != result.ranks[0]:
         return
     yield from facts({**group, "gpu": models, "world_size": len(result.ranks), "nodes": 1, "size": size})
-    reduced = f" ({next(iter(not_allocated))} did not fit on all ranks)" if not_allocated else ""
+    too_large = next(iter(not_allocated), "")
+    reduced = f" ({format_bytes(parse_bytes(too_large))} did not fit on all ranks)" if too_large else ""
     yield Fact(
         name="method",
-        value=f"{transport_text(group)}: all-reduce of {size_label(size)}{reduced} among the {len(result.ranks)} ranks "
-        f"of this node, {len(groups)} nodes at the same time; median of {len(result.timings.windows)} windows; "
+        value=f"{transport_text(group)}: all-reduce of {format_bytes(size)}{reduced} among the {len(result.ranks)} "
+        f"ranks of this node, {len(groups)} nodes at the same time; median of {len(result.timings.windows)} windows; "
         "busbw = algbw · 2(n−1)/n",
     )
     yield metric(f"busbw.{size_label(size)}", result.busbw(size), "GB/s", context.node)
@@ -119,7 +121,7 @@ def _measure_largest_size(
     largest = options.size or (GPU_SIZE if context.on_gpu else CPU_SIZE)
     subjects, not_allocated = rank.gather(context.subject), dict[str, str]()
     for size in filter(None, (largest // 2**halvings // 4 * 4 for halvings in range(MAX_HALVINGS + 1))):
-        context.progress(f"{len(groups)} nodes concurrently, {size_label(size)}")
+        context.progress(f"{len(groups)} nodes concurrently, {format_bytes(size)}")
         try:
             return size, subgroups.measure_all_reduce(groups, size, context.device, options.seconds), not_allocated
         except collectives.AllocationError as error:

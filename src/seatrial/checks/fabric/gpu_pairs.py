@@ -25,7 +25,6 @@ from seatrial.checks.fabric._results import (
     BACKEND,
     BANDWIDTH_BOUNDS,
     pair_wrong_data_results,
-    size_label,
     transport_text,
     wrong_data_rule,
 )
@@ -44,6 +43,7 @@ from seatrial.model import (
     Scope,
     format_bytes,
     parse_bytes,
+    size_label,
 )
 
 if TYPE_CHECKING:

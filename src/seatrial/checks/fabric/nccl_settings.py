@@ -35,6 +35,7 @@ from seatrial.model import (
     SeatrialError,
     format_bytes,
     parse_bytes,
+    size_label,
 )
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _metrics(results: Mapping[str, Any], nodes: Sequence[str], size: int) -> Ite
             **(dict(zip(nodes, busbw[PER_NODE], strict=True)) if PER_NODE in busbw else {}),
         }
         for subject, samples in rates[name].items():
-            yield metric(f"busbw_{name}.{format_bytes(size)}", samples, "GB/s", subject)
+            yield metric(f"busbw_{name}.{size_label(size)}", samples, "GB/s", subject)
     default, no_p2p, ring = (rates.get(name, {}) for name in ("default", "no_p2p", "ring"))
     ratios = [("p2p_gain", no_p2p, subject) for subject in (nodes if len(nodes) > 1 else [CLUSTER])]
     for name, other, subject in (*ratios, ("default_vs_ring", ring, CLUSTER)):
@@ -219,7 +220,7 @@ def _path_facts(
     """Yield algorithm, protocol, channels and transport by setting and size, and the method."""
     by_size = {
         name: {
-            format_bytes(size): "not measured: no memory"
+            size_label(size): "not measured: no memory"
             if size in result["not_allocated"]
             else path_at_size(logs[name], size)
             for size in sorted({options.size, *options.untimed_sizes} - set(left_out))
