@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_error
+from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_unit_error
 from seatrial.model import Threshold
 
 METRICS = {"busbw.*": "GB/s", "efficiency": "%", "wrong_elements": ""}
@@ -51,7 +51,7 @@ def test_metric_that_is_not_measured(metric: str, problem: str) -> None:
     ],
 )
 def test_threshold_with_a_wrong_unit(threshold: str, unit: str, problem: str) -> None:
-    error = threshold_error(Threshold.parse(threshold), unit)
+    error = threshold_unit_error(Threshold.parse(threshold), unit)
     assert problem in error
     assert bool(error) == bool(problem)
 

@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.discover.kubectl import Kubectl
 from seatrial.discover.kubernetes import (
-    Node,
+    KubernetesNode,
     device_count,
     kubernetes_data,
     parse_events,
@@ -135,7 +135,7 @@ def test_nodes_as_kubectl_prints_them() -> None:
     items = json.loads((folder / "nodes-4x8xb200.json").read_text())["items"]
     items[0]["spec"] |= {"unschedulable": True, "taints": [{"key": "a/b", "value": "c\t<d>", "effect": "NoSchedule"}]}
     client = lines((folder / "nodes-4x8xb200.jsonpath.txt").read_text())
-    assert list(read_nodes(client, {"a": "b", "c": "d"})) == [Node.model_validate(item) for item in items]
+    assert list(read_nodes(client, {"a": "b", "c": "d"})) == [KubernetesNode.model_validate(item) for item in items]
     assert "--selector=a=b,c=d" in client.arguments
     assert printed(items, client.arguments[-1].removeprefix("--output=")) == client.out.replace(r"\u003cd\u003e", "<d>")
 

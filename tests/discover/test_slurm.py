@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import Gres, Node
+from seatrial.discover.slurm_facts import Gres, SlurmNode
 from seatrial.model import SeatrialError, UsageError
 from seatrial.util.processes import CommandResult
 from tests.fakes.slurm import (
@@ -34,7 +34,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     return lambda replies: FakeSlurm(replies).install(monkeypatch)
 
 
-def names(nodes: tuple[Node, ...]) -> list[str]:
+def names(nodes: tuple[SlurmNode, ...]) -> list[str]:
     return [node.name for node in nodes]
 
 

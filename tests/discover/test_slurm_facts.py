@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.discover.slurm_facts import UNKNOWN, Gres, Job, Node, Partition, Settings
+from seatrial.discover.slurm_facts import UNKNOWN, Gres, JobRecord, Partition, Settings, SlurmNode
 
 TUPLES = (
     "select_type_parameters",
@@ -21,8 +21,8 @@ def settings(**given: Any) -> Settings:
     return Settings.model_validate(empty | given)
 
 
-def node(state: str = "IDLE", *flags: str, **more: Any) -> Node:
-    return Node(
+def node(state: str = "IDLE", *flags: str, **more: Any) -> SlurmNode:
+    return SlurmNode(
         name="n0",
         state=state,
         flags=flags,
@@ -159,12 +159,12 @@ def test_a_partition_is_up_only_in_state_up(state: str, up: bool) -> None:
     ],
 )
 def test_the_states_of_a_job(state: str, has_state: bool, pending: bool, ended: bool) -> None:
-    job = Job(id="7", state=state)
+    job = JobRecord(id="7", state=state)
     assert (job.has_state, job.pending, job.ended) == (has_state, pending, ended)
 
 
 def test_the_text_of_a_job_has_reason_exit_code_and_signal() -> None:
-    assert str(Job(id="7", state="FAILED", reason="NonZeroExitCode", exit_code=7, signal=0)) == (
+    assert str(JobRecord(id="7", state="FAILED", reason="NonZeroExitCode", exit_code=7, signal=0)) == (
         "FAILED (NonZeroExitCode), exit code 7"
     )
-    assert str(Job(id="7", state="FAILED", exit_code=0, signal=9)).endswith(", signal 9")
+    assert str(JobRecord(id="7", state="FAILED", exit_code=0, signal=9)).endswith(", signal 9")

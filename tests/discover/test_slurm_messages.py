@@ -2,13 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.discover.slurm_messages import Message, first_commands, first_match, is_permanent_pending_reason, messages
+from seatrial.discover.slurm_messages import (
+    SlurmMessage,
+    first_commands,
+    first_match,
+    is_permanent_pending_reason,
+    messages,
+)
 
 LISTS = (messages().unreachable, messages().refused, messages().reasons)
 
 
 @pytest.mark.parametrize(("entries", "entry"), [(entries, entry) for entries in LISTS for entry in entries])
-def test_each_entry_is_the_first_to_match_its_example(entries: tuple[Message, ...], entry: Message) -> None:
+def test_each_entry_is_the_first_to_match_its_example(entries: tuple[SlurmMessage, ...], entry: SlurmMessage) -> None:
     assert first_match(entries, entry.example) is entry
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 import pytest
 
 from seatrial.discover import slurm_output
-from seatrial.discover.slurm_facts import Gres, Job, Ping
+from seatrial.discover.slurm_facts import Gres, JobRecord, Ping
 from tests.fakes.slurm import NEWER_NODES, recorded
 
 # One line each: from the test cluster; from a public log of 2023 (a job with four tasks, two threads per core); and one
@@ -20,7 +20,7 @@ ALLOCATIONS = """\
 """
 
 
-def jobs(state: str) -> tuple[Job, ...]:
+def jobs(state: str) -> tuple[JobRecord, ...]:
     return slurm_output.parse_jobs(recorded(f"scontrol-show-jobs-{state}.txt").out)
 
 
@@ -295,7 +295,7 @@ class TestJobs:
         )
         cancelled, pending = slurm_output.parse_sacct(text)
         start = datetime(2026, 11, 21, 9, 40).timestamp()
-        assert cancelled == Job(
+        assert cancelled == JobRecord(
             id="7", state="CANCELLED", nodes="node[0-1]", exit_code=0, signal=15, time_limit_s=3600, start=start
         )
         assert (pending.nodes, pending.time_limit_s, pending.start, pending.reason) == (

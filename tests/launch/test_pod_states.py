@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from seatrial.discover.kubernetes import GpuUser, Node
+from seatrial.discover.kubernetes import GpuUser, KubernetesNode
 from seatrial.launch import pod_states
 from seatrial.launch.pod_states import messages
 from tests.paths import FIXTURES
@@ -107,7 +107,7 @@ def test_partial_completion_and_deadline_name_pods_and_nodes() -> None:
 
 def test_free_gpus_name_their_users() -> None:
     status = {"allocatable": {"nvidia.com/gpu": "8"}, "nodeInfo": {"kubeletVersion": "v1.34.1"}}
-    nodes = [Node.model_validate({"metadata": {"name": f"node-{name}"}, "status": status}) for name in "ab"]
+    nodes = [KubernetesNode.model_validate({"metadata": {"name": f"node-{name}"}, "status": status}) for name in "ab"]
     users = [GpuUser("ml/notebook-0", "node-b", 1)]
     assert pod_states.free_gpus(nodes, users) == ["node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1"]
 
@@ -120,7 +120,7 @@ def test_node_state() -> None:
 
 
 @pytest.mark.parametrize("message", messages().pending, ids=lambda message: message.pattern[:30])
-def test_example_of_each_message_matches_it_first(message: pod_states.Message) -> None:
+def test_example_of_each_message_matches_it_first(message: pod_states.PodMessage) -> None:
     first = next(each for each in messages().pending if re.search(each.pattern, message.example))
     assert first.pattern == message.pattern
 

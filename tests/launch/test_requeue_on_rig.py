@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.discover.slurm_facts import Job
+from seatrial.discover.slurm_facts import JobRecord
 from seatrial.discover.slurm_output import parse_jobs
 from seatrial.util.hostlist import expand
 from tests.launch.test_site_on_rig import end, submit
@@ -55,7 +55,7 @@ def test_a_job_that_loses_two_nodes_resumes_with_the_same_losses(
     assert len(losses(steps)) == 60
 
 
-def state(cluster: Cluster, job_id: str) -> Job:
+def state(cluster: Cluster, job_id: str) -> JobRecord:
     (job,) = parse_jobs(cluster.run(["scontrol", "show", "job", job_id]).stdout)
     return job
 

@@ -12,25 +12,25 @@ import pytest
 
 from seatrial.checks import catalog
 from seatrial.config.layers import ResolvedTrial, resolve
-from seatrial.launch.site_folder import Setting, Site, render
+from seatrial.launch.site_folder import Site, SiteValue, render
 from seatrial.pipeline import site as site_pipeline
 from tests import paths
 
-NOT_READ = Setting(None, "Slurm could not be read")
+NOT_READ = SiteValue(None, "Slurm could not be read")
 COMPLETE = Site(
     folder='/shared/it\'s "our" site',
-    venv=Setting("/shared/my venv", "--venv"),
-    partition=Setting("gpu", "Slurm's default partition"),
-    account=Setting("ops", "--account"),
-    nodes=Setting(4, "nodes of partition gpu in Slurm"),
-    gpus_per_node=Setting(8, "Gres of the nodes of partition gpu"),
-    max_minutes=Setting(45, "MaxTime of partition gpu"),
+    venv=SiteValue("/shared/my venv", "--venv"),
+    partition=SiteValue("gpu", "Slurm's default partition"),
+    account=SiteValue("ops", "--account"),
+    nodes=SiteValue(4, "nodes of partition gpu in Slurm"),
+    gpus_per_node=SiteValue(8, "Gres of the nodes of partition gpu"),
+    max_minutes=SiteValue(45, "MaxTime of partition gpu"),
 )
 SITES = {
     "complete": COMPLETE,
     "without-slurm": COMPLETE._replace(
         folder="/shared/site",
-        venv=Setting(None, "seatrial does not run in a virtual environment"),
+        venv=SiteValue(None, "seatrial does not run in a virtual environment"),
         partition=NOT_READ,
         account=NOT_READ,
         nodes=NOT_READ,
@@ -39,7 +39,7 @@ SITES = {
         slurm_error="no slurm.conf. Run first: ls -l /etc/slurm",
     ),
     "cpu-only": COMPLETE._replace(
-        folder="/shared/site", nodes=Setting(1, "--nodes"), gpus_per_node=Setting(0, "--gpus-per-node")
+        folder="/shared/site", nodes=SiteValue(1, "--nodes"), gpus_per_node=SiteValue(0, "--gpus-per-node")
     ),
 }
 SCHEMAS = catalog()

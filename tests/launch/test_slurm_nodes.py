@@ -6,7 +6,7 @@ import pytest
 
 from seatrial.config.schema import Cluster, Config, Slurm
 from seatrial.discover import slurm_output
-from seatrial.discover.slurm_facts import Job
+from seatrial.discover.slurm_facts import JobRecord
 from seatrial.launch.slurm_nodes import CandidateNodes, candidate_nodes, node_state
 from tests.fakes.slurm import NEWER_NODES, FakeSlurm, Reply, cluster, failure, recorded, success
 
@@ -87,7 +87,7 @@ def test_nodes_of_the_trials_own_reservation_are_candidates() -> None:
 
 def test_a_partition_without_nodes_gives_no_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeSlurm(cluster("troubled")).install(monkeypatch)
-    assert candidate_nodes(settings(), Job(id="7", state="PENDING", partition="nosuch")).shortage(4) is None
+    assert candidate_nodes(settings(), JobRecord(id="7", state="PENDING", partition="nosuch")).shortage(4) is None
 
 
 def test_a_host_name_with_a_domain_is_found_by_its_short_name(monkeypatch: pytest.MonkeyPatch) -> None:

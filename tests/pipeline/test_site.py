@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import Gres, Node, Partition
+from seatrial.discover.slurm_facts import Gres, Partition, SlurmNode
 from seatrial.discover.slurm_output import parse_settings
-from seatrial.launch.site_folder import Setting, Site, render
+from seatrial.launch.site_folder import Site, SiteValue, render
 from seatrial.model import UsageError
 from seatrial.pipeline import site
 from tests.fakes.slurm import recorded
 
 
-def node(name: str, gpus: int, *partitions: str) -> Node:
+def node(name: str, gpus: int, *partitions: str) -> SlurmNode:
     gres = (Gres(name="gpu", type=None, count=gpus),) if gpus else ()
-    return Node(
+    return SlurmNode(
         name=name,
         state="IDLE",
         flags=(),
@@ -59,7 +59,7 @@ CPU_NODE, TWO_GPU_NODES = node("c0", 0, "cpu"), (node("g0", 8, "gpu", "all"), no
 )
 def test_values_from_slurm(
     partitions: Sequence[Partition],
-    nodes: Sequence[Node],
+    nodes: Sequence[SlurmNode],
     expected: tuple[object, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -97,7 +97,7 @@ def test_the_account_is_read_if_it_is_the_only_one(
 ) -> None:
     monkeypatch.setattr(slurm, "partitions", lambda: (partition("gpu", default=True),))
     monkeypatch.setattr(slurm, "nodes", lambda: TWO_GPU_NODES)
-    assert site.describe(Path("/s"), no_options()).account == Setting(
+    assert site.describe(Path("/s"), no_options()).account == SiteValue(
         None, "jobs use Slurm's default account; yours could not be listed: no database of accounts"
     )
     monkeypatch.setattr(slurm, "accounts", lambda *_: names)

@@ -10,7 +10,7 @@ from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Cluster, Config, Slurm
 from seatrial.discover import slurm
 from seatrial.discover.gpu import GpuFacts
-from seatrial.discover.slurm_facts import Node
+from seatrial.discover.slurm_facts import SlurmNode
 from seatrial.discover.slurm_output import parse_nodes
 from seatrial.model import UsageError
 from seatrial.pipeline.plan import NodeGpus, make_plan
@@ -37,7 +37,7 @@ def topology_file(folder: Path, nodes: str) -> Path:
 @pytest.fixture
 def nodes_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm with node0 to node3."""
-    nodes: tuple[Node, ...] = parse_nodes(recorded("scontrol-show-nodes-healthy.txt").out)
+    nodes: tuple[SlurmNode, ...] = parse_nodes(recorded("scontrol-show-nodes-healthy.txt").out)
     monkeypatch.setattr(slurm, "installed", lambda: True)
     monkeypatch.setattr(slurm, "nodes", lambda: nodes)
 

@@ -22,11 +22,11 @@ SKU = Sku(name="NVIDIA Test", nvml_names=("NVIDIA T",), expected={REDUCE.key: VA
 
 def test_the_note_names_each_check_and_the_networks_with_a_value() -> None:
     unjudged = [UnjudgedMetric("a", "x"), UnjudgedMetric("a", "y", ("efa", "ib-8x400")), UnjudgedMetric("b", "z")]
-    first, *checks, _fix = known_references.unjudged_note(unjudged, ["NVIDIA T"] * 8, nodes=2)
+    first, *checks, _fix = known_references.unjudged_lines(unjudged, ["NVIDIA T"] * 8, nodes=2)
     assert "2 nodes with 8 × NVIDIA T" in first
     assert "3 metrics of 2 checks" in first
     assert checks == ["  a: x, y (except over efa or ib-8x400)", "  b: z"]
-    assert list(known_references.unjudged_note([], ["NVIDIA T"], nodes=1)) == []
+    assert list(known_references.unjudged_lines([], ["NVIDIA T"], nodes=1)) == []
 
 
 def test_shapes_list_the_numbers_of_gpus_of_a_node_once() -> None:

@@ -51,7 +51,7 @@ def test_at_most_five_lines_worst_first() -> None:
         for number in range(9)
     ]
     lines = why_not.lines(trial(*errors, FAIL))
-    assert len(lines) == why_not.MAX_LINES
+    assert len(lines) == why_not.MAX_REASONS
     assert (lines[0].partition(" ")[0], lines[-1].partition(":")[0]) == ("FAIL", "6 more reasons")
 
 
@@ -66,3 +66,19 @@ def test_causes_besides_verdicts() -> None:
     lines = why_not.lines(incomplete.model_copy(update={"decision": decision}))
     for line, text in zip(lines, ("no_gpu: because", "interrupted", "1 of 8 GPUs", "--only: a.b"), strict=True):
         assert text in line
+
+
+def test_paragraph_has_evidence_and_next_step_on_lines_of_their_own() -> None:
+    title, text, next_step = why_not.paragraphs(trial(FAIL))
+    assert title == "FAIL a.b on n0/gpu3"
+    assert text.startswith("  speed is 50 GB/s")
+    assert next_step == "  next: look at the cable"
+
+
+def test_long_text_is_a_list_of_at_most_eight_items() -> None:
+    items = [f"node{number}: " + "x" * 50 for number in range(40)]
+    long = replace(UNJUDGED, outcome=Outcome.ERROR, reasons=(Reason.MEASUREMENT_FAILED,), detail="; ".join(items))
+    _, *listed, last, _next = why_not.paragraphs(trial(long))
+    assert [line.strip() for line in listed] == [f"- {item}" for item in items[:7]]
+    assert last == "  - 33 more: `seatrial judge RUN` lists all"
+    assert len(why_not.lines(trial(long))) == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,17 @@ if TYPE_CHECKING:
 
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines; at a terminal a line breaks between words, unless it ends with a command, which can be copied."""
+    console = stdout()
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        wrapped = textwrap.wrap(
+            line, console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        print("\n".join(wrapped) if console.is_terminal and not line.endswith("`") else line)
 
 
 def stdout() -> Console:

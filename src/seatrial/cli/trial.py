@@ -33,7 +33,7 @@ from seatrial.cli.options import (
     check_names,
     overrides_of,
 )
-from seatrial.cli.output import print_json, print_result, stderr
+from seatrial.cli.output import print_json, print_lines, print_result, stderr
 from seatrial.model import TIME_LIMIT, Outcome, SeatrialError, UsageError
 from seatrial.util.gc_pause import gc_ignores_imports
 
@@ -245,7 +245,7 @@ def judge(
     ],
     baseline: Annotated[Path | None, typer.Option(help="Reference values from `seatrial baseline learn`.")] = None,
     why_not: Annotated[
-        bool, typer.Option("--why-not", help="Print only the causes that prevent ACCEPTED, in at most five lines.")
+        bool, typer.Option("--why-not", help="Print only the reasons that prevent ACCEPTED, at most five.")
     ] = False,
     gpus: Annotated[
         str | None, typer.Option(metavar="NxMODEL", help="GPUs per node and model, such as 8xH200.")
@@ -298,7 +298,7 @@ def _judge_record(run: Path, baseline: Path | None, why_not: bool, as_json: bool
     elif as_json:
         print_json(causes.lines(result))
     else:
-        print("\n".join(causes.lines(result)))
+        print_lines(causes.paragraphs(result))
     raise typer.Exit(EXIT_CODES[result.decision.value])
 
 

@@ -45,7 +45,7 @@ def _spelling_error(member: str) -> str:
     return "" if member == spelling else f"the metric name spells {member!r} as {spelling!r}"
 
 
-def threshold_error(threshold: Threshold, unit: str | None) -> str:
+def threshold_unit_error(threshold: Threshold, unit: str | None) -> str:
     """Return why ``threshold`` cannot apply to a metric with this unit; empty if it can."""
     # a threshold may omit the unit, except for %: 0.9 could be a ratio or a percentage
     if threshold.unit != unit and (threshold.unit or unit == "%"):

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from seatrial.config import node_selection, renames
-from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_error
+from seatrial.config.expect import declared_unit, metric_error, nearest, threshold_unit_error
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.config.strict_yaml import parse_yaml
 from seatrial.model import Threshold, UsageError
@@ -286,7 +286,7 @@ def _validate_check(name: str, settings: Any, source: Source, schemas: Mapping[s
     _validate_values(options.model_dump(), source, (*path, "options"))  # pydantic has converted the text "inf"
     for metric, threshold in validated.expect.items():
         unit = declared_unit(metric, metrics)
-        if problem := metric_error(metric, options, metrics) or threshold_error(threshold, unit):
+        if problem := metric_error(metric, options, metrics) or threshold_unit_error(threshold, unit):
             key_path = (*path, "expect", metric)
             hint = renames.hint("metrics", metric, name)
             raise UsageError(f"{source.origin(key_path)}: {'.'.join(key_path)}: {problem}{hint}")

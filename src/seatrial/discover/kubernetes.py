@@ -120,7 +120,7 @@ class NodeStatus(ApiObject):
     node_info: NodeInfo
 
 
-class Node(ApiObject):
+class KubernetesNode(ApiObject):
     """A node of the cluster."""
 
     metadata: Metadata
@@ -341,7 +341,7 @@ def kubernetes_data() -> KubernetesData:
     )
 
 
-def read_nodes(client: Kubectl, labels: Mapping[str, str] | None = None) -> Iterator[Node]:
+def read_nodes(client: Kubectl, labels: Mapping[str, str] | None = None) -> Iterator[KubernetesNode]:
     """Yield the nodes of the cluster that have ``labels``. Raises KubectlError, SeatrialError for unexpected output."""
     selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
     arguments = ["nodes", *([f"--selector={selector}"] if selector else []), f"--output=jsonpath={_NODE_TEMPLATE}"]
@@ -379,7 +379,7 @@ def read_gpu_users(client: Kubectl) -> Iterator[GpuUser]:
 _parsed = lru_cache(64)(json.loads)
 
 
-def _parse_node(line: str) -> Node:
+def _parse_node(line: str) -> KubernetesNode:
     """Return the node of a line of ``_NODE_TEMPLATE``. Raises SeatrialError."""
     node: dict[str, Any] = {"metadata": {}, "spec": {}, "status": {"nodeInfo": {}}}
     try:
@@ -388,7 +388,7 @@ def _parse_node(line: str) -> Node:
             group = reduce(dict.__getitem__, groups, node)
             if text:
                 group[name] = text if field in _TEXT_FIELDS else _parsed(text)
-        return Node.model_validate(node)
+        return KubernetesNode.model_validate(node)
     except ValidationError as error:
         raise SeatrialError(f"kubectl returned an invalid Node: {first_validation_error(error)}") from error
     except ValueError as error:

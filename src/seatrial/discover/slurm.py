@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from seatrial.config.topology import parse_conf
 from seatrial.discover import slurm_output
-from seatrial.discover.slurm_facts import UNKNOWN, Allocation, Job, Node, Partition, Ping, Settings
+from seatrial.discover.slurm_facts import UNKNOWN, AllocatedResources, JobRecord, Partition, Ping, Settings, SlurmNode
 from seatrial.discover.slurm_messages import first_match, messages
 from seatrial.model import SeatrialError, Topology, UsageError
 from seatrial.util import processes
@@ -62,13 +62,13 @@ def settings() -> Settings:
     return slurm_output.parse_settings(command_output(["scontrol", "show", "config"]))
 
 
-def nodes() -> tuple[Node, ...]:
+def nodes() -> tuple[SlurmNode, ...]:
     """All nodes except those in state FUTURE. Raises SlurmUnavailable, or ValueError on unexpected output."""
     every_node = slurm_output.parse_nodes(command_output(["scontrol", "--all", "--details", "show", "nodes"]))
     return tuple(node for node in every_node if node.state != "FUTURE")
 
 
-def node(name: str) -> Node | None:
+def node(name: str) -> SlurmNode | None:
     """One node; None if Slurm has no node of that name. Raises SlurmUnavailable, or ValueError on unexpected output."""
     argv = ["scontrol", "show", "node", name]
     result = run_command(argv, COMMAND_TIMEOUT_S)
@@ -108,7 +108,7 @@ def hostnames(nodes: str) -> list[str]:
     return command_output(["scontrol", "show", "hostnames", nodes]).split()
 
 
-def allocations(job_id: str | int) -> dict[str, Allocation]:
+def allocations(job_id: str | int) -> dict[str, AllocatedResources]:
     """The resources of a running job, by node name. Raises SlurmUnavailable."""
     output = command_output(["scontrol", "--details", "show", "job", str(job_id)])
     parsed = slurm_output.parse_allocations(output)
@@ -163,7 +163,7 @@ def accounts(user: str, cluster: str | None, partition: str | None) -> tuple[str
     return tuple(sorted(valid))
 
 
-def job(job_id: str | int) -> Job:
+def job(job_id: str | int) -> JobRecord:
     """The state of a job; UNKNOWN if Slurm has no record of it.
 
     The controller drops jobs ``MinJobAge`` seconds after their end; after that only accounting has them, if enabled.
@@ -178,15 +178,15 @@ def job(job_id: str | int) -> Job:
     return jobs[0] if jobs else _job_from_accounting(str(job_id))
 
 
-def _job_from_accounting(job_id: str) -> Job:
+def _job_from_accounting(job_id: str) -> JobRecord:
     config = settings()
     if not config.accounting_enabled:
         reason = f"Slurm drops jobs {config.min_job_age_s} s after their end (MinJobAge), and accounting is disabled"
-        return Job(id=job_id, state=UNKNOWN, reason=reason)
+        return JobRecord(id=job_id, state=UNKNOWN, reason=reason)
     fields = ",".join(slurm_output.SACCT_FIELDS)
     argv = ["sacct", "--jobs", job_id, "--allocations", "--noheader", "--parsable2", "--format", fields]
     jobs = slurm_output.parse_sacct(command_output(argv))
-    return jobs[0] if jobs else Job(id=job_id, state=UNKNOWN, reason="no record in the controller or in sacct")
+    return jobs[0] if jobs else JobRecord(id=job_id, state=UNKNOWN, reason="no record in the controller or in sacct")
 
 
 def queued_job_scripts() -> dict[str, str]:

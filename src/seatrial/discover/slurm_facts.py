@@ -120,7 +120,7 @@ class Gres(Frozen):
     count: int
 
 
-class Node(Frozen):
+class SlurmNode(Frozen):
     """``state`` is the base state (``IDLE``, ``MIXED`` …), ``flags`` are its flags (``DRAIN`` …)."""
 
     name: str
@@ -179,7 +179,7 @@ class Node(Frozen):
         return "+".join((self.state, *self.flags)) + (f": {self.reason}" if self.reason else "")
 
 
-class Allocation(Frozen):
+class AllocatedResources(Frozen):
     """The resources of a running job on each of ``nodes`` (Slurm's hostlist); ``cpus``: CPUs as Slurm counts them."""
 
     nodes: str
@@ -206,8 +206,8 @@ class Partition(Frozen):
         return self.state == "UP"
 
 
-class Job(Frozen):
-    """``nodes`` is Slurm's hostlist; ``exit_code`` and ``signal`` are 0 until the job has ended.
+class JobRecord(Frozen):
+    """Slurm's record of a job: ``nodes`` is its hostlist; ``exit_code`` and ``signal`` are 0 until the job has ended.
 
     ``start`` of a pending job is Slurm's estimate. If Slurm has no record of the job, the state is UNKNOWN, and
     ``reason`` says why.

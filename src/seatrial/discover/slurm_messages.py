@@ -12,7 +12,7 @@ from seatrial.model import Frozen
 from seatrial.util import data_files
 
 
-class Message(Frozen):
+class SlurmMessage(Frozen):
     """A message of Slurm, by its pattern. ``controller``: it means that the controller does not respond."""
 
     pattern: str = Field(min_length=1)
@@ -30,22 +30,22 @@ class PermanentReasons(Frozen):
     source: str = Field(min_length=1)
 
 
-class Messages(Frozen):
+class SlurmMessages(Frozen):
     """The lists of data/slurm_messages.yaml; in each list the first pattern that matches counts."""
 
-    unreachable: tuple[Message, ...]
-    refused: tuple[Message, ...]
+    unreachable: tuple[SlurmMessage, ...]
+    refused: tuple[SlurmMessage, ...]
     permanent_pending_reasons: PermanentReasons
-    reasons: tuple[Message, ...]
+    reasons: tuple[SlurmMessage, ...]
 
 
 @cache
-def messages() -> Messages:
+def messages() -> SlurmMessages:
     """The messages that ship with seatrial."""
-    return Messages.model_validate(data_files.read("slurm_messages.yaml"))
+    return SlurmMessages.model_validate(data_files.read("slurm_messages.yaml"))
 
 
-def first_match(candidates: Sequence[Message], text: str) -> Message | None:
+def first_match(candidates: Sequence[SlurmMessage], text: str) -> SlurmMessage | None:
     """The first of ``candidates`` whose pattern occurs in ``text``."""
     return next((message for message in candidates if re.search(message.pattern, text)), None)
 

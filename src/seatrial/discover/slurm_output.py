@@ -11,14 +11,14 @@ from datetime import datetime
 
 from seatrial.discover.file_readers import parse_id_list
 from seatrial.discover.slurm_facts import (
-    Allocation,
+    AllocatedResources,
     Duration,
     Gres,
-    Job,
-    Node,
+    JobRecord,
     Partition,
     Ping,
     Settings,
+    SlurmNode,
 )
 
 Record = dict[str, str]
@@ -82,7 +82,7 @@ def parse_settings(text: str) -> Settings:
     )
 
 
-def parse_nodes(text: str) -> tuple[Node, ...]:
+def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
     """The nodes in the output of ``scontrol show nodes`` (``gres_used`` with ``-d`` only). Raises ValueError."""
     return tuple(_node(record) for record in _records(text, "NodeName", _FREE_TEXT_OF_NODE))
 
@@ -92,15 +92,15 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
     return tuple(_partition(record) for record in _records(text, "PartitionName", set()))
 
 
-def parse_jobs(text: str) -> tuple[Job, ...]:
+def parse_jobs(text: str) -> tuple[JobRecord, ...]:
     """The jobs in the output of ``scontrol show jobs``. Raises ValueError on a truncated record."""
     return tuple(_job(record) for record in _records(text, "JobId", _FREE_TEXT_OF_JOB))
 
 
-def parse_allocations(text: str) -> tuple[Allocation, ...]:
+def parse_allocations(text: str) -> tuple[AllocatedResources, ...]:
     """The allocations in the output of ``scontrol --details show job``, one line per group of equal nodes."""
     return tuple(  # CPU_IDs are Slurm's numbers, not the kernel's: only their count is used
-        Allocation(
+        AllocatedResources(
             nodes=nodes, cpus=len(parse_id_list(cpus)), memory_bytes=int(mebibytes) * 2**20, gres=parse_gres(resources)
         )
         for nodes, cpus, mebibytes, resources in _ALLOCATION.findall(text)
@@ -110,7 +110,7 @@ def parse_allocations(text: str) -> tuple[Allocation, ...]:
 SACCT_FIELDS = ("JobIDRaw", "State", "ExitCode", "NodeList", "TimelimitRaw", "Start", "Reason")
 
 
-def parse_sacct(text: str) -> tuple[Job, ...]:
+def parse_sacct(text: str) -> tuple[JobRecord, ...]:
     """The jobs in the output of ``sacct -X -n -P`` with SACCT_FIELDS. Raises ValueError on a wrong number of fields."""
     rows = [line.split("|") for line in text.splitlines() if line.strip()]
     return tuple(_sacct_job(dict(zip(SACCT_FIELDS, row, strict=True))) for row in rows)
@@ -171,11 +171,11 @@ def _fields(line: str, free_text: set[str]) -> Record:
     return fields
 
 
-def _node(record: Record) -> Node:
+def _node(record: Record) -> SlurmNode:
     state, flags = _node_state(_required(record, "State"))
     memory = record.get("RealMemory", "")
     cpus = record.get("CPUTot", "")
-    return Node(
+    return SlurmNode(
         name=_required(record, "NodeName"),
         state=state,
         flags=flags,
@@ -213,9 +213,9 @@ def _partition(record: Record) -> Partition:
     )
 
 
-def _job(record: Record) -> Job:
+def _job(record: Record) -> JobRecord:
     code, signal = _exit(record.get("ExitCode", ""))
-    return Job(
+    return JobRecord(
         id=_required(record, "JobId"),
         state=_required(record, "JobState"),
         reason=(_value(record, "Reason") or "").replace("_", " "),  # scontrol prints blanks as "_"
@@ -234,10 +234,10 @@ def _job(record: Record) -> Job:
     )
 
 
-def _sacct_job(row: Record) -> Job:
+def _sacct_job(row: Record) -> JobRecord:
     code, signal = _exit(row["ExitCode"])
     minutes = row["TimelimitRaw"]
-    return Job(
+    return JobRecord(
         id=row["JobIDRaw"],
         state=row["State"].split()[0],  # "CANCELLED by 0"
         reason=_value(row, "Reason") or "",

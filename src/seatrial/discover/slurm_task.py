@@ -67,7 +67,7 @@ class ListedGpu(Frozen):
     pci_bus_id: str
 
 
-class NumaNode(Frozen):
+class NumaDistances(Frozen):
     """``distances`` to all NUMA nodes in the order of their numbers, from the firmware (ACPI SLIT, 10: itself)."""
 
     number: int
@@ -87,7 +87,7 @@ class Task(Frozen):
     accessible_devices: tuple[str, ...]  # device files of GPUs that the task could open
     memory_limits: tuple[int | None, ...]  # bytes, of its cgroup and all parents; None: no limit
     pci_numa: dict[str, int]  # NUMA node by PCI address of NVIDIA devices; -1 if unknown
-    numa: tuple[NumaNode, ...]
+    numa: tuple[NumaDistances, ...]
     threads_per_core: int  # 1 if unknown
 
     @property
@@ -190,9 +190,9 @@ def _limit(text: str) -> int | None:
     return None if text == "max" or int(text) >= 2**62 else int(text)
 
 
-def _numa_node(line: str) -> NumaNode:
+def _numa_node(line: str) -> NumaDistances:
     number, cpus, distances = line.split("|")
-    return NumaNode(
+    return NumaDistances(
         number=int(number),
         cpus=tuple(parse_id_list(cpus)) if cpus else (),
         distances=tuple(map(int, distances.split())),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from seatrial.config.kubernetes import GPU_RESOURCE
-from seatrial.discover.kubernetes import GpuUser, Node, device_count
+from seatrial.discover.kubernetes import GpuUser, KubernetesNode, device_count
 from seatrial.model import Frozen
 from seatrial.util import data_files
 from seatrial.util.failures import exit_reason
@@ -23,7 +23,7 @@ _MAX_NAMED = 4
 _SCRIPT_PREFIX = "seatrial: "  # of each message of the pod's script
 
 
-class Message(Frozen):
+class PodMessage(Frozen):
     """A message of Kubernetes by its pattern; ``permanent``: waiting will not help."""
 
     pattern: str = Field(min_length=1)
@@ -34,10 +34,10 @@ class Message(Frozen):
     example: str = Field(min_length=1)
 
 
-class Messages(Frozen):
+class PodMessages(Frozen):
     """The list of data/kubernetes_messages.yaml."""
 
-    pending: tuple[Message, ...]
+    pending: tuple[PodMessage, ...]
 
 
 class Pending(NamedTuple):
@@ -49,9 +49,9 @@ class Pending(NamedTuple):
 
 
 @cache
-def messages() -> Messages:
+def messages() -> PodMessages:
     """Return the messages that ship with seatrial."""
-    return Messages.model_validate(data_files.read("kubernetes_messages.yaml"))
+    return PodMessages.model_validate(data_files.read("kubernetes_messages.yaml"))
 
 
 def name(item: Object) -> str:
@@ -152,7 +152,7 @@ def images(pods: Iterable[Object]) -> tuple[str, ...]:
     return tuple(sorted(ids - {""}))
 
 
-def free_gpus(nodes: Iterable[Node], users: Iterable[GpuUser]) -> list[str]:
+def free_gpus(nodes: Iterable[KubernetesNode], users: Iterable[GpuUser]) -> list[str]:
     """Return a line for each node with GPUs in use: how many GPUs are free, and which pods use the others.
 
     Such as ``node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1``. Raises SeatrialError for an invalid number of GPUs.
@@ -222,7 +222,7 @@ def _subject(pods: Sequence[str], missing: int) -> str:
     return and_more(list(pods), _MAX_NAMED) if pods else plural(missing, "pod")
 
 
-def _message(text: str) -> Message | None:
+def _message(text: str) -> PodMessage | None:
     return next((each for each in messages().pending if re.search(each.pattern, text)), None)
 
 

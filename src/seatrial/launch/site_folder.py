@@ -13,7 +13,7 @@ from seatrial.launch.slurm import option_lines
 FOLDERS = ("huggingface", "jobs", "logs", "runs", "tokens")
 
 
-class Setting(NamedTuple):
+class SiteValue(NamedTuple):
     """A value and where it comes from; without a value (None), why it is not known."""
 
     value: str | int | None
@@ -27,17 +27,17 @@ class Site(NamedTuple):
     """
 
     folder: str
-    venv: Setting
-    partition: Setting
-    account: Setting
-    nodes: Setting
-    gpus_per_node: Setting
-    max_minutes: Setting
+    venv: SiteValue
+    partition: SiteValue
+    account: SiteValue
+    nodes: SiteValue
+    gpus_per_node: SiteValue
+    max_minutes: SiteValue
     slurm_error: str = ""
 
-    def settings(self) -> dict[str, Setting]:
+    def settings(self) -> dict[str, SiteValue]:
         """Return the settings by their names."""
-        return {name: value for name, value in self._asdict().items() if isinstance(value, Setting)}
+        return {name: value for name, value in self._asdict().items() if isinstance(value, SiteValue)}
 
 
 class Workload(NamedTuple):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from seatrial.config.schema import Config
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import Job
+from seatrial.discover.slurm_facts import JobRecord
 from seatrial.discover.slurm_messages import first_commands, is_permanent_pending_reason
 from seatrial.launch.base import Allocation, WaitState
 from seatrial.launch.collect import Collector
@@ -50,7 +50,7 @@ class SlurmJob:
     _last_query: float = 0.0
     _last_response: float = field(default_factory=time.monotonic)
     _query_error: str = ""  # of the last query
-    _job: Job | None = None  # Slurm's last response
+    _job: JobRecord | None = None  # Slurm's last response
     _has_started: bool = False
     _allocated: str = ""
     _completing_since: float = 0.0
@@ -73,7 +73,7 @@ class SlurmJob:
         job = self._job
         return self._exit_code(job) if job is not None and (_is_over(job) or _is_completing(job)) else None
 
-    def _exit_code(self, job: Job) -> int:
+    def _exit_code(self, job: JobRecord) -> int:
         succeeded = job.state == "COMPLETED" or (_is_completing(job) and not (job.exit_code or job.signal))
         return 0 if succeeded and self.collector.finished else job.exit_code or 1
 
@@ -102,7 +102,7 @@ class SlurmJob:
             return WaitState(reason=reason, permanent=False, seconds=seconds)
         return None
 
-    def _pending(self, job: Job) -> WaitState:
+    def _pending(self, job: JobRecord) -> WaitState:
         waited_s, needed = time.monotonic() - self.submitted, job.node_count or self.settings.cluster.nodes
         nodes = self._query_nodes(job, waited_s)
         shortage = nodes.shortage(needed) if nodes else None
@@ -123,7 +123,7 @@ class SlurmJob:
         reason = ". ".join(filter(None, sentences))
         return WaitState(reason=reason, permanent=True, seconds=waited_s, shortage=shortage)
 
-    def _query_nodes(self, job: Job, waited_s: float) -> CandidateNodes | None:
+    def _query_nodes(self, job: JobRecord, waited_s: float) -> CandidateNodes | None:
         """Return the nodes on which the job may run; None until it has waited ``_NODES_AFTER_S``, or if Slurm fails."""
         now = time.monotonic()
         if waited_s > _NODES_AFTER_S and now - self._nodes_queried > _NODES_POLL_S:
@@ -193,7 +193,7 @@ class SlurmJob:
         remaining = f"Slurm job {self.id} is still {state} {limit_s:g} s after scancel{error}"
         return f"{remaining}. Run first: scontrol show job {self.id}; sinfo -R"
 
-    def _wait_until_over(self, seconds: float, *, cancel: bool) -> Job | None:
+    def _wait_until_over(self, seconds: float, *, cancel: bool) -> JobRecord | None:
         """Wait until the job is over, at most ``seconds``, and return its state; retry a scancel that fails."""
         deadline = time.monotonic() + seconds
         while True:
@@ -204,7 +204,7 @@ class SlurmJob:
                 return job
             time.sleep(0.2)
 
-    def _query(self, now: bool = False) -> Job | None:
+    def _query(self, now: bool = False) -> JobRecord | None:
         """Return the job's state, queried at most once per ``_POLL_S`` unless ``now``."""
         if now or time.monotonic() - self._last_query > _POLL_S:
             try:
@@ -253,7 +253,7 @@ def unavailable_nodes(settings: Config) -> str:
         return ""  # only additional information for a message
 
 
-def over_time_limit(job: Job, settings: Config) -> str:
+def over_time_limit(job: JobRecord, settings: Config) -> str:
     """Return a message if the job's time limit exceeds the partition's; empty if not, or if Slurm fails."""
     try:
         partition = slurm.partition_of_jobs(settings.slurm.partition)
@@ -265,11 +265,11 @@ def over_time_limit(job: Job, settings: Config) -> str:
     return ""
 
 
-def _is_over(job: Job) -> bool:
+def _is_over(job: JobRecord) -> bool:
     """Return whether the job has ended and its nodes are free, or Slurm has no state of it any more."""
     return job.ended or not job.has_state
 
 
-def _is_completing(job: Job) -> bool:
+def _is_completing(job: JobRecord) -> bool:
     """Return whether the job has ended but its nodes are not free yet."""
     return job.state == "COMPLETING"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from seatrial.config.schema import Config
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import Job, Node
+from seatrial.discover.slurm_facts import JobRecord, SlurmNode
 from seatrial.launch.base import NodeShortage
 from seatrial.model import MissingNode, SeatrialError
 from seatrial.util.text import and_more
@@ -19,11 +19,11 @@ _MAX_ASKED = 8  # nodes whose slurmd is asked: each may take seconds
 class CandidateNodes:
     """The nodes on which Slurm may run a job of the trial, by its partition and node lists."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[SlurmNode, ...]
     settings: Config
 
     @property
-    def unusable(self) -> list[Node]:
+    def unusable(self) -> list[SlurmNode]:
         """The nodes that get no job of the trial now: not up, out of service or reserved."""
         return [node for node in self.nodes if not node.usable or self._blocked(node)]
 
@@ -48,11 +48,11 @@ class CandidateNodes:
         counts = f"{usable} of {len(self.nodes)} nodes{place} are usable, the trial needs {needed}"
         return f"{counts}: {states}" if unusable else counts
 
-    def _blocked(self, node: Node) -> bool:
+    def _blocked(self, node: SlurmNode) -> bool:
         return node.blocked_by_reservation(self.settings.slurm.reservation)
 
 
-def candidate_nodes(settings: Config, job: Job | None = None) -> CandidateNodes:
+def candidate_nodes(settings: Config, job: JobRecord | None = None) -> CandidateNodes:
     """Return the nodes for a pending ``job``, or for the jobs of the trial before their submission.
 
     Raises SeatrialError if Slurm cannot be queried, ValueError on unexpected output.
@@ -75,7 +75,7 @@ def node_state(host: str) -> tuple[str, str]:
     return (node.name, _state(node, silent=True)) if node else (host, "")
 
 
-def _state(node: Node, silent: bool = False) -> str:
+def _state(node: SlurmNode, silent: bool = False) -> str:
     """Return the state of a node; if it does not respond or is ``silent``, also what its slurmd answers."""
     does_not_respond = "NOT_RESPONDING" in node.states or "not responding" in node.reason.lower()
     if not (silent or does_not_respond):

@@ -13,7 +13,7 @@ from typing import Any
 
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes, Toleration
 from seatrial.discover.kubectl import Kubectl
-from seatrial.discover.kubernetes import Condition, Node, read_nodes
+from seatrial.discover.kubernetes import Condition, KubernetesNode, read_nodes
 from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.node_state.change import (
     ADD_TAINT,
@@ -110,7 +110,7 @@ class KubernetesCandidates:
         prefix = len(self._kubectl.command())
         self._kubectl.run(*change.command[prefix:])
 
-    def _set_condition(self, node: Node, result: NodeResult) -> NodeChange:
+    def _set_condition(self, node: KubernetesNode, result: NodeResult) -> NodeChange:
         """Return the patch; lastTransitionTime changes only with the status, as in the kubelet's conditions."""
         now, status, before = datetime.now(UTC), _STATUS[result.decision], _condition(node)
         since = before.last_transition_time if before and before.status == status else None
@@ -127,12 +127,12 @@ class KubernetesCandidates:
         args = ("patch", "node", node.name, "--subresource=status", "--type=strategic", f"--patch={patch}")
         return self._change(node, CONDITION, *args)
 
-    def _change(self, node: Node, action: str, *args: str) -> NodeChange:
+    def _change(self, node: KubernetesNode, action: str, *args: str) -> NodeChange:
         taints = ", ".join(map(str, node.spec.taints)) or "no taint"
         before = f"{_condition(node) or f'no condition {CONDITION_TYPE}'}; {taints}"
         return NodeChange(nodes=(node.name,), action=action, command=tuple(self._kubectl.command(*args)), before=before)
 
-    def _untestable(self, node: Node) -> str:
+    def _untestable(self, node: KubernetesNode) -> str:
         """Return why no pod of the test can start on the node; empty if it can."""
         if node.ready_condition.status != "True":
             return f"{node.ready_condition}. Run first: kubectl describe node {node.name}"
@@ -154,7 +154,7 @@ class KubernetesCandidates:
         return "" if same else f"its number of GPUs differs from that of {candidate.name}"
 
 
-def _condition(node: Node) -> Condition | None:
+def _condition(node: KubernetesNode) -> Condition | None:
     return next((each for each in node.status.conditions if each.type == CONDITION_TYPE), None)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import Node
+from seatrial.discover.slurm_facts import SlurmNode
 from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.node_state.change import (
     COMMENT,
@@ -198,7 +198,7 @@ class SlurmCandidates:
             raise UsageError("no partition has all these nodes: readmit the nodes of each partition separately")
         return default if default in shared else shared[0]
 
-    def _refusal(self, node: Node) -> str:
+    def _refusal(self, node: SlurmNode) -> str:
         """Return why this node cannot be tested; empty if it can."""
         if node in self._drained and not node.reason.startswith(
             (SEATRIAL_PREFIX, self._reason_prefix or SEATRIAL_PREFIX)
@@ -233,7 +233,7 @@ class SlurmCandidates:
             )
 
 
-def _update(node: Node, action: str, *values: str) -> NodeChange:
+def _update(node: SlurmNode, action: str, *values: str) -> NodeChange:
     return NodeChange(
         nodes=(node.name,),
         action=action,
@@ -242,13 +242,13 @@ def _update(node: Node, action: str, *values: str) -> NodeChange:
     )
 
 
-def _names(nodes: Sequence[Node]) -> list[str]:
+def _names(nodes: Sequence[SlurmNode]) -> list[str]:
     return [node.name for node in nodes]
 
 
-def _accepted(node: Node) -> bool:
+def _accepted(node: SlurmNode) -> bool:
     return node.comment.startswith(SEATRIAL_PREFIX) and node.comment.endswith(f": {DecisionValue.ACCEPTED}")
 
 
-def _hardware(node: Node) -> tuple[object, ...]:
+def _hardware(node: SlurmNode) -> tuple[object, ...]:
     return node.cpus, node.memory_bytes, node.gres

@@ -42,7 +42,7 @@ def preview(request: Request) -> Preview:
     plan = plan_of(request, this_host)
     rendered = tuple(rendered_job(settings, job, Path("RUN")) for job in plan.jobs)
     search = localization_job(settings, catalog(), plan.jobs, request.time_limit_s)
-    return Preview(plan, rendered, unjudged_note(settings, plan, gpus, baseline), search)
+    return Preview(plan, rendered, planned_unjudged_lines(settings, plan, gpus, baseline), search)
 
 
 def prepare(request: Request, path: Path) -> Preview:
@@ -67,8 +67,10 @@ def prepare(request: Request, path: Path) -> Preview:
     return Preview(plan, tuple(rendered))
 
 
-def unjudged_note(settings: Config, plan: Plan, gpus: Sequence[str], baseline: Baseline | None) -> tuple[str, ...]:
+def planned_unjudged_lines(
+    settings: Config, plan: Plan, gpus: Sequence[str], baseline: Baseline | None
+) -> tuple[str, ...]:
     """Return the lines on planned metrics that will be UNJUDGED; none if the GPU model is not known before the run."""
     planned = [check for job in plan.jobs for check in job.checks]
     unjudged = unjudged_metrics(settings, catalog(), planned, gpus, baseline)
-    return tuple(known_references.unjudged_note(unjudged, gpus, settings.cluster.nodes))
+    return tuple(known_references.unjudged_lines(unjudged, gpus, settings.cluster.nodes))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from seatrial.discover import slurm
 from seatrial.discover.slurm import SlurmRefused, SlurmUnavailable
-from seatrial.discover.slurm_facts import Node, Partition
+from seatrial.discover.slurm_facts import Partition, SlurmNode
 from seatrial.launch import site_folder
-from seatrial.launch.site_folder import Setting, Site
+from seatrial.launch.site_folder import Site, SiteValue
 from seatrial.model import UsageError
 from seatrial.util.files import atomic_folder
 
@@ -31,7 +31,7 @@ def describe(folder: Path, options: dict[str, str | int | None]) -> Site:
     for key, value in options.items():
         if isinstance(value, str) and not value.isprintable():
             raise UsageError(f"--{key} {value!r}: expected one line of printable characters")
-    given = {key: Setting(value, f"--{key.replace('_', '-')}") for key, value in options.items() if value is not None}
+    given = {key: SiteValue(value, f"--{key.replace('_', '-')}") for key, value in options.items() if value is not None}
     settings = {"venv": _venv()}
     error = ""
     try:
@@ -39,7 +39,7 @@ def describe(folder: Path, options: dict[str, str | int | None]) -> Site:
     except (SlurmUnavailable, SlurmRefused, ValueError) as problem:
         error = " ".join(str(problem).split())
         names = ("partition", "account", "nodes", "gpus_per_node", "max_minutes")
-        settings |= dict.fromkeys(names, Setting(None, "Slurm could not be read"))
+        settings |= dict.fromkeys(names, SiteValue(None, "Slurm could not be read"))
     return Site(folder=str(folder), slurm_error=error, **(settings | given))
 
 
@@ -79,13 +79,13 @@ def require_new(folder: Path) -> None:
         raise UsageError(f"{folder} is the current folder: name a new one, such as {folder / 'site'}")
 
 
-def _venv() -> Setting:
+def _venv() -> SiteValue:
     if sys.prefix == sys.base_prefix:
-        return Setting(None, "seatrial does not run in a virtual environment: name one that all nodes share")
-    return Setting(sys.prefix, "the environment that ran `seatrial init`; all nodes need it under this path")
+        return SiteValue(None, "seatrial does not run in a virtual environment: name one that all nodes share")
+    return SiteValue(sys.prefix, "the environment that ran `seatrial init`; all nodes need it under this path")
 
 
-def _from_slurm(given: Mapping[str, Setting]) -> dict[str, Setting]:
+def _from_slurm(given: Mapping[str, SiteValue]) -> dict[str, SiteValue]:
     """Return the values that Slurm has. Raises SlurmUnavailable, SlurmRefused, ValueError or UsageError."""
     partitions, nodes = slurm.partitions(), slurm.nodes()
     partition = given.get("partition")
@@ -95,7 +95,7 @@ def _from_slurm(given: Mapping[str, Setting]) -> dict[str, Setting]:
     partition = partition or _partition(partitions, nodes)
     account = given.get("account") or _account(partition.value)
     if partition.value is None:
-        unknown = Setting(None, "depends on the partition, which is not known")
+        unknown = SiteValue(None, "depends on the partition, which is not known")
         return {
             **dict.fromkeys(("nodes", "gpus_per_node", "max_minutes"), unknown),
             "partition": partition,
@@ -107,48 +107,50 @@ def _from_slurm(given: Mapping[str, Setting]) -> dict[str, Setting]:
         "partition": partition,
         "account": account,
         "max_minutes": _max_minutes(next(listed for listed in partitions if listed.name == partition.value)),
-        "nodes": Setting(len(members) or None, f"nodes of {place} in Slurm"),
+        "nodes": SiteValue(len(members) or None, f"nodes of {place} in Slurm"),
         "gpus_per_node": _gpus(members, place),
     }
 
 
-def _partition(partitions: Sequence[Partition], nodes: Sequence[Node]) -> Setting:
+def _partition(partitions: Sequence[Partition], nodes: Sequence[SlurmNode]) -> SiteValue:
     """Return the default partition among those with GPUs, or the only one; without GPUs anywhere, among all."""
     with_gpus = {name for node in nodes if node.gpus for name in node.partitions}
     candidates = [partition for partition in partitions if not with_gpus or partition.name in with_gpus]
     kind = "partition with GPUs" if with_gpus else "partition"
     if default := next((partition for partition in candidates if partition.default), None):
-        return Setting(default.name, "Slurm's default partition")
+        return SiteValue(default.name, "Slurm's default partition")
     if len(candidates) == 1:
-        return Setting(candidates[0].name, f"Slurm's only {kind}")
+        return SiteValue(candidates[0].name, f"Slurm's only {kind}")
     names = ", ".join(partition.name for partition in candidates)
-    return Setting(None, f"several are possible ({names})" if names else "Slurm lists no partition")
+    return SiteValue(None, f"several are possible ({names})" if names else "Slurm lists no partition")
 
 
-def _account(partition: object) -> Setting:
+def _account(partition: object) -> SiteValue:
     """Return the user's account if there is exactly one; with several, Slurm's default stays in force."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
         names = slurm.accounts(user, slurm.settings().cluster_name, None if partition is None else str(partition))
     except (SlurmUnavailable, SlurmRefused, KeyError) as error:  # many sites have no database of accounts
         problem = " ".join(str(error).split()).partition(". Run first")[0]
-        return Setting(None, f"jobs use Slurm's default account; yours could not be listed: {problem}")
+        return SiteValue(None, f"jobs use Slurm's default account; yours could not be listed: {problem}")
     if len(names) == 1:
-        return Setting(names[0], f"the only account of {user} in Slurm")
+        return SiteValue(names[0], f"the only account of {user} in Slurm")
     note = f"{user} has several in Slurm ({', '.join(names)})" if names else f"Slurm lists none of {user}"
-    return Setting(None, f"jobs use Slurm's default account; {note}, --account selects one")
+    return SiteValue(None, f"jobs use Slurm's default account; {note}, --account selects one")
 
 
-def _max_minutes(partition: Partition) -> Setting:
+def _max_minutes(partition: Partition) -> SiteValue:
     if isinstance(partition.max_time_s, int):
-        return Setting(max(1, partition.max_time_s // 60), f"MaxTime of partition {partition.name}")
-    return Setting(None, f"partition {partition.name} has no MaxTime")
+        return SiteValue(max(1, partition.max_time_s // 60), f"MaxTime of partition {partition.name}")
+    return SiteValue(None, f"partition {partition.name} has no MaxTime")
 
 
-def _gpus(nodes: Sequence[Node], place: str) -> Setting:
+def _gpus(nodes: Sequence[SlurmNode], place: str) -> SiteValue:
     counts = sorted({node.gpus for node in nodes})
     if len(counts) > 1:
-        return Setting(None, f"nodes of {place} have different numbers of GPUs in Slurm: {', '.join(map(str, counts))}")
+        return SiteValue(
+            None, f"nodes of {place} have different numbers of GPUs in Slurm: {', '.join(map(str, counts))}"
+        )
     if not counts or counts[0] == 0:
-        return Setting(None, f"Slurm lists no GPUs of {place} (Gres of its nodes); 0 asks for a CPU-only run")
-    return Setting(counts[0], f"Gres of the nodes of {place}")
+        return SiteValue(None, f"Slurm lists no GPUs of {place} (Gres of its nodes); 0 asks for a CPU-only run")
+    return SiteValue(counts[0], f"Gres of the nodes of {place}")

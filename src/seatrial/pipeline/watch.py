@@ -16,8 +16,7 @@ from pydantic import ValidationError
 
 from seatrial.discover import slurm
 from seatrial.discover.gpu_use import FIRST_ANSWER_S, GpuUseStep, gpu_use_step
-from seatrial.discover.slurm_facts import UNKNOWN
-from seatrial.discover.slurm_facts import Job as SlurmJob
+from seatrial.discover.slurm_facts import UNKNOWN, JobRecord
 from seatrial.launch.rank_status import ranks_in
 from seatrial.model import Job, SeatrialError, UsageError
 from seatrial.model.job_status import GpuUse, JobStatus
@@ -99,7 +98,7 @@ class Watcher:
             return self._slurm_job_status(job, folder, log)
         return self._training_status(folder, log if log.exists() else None, (note,))
 
-    def _slurm_job_status(self, job: SlurmJob, folder: Path | None, log: Path | None) -> JobStatus:
+    def _slurm_job_status(self, job: JobRecord, folder: Path | None, log: Path | None) -> JobStatus:
         """The status of a training or another job of Slurm."""
         gpus, note = self._gpus_of_job(job)
         status = self._training_status(folder, None if job.pending else log, (note,))
@@ -156,7 +155,7 @@ class Watcher:
         }
         return status.model_copy(update=changes)
 
-    def _gpus_of_job(self, job: SlurmJob) -> tuple[tuple[GpuUse, ...], str]:
+    def _gpus_of_job(self, job: JobRecord) -> tuple[tuple[GpuUse, ...], str]:
         """The GPU use on the nodes of a running job, and why it is unknown."""
         if job.state != "RUNNING":
             return (), ""
@@ -173,7 +172,7 @@ class Watcher:
         return gpus, f"GPU use: {note}" if note else ""
 
 
-def _job_fields(job: SlurmJob) -> dict[str, Any]:
+def _job_fields(job: JobRecord) -> dict[str, Any]:
     """The fields of a status that come from Slurm."""
     nodes, _ = _result_or_error(lambda: hostlist.expand(job.nodes))
     limit_s = job.time_limit_s if isinstance(job.time_limit_s, int) else None
@@ -188,13 +187,13 @@ def _job_fields(job: SlurmJob) -> dict[str, Any]:
     }
 
 
-def _end_reason(job: SlurmJob) -> str:
+def _end_reason(job: JobRecord) -> str:
     """How a job ended: ``NonZeroExitCode, exit code 7``."""
     code = "" if job.exit_code is None else f"exit code {job.exit_code}"
     return ", ".join(filter(None, [job.reason, code, f"signal {job.signal}" if job.signal else ""]))
 
 
-def _job_of_folder(job_id: str) -> tuple[SlurmJob | None, str]:
+def _job_of_folder(job_id: str) -> tuple[JobRecord | None, str]:
     """The Slurm job of a folder, and why it is unknown."""
     if not slurm.installed():
         return None, f"state and GPU use of job {job_id}: this machine has no Slurm client"
@@ -206,7 +205,7 @@ def _job_of_folder(job_id: str) -> tuple[SlurmJob | None, str]:
     return job, note
 
 
-def _results_folder(log: Path | None, job: SlurmJob) -> Path | None:
+def _results_folder(log: Path | None, job: JobRecord) -> Path | None:
     """The folder of results that a job script of `seatrial init` names in its log; None for another job."""
     if log is None or job.pending:
         return None

@@ -101,7 +101,7 @@ def page(models: Sequence[Sku], metrics: Sequence[ReferenceMetric]) -> str:
     return "\n".join(lines)
 
 
-def unjudged_note(unjudged: Sequence[UnjudgedMetric], gpus: Sequence[str], nodes: int) -> Iterator[str]:
+def unjudged_lines(unjudged: Sequence[UnjudgedMetric], gpus: Sequence[str], nodes: int) -> Iterator[str]:
     """Lines that name, before a run, the metrics without a reference value on these GPUs."""
     if not unjudged:
         return

@@ -1,16 +1,18 @@
-"""The reasons why a trial is not ACCEPTED, in at most five lines, for `seatrial judge RUN --why-not`."""
+"""The reasons why a trial is not ACCEPTED, at most five, for `seatrial judge RUN --why-not`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from seatrial.model import TIME_LIMIT, DecisionValue, Explained, Outcome, Trial, Verdict
 from seatrial.report.causes import CauseView, causes
 from seatrial.report.text import sanitized, single_line
 from seatrial.util.text import and_more, plural
 
-MAX_LINES = 5
+MAX_REASONS = 5
 _MAX_NAMED = 3  # checks, and subjects, in one line
+_MAX_ITEMS, _MAX_ITEM = 8, 300  # items of a list; characters of a text that is not split into a list
 _BLOCKING = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED)
 # For verdicts without a fix
 _NEXT_STEPS = {
@@ -20,51 +22,87 @@ _NEXT_STEPS = {
 }
 
 
+@dataclass(frozen=True)
+class NotAcceptedReason:
+    """A reason why a trial is not ACCEPTED. ``text``: values and evidence; ``next_step`` is empty if there is none."""
+
+    title: str
+    text: str = ""
+    next_step: str = ""
+
+    @property
+    def line(self) -> str:
+        """The reason on one line."""
+        text = f"{self.title}: {self.text}" if self.text else self.title
+        return single_line(f"{text}. Next: {self.next_step}" if self.next_step else text)
+
+    @property
+    def paragraph(self) -> list[str]:
+        """The title, and indented the text and the next step; a long text as a list, one item a line."""
+        text = single_line(self.text)
+        items = text.split("; ") if len(text) > _MAX_ITEM else [text] if text else []
+        if len(items) > _MAX_ITEMS:
+            items[_MAX_ITEMS - 1 :] = [f"{len(items) - _MAX_ITEMS + 1} more: `seatrial judge RUN` lists all"]
+        mark = "- " if len(items) > 1 else ""
+        next_step = [f"  next: {single_line(self.next_step)}"] if self.next_step else []
+        return [single_line(self.title), *(f"  {mark}{item}" for item in items), *next_step]
+
+
 def lines(trial: Trial) -> list[str]:
-    """One line per reason, with check, subjects, value, limit and next step; ``accepted`` for an accepted trial.
+    """One line per reason, with check, subjects, value, limit and next step; ``accepted`` for an accepted trial."""
+    return [reason.line for reason in reasons(trial)] or ["accepted"]
+
+
+def paragraphs(trial: Trial) -> list[str]:
+    """The lines of all reasons, each with its evidence and next step indented; ``accepted`` for an accepted trial."""
+    return [line for reason in reasons(trial) for line in reason.paragraph] or ["accepted"]
+
+
+def reasons(trial: Trial) -> list[NotAcceptedReason]:
+    """At most MAX_REASONS reasons; none for an accepted trial.
 
     A cause comes before the verdicts that no cause explains, and these before excluded checks.
     """
     if trial.decision.value is DecisionValue.ACCEPTED:
-        return ["accepted"]
+        return []
     trial = sanitized(trial)
-    reasons = [*_trial_reasons(trial), *map(_cause_line, causes(trial)), *map(_verdicts_line, _by_reason(trial))]
-    reasons = [*reasons, *_excluded(trial)] or [trial.decision.reason]
-    if len(reasons) > MAX_LINES:
-        more = plural(len(reasons) - MAX_LINES + 1, "more reason")
-        reasons[MAX_LINES - 1 :] = [f"{more}: `seatrial judge RUN` lists all"]
-    return [single_line(reason) for reason in reasons]
+    blocking = [*_trial_reasons(trial), *map(_cause_reason, causes(trial)), *map(_verdicts_reason, _by_reason(trial))]
+    blocking = [*blocking, *_excluded(trial)] or [NotAcceptedReason(trial.decision.reason)]
+    if len(blocking) > MAX_REASONS:
+        more = plural(len(blocking) - MAX_REASONS + 1, "more reason")
+        blocking[MAX_REASONS - 1 :] = [NotAcceptedReason(more, "`seatrial judge RUN` lists all")]
+    return blocking
 
 
-def _trial_reasons(trial: Trial) -> Iterator[str]:
+def _trial_reasons(trial: Trial) -> Iterator[NotAcceptedReason]:
     """The reasons that are not verdicts: no GPU, an early end, missing GPUs."""
     if trial.decision.reason_code:
-        yield f"{trial.decision.reason_code}: {trial.decision.reason}"
+        yield NotAcceptedReason(trial.decision.reason_code, trial.decision.reason)
     if trial.stop_reason:
-        yield f"the trial ended early: {trial.stop_reason}. Next: `seatrial run --resume RUN`"
+        yield NotAcceptedReason("the trial ended early", trial.stop_reason, "`seatrial run --resume RUN`")
     if trial.gpu_error:
-        yield f"GPUs are missing: {trial.gpu_error}"
+        yield NotAcceptedReason("GPUs are missing", trial.gpu_error)
 
 
-def _excluded(trial: Trial) -> Iterator[str]:
+def _excluded(trial: Trial) -> Iterator[NotAcceptedReason]:
     if excluded := [
         name for name, option in trial.excluded_checks.items() if option == TIME_LIMIT or _is_required(trial, name)
     ]:
         options = " and ".join(sorted({trial.excluded_checks[name] for name in excluded}))
-        names = and_more(excluded, _MAX_NAMED)
-        yield f"{plural(len(excluded), 'check')} excluded by {options}: {names}. Next: run without {options}"
+        title = f"{plural(len(excluded), 'check')} excluded by {options}"
+        yield NotAcceptedReason(title, and_more(excluded, _MAX_NAMED), f"run without {options}")
 
 
 def _is_required(trial: Trial, check: str) -> bool:
     return bool(trial.config.get("checks", {}).get(check, {}).get("required", True))
 
 
-def _cause_line(cause: CauseView) -> str:
-    """The line of a cause: its place, the number of verdicts that it explains, its evidence and the first command."""
+def _cause_reason(cause: CauseView) -> NotAcceptedReason:
+    """A cause: its place, the number of verdicts that it explains, its evidence and the first command."""
     finding, number = cause.finding, sum(len(group.verdicts) for group in cause.groups)
-    text = f"cause: {finding.title} ({finding.subject}, {finding.confidence} confidence)"
-    evidence = finding.evidence.rstrip(".")
-    return f"{text}; explains {plural(number, 'verdict')}: {evidence}. Next: `{finding.first_command}`"
+    title = f"cause: {finding.title} ({finding.subject}, {finding.confidence} confidence)"
+    explained = f"{title}; explains {plural(number, 'verdict')}"
+    return NotAcceptedReason(explained, finding.evidence.rstrip("."), f"`{finding.first_command}`")
 
 
 def _by_reason(trial: Trial) -> list[list[Verdict]]:
@@ -82,14 +120,14 @@ def _by_reason(trial: Trial) -> list[list[Verdict]]:
     return list(groups.values())
 
 
-def _verdicts_line(verdicts: Sequence[Verdict]) -> str:
-    """The line of a reason: its first verdict in full, and the names of all checks and subjects."""
+def _verdicts_reason(verdicts: Sequence[Verdict]) -> NotAcceptedReason:
+    """The names of all checks and subjects, and the first verdict in full."""
     first = verdicts[0]
     checks, subjects = (
         and_more(list(dict.fromkeys(names)), _MAX_NAMED)
         for names in ((verdict.check for verdict in verdicts), (verdict.subject for verdict in verdicts))
     )
     limit = first.basis.fail_below if first.basis else None
-    text = f"{first.outcome} {checks} on {subjects}: {first.summary}" + (f", FAIL below {limit:.0%}" if limit else "")
+    text = first.summary + (f", FAIL below {limit:.0%}" if limit else "")
     text += f" (and {plural(len(verdicts) - 1, 'more verdict')})" if len(verdicts) > 1 else ""
-    return f"{text}. Next: {first.fix or _NEXT_STEPS[first.outcome]}"
+    return NotAcceptedReason(f"{first.outcome} {checks} on {subjects}", text, first.fix or _NEXT_STEPS[first.outcome])

@@ -28,7 +28,7 @@ class _Entry(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
-class Step(_Entry):
+class LoggedStep(_Entry):
     """A logged step."""
 
     step: int = Field(ge=0)
@@ -56,7 +56,7 @@ class TrainerState(_Entry):
 
     global_step: int = Field(ge=0)
     max_steps: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[LoggedStep, ...] = ()
     summary: Summary | None = None
 
     @property

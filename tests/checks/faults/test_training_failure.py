@@ -23,7 +23,7 @@ from seatrial.checks.faults.training_failure import (
     report_observations,
 )
 from seatrial.config.schema import Config
-from seatrial.discover.slurm_facts import UNKNOWN, Job
+from seatrial.discover.slurm_facts import UNKNOWN, JobRecord
 from seatrial.judge.rules import judge_check
 from seatrial.model import (
     Decision,
@@ -181,13 +181,13 @@ class TestLeftovers:
     @pytest.mark.parametrize(
         ("job", "outcome"),
         [
-            (Job(id="7", state="FAILED", exit_code=1), Outcome.PASS),
-            (Job(id="7", state=UNKNOWN), Outcome.PASS),
-            (Job(id="7", state="COMPLETING"), Outcome.FAIL),
-            (Job(id="7", state="RUNNING", nodes="node[0-1]"), Outcome.FAIL),
+            (JobRecord(id="7", state="FAILED", exit_code=1), Outcome.PASS),
+            (JobRecord(id="7", state=UNKNOWN), Outcome.PASS),
+            (JobRecord(id="7", state="COMPLETING"), Outcome.FAIL),
+            (JobRecord(id="7", state="RUNNING", nodes="node[0-1]"), Outcome.FAIL),
         ],
     )
-    def test_job_in_the_queue(self, job: Job, outcome: Outcome) -> None:
+    def test_job_in_the_queue(self, job: JobRecord, outcome: Outcome) -> None:
         outcomes = [
             verdict.outcome
             for verdict in verdicts(allocation_observations("stop", job))

@@ -11,7 +11,7 @@ import pytest
 
 from seatrial.checks.slurm import _probe_jobs
 from seatrial.checks.slurm._probe_jobs import ProbeJobs, SubmitOptions, condition_fact, open_probe_jobs
-from seatrial.discover.slurm_facts import UNKNOWN, Job
+from seatrial.discover.slurm_facts import UNKNOWN, JobRecord
 from seatrial.model import SeatrialError
 from tests.checks.training.check_helpers import make_context
 from tests.fakes.slurm import FakeSlurm, success
@@ -25,10 +25,10 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return FakeSlurm({"sbatch": success("7;cluster\n"), "scancel": success("")}).install(monkeypatch)
 
 
-def set_job_states(monkeypatch: pytest.MonkeyPatch, *states: str | Job) -> None:
+def set_job_states(monkeypatch: pytest.MonkeyPatch, *states: str | JobRecord) -> None:
     """Job 7 takes these states, one per query, and stays in the last one; a query takes one second."""
     jobs = [
-        state if isinstance(state, Job) else Job(id="7", state=state, nodes="n0", reason="Resources")
+        state if isinstance(state, JobRecord) else JobRecord(id="7", state=state, nodes="n0", reason="Resources")
         for state in states
     ]
     answers = iter(jobs)
@@ -69,14 +69,14 @@ def test_wait_until_has_a_run_time_limit(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("job", "allowed_states", "accepted"),
     [
-        (Job(id="7", state="FAILED", nodes="n0"), (), True),
-        (Job(id="7", state="TIMEOUT", nodes="n0"), (), False),
-        (Job(id="7", state="TIMEOUT", nodes="n0"), ("TIMEOUT",), True),
-        (Job(id="7", state="COMPLETED"), (), False),  # without node
+        (JobRecord(id="7", state="FAILED", nodes="n0"), (), True),
+        (JobRecord(id="7", state="TIMEOUT", nodes="n0"), (), False),
+        (JobRecord(id="7", state="TIMEOUT", nodes="n0"), ("TIMEOUT",), True),
+        (JobRecord(id="7", state="COMPLETED"), (), False),  # without node
     ],
 )
 def test_accepted_end_states(
-    job: Job, allowed_states: tuple[str, ...], accepted: bool, monkeypatch: pytest.MonkeyPatch
+    job: JobRecord, allowed_states: tuple[str, ...], accepted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_job_states(monkeypatch, job)
     if accepted:
@@ -98,7 +98,7 @@ def test_start_idle_job(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> No
 def test_query_reports_progress_and_unknown_job_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     jobs = replace(PROBE_JOBS, progress=notes.append)
-    set_job_states(monkeypatch, "RUNNING", Job(id="7", state=UNKNOWN, reason="Invalid job id"))
+    set_job_states(monkeypatch, "RUNNING", JobRecord(id="7", state=UNKNOWN, reason="Invalid job id"))
     jobs.query("7")
     assert len(notes) == 1
     with pytest.raises(SeatrialError, match="Invalid job id"):

@@ -26,7 +26,7 @@ from seatrial.checks.faults.failing_job import Fault, FaultRecord
 from seatrial.config.layers import ENV_PREFIX
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import Job
+from seatrial.discover.slurm_facts import JobRecord
 from seatrial.model import (
     CLUSTER,
     Artifact,
@@ -233,7 +233,7 @@ def report_observations(injected: FaultRecord, trial: Trial, allowed: dict[str, 
     yield _metric(f"ended_in_time.{fault}", end_s <= limit_s)
 
 
-def allocation_observations(fault: Fault, job: Job) -> Iterator[Observation]:
+def allocation_observations(fault: Fault, job: JobRecord) -> Iterator[Observation]:
     """Yields whether the job of the ended run still has an allocation; Slurm lists no state of a purged job. Pure."""
     yield Fact(name=f"job.{fault}", value=f"job {job.id} on {job.nodes or 'no node'}: {job}")
     yield _metric(f"leftover_jobs.{fault}", job.has_state and not job.ended)

@@ -11,7 +11,7 @@ from pydantic import Field
 from seatrial.checks.base import Context, Options
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes
 from seatrial.discover.kubectl import Kubectl
-from seatrial.discover.kubernetes import Node, device_count, is_extended, read_nodes
+from seatrial.discover.kubernetes import KubernetesNode, device_count, is_extended, read_nodes
 from seatrial.model import NotApplicable, SeatrialError
 
 Value = TypeVar("Value", bound=str | bool)
@@ -34,7 +34,7 @@ def kubectl(settings: Kubernetes) -> Kubectl:
     return Kubectl(settings.namespace, settings.context)
 
 
-def trial_nodes(context: Context, settings: Kubernetes) -> tuple[Node, ...]:
+def trial_nodes(context: Context, settings: Kubernetes) -> tuple[KubernetesNode, ...]:
     """Return the nodes that match the trial's node selector; with GPUs expected, only nodes that have some.
 
     A trial without GPUs runs on nodes whose taints its pods tolerate. Raises KubectlError.
@@ -74,7 +74,7 @@ def missing_names(names_by_node: Mapping[str, set[str]]) -> dict[str, list[str]]
     return {node: names for node, names in missing.items() if names}
 
 
-def require_nodes(nodes: tuple[Node, ...], settings: Kubernetes) -> None:
+def require_nodes(nodes: tuple[KubernetesNode, ...], settings: Kubernetes) -> None:
     """Raise SeatrialError if no node can be one of the trial."""
     if not nodes:
         selector = ",".join(f"{key}={value}" for key, value in settings.node_selector.items())

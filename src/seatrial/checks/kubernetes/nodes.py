@@ -16,7 +16,7 @@ from seatrial.checks.kubernetes._cluster import (
 )
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes, Toleration
 from seatrial.discover.kubectl import Kubectl, KubectlError
-from seatrial.discover.kubernetes import CLIQUE_LABEL, Node, Pod, kubernetes_data, parse_pods
+from seatrial.discover.kubernetes import CLIQUE_LABEL, KubernetesNode, Pod, kubernetes_data, parse_pods
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 
 METRICS = {
@@ -206,7 +206,7 @@ def measure(context: Context, options: KubernetesOptions) -> Iterator[Observatio
     yield from _operator_metrics(nodes, settings)
 
 
-def _unusable_reasons(node: Node, tolerations: Sequence[Toleration], devices: Mapping[str, int]) -> list[str]:
+def _unusable_reasons(node: KubernetesNode, tolerations: Sequence[Toleration], devices: Mapping[str, int]) -> list[str]:
     """Return why the trial's pods cannot run on the node; empty if they can."""
     reasons = [str(node.ready_condition)] if node.ready_condition.status != "True" else []
     reasons += _barriers(node, tolerations)
@@ -217,13 +217,13 @@ def _unusable_reasons(node: Node, tolerations: Sequence[Toleration], devices: Ma
     ]
 
 
-def _barriers(node: Node, tolerations: Sequence[Toleration]) -> list[str]:
+def _barriers(node: KubernetesNode, tolerations: Sequence[Toleration]) -> list[str]:
     """Return why the scheduler places no pod of the trial on the node: cordoned, or its taints."""
     cordoned = ["cordoned"] if node.spec.unschedulable else []
     return cordoned + [f"taint {taint}" for taint in node.untolerated_taints(tolerations)]
 
 
-def _state_metrics(nodes: Sequence[Node], tolerations: Sequence[Toleration]) -> Iterator[Observation]:
+def _state_metrics(nodes: Sequence[KubernetesNode], tolerations: Sequence[Toleration]) -> Iterator[Observation]:
     """Yield for each node whether it is ready and schedulable, and its problem conditions."""
     barriers = {node.name: _barriers(node, tolerations) for node in nodes}
     yield from facts(
@@ -245,7 +245,7 @@ def _state_metrics(nodes: Sequence[Node], tolerations: Sequence[Toleration]) -> 
         yield from metrics(METRICS, values, node.name)
 
 
-def _gpu_metrics(nodes: Sequence[Node], expected: int | None) -> Iterator[Observation]:
+def _gpu_metrics(nodes: Sequence[KubernetesNode], expected: int | None) -> Iterator[Observation]:
     """Yield for each node its allocatable, unhealthy and missing GPUs, and whether GPUs are shared."""
     yield from facts(
         {
@@ -267,7 +267,7 @@ def _gpu_metrics(nodes: Sequence[Node], expected: int | None) -> Iterator[Observ
         yield from metrics(METRICS, values, node.name)
 
 
-def _device_metrics(nodes: Sequence[Node], devices: Mapping[str, int]) -> Iterator[Observation]:
+def _device_metrics(nodes: Sequence[KubernetesNode], devices: Mapping[str, int]) -> Iterator[Observation]:
     """Yield the number of device resources that are missing on each node, other than GPUs."""
     present = {node.name: {name for name in node.extended_resources if node.allocatable(name)} for node in nodes}
     missing_vs_peers = missing_names(present)
@@ -280,7 +280,7 @@ def _device_metrics(nodes: Sequence[Node], devices: Mapping[str, int]) -> Iterat
         yield from metrics(METRICS, {"resources_missing": len(rows)}, name)
 
 
-def _topology_metrics(nodes: Sequence[Node]) -> Iterator[Observation]:
+def _topology_metrics(nodes: Sequence[KubernetesNode]) -> Iterator[Observation]:
     """Yield the NVLink cliques, and for each node the topology labels that it lacks."""
     missing = missing_names({node.name: set(node.topology) for node in nodes})
     cliques: dict[str, list[str]] = {}
@@ -295,7 +295,7 @@ def _topology_metrics(nodes: Sequence[Node]) -> Iterator[Observation]:
         yield from metrics(METRICS, {"topology_labels_missing": len(missing.get(node.name, ()))}, node.name)
 
 
-def _version_metrics(nodes: Sequence[Node]) -> Iterator[Observation]:
+def _version_metrics(nodes: Sequence[KubernetesNode]) -> Iterator[Observation]:
     """Yield for each node whether kubelet, driver or GPU model differ from those of most nodes."""
     values = {
         "kubelet_version": {node.name: node.status.node_info.kubelet_version for node in nodes},
@@ -320,7 +320,7 @@ def _grouped(by_node: Mapping[str, str]) -> dict[str, list[str]]:
     return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
 
 
-def _operator_metrics(nodes: Sequence[Node], settings: Kubernetes) -> Iterator[Observation]:
+def _operator_metrics(nodes: Sequence[KubernetesNode], settings: Kubernetes) -> Iterator[Observation]:
     """Yield the DaemonSet pods of the operators that are not ready or missing, by node."""
     pods, refused = _operator_pods(settings)
     daemon_sets: dict[str, set[str]] = {node.name: set() for node in nodes}

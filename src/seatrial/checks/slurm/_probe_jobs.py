@@ -12,7 +12,7 @@ from pydantic import Field
 
 from seatrial.checks.base import Context, Options
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import Job
+from seatrial.discover.slurm_facts import JobRecord
 from seatrial.model import Fact, NotApplicable, SeatrialError
 
 RUN_TIMEOUT_S = 120  # for the end of a running probe job
@@ -53,7 +53,7 @@ class ProbeJobs:
         arguments = ["--parsable", "--output=/dev/null", *more, f"--wrap={script}"]
         return slurm.command_output(self.command("sbatch", *arguments, minutes=minutes)).strip().partition(";")[0]
 
-    def start_idle_job(self, *size: str, wait_s: float | None = None) -> Job:
+    def start_idle_job(self, *size: str, wait_s: float | None = None) -> JobRecord:
         """Start a job that sleeps, and return it when it runs. Raises SeatrialError with Slurm's reason otherwise."""
         job_id = self.submit(f"sleep {60 * _TIME_LIMIT_MIN}", *size)
         job = self.wait_until(job_id, lambda job: not job.pending, 0, wait_s)
@@ -67,8 +67,8 @@ class ProbeJobs:
         return slurm.command_output([*slurm.env_prefix_outside_job(), *srun, *command], RUN_TIMEOUT_S)
 
     def wait_until(
-        self, job_id: str, condition: Callable[[Job], bool], run_s: float, wait_s: float | None = None
-    ) -> Job:
+        self, job_id: str, condition: Callable[[JobRecord], bool], run_s: float, wait_s: float | None = None
+    ) -> JobRecord:
         """Return the job when ``condition`` is true of it, or when it has run for ``run_s`` seconds.
 
         Raises SeatrialError if it is pending longer than ``wait_s``; default: ``wait_s`` of the options.
@@ -87,14 +87,14 @@ class ProbeJobs:
                 return job
             time.sleep(POLL_S)
 
-    def wait_for_end(self, job_id: str, *allowed_states: str) -> Job:
+    def wait_for_end(self, job_id: str, *allowed_states: str) -> JobRecord:
         """Return the ended job. Raises SeatrialError unless it is COMPLETED, FAILED or in ``allowed_states``."""
         job = self.wait_until(job_id, lambda job: job.ended, RUN_TIMEOUT_S)
         if job.state not in ("COMPLETED", "FAILED", *allowed_states) or not job.nodes:
             raise SeatrialError(f"job {job_id} did not run: state {job}. Next: scontrol show job {job_id}")
         return job
 
-    def query(self, job_id: str) -> Job:
+    def query(self, job_id: str) -> JobRecord:
         """Return the job's current state. Raises SeatrialError if Slurm does not know the job any more."""
         job = slurm.job(job_id)
         if not job.has_state:

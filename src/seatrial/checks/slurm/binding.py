@@ -14,7 +14,7 @@ from pydantic import Field
 from seatrial.checks.base import Check, Context, RuleFact, metrics
 from seatrial.checks.slurm._probe_jobs import SubmitOptions, condition_fact, open_probe_jobs, require_client
 from seatrial.discover import slurm, slurm_task
-from seatrial.discover.slurm_facts import Allocation, Settings
+from seatrial.discover.slurm_facts import AllocatedResources, Settings
 from seatrial.discover.slurm_task import Task
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 
@@ -183,7 +183,7 @@ def _condition_facts(settings: Settings, gpus: int, no_gpus_reason: str) -> Iter
         yield from metrics(METRICS, {"devices_confined": settings.constrains_devices})
 
 
-def _require_tasks(tasks: Sequence[Task], expected: int, allocations: Mapping[str, Allocation]) -> None:
+def _require_tasks(tasks: Sequence[Task], expected: int, allocations: Mapping[str, AllocatedResources]) -> None:
     """Raise SeatrialError unless all expected tasks reported, each on an allocated node."""
     unallocated_nodes = {task.node for task in tasks} - set(allocations)
     if len(tasks) != expected or unallocated_nodes:
@@ -191,7 +191,7 @@ def _require_tasks(tasks: Sequence[Task], expected: int, allocations: Mapping[st
         raise SeatrialError(f"{len(tasks)} of {expected} tasks reported{where}. Next: srun -n2 --label true")
 
 
-def _allocated_cpus(tasks: Sequence[Task], allocations: Mapping[str, Allocation]) -> dict[str, int]:
+def _allocated_cpus(tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources]) -> dict[str, int]:
     """Return node → number of kernel CPUs (hyperthreads) that are allocated to the job; Slurm may count cores."""
     configured = {node.name: node.cpus for node in slurm.nodes()}
     threads = {task.node: task.threads_per_slurm_cpu(configured.get(task.node)) for task in tasks}
@@ -218,7 +218,7 @@ def _task_summary(task: Task) -> dict[str, object]:
     }
 
 
-def _memory_metrics(tasks: Sequence[Task], allocations: Mapping[str, Allocation]) -> Iterator[Observation]:
+def _memory_metrics(tasks: Sequence[Task], allocations: Mapping[str, AllocatedResources]) -> Iterator[Observation]:
     """Yield memory_confined per task; no value for a task without a readable memory cgroup."""
     limited_tasks = [task for task in tasks if task.memory_limits]
     yield Fact(name="memory", value={task.name: task.memory_limit for task in limited_tasks})

@@ -9,7 +9,7 @@ from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metri
 from seatrial.discover import gpu as discover
 from seatrial.discover import slurm
 from seatrial.discover.gpu import GpuFacts
-from seatrial.discover.slurm_facts import Node
+from seatrial.discover.slurm_facts import SlurmNode
 from seatrial.model import NotApplicable, Observation, Phase, Rule, Scope, SeatrialError
 
 METRICS = {
@@ -89,7 +89,7 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
         )
 
 
-def _this_node(context: Context, env: Mapping[str, str]) -> Node:
+def _this_node(context: Context, env: Mapping[str, str]) -> SlurmNode:
     """Return Slurm's record of this node. Without one, raises SeatrialError in a job, else NotApplicable."""
     job, name = env.get("SLURM_JOB_ID"), env.get("SLURMD_NODENAME") or context.node.partition(".")[0]
     if not slurm.installed():

@@ -13,7 +13,7 @@ from pydantic import Field
 from seatrial.checks.base import Check, Context, RuleFact, metrics
 from seatrial.checks.slurm._probe_jobs import ProbeJobs, SubmitOptions, condition_fact, open_probe_jobs, require_client
 from seatrial.discover import slurm, slurm_task
-from seatrial.discover.slurm_facts import Job, Partition, Settings
+from seatrial.discover.slurm_facts import JobRecord, Partition, Settings
 from seatrial.discover.slurm_task import Task
 from seatrial.model import (
     Fact,
@@ -112,7 +112,7 @@ def _condition_facts(settings: Settings, partition: Partition | None, gpus: int)
     yield condition_fact("gpus_compared", "" if gpus > 1 else f"{gpus} GPUs per node; two jobs need one GPU each")
 
 
-def _start_pair(jobs: ProbeJobs, size: tuple[str, ...], second_job_wait_s: float) -> tuple[Job, Job]:
+def _start_pair(jobs: ProbeJobs, size: tuple[str, ...], second_job_wait_s: float) -> tuple[JobRecord, JobRecord]:
     """Start two jobs on one node. Raises SeatrialError with Slurm's reason if the second does not start."""
     first = jobs.start_idle_job(*size)
     try:
@@ -122,7 +122,7 @@ def _start_pair(jobs: ProbeJobs, size: tuple[str, ...], second_job_wait_s: float
     return first, second
 
 
-def _require_running(jobs: ProbeJobs, pair: tuple[Job, Job]) -> None:
+def _require_running(jobs: ProbeJobs, pair: tuple[JobRecord, JobRecord]) -> None:
     """Raise SeatrialError if one of the jobs ended before both steps ran."""
     for job in pair:
         current = jobs.query(job.id)
@@ -132,7 +132,7 @@ def _require_running(jobs: ProbeJobs, pair: tuple[Job, Job]) -> None:
             )
 
 
-def _single_task(output: str, job: Job) -> Task:
+def _single_task(output: str, job: JobRecord) -> Task:
     """Return the task of a step. Raises SeatrialError unless there is one task, on the job's node."""
     tasks = slurm_task.parse_tasks(output)
     if len(tasks) != 1 or tasks[0].node != job.nodes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from seatrial.checks.base import Check, Context, Options, facts, metrics
 from seatrial.checks.slurm._probe_jobs import require_client
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import Node
+from seatrial.discover.slurm_facts import SlurmNode
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 
 METRICS = {
@@ -73,7 +73,7 @@ def measure(context: Context, options: NodesOptions) -> Iterator[Observation]:
     reserved = {node.name for node in nodes if node.blocked_by_reservation(options.reservation)}
     usable = sum(node.usable and node.name not in reserved for node in nodes)
 
-    def states(condition: Callable[[Node], bool]) -> dict[str, str]:
+    def states(condition: Callable[[SlurmNode], bool]) -> dict[str, str]:
         return {node.name: str(node) for node in nodes if condition(node)}
 
     yield from facts(

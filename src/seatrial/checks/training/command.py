@@ -35,7 +35,7 @@ from seatrial.model import (
     Series,
 )
 from seatrial.train import disk, trainer_state
-from seatrial.train.trainer_state import Step, TrainerState
+from seatrial.train.trainer_state import LoggedStep, TrainerState
 from seatrial.util import processes
 from seatrial.util.failures import exit_reason
 
@@ -340,7 +340,7 @@ def _number(text: str, pattern: re.Pattern[str], log: Path) -> float:
 
 def _state_from_log(entries: Sequence[Mapping[str, float]], max_steps: int | None, log: Path) -> TrainerState:
     """The steps of a log. Raises SeatrialError if step numbers do not increase: several ranks write to one log."""
-    steps: list[Step] = []
+    steps: list[LoggedStep] = []
     for entry in (entry for entry in entries if "loss" in entry):
         previous = steps[-1].step if steps else -1
         step = int(entry["step"]) if "step" in entry else len(steps) + 1
@@ -348,7 +348,7 @@ def _state_from_log(entries: Sequence[Mapping[str, float]], max_steps: int | Non
             raise SeatrialError(
                 f"options.log: step {step} follows step {previous} in {log}; match the lines of one rank only"
             )
-        steps.append(Step(step=step, loss=entry["loss"], grad_norm=entry.get("grad_norm")))
+        steps.append(LoggedStep(step=step, loss=entry["loss"], grad_norm=entry.get("grad_norm")))
     last_step = steps[-1].step if steps else 0
     starts_at_0 = bool(steps) and steps[0].step == 0
     return TrainerState(global_step=last_step + starts_at_0, max_steps=max_steps or 0, steps=tuple(steps))
