@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.analysis.algorithms import choices_for, read_choices
+from seatrial.analysis.algorithms import read_choices, select_choices
 from seatrial.checks import catalog
 from seatrial.model import Measurement, size_label
 
@@ -28,13 +28,13 @@ def choice(algorithm: str, protocol: str = "Simple", **more: Any) -> dict[str, A
 
 def test_choice_is_looked_up_by_operation_dtype_and_buffers() -> None:
     choices = read_choices([transport(all_reduce={**DEFAULT_SHAPE, "by_size": {"1MiB": choice("NVLS")}})], catalog())
-    assert choices_for(choices, "all_reduce", DEFAULT_SHAPE) == {"1MiB": ("NVLS", "Simple")}
+    assert select_choices(choices, "all_reduce", DEFAULT_SHAPE) == {"1MiB": ("NVLS", "Simple")}
     for operation, facts in (
         ("all_gather", DEFAULT_SHAPE),
         ("all_reduce", {**DEFAULT_SHAPE, "dtype": "bfloat16"}),
         ("all_reduce", {}),
     ):
-        assert choices_for(choices, operation, facts) == {}
+        assert select_choices(choices, operation, facts) == {}
 
 
 def test_only_the_default_setting_is_used() -> None:
@@ -48,7 +48,7 @@ def test_logged_operation_takes_precedence_over_settings() -> None:
         [settings(**{"1GiB": choice("RING")}), logged],
         [logged, settings(**{"1GiB": choice("RING")})],
     ):
-        assert choices_for(read_choices(measurements, catalog()), "all_reduce", DEFAULT_SHAPE) == {
+        assert select_choices(read_choices(measurements, catalog()), "all_reduce", DEFAULT_SHAPE) == {
             "1GiB": ("NVLS", "Simple")
         }
 
@@ -59,7 +59,7 @@ def test_logged_operation_takes_precedence_over_settings() -> None:
 )
 def test_algorithm_names_are_values_of_nccl_algo(logged: str, name: str) -> None:
     choices = read_choices([transport(all_reduce={**DEFAULT_SHAPE, "by_size": {"1MiB": choice(logged)}})], catalog())
-    assert choices_for(choices, "all_reduce", DEFAULT_SHAPE)["1MiB"] == (name, "Simple")
+    assert select_choices(choices, "all_reduce", DEFAULT_SHAPE)["1MiB"] == (name, "Simple")
 
 
 def test_missing_algorithm_is_omitted() -> None:
@@ -72,14 +72,14 @@ def test_missing_algorithm_is_omitted() -> None:
         "16MiB": choice("RING", "not logged"),
     }
     choices = read_choices([transport(all_reduce={**DEFAULT_SHAPE, "by_size": sizes})], catalog())
-    assert choices_for(choices, "all_reduce", DEFAULT_SHAPE) == {"16MiB": ("Ring", "")}
+    assert select_choices(choices, "all_reduce", DEFAULT_SHAPE) == {"16MiB": ("Ring", "")}
 
 
 def test_choice_has_the_requested_and_the_exact_size() -> None:
     choices = read_choices(
         [transport(all_reduce={**DEFAULT_SHAPE, "by_size": {"1MiB": choice("RING", bytes=2**20 + 8)}})], catalog()
     )
-    assert choices_for(choices, "all_reduce", DEFAULT_SHAPE) == {
+    assert select_choices(choices, "all_reduce", DEFAULT_SHAPE) == {
         "1MiB": ("Ring", "Simple"),
         "1048584B": ("Ring", "Simple"),
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.analysis.collective import NVLINK, PORT, Collective, collective_from
+from seatrial.analysis.collective import NVLINK, PORT, Collective, build_collective
 from seatrial.hardware.links import Links
 from seatrial.hardware.references import References, skus
 from seatrial.model import Measurement
@@ -21,7 +21,7 @@ EIGHT_GPUS = Collective(
 
 
 def make(operation: str = "all_reduce", **facts: Any) -> Collective | None:
-    return collective_from(
+    return build_collective(
         Measurement(check="c", subject="n0/gpu0", facts=H200 | facts), operation, {}, LINKS, REFERENCES
     )
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
-from seatrial.cli.output import print_json, print_result
+from seatrial.cli import output
+from seatrial.cli.output import print_json, print_lines, print_result
 from seatrial.model import Trial
+from seatrial.report.console import Stream
 from tests.report import samples
+
+LONG = "  " + "word " * 30 + "end"
+COMMAND = "  next: `" + "command " * 30 + "end`"
 
 
 def test_json_output_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,3 +33,20 @@ def test_the_path_of_the_report_is_printed_if_given(report: Path | None, capsys:
     out = capsys.readouterr().out
     assert "REJECTED" in out
     assert ("Report: runs/report.html" in out) is (report is not None)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_lines_break_between_words_only_at_a_terminal(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Stream(file=io.StringIO(), force_terminal=is_terminal, width=80)
+    monkeypatch.setattr(output, "stdout", lambda: console)
+    print_lines(["short", LONG, COMMAND])
+    first, *wrapped, last = capsys.readouterr().out.splitlines()
+    assert (first, last) == ("short", COMMAND)
+    assert [word for line in wrapped for word in line.split()] == LONG.split()
+    if is_terminal:
+        assert max(map(len, wrapped)) <= 80
+        assert all(line.startswith("    ") for line in wrapped[1:])
+    else:
+        assert wrapped == [LONG]

@@ -28,7 +28,7 @@ def read(tmp_path: Path, text: str, name: str = "topology.yaml") -> Topology:
 
 def test_own_format(tmp_path: Path) -> None:
     read_topology = read(tmp_path, OWN)
-    assert read_topology.switches_of("n1") == ("leaf1", "spine")
+    assert read_topology.switches_above("n1") == ("leaf1", "spine")
     assert (read_topology.leaf("n5"), read_topology.rack("n3")) == ("leaf2", "B")
     assert (read_topology.rail_switch("n2", 5), read_topology.rail_switch("n5", 5)) == ("leaf1-rail5", "")
     assert read_topology.nodes == {f"n{number}" for number in range(1, 9)}

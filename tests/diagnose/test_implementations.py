@@ -10,7 +10,7 @@ from seatrial.checks import catalog
 from seatrial.checks.training import lora
 from seatrial.diagnose.implementations import SLOW_IMPLEMENTATION, SLOW_MACHINE, implementation_findings
 from seatrial.hardware.links import Links
-from seatrial.hardware.references import references_for
+from seatrial.hardware.references import select_references
 from seatrial.judge.rules import judge_check
 from seatrial.model import CLUSTER, Basis, BasisKind, Explained, Finding, Measurement, Metric, Outcome, Verdict
 
@@ -28,7 +28,7 @@ def verdicts(native: float, hf: float, ranks: int = 2) -> list[Verdict]:
     measurement = Measurement(
         check="train.lora", subject="n0/gpu0", metrics=metrics, facts=FACTS | {"world_size": ranks}
     )
-    judged = judge_check(lora.CHECK, [measurement], {}, "t", references_for(Links(), None))
+    judged = judge_check(lora.CHECK, [measurement], {}, "t", select_references(Links(), None))
     return [verdict for verdict in judged if verdict.metric.startswith("tokens_per_second")]
 
 

@@ -97,7 +97,7 @@ def test_the_filesystem_type_is_resolved_through_symbolic_links(root: Path) -> N
 
 def test_the_filesystem_type_of_a_path(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/proc/self")
-    assert filesystem.type_of(Path("/proc")) == filesystem.type_of(tmp_path / "link") == "proc"
+    assert filesystem.filesystem_type(Path("/proc")) == filesystem.filesystem_type(tmp_path / "link") == "proc"
 
 
 def test_tmpdir_is_the_temporary_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

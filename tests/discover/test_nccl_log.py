@@ -105,14 +105,14 @@ def test_fields_that_are_not_logged_are_none() -> None:
 def test_algorithm_choices(line: str, choice: AlgorithmChoice) -> None:
     log = parse(f"n1:9:9 [0] NCCL INFO {line}\n" * 2)
     assert log.choices == (choice,)
-    assert log.choice_for(choice.operation or "AllReduce", choice.size) == choice
-    assert log.choice_for("Broadcast", choice.size) == (None if choice.operation else choice)
-    assert log.choice_for("AllReduce", 7) is None
+    assert log.find_choice(choice.operation or "AllReduce", choice.size) == choice
+    assert log.find_choice("Broadcast", choice.size) == (None if choice.operation else choice)
+    assert log.find_choice("AllReduce", 7) is None
 
 
 def test_the_last_choice_for_a_size_counts() -> None:
     line = "n1:9:9 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo {} proto LL channel{{Lo..Hi}}={{0..1}}\n"
-    choice = parse(line.format("TREE") + line.format("RING")).choice_for("AllReduce", 4096)
+    choice = parse(line.format("TREE") + line.format("RING")).find_choice("AllReduce", 4096)
     assert choice
     assert choice.algorithm == "RING"
 
@@ -123,7 +123,7 @@ def test_a_log_without_tuning_has_no_choices() -> None:
 
 def test_a_log_with_tuning_has_choices() -> None:
     log = read(LOGS / "h200-nvlink-tuning-2.28.9.log")
-    small, large = log.choice_for("AllReduce", 2**20), log.choice_for("AllReduce", 2**30)
+    small, large = log.find_choice("AllReduce", 2**20), log.find_choice("AllReduce", 2**30)
     assert small == AlgorithmChoice(operation="AllReduce", size=2**20, algorithm="RING", protocol="LL", channels=24)
     assert large == AlgorithmChoice(operation="AllReduce", size=2**30, algorithm="RING", protocol="SIMPLE", channels=24)
     assert set(log.transports) == {"P2P/CUMEM"}

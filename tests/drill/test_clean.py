@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.drill import catalog, clean
-from seatrial.drill.clean import alarms_of, clean_trials, run_clean, upper_bound
+from seatrial.drill.clean import clean_trials, list_alarms, run_clean, upper_bound
 from seatrial.drill.cpu.cpu_hog import LIMIT
 from seatrial.drill.injection import Injection
 from seatrial.model import UsageError
@@ -60,24 +60,24 @@ def test_interrupted_clean_runs_keep_those_that_are_complete(tmp_path: Path, mon
 
     monkeypatch.setattr(Injection, "start_trial", lambda self: None)
     monkeypatch.setattr(Injection, "wait_for_end", wait)
-    monkeypatch.setattr(clean, "record_of", lambda run_dir: NO_ALARM)
+    monkeypatch.setattr(clean, "load_record", lambda run_dir: NO_ALARM)
     result = run_clean([DRILL], 40, [], tmp_path, lambda _text: None)
     assert (result.runs, len(result.seconds)) == (2, 2)
     assert result.upper_bound == pytest.approx(1 - 0.05**0.5)
 
 
 def test_verdicts_and_findings_are_alarms() -> None:
-    assert [alarm.name for alarm in alarms_of(ALARM, 1)] == [
+    assert [alarm.name for alarm in list_alarms(ALARM, 1)] == [
         "collectives.all_reduce:busbw.1MiB",
         "finding:data_corrupted",
     ]
-    assert not list(alarms_of(NO_ALARM, 1))
+    assert not list(list_alarms(NO_ALARM, 1))
 
 
 def test_known_conditions_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Injection, "start_trial", lambda self: None)
     monkeypatch.setattr(Injection, "wait_for_end", lambda self, limit_s: 0)
-    monkeypatch.setattr(clean, "record_of", lambda run_dir: ALARM if "clean-2" in str(run_dir) else NO_ALARM)
+    monkeypatch.setattr(clean, "load_record", lambda run_dir: ALARM if "clean-2" in str(run_dir) else NO_ALARM)
     drills = [replace(DRILL, name="clean")]
     result = run_clean(drills, 3, [], tmp_path / "all", lambda _text: None)
     assert (result.runs_with_alarm, {alarm.run for alarm in result.alarms}) == (1, {2})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from seatrial.drill.base import Drill, DrillResult, DrillTrial, Expected
-from seatrial.drill.evaluate import Evidence, cause_of, evaluate
+from seatrial.drill.evaluate import Evidence, evaluate, finding_cause
 from seatrial.model import Decision, DecisionValue, Finding, Outcome, Trial, Verdict
 from seatrial.model.trial import Action
 from seatrial.pipeline.run_directory import load_trial
@@ -98,8 +98,8 @@ def test_cause_of_a_log_line_is_the_id_of_its_signature() -> None:
     memory = Finding(
         title="GPU out of memory", subject="", confidence="low", evidence="", signature="cuda.out_of_memory"
     )
-    assert cause_of(memory) == "cuda.out_of_memory"
-    assert cause_of(Finding(title="no signature", subject="", confidence="low", evidence="")) == ""
+    assert finding_cause(memory) == "cuda.out_of_memory"
+    assert finding_cause(Finding(title="no signature", subject="", confidence="low", evidence="")) == ""
 
 
 REFUSAL = Expected(

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from seatrial.checks.fabric._busbw_rules import MANY_NODES
 from seatrial.hardware import network_limits
-from seatrial.hardware.network_limits import NetworkLimit, limit_for
+from seatrial.hardware.network_limits import NetworkLimit, find_limit
 from seatrial.model import parse_bytes
 from seatrial.util import data_files
 
@@ -52,7 +52,7 @@ def test_two_entries_for_the_same_nodes_are_an_error(monkeypatch: pytest.MonkeyP
 
 def test_shipped_limits_of_the_all_reduce() -> None:
     for nodes in (2, 4, 15, 16, 32):
-        limit = limit_for("all_reduce", "rdma", nodes)
+        limit = find_limit("all_reduce", "rdma", nodes)
         assert limit
         assert (limit.fail_below, limit.warn_below) == (0.76, 0.83)
 
@@ -60,17 +60,17 @@ def test_shipped_limits_of_the_all_reduce() -> None:
 @pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive"])
 def test_every_number_of_nodes_has_a_limit(operation: str) -> None:
     for fabric in ("rdma", "tcp"):
-        assert all(limit_for(operation, fabric, nodes) for nodes in (2, 3, 4, 15, 16, 17, 32, 33, 128, 1024))
+        assert all(find_limit(operation, fabric, nodes) for nodes in (2, 3, 4, 15, 16, 17, 32, 33, 128, 1024))
 
 
 @pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "all_to_all"])
 def test_the_size_that_rules_judge_is_one_that_has_limits(operation: str) -> None:
-    few, many = limit_for(operation, "rdma", MANY_NODES - 1), limit_for(operation, "rdma", MANY_NODES)
+    few, many = find_limit(operation, "rdma", MANY_NODES - 1), find_limit(operation, "rdma", MANY_NODES)
     assert few
     assert many
     assert (few.min_size, many.min_size) == (parse_bytes("1GiB"), parse_bytes("8GiB"))
 
 
 def test_operations_without_a_published_figure_have_no_limit() -> None:
-    assert limit_for("reduce", "rdma", 2) is None
-    assert limit_for("broadcast", "rdma", 8) is None
+    assert find_limit("reduce", "rdma", 2) is None
+    assert find_limit("broadcast", "rdma", 8) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seatrial.bench.operations import OPERATIONS
-from seatrial.hardware.network_limits import limit_for
+from seatrial.hardware.network_limits import find_limit
 from seatrial.hardware.network_time import MAX_SIZE_S, TcpNetwork, busbw_factor, limit_with_network
 from seatrial.model import parse_bytes
 
@@ -20,7 +20,7 @@ def test_factors_are_those_of_the_measurement(operation: str, ranks: int) -> Non
 
 
 def test_a_ring_sends_its_bus_bandwidth_over_the_ports() -> None:
-    limit = limit_for("all_reduce", "tcp", 4)
+    limit = find_limit("all_reduce", "tcp", 4)
     assert limit
     busbw = limit.warn_below * 10e9 / 8  # bytes/s
     assert SLOW.operation_s("all_reduce", GIB8) == pytest.approx(GIB8 * 2 * 31 / 32 / busbw)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.config.schema import Cluster, Config, Container, Environment
-from seatrial.launch import launcher_for
+from seatrial.launch import select_launcher
 from seatrial.launch.local import LocalLauncher
 from seatrial.model import Job, Preflight, UsageError
 from tests import paths
@@ -93,17 +93,17 @@ def test_gloo_uses_loopback_by_default() -> None:
 
 def test_local_launcher_refuses_several_nodes() -> None:
     settings = config()
-    assert launcher_for(settings, "ranks").name == "local"
+    assert select_launcher(settings, "ranks").name == "local"
     several = settings.model_copy(update={"launcher": "local", "cluster": Cluster(nodes=2)})
-    assert launcher_for(several, "control").name == "local"
+    assert select_launcher(several, "control").name == "local"
     with pytest.raises(UsageError, match=r"cluster\.nodes is 2"):
-        launcher_for(several, "ranks")
+        select_launcher(several, "ranks")
 
 
 def test_control_jobs_run_in_the_environment_of_this_command() -> None:
     container = Container(runtime="pyxis", image="i")
     settings = config(launcher="slurm", container=container, environment=SITE)
     control = NODES.model_copy(update={"name": "control", "placement": "control", "device": "cpu", "preflight": None})
-    text = launcher_for(settings, "control").render(control, Path("RUN")).text
+    text = select_launcher(settings, "control").render(control, Path("RUN")).text
     assert f"python=({sys.executable})" in text
     assert "/opt" not in text.replace(sys.executable, "")

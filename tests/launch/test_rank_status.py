@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.launch.rank_status import Rank, ranks_in
+from seatrial.launch.rank_status import Rank, read_ranks
 from seatrial.worker import TERMINATING
 from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, job
 
@@ -18,7 +18,7 @@ class Written:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.rank: Rank = ranks_in(folder, job(GPU_CHECK, CLUSTER_CHECK))[1]
+        self.rank: Rank = read_ranks(folder, job(GPU_CHECK, CLUSTER_CHECK))[1]
 
     def raw(self, line: bytes) -> None:
         with (self.folder / "rank1.jsonl").open("ab") as journal:
@@ -45,7 +45,7 @@ def written(tmp_path: Path) -> Written:
 
 def test_one_rank_per_process_of_the_job(tmp_path: Path) -> None:
     two = job(GPU_CHECK).model_copy(update={"nodes": 2, "ranks_per_node": 3})
-    assert [rank.number for rank in ranks_in(tmp_path, two)] == [0, 1, 2, 3, 4, 5]
+    assert [rank.number for rank in read_ranks(tmp_path, two)] == [0, 1, 2, 3, 4, 5]
 
 
 def test_rank_without_output_has_no_last_seen(written: Written) -> None:

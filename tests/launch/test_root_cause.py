@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.launch import root_cause
-from seatrial.launch.rank_status import Rank, ranks_in
+from seatrial.launch.rank_status import Rank, read_ranks
 from seatrial.model import JobState
 from tests.checks.host import mounts
 from tests.launch.scripted import CLUSTER_CHECK, GPU_CHECK, TorchrunScript, job, run_scripted
@@ -50,7 +50,7 @@ def cause_of(folder: Path, exits: dict[int, int], ended_by_torchrun: tuple[int, 
 
 
 def read(folder: Path) -> list[Rank]:
-    ranks = ranks_in(folder, job(CLUSTER_CHECK, GPU_CHECK))
+    ranks = read_ranks(folder, job(CLUSTER_CHECK, GPU_CHECK))
     for rank in ranks:
         rank.read()
     return ranks

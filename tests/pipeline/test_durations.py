@@ -11,7 +11,7 @@ from seatrial.hardware.network_time import TcpNetwork
 from seatrial.pipeline.durations import (
     UNKNOWN_RATE,
     Network,
-    network_of,
+    configured_network,
     typical_duration,
     typical_seconds,
     uses_network,
@@ -125,7 +125,7 @@ def test_transfers_between_nodes_are_declared() -> None:
 )
 def test_network_of_a_trial(fabric: JsonValue, nodes: int, on_gpus: bool, expected: Network) -> None:
     settings = Config.model_validate({"name": "t", "cluster": {"nodes": nodes, "fabric": fabric}, "checks": {}})
-    assert network_of(settings, nodes, 8, on_gpus=on_gpus) == expected
+    assert configured_network(settings, nodes, 8, on_gpus=on_gpus) == expected
 
 
 def test_over_a_network_of_unknown_rate_the_duration_is_unknown() -> None:

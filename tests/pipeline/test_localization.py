@@ -66,7 +66,7 @@ def run_scripts(monkeypatch: pytest.MonkeyPatch) -> Start:
     def start(run_dir: RunDir, scripts: dict[str, str], stopped_job: str = "") -> tuple[Trial, SilentDisplay]:
         display, launcher = SilentDisplay(), ScriptLauncher(scripts, stopped_job)
         for module in ("run", "resume"):
-            monkeypatch.setattr(f"seatrial.pipeline.{module}.launcher_for", lambda settings, placement: launcher)
+            monkeypatch.setattr(f"seatrial.pipeline.{module}.select_launcher", lambda settings, placement: launcher)
         trial = run(run_dir, display)
         os.close(run_dir._journal.fileno())  # releases the lock
         closed.append(run_dir)  # its destructor would close a descriptor that another one uses by then

@@ -10,7 +10,7 @@ from seatrial.pipeline.nccl_tests_table import (
     measured_sizes,
     nominal_size_label,
     possible_operations,
-    series_of,
+    split_series,
     wrong_elements,
 )
 
@@ -60,7 +60,7 @@ def test_repeated_sweep_has_the_median() -> None:
 
 def test_series_of_data_types_and_reductions() -> None:
     rows = [row(redop="sum"), row(redop="max"), row(0), row(2**31, redop="sum")]
-    assert [len(series) for series in series_of(rows)] == [2, 1]
+    assert [len(series) for series in split_series(rows)] == [2, 1]
 
 
 def test_wrong_elements() -> None:

@@ -110,7 +110,7 @@ def run_scripts(
     display = SilentDisplay()
     launcher = ScriptLauncher({name.replace("_", "-"): text for name, text in scripts.items()}, stopped_job)
     with monkeypatch.context() as patch:
-        patch.setattr("seatrial.pipeline.run.launcher_for", lambda settings, placement: launcher)
+        patch.setattr("seatrial.pipeline.run.select_launcher", lambda settings, placement: launcher)
         trial = run(run_dir, display)
     os.close(run_dir._journal.fileno())  # releases the lock
     return trial, display

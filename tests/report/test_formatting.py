@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.report.formatting import bytes_of, count_text, format_range, natural_key, print_value
+from seatrial.report.formatting import count_text, format_range, natural_key, print_value, size_in_name
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_natural_key_accepts_any_number_of_digits() -> None:
     ("name", "expected"), [("busbw.1GiB", 2**30), ("p99.64KiB", 65536), ("tflops.bf16", 0), ("wrong", 0)]
 )
 def test_bytes_of(name: str, expected: int) -> None:
-    assert bytes_of(name) == expected
+    assert size_in_name(name) == expected

@@ -8,12 +8,12 @@ import pytest
 
 from seatrial.model import Measurement, Metric, Outcome, Reason, Timing, Verdict
 from seatrial.report.sections import (
-    facts_of,
+    fact_rows,
     is_pair_table,
     is_table,
+    make_rug,
     node_map,
     pretty,
-    rug_of,
     settings,
     subject_table,
     time_bar,
@@ -102,7 +102,7 @@ def test_a_check_with_one_subject_has_no_table_by_subject() -> None:
 
 def test_a_row_has_a_rug_plot_only_if_values_differ() -> None:
     checks = {check.name: check for chapter in chapters(samples.accepted()) for check in chapter.checks}
-    has_rug = {row.name: rug_of(row) is not None for row in checks["gpu.inventory"].rows}
+    has_rug = {row.name: make_rug(row) is not None for row in checks["gpu.inventory"].rows}
     assert has_rug == {
         "ecc_uncorrected": False,
         "pcie_width": False,
@@ -121,7 +121,7 @@ def test_a_fact_that_differs_has_its_values_with_subjects() -> None:
         )
         for number in (10, 2, 3)
     )
-    rows = {row.name: row.values for row in facts_of(measurements)}
+    rows = {row.name: row.values for row in fact_rows(measurements)}
     assert rows == {
         "driver": (("580", ("node2", "node10")), ("570", ("node3",))),
         "os": (("U", ("node2", "node3", "node10")),),
@@ -130,7 +130,7 @@ def test_a_fact_that_differs_has_its_values_with_subjects() -> None:
 
 def test_equal_facts_of_different_types_are_different_values() -> None:
     measurements = tuple(Measurement(check="x", subject="n", facts={"f": value}) for value in (1, "1", True))
-    assert [value for value, _ in facts_of(measurements)[0].values] == [1, "1", True]
+    assert [value for value, _ in fact_rows(measurements)[0].values] == [1, "1", True]
 
 
 def test_a_setting_without_an_origin_has_that_of_its_parent() -> None:

@@ -77,7 +77,9 @@ def test_paragraph_has_evidence_and_next_step_on_lines_of_their_own() -> None:
 
 def test_long_text_is_a_list_of_at_most_eight_items() -> None:
     items = [f"node{number}: " + "x" * 50 for number in range(40)]
-    long = replace(UNJUDGED, outcome=Outcome.ERROR, reasons=(Reason.MEASUREMENT_FAILED,), detail="; ".join(items))
+    long = replace(
+        UNJUDGED, outcome=Outcome.ERROR, reasons=(Reason.MEASUREMENT_FAILED,), value=None, detail="; ".join(items)
+    )
     _, *listed, last, _next = why_not.paragraphs(trial(long))
     assert [line.strip() for line in listed] == [f"- {item}" for item in items[:7]]
     assert last == "  - 33 more: `seatrial judge RUN` lists all"

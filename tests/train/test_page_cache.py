@@ -12,7 +12,7 @@ SIZE = 64 * 4096
 
 
 def test_a_written_file_leaves_the_page_cache(tmp_path: Path) -> None:
-    if filesystem.type_of(tmp_path) in ("tmpfs", "ramfs"):
+    if filesystem.filesystem_type(tmp_path) in ("tmpfs", "ramfs"):
         pytest.skip("tmpfs keeps all pages")
     path = tmp_path / "data"
     path.write_bytes(os.urandom(SIZE))

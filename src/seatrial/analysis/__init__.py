@@ -8,7 +8,7 @@ from seatrial.analysis.insights import performance_insights
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
 from seatrial.hardware import links
-from seatrial.hardware.references import references_for
+from seatrial.hardware.references import select_references
 from seatrial.judge import error_counters
 from seatrial.judge.configured_fabric import tcp_fabric
 from seatrial.model import Baseline, Insight, Measurement
@@ -22,6 +22,6 @@ def trial_insights(
 ) -> tuple[Insight, ...]:
     """All insights of a trial: those of performance_insights and of error counters."""
     trial_links = links.read(measurements, checks)
-    references = references_for(trial_links, site, tcp=tcp_fabric(config))
+    references = select_references(trial_links, site, tcp=tcp_fabric(config))
     performance = performance_insights(config, measurements, checks, references, trial_links)
     return (*performance, *error_counters.insights(measurements))

@@ -46,7 +46,7 @@ def _distinct(
     return (value for value, _ in groupby(filter(None, values)))
 
 
-def choices_for(choices: Choices, operation: str, facts: Mapping[str, Any]) -> Mapping[str, AlgorithmProtocol]:
+def select_choices(choices: Choices, operation: str, facts: Mapping[str, Any]) -> Mapping[str, AlgorithmProtocol]:
     """The choices by size label for the operation, with dtype and buffers from the measurement's ``facts``."""
     return choices.get((operation, str(facts.get("dtype")), str(facts.get("buffers"))), {})
 

@@ -59,7 +59,7 @@ class Collective:
         )
 
 
-def collective_from(
+def build_collective(
     measurement: Measurement,
     operation: str,
     choices: Mapping[str, AlgorithmProtocol],

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from seatrial.analysis import algorithms, latency_fit, power, sensitivity
-from seatrial.analysis.collective import NVLINK, PORT, Collective, collective_from
+from seatrial.analysis.collective import NVLINK, PORT, Collective, build_collective
 from seatrial.checks.base import Check
 from seatrial.config.schema import Config
 from seatrial.hardware.links import Links, network_to_busbw_ratio, nvlink_to_busbw_ratio
@@ -37,8 +37,8 @@ def performance_insights(
             continue
         series = {curve.name: curve for curve in measurement.series}
         operation = operations[measurement.check]
-        operation_choices = algorithms.choices_for(choices, operation, measurement.facts)
-        collective = collective_from(measurement, operation, operation_choices, links, references)
+        operation_choices = algorithms.select_choices(choices, operation, measurement.facts)
+        collective = build_collective(measurement, operation, operation_choices, links, references)
         if collective and {"cuda_graph_busbw", "cuda_graph_latency"} <= set(series):
             insights += _latency(collective, series["cuda_graph_busbw"], series["cuda_graph_latency"])
         if collective and {"busbw", "latency"} <= set(series):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from seatrial.analysis.collective import NVLINK, Collective, collective_from
+from seatrial.analysis.collective import NVLINK, Collective, build_collective
 from seatrial.checks.base import Check, Comparison
 from seatrial.config.schema import Config
 from seatrial.hardware.links import HIERARCHICAL_ALGORITHMS, Links, network_to_busbw_ratio, nvlink_to_busbw_ratio
@@ -99,7 +99,7 @@ def per_node_insights(
         # The NVLinks of this model: ``links`` has the minimum over all GPUs of the trial
         model_nvlinks = 0 if isinstance(sku, str) else sku.nvlinks
         node_links = replace(links, nvlinks=model_nvlinks) if links.nvlinks and model_nvlinks else links
-        if collective := collective_from(first, checks[check].operation, {}, node_links, references):
+        if collective := build_collective(first, checks[check].operation, {}, node_links, references):
             medians = _busbw_medians(node_measurements)
             yield from threshold_insights(collective, first.facts, medians, config, checks, references)
 

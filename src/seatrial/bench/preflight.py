@@ -184,7 +184,7 @@ def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
 
 
 def _run_module(arguments: list[str]) -> None:
-    """Run ``MODULE ARGUMENT…`` in place of this program.
+    """Replace this program by ``MODULE ARGUMENT…``.
 
     torchrun runs in this process if torch is already imported here, which saves a second import.
     """

@@ -88,7 +88,7 @@ def _on_numa_cpus(device: str) -> Iterator[str]:
         yield f"allocated on any CPU of this process: {error}"
         return
     if not numa_cpus:
-        yield "allocated on CPUs of this process, none of which is on the GPU's NUMA node"
+        yield "allocated on CPUs of this process; none is on the GPU's NUMA node"
         return
     os.sched_setaffinity(0, numa_cpus)
     try:

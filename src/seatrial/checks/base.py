@@ -121,7 +121,7 @@ class FindingTemplate:
     """The finding for a FAIL or WARN on a metric of one subject, which may be a pair.
 
     ``first_command`` may contain ``{node}``, the node of the subject, and ``{pair}``, both ends of a pair.
-    ``whole_node_title``: title of the one finding for a node of which all subjects fail; "": one finding per subject.
+    ``whole_node_title``: title of the one finding for a node if all its subjects fail; "": one finding per subject.
     ``max_locatable_fact``: name of the fact that states how many slow subjects (or nodes) can be located at most.
     """
 
@@ -231,10 +231,10 @@ class Check:
     # with a reference value do. Other metrics, such as those of data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()
     key_metric: str = ""  # metric shown in summaries; default: a performance metric
-    # Metric, or family → the kind of subject of which each must have a value: each rank of a CLUSTER check, each pair
-    # of ranks on a node (one or both directions), each node, each rail, each GPU in the fact gpus_used of a NODE check,
-    # or each port in the fact ports_used of a CLUSTER check. A missing value is an ERROR, except for subjects in the
-    # fact EXEMPT.
+    # Metric, or family → a kind of subject. Each subject of this kind must have a value: each rank of a CLUSTER check,
+    # each pair of ranks on a node (one or both directions), each node, each rail, each GPU in the fact gpus_used of a
+    # NODE check, or each port in the fact ports_used of a CLUSTER check. A missing value is an ERROR, except for
+    # subjects in the fact EXEMPT.
     required_per: Mapping[str, SubjectKind] = field(default_factory=dict)
     # For a CLUSTER check: each node has its own communicator and is evaluated separately against the reference value of
     # one node. Its first rank reports the metrics and the facts gpu, world_size and nodes of that node.
@@ -266,7 +266,7 @@ class Check:
     implementations: Implementations | None = None
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
-    # Whether this is the search for slow nodes, which a run starts by itself when a metric of several nodes is below a
+    # Whether this is the search for slow nodes: a run starts it automatically when a metric of several nodes is below a
     # threshold. Its facts PAIR_RATES and RANKS_BY_NODE become findings; see hardware/pair_search.py.
     localizes: bool = False
 

@@ -64,7 +64,7 @@ SetOption = Annotated[
 ]
 
 
-def overrides_of(
+def collect_overrides(
     launcher: str | None,
     nodes: int | None,
     gpus_per_node: int | None,

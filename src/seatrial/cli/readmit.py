@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seatrial.cli.options import EXIT_CODES, EXIT_INTERRUPTED, AsJson, GpusOption, SetOption, overrides_of
+from seatrial.cli.options import EXIT_CODES, EXIT_INTERRUPTED, AsJson, GpusOption, SetOption, collect_overrides
 from seatrial.cli.output import print_json, stderr
 from seatrial.model import SeatrialError, UsageError
 
@@ -83,7 +83,7 @@ def readmit(
 
     flags = Flags(comment=comment, drain=drain, undrain=undrain, condition=condition)
     _require_consistent(launcher, flags, reason_prefix, state_dir)
-    overrides = overrides_of(None, None, gpus_per_node, set_)
+    overrides = collect_overrides(None, None, gpus_per_node, set_)
     overrides += [("--baseline", "baseline", str(baseline.absolute()))] if baseline else []
     options = Options(
         nodes=_expanded(nodes),

@@ -31,7 +31,7 @@ from seatrial.cli.options import (
     TopologyOption,
     TrialName,
     check_names,
-    overrides_of,
+    collect_overrides,
 )
 from seatrial.cli.output import print_json, print_lines, print_result, stderr
 from seatrial.model import TIME_LIMIT, Outcome, SeatrialError, UsageError
@@ -71,7 +71,7 @@ def run(
     from seatrial.pipeline.run_directory import RunDir
     from seatrial.report.progress import Live
 
-    overrides = overrides_of(
+    overrides = collect_overrides(
         launcher,
         nodes,
         gpus_per_node,
@@ -215,7 +215,7 @@ def render(
 
     if launcher in ("jobset", "trainjob"):
         launcher, set_ = "kubernetes", [*(set_ or ()), f"kubernetes.workload={launcher}"]
-    overrides = overrides_of(
+    overrides = collect_overrides(
         launcher, nodes, gpus_per_node, set_, nodelist=nodelist, exclude=exclude, topology=topology
     )
     resolved = resolve(trial, overrides)

@@ -95,7 +95,7 @@ class Telemetry(Frozen):
 
 
 class CheckSettings(Frozen):
-    """One check of a trial: whether it is required, thresholds beside the check's own rules, time limit and options."""
+    """One check of a trial: whether it is required, additional thresholds, time limit and options."""
 
     required: bool = True
     limit_s: Seconds | None = Field(default=None, description="replaces the check's time limit")

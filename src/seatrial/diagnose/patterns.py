@@ -1,7 +1,7 @@
 """Compiles the patterns of signatures for hyperscan, which finds the candidates of all of them in one pass.
 
 hyperscan needs seconds for a thousand patterns, and a tenth of one for their literals. So it searches, for each
-pattern, a set of literals of which every matching line contains at least one.
+pattern, a set of literals; every matching line contains at least one of them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def unsupported(signature: Signature) -> str:
 
 
 class _Literals(NamedTuple):
-    """Expressions of which each match contains one; ``length``: characters of the shortest, 0 for none."""
+    """Expressions; each match contains one of them. ``length``: characters of the shortest, 0 for none."""
 
     length: int
     expressions: set[str]

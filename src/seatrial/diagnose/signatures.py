@@ -26,8 +26,8 @@ class Match(Frozen):
 @cache
 def _signatures_and_errors() -> tuple[tuple[Signature, ...], tuple[Signature, ...], tuple[str, ...]]:
     rows, errors = with_site_rows({row["id"]: row for row in _shipped_rows()})
-    known = tuple(signature for signature in rows if signature.role != "general")
-    return known, tuple(signature for signature in rows if signature.role == "general"), tuple(errors)
+    specific = tuple(signature for signature in rows if signature.role != "general")
+    return specific, tuple(signature for signature in rows if signature.role == "general"), tuple(errors)
 
 
 def _shipped_rows() -> list[Row]:

@@ -241,7 +241,7 @@ class _FindingWriter:
         subject = node if whole_node else ", ".join(slow)
         evidence = (
             f"{subject} is {_range_text(deficits)} slower in every pair{_direction_text(ports)} "
-            f"({self._rates_of(node)}); all other pairs {_healthy_text(self.conclusion)}."
+            f"({self._node_rates(node)}); all other pairs {_healthy_text(self.conclusion)}."
         )
         likely = self._likely_cause(node)
         title = f"{node} is slow to every other node" if whole_node else f"GPUs of {node} are slow to every other node"
@@ -263,7 +263,7 @@ class _FindingWriter:
         return self._finding("slow_path", title, f"{first}->{second}", evidence, self._confidence(deficits))
 
     def _two_node_evidence(self, paths: Sequence[SlowPath], slower: str) -> str:
-        """The evidence without a third node: the slow rails, and what is known about both ends."""
+        """The evidence without a third node: the slow rails, and the facts of both ends."""
         ends = [
             [names[path.rail] if path.rail < len(names) else f"{node}/rank{path.rail}" for path in paths]
             for node in paths[0].pair
@@ -311,7 +311,7 @@ class _FindingWriter:
         subjects = by_node.get(node) if isinstance(by_node, dict) else None
         return [str(subject) for subject in subjects] if isinstance(subjects, list) else []
 
-    def _rates_of(self, node: str) -> str:
+    def _node_rates(self, node: str) -> str:
         """Up to six pairs of the node with their GB/s, from all bidirectional steps."""
         rates = _pair_rates(self.search)
         of_node = [rate for rate in rates if node in rate.pair and not rate.unidirectional]

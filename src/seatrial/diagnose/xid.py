@@ -90,7 +90,7 @@ def _nvlink_id(fact: Row) -> str:
 
 
 def _unit(fact: Row) -> str:
-    """The unit as it is in the log: TLW_RX for "TLW_RX/TLW_RX_PIPE0"."""
+    """The unit as the log prints it: TLW_RX for "TLW_RX/TLW_RX_PIPE0"."""
     name: str = fact["unit"]
     return name.partition("/")[0]
 

@@ -129,7 +129,7 @@ def mountinfo(content: str) -> list[MountEntry]:
     return list(entries.values())
 
 
-def type_of(path: Path) -> str | None:
+def filesystem_type(path: Path) -> str | None:
     """The filesystem type of an existing path; None if no mount contains it. Raises OSError or ValueError."""
     return _type_at(os.path.realpath(path), mountinfo(read_text(Path("/proc/self/mountinfo"))))
 

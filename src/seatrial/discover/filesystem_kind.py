@@ -21,7 +21,7 @@ _VAST_DRIVER = "sys/module/sunrpc/parameters/nfs_bundle_version"  # exists only 
 
 
 class FilesystemSetting(Frozen):
-    """A client setting: its ``value``, what it does, and ``advice`` if the value slows training down or breaks it."""
+    """A client setting: its ``value``, its effect, and ``advice`` if the value slows training down or breaks it."""
 
     name: str
     value: str

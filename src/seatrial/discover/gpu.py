@@ -198,12 +198,12 @@ def _driver_facts(nvml: Any) -> GpuFacts:
     gpus: list[Gpu] = []
     handles: list[Any] = []
     failed: list[str] = []
-    denied: list[str] = []
+    permission_denied: list[str] = []
     for index in range(driver_reader.query("gpus", "nvmlDeviceGetCount") or 0):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as error:
-            (denied if error_kind(error) == "NoPermission" else failed).append(f"gpu{index}: {error}")
+            (permission_denied if error_kind(error) == "NoPermission" else failed).append(f"gpu{index}: {error}")
             continue
         reader = NvmlReader(nvml)
         gpu = read_gpu(reader, index, handle)
@@ -219,7 +219,7 @@ def _driver_facts(nvml: Any) -> GpuFacts:
         cuda_driver=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         nvml_unavailable=driver_reader.unreadable.get("gpus"),
         failed_gpus=tuple(failed),
-        permission_denied=tuple(denied),
+        permission_denied=tuple(permission_denied),
         topology=_topology(driver_reader, gpus, handles),
         unreadable=driver_reader.unreadable,
     )

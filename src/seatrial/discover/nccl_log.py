@@ -78,7 +78,7 @@ class NcclLog(Frozen):
     settings: dict[str, str] = {}
     choices: tuple[AlgorithmChoice, ...] = ()
 
-    def choice_for(self, operation: str, size: int) -> AlgorithmChoice | None:
+    def find_choice(self, operation: str, size: int) -> AlgorithmChoice | None:
         """The last choice for an operation, such as ``AllReduce``, and a size in bytes; None if not logged."""
         matching = [choice for choice in self.choices if choice.size == size and choice.operation in (operation, None)]
         return matching[-1] if matching else None

@@ -1,7 +1,7 @@
 """GPUs, /dev/shm, limits, RDMA devices and name resolution of a pod's container, from the output of a shell script.
 
-The script writes its findings to the log of the pod. Anything may be in a log: a line that is not one of these
-findings is ignored, and a value of another form is an error.
+The script writes lines ``key=value`` to the log of the pod. Other lines of the log are ignored. A value that the script
+does not write is an error.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class Container(Frozen):
 def parse_logs(text: str) -> dict[str, Container]:
     """Return pod → container for each pod that has looked at its devices, from ``kubectl logs --prefix``.
 
-    Raises SeatrialError for a finding in another form than the script writes.
+    Raises SeatrialError for a value that the script does not write.
     """
-    findings: dict[str, dict[str, list[str]]] = {}
+    values_by_pod: dict[str, dict[str, list[str]]] = {}
     for line in text.splitlines():
         if match := _LINE.fullmatch(line):
-            findings.setdefault(match["pod"], {}).setdefault(match["key"], []).append(match["value"])
-    return {pod: _container(pod, values) for pod, values in findings.items() if "probed" in values}
+            values_by_pod.setdefault(match["pod"], {}).setdefault(match["key"], []).append(match["value"])
+    return {pod: _container(pod, values) for pod, values in values_by_pod.items() if "probed" in values}
 
 
 def _container(pod: str, values: dict[str, list[str]]) -> Container:

@@ -152,7 +152,7 @@ class SlurmNode(Frozen):
 
     @property
     def needs_administrator(self) -> bool:
-        """Whether the node is down, drained or failed, and does not return to service by itself."""
+        """Whether the node is down, drained or failed, and needs an administrator to return to service."""
         return bool(self.states & _NEEDS_ADMINISTRATOR) and not self.states & _RETURNS
 
     @property

@@ -11,9 +11,9 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillTrial, Needs
-from seatrial.drill.evaluate import cause_of
+from seatrial.drill.evaluate import finding_cause
 from seatrial.drill.injection import Injection
-from seatrial.drill.runner import record_of, unmet_need
+from seatrial.drill.runner import load_record, unmet_need
 from seatrial.model import Frozen, SeatrialError, Trial, UsageError
 
 CONFIDENCE = 0.95  # of ``upper_bound``
@@ -75,7 +75,7 @@ def run_clean(
             if not seconds:
                 raise
             break
-        alarms += [alarm for record in records for alarm in alarms_of(record, number)]
+        alarms += [alarm for record in records for alarm in list_alarms(record, number)]
         seconds.append(round(sum(record.seconds for record in records), 1))
     false_alarms = [alarm for alarm in alarms if not any(fnmatchcase(alarm.name, pattern) for pattern in ignored)]
     with_alarm = len({alarm.run for alarm in false_alarms})
@@ -99,7 +99,7 @@ def _run(trial: Drill, folder: Path) -> Trial:
         injection.wait_for_end(trial.limit_s)
     finally:
         injection.close()
-    record = record_of(injection.run_dir)
+    record = load_record(injection.run_dir)
     if record is None:
         raise SeatrialError(f"clean run {folder.name} left no record; {injection.last_error()}")
     return record
@@ -156,7 +156,7 @@ def _shared_settings(drill: Drill) -> tuple[object, ...]:
     return needs.gpus, needs.nodes, trial.launcher, trial.arguments, settings
 
 
-def alarms_of(trial: Trial, run: int) -> Iterable[Alarm]:
+def list_alarms(trial: Trial, run: int) -> Iterable[Alarm]:
     """All verdicts with a bad outcome, and all findings."""
     for verdict in trial.verdicts:
         if verdict.outcome in BAD_OUTCOMES:
@@ -169,7 +169,7 @@ def alarms_of(trial: Trial, run: int) -> Iterable[Alarm]:
                 message=verdict.summary or verdict.detail,
             )
     for finding in trial.findings:
-        cause = cause_of(finding)
+        cause = finding_cause(finding)
         yield Alarm(run=run, check="finding", metric=cause, subject=finding.subject, outcome="", message=finding.title)
 
 

@@ -40,7 +40,7 @@ def evaluate(drill: Drill, evidence: Evidence) -> DrillResult:
     return _evaluate_record(result, drill.expected, evidence.trial)
 
 
-def cause_of(finding: Finding) -> str:
+def finding_cause(finding: Finding) -> str:
     """The id of the cause of a finding, or of the signature that it comes from; empty for other findings."""
     return finding.cause or finding.signature
 
@@ -48,7 +48,7 @@ def cause_of(finding: Finding) -> str:
 def _evaluate_record(result: DrillResult, expected: Expected, trial: Trial) -> DrillResult:
     shown = [verdict for verdict in trial.verdicts if _shows_fault(verdict, expected)]
     first = trial.findings[0] if trial.findings else None
-    cause, command, action = (cause_of(first), first.first_command, first.action) if first else ("", "", None)
+    cause, command, action = (finding_cause(first), first.first_command, first.action) if first else ("", "", None)
     parts = {
         "seen": bool(shown),
         "located": any(re.search(expected.place, text) for text in _texts_with_place(first, shown)),

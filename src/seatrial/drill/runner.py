@@ -49,13 +49,13 @@ def run_drill(drill: Drill, folder: Path) -> DrillResult:
         injection.close()
     record = None
     try:
-        record = record_of(injection.run_dir)
+        record = load_record(injection.run_dir)
     except SeatrialError as error:
         failure = failure or str(error)
     return evaluate(drill, Evidence(record, injection.error_output(), round(seconds, 1), failure))
 
 
-def record_of(run_dir: Path) -> Trial | None:
+def load_record(run_dir: Path) -> Trial | None:
     """The record of an ended trial; None if it left none. Raises UsageError if it is damaged."""
     return load_trial(run_dir) if (run_dir / "trial.json").exists() else None
 

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from seatrial.hardware.links import Links
 from seatrial.hardware.network_bounds import Link, NetworkBound, NodeLinks, default_algorithm, network_bound
-from seatrial.hardware.network_limits import NetworkLimit, limit_for
+from seatrial.hardware.network_limits import NetworkLimit, find_limit
 from seatrial.model import format_bytes, format_value, parse_bytes
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def model_value(
         return "no model of this metric"
     if ranks % nodes:
         return f"{ranks} GPUs on {nodes} nodes: the nodes have different numbers of GPUs"
-    if (limit := limit_for(operation, "tcp" if links.network == "tcp" else "rdma", nodes)) is None:
+    if (limit := find_limit(operation, "tcp" if links.network == "tcp" else "rdma", nodes)) is None:
         return f"no published share of the network's bound for {operation} on {nodes} nodes"
     if (size_bytes := parse_bytes(size)) < limit.min_size:
         sizes = f"from {format_bytes(limit.min_size)} on, not at {format_bytes(size_bytes)}"

@@ -57,6 +57,6 @@ def network_limits() -> tuple[NetworkLimit, ...]:
     return limits
 
 
-def limit_for(operation: str, fabric: str, nodes: int) -> NetworkLimit | None:
+def find_limit(operation: str, fabric: str, nodes: int) -> NetworkLimit | None:
     """The entry for an operation over rdma or tcp on this number of nodes; None if no share is known."""
     return next((limit for limit in network_limits() if limit.applies_to(operation, fabric, nodes)), None)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from seatrial.hardware.network_bounds import NodeLinks, network_bound
-from seatrial.hardware.network_limits import NetworkLimit, limit_for
+from seatrial.hardware.network_limits import NetworkLimit, find_limit
 from seatrial.model import format_bytes
 
 # A size is timed by at least five operations: three before the timing, one timed and one whose data is checked
@@ -66,7 +66,7 @@ def busbw_factor(operation: str, ranks: int) -> float:
 
 def _limit(operation: str, nodes: int) -> NetworkLimit:
     """The limit of the operation over TCP; that of the all-reduce for operations without one."""
-    limit = limit_for(operation, "tcp", nodes) or limit_for("all_reduce", "tcp", nodes)
+    limit = find_limit(operation, "tcp", nodes) or find_limit("all_reduce", "tcp", nodes)
     if limit is None:
         raise ValueError(f"data/network_limits.yaml has no limit for TCP on {nodes} nodes")
     return limit

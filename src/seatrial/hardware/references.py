@@ -268,7 +268,7 @@ class References:
 NO_REFERENCES = References()
 
 
-def references_for(
+def select_references(
     links: Links,
     site: Baseline | None,
     *,

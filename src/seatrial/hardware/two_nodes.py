@@ -1,4 +1,4 @@
-"""Locates what is slow between two nodes: rails (GPU i of both nodes, with their NICs) and directions. Pure.
+"""Locates a slow part between two nodes: rails (GPU i of both nodes, with their NICs) and directions. Pure.
 
 There is one pair only, so a rail is compared with the other rails, and a direction with the opposite one. The rates
 never show which of the two nodes is at fault. A fault that is the same on all rails and in both directions is not

@@ -8,7 +8,7 @@ from functools import partial
 from seatrial.checks.base import Check
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.hardware import links
-from seatrial.hardware.references import References, references_for
+from seatrial.hardware.references import References, select_references
 from seatrial.judge import error_counters, retry
 from seatrial.judge.configured_fabric import tcp_fabric, unexpected_rdma
 from seatrial.judge.coverage import coverage_errors, retry_errors, unevaluated_thresholds, unplanned_checks
@@ -39,7 +39,7 @@ def judge(
     or lift a FAIL. With None, no retry was possible yet: a FAIL is not marked as not retried.
     """
     trial_links = links.read(measurements, checks)
-    references = references_for(
+    references = select_references(
         trial_links,
         site,
         site_includes_run=site_includes_run,
@@ -91,7 +91,7 @@ def checks_to_retry(
 
     Checks with an error in an earlier measurement are not retried.
     """
-    references = references_for(
+    references = select_references(
         links.read(measurements, checks), site, cpu_only=_is_cpu_only(config), tcp=tcp_fabric(config)
     )
     failures_by_check: dict[str, str] = {}

@@ -10,7 +10,7 @@ from operator import attrgetter
 from seatrial.checks.base import Check
 from seatrial.config.schema import CheckSettings, Config
 from seatrial.judge.groups import common_fact
-from seatrial.judge.recorded_plan import RecordedPlan, nodes_of, subjects_of
+from seatrial.judge.recorded_plan import RecordedPlan, node_names, subject_names
 from seatrial.model import (
     CLUSTER,
     GPUS_USED,
@@ -59,7 +59,7 @@ def coverage_errors(check: Check, plan: RecordedPlan, measured: Sequence[Measure
 
 def retry_errors(check: str, first: Sequence[Measurement], second: Sequence[Measurement]) -> Iterator[Verdict]:
     """An ERROR if the retry measured subjects that the first measurement did not."""
-    subjects = subjects_of(first)
+    subjects = subject_names(first)
     if others := sorted({item.subject for item in second if not item.error and item.subject not in subjects}):
         detail = f"retried on {and_more(others, _MAX_NAMED)}, which the first measurement did not measure"
         yield _error(check, Reason.PLAN_MISMATCH, detail)
@@ -156,8 +156,8 @@ def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement
     """An error if the check ran on other nodes or ranks than the first check of the plan."""
     if job.placement == "control":
         return
-    subjects = subjects_of(measured)
-    nodes = plan.nodes_of_ranks if subjects == plan.ranks else nodes_of(subjects)
+    subjects = subject_names(measured)
+    nodes = plan.nodes_of_ranks if subjects == plan.ranks else node_names(subjects)
     if plan.ran_on_fewer_nodes(measured[0].check):
         if others := nodes - plan.nodes:
             yield f"measured on {', '.join(sorted(others))}, but {plan.nodes_check} on other nodes"

@@ -67,7 +67,7 @@ class MeasurementGroup:
             for measurement in measurements:
                 self.facts |= measurement.facts
         if check.per_node:
-            self.subject = node_of(first)
+            self.subject = measured_node(first)
         self.model = _text_fact(check.model_fact, self.facts)
         # a check that compares hosts (model_fact) needs no numbers of ranks and nodes
         self._shape_facts = SHAPE_FACTS if check.model_fact == _GPU else (check.model_fact,)
@@ -86,7 +86,7 @@ class MeasurementGroup:
     def ranks_and_nodes(self) -> tuple[int, int]:
         """The number of measured ranks and of their nodes; 0 and 0 if the measurements have no rank numbers."""
         ranked = [measurement for measurement in self._measurements if measurement.rank is not None]
-        return len(ranked), len(set(map(node_of, ranked)))
+        return len(ranked), len(set(map(measured_node, ranked)))
 
     @cached_property
     def invalid_shape(self) -> str:
@@ -167,7 +167,7 @@ def measurement_groups(check: Check, measured: Sequence[Measurement], names: Set
     if check.per_node:
         by_node: dict[str, list[Measurement]] = {}
         for measurement in measured:
-            by_node.setdefault(node_of(measurement), []).append(measurement)
+            by_node.setdefault(measured_node(measurement), []).append(measurement)
         return [MeasurementGroup(ranks, check, required_per) for ranks in by_node.values()]
     if check.scope is Scope.CLUSTER:
         return [MeasurementGroup(measured, check, required_per)] if measured else []
@@ -188,18 +188,18 @@ class PeerGroups:
     def add(self, model: str, subject: str, value: float) -> None:
         self._values[model][subject.partition("/")[0]].append(value)
 
-    def group_of(self, model: str, subject: str) -> PeerGroup:
+    def peer_group(self, model: str, subject: str) -> PeerGroup:
         """The peer group of ``subject``, a GPU of this ``model``."""
         if (group := self._groups.get((model, ""))) is not None:
             return group
         nodes = self._values.get(model, {})
         if len(nodes) == 2:
-            return self.node_group_of(model, subject)
+            return self.node_peer_group(model, subject)
         values = tuple(value for node_values in nodes.values() for value in node_values)
         group = self._groups[model, ""] = PeerGroup(model, values)
         return group
 
-    def node_group_of(self, model: str, subject: str) -> PeerGroup:
+    def node_peer_group(self, model: str, subject: str) -> PeerGroup:
         """The GPUs of this ``model`` on the node of ``subject``."""
         node = subject.partition("/")[0]
         if (group := self._groups.get((model, node))) is None:
@@ -244,7 +244,7 @@ def fact_text(name: str, facts: Mapping[str, JsonValue], expected: str) -> str:
     return f"the fact {name} is {shown}, expected {expected}"
 
 
-def node_of(measurement: Measurement) -> str:
+def measured_node(measurement: Measurement) -> str:
     """The node of a measurement."""
     return measurement.subject.partition("/")[0]
 

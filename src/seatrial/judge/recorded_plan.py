@@ -23,12 +23,12 @@ class RecordedPlan:
         self._config, self._jobs = config, jobs
         self.job_by_check = {name: job for job in reversed(jobs) for name in job.checks}
         self.nodes_check, subjects = self._first_measured(measurements, "nodes", "ranks")
-        self.nodes = nodes_of(subjects)
+        self.nodes = node_names(subjects)
         self.ranks_check, self.ranks = self._first_measured(measurements, "ranks")
-        self.nodes_of_ranks = nodes_of(self.ranks)
+        self.nodes_of_ranks = node_names(self.ranks)
         # without GPUs, subjects have rank numbers, counted over all nodes: a job on fewer nodes has other subjects
         self._on_fewer_nodes = self._checks_on_fewer_nodes()
-        others = {subject for name in self._on_fewer_nodes for subject in subjects_of(measurements.get(name, ()))}
+        others = {subject for name in self._on_fewer_nodes for subject in subject_names(measurements.get(name, ()))}
         self._all_ranks = self.ranks | {subject for subject in others if "/" in subject}
         self._subjects = {CLUSTER} | self.nodes | self._all_ranks
         self._problems = {job.name: [*self._job_problems(job, measurements)] for job in jobs}
@@ -101,8 +101,8 @@ class RecordedPlan:
                 measured = measurements.get(name, ())
                 if measured and not any(measurement.error for measurement in measured):
                     if len(measured) == job.process_count:
-                        return name, subjects_of(measured)
-                    incomplete = incomplete if incomplete[0] else (name, subjects_of(measured))
+                        return name, subject_names(measured)
+                    incomplete = incomplete if incomplete[0] else (name, subject_names(measured))
         return incomplete
 
     def _job_problems(self, job: Job, measurements: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
@@ -140,11 +140,11 @@ class RecordedPlan:
                 )
 
 
-def subjects_of(measurements: Iterable[Measurement]) -> set[str]:
+def subject_names(measurements: Iterable[Measurement]) -> set[str]:
     """The subjects of the measurements."""
     return {measurement.subject for measurement in measurements}
 
 
-def nodes_of(subjects: Iterable[str]) -> set[str]:
+def node_names(subjects: Iterable[str]) -> set[str]:
     """The nodes of the subjects."""
     return {subject.partition("/")[0] for subject in subjects}

@@ -61,9 +61,9 @@ class RuleEvaluators:
             return Verdict(self._check, metric.subject, _PASS, metric.name, (), "", value, unit, same.basis)
         peers = node_peers = NO_PEERS
         if self._peer_groups:
-            peers = self._peer_groups.group_of(group.model, metric.subject)
+            peers = self._peer_groups.peer_group(group.model, metric.subject)
             if self._rule.peer_fail_below:
-                node_peers = self._peer_groups.node_group_of(group.model, metric.subject)
+                node_peers = self._peer_groups.node_peer_group(group.model, metric.subject)
         key = group, peers, node_peers, metric.unit
         if key != self._last_key:  # successive subjects often have the same key, such as the pairs of a node
             self._last_key, self._last_evaluator = key, self._evaluator(group, peers, node_peers, metric.unit)

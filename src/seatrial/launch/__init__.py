@@ -34,7 +34,7 @@ def node_prefix(settings: Config) -> str:
     return "ssh {node}" if runs_remotely(settings) else ""
 
 
-def launcher_for(settings: Config, placement: str) -> Launcher:
+def select_launcher(settings: Config, placement: str) -> Launcher:
     """Return the launcher for jobs of this placement; ``control`` jobs always run on this host.
 
     Raises UsageError if the launcher is not available here.

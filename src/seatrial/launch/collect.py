@@ -261,7 +261,7 @@ class Collector:
             time.sleep(0.1)
 
     def remove_remote_files(self) -> None:
-        """Remove the files on the nodes, for a job that does not end by itself."""
+        """Remove the files on the nodes, for a job that does not end."""
         self._run_on_nodes("rm", "-rf", self.node_dir)
 
     def _run_on_nodes(self, *argv: str) -> processes.CommandResult:

@@ -66,7 +66,7 @@ def python_name(settings: Config) -> str:
 
 
 def _apptainer(container: Container, job: Job) -> list[str]:
-    """Return the array for apptainer, which mounts the home folder and passes all variables by itself."""
+    """Return the array for apptainer, which mounts the home folder and passes all variables by default."""
     gpus = ["--nv"] if job.device == "cuda" else []
     mounts = [
         '--bind "$SEATRIAL_RUN_DIR:$SEATRIAL_RUN_DIR" "${hf_home[@]}"',

@@ -1,6 +1,6 @@
 """Kubernetes launcher: one workload per job, one pod per node, results through the pods' logs.
 
-seatrial creates, watches and deletes objects; it changes none that exists. What it created is found by a label.
+seatrial creates, watches and deletes objects; it changes none that exists. Its objects have a label.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def require_access(settings: Config) -> None:
 
 
 def _with_token(item: Any, token: str) -> Any:
-    """Return an object with the token in the environment of its containers and its label beside the run's labels."""
+    """Return an object with the token in the environment of its containers, and its label added to the run's labels."""
     if isinstance(item, list):
         return [_with_token(each, token) for each in item]
     if not isinstance(item, dict):

@@ -127,7 +127,7 @@ class KubernetesJob:
             return None
         failed = max((pod_states.exit_code(pod) or 0 for pod in self._pods.values()), default=0) or 1
         if workload is None:
-            return failed  # deleted by somebody else
+            return failed  # deleted by another user or controller
         if pod_states.condition(workload, "Complete", "Completed"):
             return failed if self._was_restarted else 0
         return failed if pod_states.condition(workload, "Failed", "FailureTarget") else None

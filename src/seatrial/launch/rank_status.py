@@ -120,7 +120,7 @@ class Rank:
             self.heartbeat, self.last_seen = heartbeat, time.monotonic()
 
 
-def ranks_in(folder: Path, job: Job) -> list[Rank]:
+def read_ranks(folder: Path, job: Job) -> list[Rank]:
     """Return one Rank per process of ``job``, whose files are in ``folder``."""
     return [
         Rank(number, job.checks, JournalReader(folder / f"rank{number}.jsonl"), folder / f"rank{number}.heartbeat.json")

@@ -16,7 +16,7 @@ from seatrial.checks.base import Check
 from seatrial.config.schema import Limits
 from seatrial.launch import hang, root_cause
 from seatrial.launch.base import Allocation, Launcher, StartedJob, WaitState
-from seatrial.launch.rank_status import Rank, ranks_in
+from seatrial.launch.rank_status import Rank, read_ranks
 from seatrial.launch.root_cause import RootCause
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
 from seatrial.util import signals
@@ -79,7 +79,7 @@ def run_job(
         number = 1 + sum(1 for path in (run_dir / "jobs" / job.name).glob("attempt*"))
         folder = run_dir / "jobs" / job.name / f"attempt{number}"
         folder.mkdir(parents=True)
-        attempt = _Attempt(job, folder, ranks_in(folder, job), limits, checks, listener)
+        attempt = _Attempt(job, folder, read_ranks(folder, job), limits, checks, listener)
         end, result = attempt.run(launcher, run_dir, number)
         if result.state is JobState.REFUSED:
             yield result

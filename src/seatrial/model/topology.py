@@ -26,14 +26,14 @@ class Topology(Frozen):
     def knows(self, node: str) -> bool:
         return bool(self._listed_name(node))
 
-    def switches_of(self, node: str) -> tuple[str, ...]:
+    def switches_above(self, node: str) -> tuple[str, ...]:
         """The switches of a node, from the leaf switch to the top; without switches its rack; empty if unknown."""
         name = self._listed_name(node)
         return self.switches.get(name) or ((self.racks[name],) if name in self.racks else ())
 
     def leaf(self, node: str) -> str:
         """The leaf switch of a node, else its rack; empty if unknown."""
-        return next(iter(self.switches_of(node)), "")
+        return next(iter(self.switches_above(node)), "")
 
     def rack(self, node: str) -> str:
         """The rack of a node; empty if unknown."""
@@ -46,7 +46,7 @@ class Topology(Frozen):
 
     def path(self, a: str, b: str) -> tuple[str, ...]:
         """The switches between two nodes; empty if unknown."""
-        return switch_path(self.switches_of(a), self.switches_of(b))
+        return switch_path(self.switches_above(a), self.switches_above(b))
 
     def _listed_name(self, node: str) -> str:
         """The name that this topology lists a node under: with or without its domain; empty if it is not listed."""

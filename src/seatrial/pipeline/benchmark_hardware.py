@@ -402,7 +402,7 @@ def all_reduce_algorithm(options: HardwareOptions, output: NcclTestsOutput, tabl
     return ALGORITHMS.get(NCCL_ALGO_NAMES.get(largest.algorithm, largest.algorithm).casefold(), "")
 
 
-def links_of(
+def hardware_links(
     hardware: BenchmarkHardware, output: NcclTestsOutput, algorithm: str, labels: Sequence[str]
 ) -> tuple[Links, TcpFabric]:
     """The links as the model of the network reads them; ``labels``: the sizes of an all-reduce by ``algorithm``."""

@@ -98,7 +98,7 @@ def start_duration(placement: str, checks: Iterable[Check], *, on_gpus: bool) ->
     return seconds[placement] + trainings * seconds["child_trainings"]
 
 
-def network_of(config: Config, nodes: int, gpus_per_node: int, *, on_gpus: bool) -> Network:
+def configured_network(config: Config, nodes: int, gpus_per_node: int, *, on_gpus: bool) -> Network:
     """Return the network between the nodes of a job, from ``cluster.fabric`` of the trial."""
     fabric = config.cluster.fabric
     if fabric is None or nodes == 1 or not on_gpus:

@@ -15,7 +15,7 @@ from seatrial.discover.nccl_tests_output import NcclTestsOutput, Row, Table
 from seatrial.hardware.bounds import hardware_bound
 from seatrial.hardware.fabric_model import node_links
 from seatrial.hardware.network_bounds import default_algorithm, network_bound
-from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, Reference, References, Sku, references_for, skus
+from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, Reference, References, Sku, select_references, skus
 from seatrial.judge.plausibility import metric_lookup
 from seatrial.judge.rules import judge_check
 from seatrial.judge.thresholds import MAX_RATIO_OF_BOUND
@@ -38,7 +38,7 @@ from seatrial.pipeline.benchmark_hardware import (
     HardwareOptions,
     TableHardware,
     all_reduce_algorithm,
-    links_of,
+    hardware_links,
     table_hardware,
 )
 from seatrial.pipeline.nccl_tests_table import (
@@ -50,7 +50,7 @@ from seatrial.pipeline.nccl_tests_table import (
     measured_sizes,
     nominal_size_label,
     possible_operations,
-    series_of,
+    split_series,
     table_notes,
     table_problems,
     variant_text,
@@ -78,7 +78,7 @@ def judge_output(
     judged = [
         _judge_series(_Series(output, table, rows, options, baseline), operation)
         for table in output.tables
-        for rows in series_of(table.rows) or [[]]
+        for rows in split_series(table.rows) or [[]]
     ]
     results = [result for result, _ in judged]
     notes = list(options.notes)
@@ -169,8 +169,8 @@ class _Candidate:
     @cached_property
     def references(self) -> References:
         labels = [nominal_size_label(row.size) for row in self.rows]
-        links, tcp = links_of(self.hardware, self.series.output, self.algorithm, labels)
-        return references_for(links, self.series.baseline, tcp=tcp)
+        links, tcp = hardware_links(self.hardware, self.series.output, self.algorithm, labels)
+        return select_references(links, self.series.baseline, tcp=tcp)
 
     @cached_property
     def facts(self) -> dict[str, JsonValue]:

@@ -11,7 +11,7 @@ from seatrial.checks import catalog
 from seatrial.discover.nvbandwidth_output import Matrix, NvbandwidthOutput
 from seatrial.hardware.bounds import hardware_bound
 from seatrial.hardware.links import Links
-from seatrial.hardware.references import References, references_for
+from seatrial.hardware.references import References, select_references
 from seatrial.judge.plausibility import metric_lookup
 from seatrial.judge.rules import judge_check
 from seatrial.model import Baseline, Measurement, Metric, Outcome, Reason, Verdict, worst
@@ -49,7 +49,7 @@ def judge_output(
         text = "nvbandwidth of several nodes measures NVLink between them, for which no reference value is known"
         problems.append(text if hosts > 1 else "nvbandwidth measures one node: run it on each node, without --nodes")
     links = Links(mig_models=frozenset(name for name in output.devices if " MIG " in name))
-    references = references_for(links, baseline)
+    references = select_references(links, baseline)
     results = [
         _judge_matrix(matrix, gpu.name, references, problems) for matrix in output.matrices if matrix.name in _METRICS
     ]

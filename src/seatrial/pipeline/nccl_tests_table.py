@@ -27,7 +27,7 @@ _MAX_ROUNDING = 2**16  # bytes: 16 for each of 4,096 ranks
 _MAX_TEXT = 300  # characters of an error message in a problem
 
 
-def series_of(rows: Sequence[Row]) -> list[list[Row]]:
+def split_series(rows: Sequence[Row]) -> list[list[Row]]:
     """The rows of each data type, reduction and root; rows without data are left out."""
     series: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:

@@ -30,7 +30,7 @@ from seatrial.model import (
     UsageError,
     size_label,
 )
-from seatrial.pipeline.durations import Network, network_duration, network_of, start_duration, typical_duration
+from seatrial.pipeline.durations import Network, configured_network, network_duration, start_duration, typical_duration
 
 Placement = Literal["control", "nodes", "ranks"]
 
@@ -159,7 +159,7 @@ def localization_job(
         return None
     if ranks.nodes < (2 if ranks.device == "cuda" else 3):
         return None
-    network = network_of(config, ranks.nodes, ranks.ranks_per_node, on_gpus=ranks.device == "cuda")
+    network = configured_network(config, ranks.nodes, ranks.ranks_per_node, on_gpus=ranks.device == "cuda")
     typical = typical_duration(check, {}, config, ranks.ranks_per_node, network)
     limit_s = check.limit_s + SLOW_FACTOR * network_duration(check, {}, network)
     job = ranks.model_copy(
@@ -293,7 +293,9 @@ def _job(placement: Placement, runnable: Sequence[Check], config: Config, node_g
     checks = [check for check in runnable if _PLACEMENTS[check.scope] == placement]
     expected_gpus = config.cluster.gpus_per_node
     ranks_per_node = _ranks_per_node(config, node_gpus)
-    network = network_of(config, nodes, ranks_per_node, on_gpus=placement == "ranks" and bool(node_gpus.usable_gpus))
+    network = configured_network(
+        config, nodes, ranks_per_node, on_gpus=placement == "ranks" and bool(node_gpus.usable_gpus)
+    )
     options = {check.name: _options(check, config, network) for check in checks}
     typical = {
         check.name: typical_duration(check, options[check.name], config, ranks_per_node, network) for check in checks

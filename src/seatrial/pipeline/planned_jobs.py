@@ -12,7 +12,7 @@ from seatrial.config import layers
 from seatrial.config.layers import ResolvedTrial
 from seatrial.config.schema import Config
 from seatrial.discover.gpu import GpuFacts
-from seatrial.launch import launcher_for, runs_remotely
+from seatrial.launch import runs_remotely, select_launcher
 from seatrial.model import Job
 from seatrial.pipeline.plan import Plan, make_plan
 from seatrial.pipeline.run_directory import Request
@@ -25,7 +25,7 @@ def resolve(trial: str, overrides: Sequence[tuple[str, str, Any]]) -> ResolvedTr
     return layers.resolve(trial, overrides=overrides, environ=os.environ, schemas=catalog())
 
 
-def plan_of(request: Request, this_host: ThisHost, nodes: int | None = None, done: Sequence[str] = ()) -> Plan:
+def plan_request(request: Request, this_host: ThisHost, nodes: int | None = None, done: Sequence[str] = ()) -> Plan:
     """Return the plan for ``nodes``, by default all, without the checks ``done``. Raises UsageError."""
     return make_plan(
         request.config,
@@ -48,11 +48,11 @@ def planning_host(settings: Config) -> ThisHost:
 
 def rendered_jobs(request: Request) -> tuple[tuple[Job, str], ...]:
     """Return each job of a run with its command as text, both without secrets. Raises UsageError."""
-    plan = plan_of(request, planning_host(request.config))
+    plan = plan_request(request, planning_host(request.config))
     return tuple(rendered_job(request.config, job, Path("RUN")) for job in plan.jobs)
 
 
 def rendered_job(settings: Config, job: Job, run_dir: Path) -> tuple[Job, str]:
     """Return a job and its command as text, both without secrets."""
     shown = job.without_secrets()
-    return shown, redacted(launcher_for(settings, job.placement).render(shown, run_dir).text)
+    return shown, redacted(select_launcher(settings, job.placement).render(shown, run_dir).text)

@@ -10,10 +10,10 @@ from seatrial.analysis.known_references import unjudged_metrics
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.judge import plausibility
-from seatrial.launch import launcher_for
+from seatrial.launch import select_launcher
 from seatrial.model import Baseline, Job
 from seatrial.pipeline.plan import Plan, localization_job
-from seatrial.pipeline.planned_jobs import plan_of, planning_host, rendered_job
+from seatrial.pipeline.planned_jobs import plan_request, planning_host, rendered_job
 from seatrial.pipeline.rejudge import load_baseline
 from seatrial.pipeline.run_directory import Request, RunDir
 from seatrial.report import known_references
@@ -39,7 +39,7 @@ def preview(request: Request) -> Preview:
     settings, this_host = request.config, planning_host(request.config)
     gpus, baseline = this_host.gpu_models(settings), load_baseline(settings)
     plausibility.validate_thresholds(settings, catalog(), gpus, baseline)
-    plan = plan_of(request, this_host)
+    plan = plan_request(request, this_host)
     rendered = tuple(rendered_job(settings, job, Path("RUN")) for job in plan.jobs)
     search = localization_job(settings, catalog(), plan.jobs, request.time_limit_s)
     return Preview(plan, rendered, planned_unjudged_lines(settings, plan, gpus, baseline), search)
@@ -53,7 +53,7 @@ def prepare(request: Request, path: Path) -> Preview:
     run_dir = RunDir.create(path, request)
     settings, this_host = request.config, planning_host(request.config)
     plausibility.validate_thresholds(settings, catalog(), this_host.gpu_models(settings), load_baseline(settings))
-    plan = plan_of(request, this_host)
+    plan = plan_request(request, this_host)
     run_dir.save_machine(this_host.machine(settings))
     rendered = []
     for job in plan.jobs:
@@ -61,7 +61,7 @@ def prepare(request: Request, path: Path) -> Preview:
             folder = run_dir.path / "jobs" / job.name
             folder.mkdir(parents=True)
             atomic_write(folder / "job.json", job.model_dump_json(indent=2).encode(), mode=PRIVATE)
-            text = launcher_for(request.config, job.placement).render(job, run_dir.path).text
+            text = select_launcher(request.config, job.placement).render(job, run_dir.path).text
             atomic_write(folder / "torchrun.sh", text.encode(), mode=PRIVATE)
             rendered.append(rendered_job(request.config, job, run_dir.path))
     return Preview(plan, tuple(rendered))

@@ -300,15 +300,15 @@ def nodes_at_fault(trial: Trial, nodes: Sequence[str]) -> dict[str, str]:
     for verdict in (each for each in trial.verdicts if each.outcome is Outcome.FAIL):
         findings = [each for each in trial.findings if Explained.key(verdict) in each.explains]
         places = [(place, each.title) for each in findings for place in each.subject.split(", ")]
-        places = [(node, title) for place, title in places if (node := _node_of(place, nodes))]
-        if not places and (node := _node_of(verdict.subject, nodes)):
+        places = [(node, title) for place, title in places if (node := _subject_node(place, nodes))]
+        if not places and (node := _subject_node(verdict.subject, nodes)):
             places = [(node, f"{verdict.check}: {verdict.summary}")]
         for node, cause in places:
             at_fault.setdefault(node, cause)
     return at_fault
 
 
-def _node_of(subject: str, nodes: Sequence[str]) -> str:
+def _subject_node(subject: str, nodes: Sequence[str]) -> str:
     """Return the node of a subject such as ``node1/gpu0``; empty for the cluster, a path, or another node."""
     if subject == CLUSTER or "->" in subject:
         return ""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seatrial import report
-from seatrial.launch import cancel_earlier_jobs, launcher_for
+from seatrial.launch import cancel_earlier_jobs, select_launcher
 from seatrial.model import NOT_REPORTED, Machine, Measurement
 from seatrial.pipeline.plan import Plan
-from seatrial.pipeline.planned_jobs import plan_of
+from seatrial.pipeline.planned_jobs import plan_request
 from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.run_directory import Request
 from seatrial.pipeline.this_host import ThisHost
@@ -60,9 +60,9 @@ def _description(machine: Machine, other: Machine) -> str:
 
 def startable_plan(request: Request, this_host: ThisHost, nodes: int, done: Sequence[str] = ()) -> Plan:
     """Return the plan for ``nodes`` without the checks ``done``. Raises UsageError if a launcher is not available."""
-    plan = plan_of(request, this_host, nodes, done)
+    plan = plan_request(request, this_host, nodes, done)
     for job in plan.jobs:
-        launcher_for(request.config, job.placement)  # raises before any job starts
+        select_launcher(request.config, job.placement)  # raises before any job starts
     return plan
 
 

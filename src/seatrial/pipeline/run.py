@@ -20,7 +20,7 @@ from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
 from seatrial.judge.search import search_verdicts
-from seatrial.launch import check_access, launcher_for, node_prefix, node_shortage
+from seatrial.launch import check_access, node_prefix, node_shortage, select_launcher
 from seatrial.launch.watch import run_job
 from seatrial.model import (
     Baseline,
@@ -218,7 +218,7 @@ def _on_same_nodes(job: Job, results: TrialResults, nodes: int) -> Job:
 
 
 def _run_job(job: Job, results: TrialResults) -> None:
-    launcher = launcher_for(results.settings, job.placement)
+    launcher = select_launcher(results.settings, job.placement)
     settings = results.settings
     run_dir = results.run_dir.path
     min_nodes = None if job.name == LOCALIZATION_JOB else settings.cluster.min_nodes
@@ -250,7 +250,7 @@ def _record_stop_reason(results: TrialResults) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         results.stop_reason = INTERRUPTED
-        if text := str(stop):  # a launcher names what it could not remove
+        if text := str(stop):  # a launcher names the objects that it could not remove
             results.display.warn(text)
     except NodesRefused as refused:
         results.stop_reason = f"preflight failed on {refused}"

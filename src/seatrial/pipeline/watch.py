@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from seatrial.discover import slurm
 from seatrial.discover.gpu_use import FIRST_ANSWER_S, GpuUseStep, gpu_use_step
 from seatrial.discover.slurm_facts import UNKNOWN, JobRecord
-from seatrial.launch.rank_status import ranks_in
+from seatrial.launch.rank_status import read_ranks
 from seatrial.model import Job, SeatrialError, UsageError
 from seatrial.model.job_status import GpuUse, JobStatus
 from seatrial.telemetry.files import latest_samples
@@ -231,7 +231,7 @@ def _latest_attempt(run_dir: Path) -> Path | None:
 def _rank_statuses(attempt: Path, job: Job) -> tuple[Counter[str], set[str], int]:
     """The number of ranks by their status, the nodes, and the number of ranks without a recent heartbeat."""
     statuses, nodes, silent, now = Counter[str](), set[str](), 0, time.time()
-    for rank in ranks_in(attempt, job):
+    for rank in read_ranks(attempt, job):
         rank.read()
         if rank.heartbeat is None:
             continue

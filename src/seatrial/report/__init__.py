@@ -16,7 +16,7 @@ from seatrial.util import files
 Render = Callable[[Trial], str]
 
 
-def _render_of(module: str) -> Render:
+def _find_render(module: str) -> Render:
     """The ``render`` of a module of this package, which is imported at the first call."""
 
     def render_with_module(trial: Trial) -> str:
@@ -31,11 +31,11 @@ def _json(trial: Trial) -> str:
 
 
 FORMATS: Mapping[str, Render] = {
-    "html": _render_of("html_page"),
-    "junit": _render_of("junit"),
-    "prometheus": _render_of("prometheus"),
+    "html": _find_render("html_page"),
+    "junit": _find_render("junit"),
+    "prometheus": _find_render("prometheus"),
     "json": _json,
-    "markdown": _render_of("markdown"),
+    "markdown": _find_render("markdown"),
 }
 
 # File in the run directory → format. trial.json is first: all other files can be rendered from it.

@@ -77,7 +77,7 @@ def family(name: str) -> str:
     return name.partition(".")[0]
 
 
-def bytes_of(name: str) -> int:
+def size_in_name(name: str) -> int:
     """The size in a metric name such as ``busbw.8GiB``, in bytes; 0 for a name without a size."""
     try:
         return parse_bytes(name.partition(".")[2])

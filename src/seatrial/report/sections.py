@@ -144,7 +144,7 @@ def _cell(metric: Metric | None, outcome: Outcome | None, reasons: list[str]) ->
     return SubjectTableCell(print_value(metric.value, metric.unit), sample_range, outcome, "; ".join(reasons))
 
 
-def rug_of(row: MetricRow) -> Rug | None:
+def make_rug(row: MetricRow) -> Rug | None:
     """The rug plot of a row; None for booleans, and for values that are all equal."""
     if not row.range_text or row.unit == "bool":
         return None
@@ -153,7 +153,7 @@ def rug_of(row: MetricRow) -> Rug | None:
     return rug(row.spread, [reading.outcome in NOT_PASSED for reading in row.readings if reading.metric])
 
 
-def charts_of(check: CheckView) -> list[Chart]:
+def make_charts(check: CheckView) -> list[Chart]:
     """The charts of a check; subjects that did not pass are highlighted."""
     not_passed = frozenset(verdict.subject for verdict in check.verdicts if verdict.outcome in NOT_PASSED)
     return charts([series for measurement in check.measurements for series in measurement.series], not_passed)
@@ -167,7 +167,7 @@ class FactRow:
     values: tuple[tuple[Any, tuple[str, ...]], ...]
 
 
-def facts_of(measurements: tuple[Measurement, ...]) -> list[FactRow]:
+def fact_rows(measurements: tuple[Measurement, ...]) -> list[FactRow]:
     """The facts of a check, without ``method``. A fact that differs between subjects has several values."""
     facts: dict[str, dict[str, tuple[Any, list[str]]]] = {}
     for measurement in measurements:

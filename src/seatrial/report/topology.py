@@ -32,13 +32,13 @@ class SlowPath:
     switches: str
 
 
-def topology_of(trial: Trial) -> Topology | None:
+def build_topology(trial: Trial) -> Topology | None:
     return next((job.topology for job in trial.jobs if job.topology), None)
 
 
 def node_groups(trial: Trial) -> list[NodeGroup]:
     """The nodes of the node map, by leaf switch and rack."""
-    topology = topology_of(trial)
+    topology = build_topology(trial)
     groups: dict[str, list[MappedNode]] = {}
     for node in node_map(trial):
         groups.setdefault(_place(topology, node.name) if topology else "", []).append(node)
@@ -47,7 +47,7 @@ def node_groups(trial: Trial) -> list[NodeGroup]:
 
 def slow_paths(trial: Trial) -> list[SlowPath]:
     """The pairs of nodes and the GPUs that did not pass a comparison of paths between nodes."""
-    topology, checks = topology_of(trial), catalog()
+    topology, checks = build_topology(trial), catalog()
     if topology is None:
         return []
     return [
@@ -76,5 +76,5 @@ def _switches(verdict: Verdict, topology: Topology) -> str:
         return " – ".join(path) + crossing
     if match := _GPU.fullmatch(verdict.subject):
         rail = topology.rail_switch(match["node"], int(match["number"]))
-        return f"rail {match['number']}: {rail}" if rail else " – ".join(topology.switches_of(match["node"])[:1])
+        return f"rail {match['number']}: {rail}" if rail else " – ".join(topology.switches_above(match["node"])[:1])
     return ""

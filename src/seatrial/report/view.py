@@ -32,7 +32,15 @@ from seatrial.model import (
     worst,
 )
 from seatrial.model.verdict_text import LAX_THRESHOLD
-from seatrial.report.formatting import bytes_of, count_text, family, format_range, natural_key, print_value, unit_text
+from seatrial.report.formatting import (
+    count_text,
+    family,
+    format_range,
+    natural_key,
+    print_value,
+    size_in_name,
+    unit_text,
+)
 from seatrial.util.text import plural
 
 OTHER = "Other"  # chapter of checks that this version does not have, such as those of an old run
@@ -186,7 +194,7 @@ class CheckView:
             MetricRow(name, tuple(sorted(by_subject.values(), key=_reading_key)))
             for name, by_subject in readings.items()
         ]
-        return sorted(rows, key=lambda row: (_row_rank(row), families.index(family(row.name)), bytes_of(row.name)))
+        return sorted(rows, key=lambda row: (_row_rank(row), families.index(family(row.name)), size_in_name(row.name)))
 
     @property
     def artifacts(self) -> list[Artifact]:

@@ -37,7 +37,7 @@ MIN_SAMPLED_S = 10.0  # duration of samples for a sample rate or CPU share; less
 # except on GA100 and older (nvmlDeviceGetPowerUsage), so samples in the first second of a check show earlier load.
 SKIPPED_S = 1.0
 _BUSY_PERCENT = 50.0  # minimum GPU utilisation for sm_clock_mhz_min: an idle GPU lowers its clock
-# Fields of Load of which select_loads lists the minimum, median and maximum over the GPUs
+# Fields of Load; select_loads lists their minimum, median and maximum over the GPUs
 _EXTREMES = ("sm_util_mean", "power_w_mean", "power_w_max", "temperature_c_max", "sm_clock_mhz_min")
 
 

@@ -26,7 +26,7 @@ from seatrial.util.input_files import open_file, read_json
 CACHE_VARIABLE = "SEATRIAL_DATA_CACHE"
 KEY_FILE = "key.json"
 FORMAT = 2  # in every key: increase it with each change of seatrial to the tokens of the same rows, or to the files
-_FILES = "files"  # in key.json, beside the fields of the key
+_FILES = "files"  # in key.json, in addition to the fields of the key
 # The files of a tokenizer's folder that determine the tokens; the folder may also hold the weights of a model
 _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 

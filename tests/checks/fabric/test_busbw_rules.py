@@ -13,7 +13,7 @@ from seatrial.checks.fabric._busbw_rules import (
 )
 from seatrial.checks.fabric.all_gather import CHECK
 from seatrial.hardware.links import Links, RdmaPorts
-from seatrial.hardware.references import references_for
+from seatrial.hardware.references import select_references
 from seatrial.judge.rules import judge_check
 from seatrial.model import Measurement, Metric, Outcome
 
@@ -39,6 +39,6 @@ def test_only_the_size_of_this_number_of_nodes_has_a_verdict(nodes: int, judged:
     metrics = tuple(Metric(name=name, value=value, unit="GB/s", subject="cluster") for name, value in values.items())
     measurement = Measurement(check=CHECK.name, subject="n0/gpu0", metrics=metrics, facts=facts)
     links = Links(network="rdma", ports=RdmaPorts("ib", 8, 400.0))
-    found = judge_check(CHECK, [measurement], {}, "t", references_for(links, None))
+    found = judge_check(CHECK, [measurement], {}, "t", select_references(links, None))
     outcomes = {verdict.metric: verdict.outcome for verdict in found if verdict.metric.startswith("busbw")}
     assert outcomes == {judged: Outcome.PASS}

@@ -16,7 +16,7 @@ from seatrial.checks.fabric._sizes import CollectiveOptions
 from seatrial.checks.fabric.all_reduce import CHECK
 from seatrial.hardware.links import Links, RdmaPorts
 from seatrial.hardware.network_time import TcpNetwork
-from seatrial.hardware.references import references_for
+from seatrial.hardware.references import select_references
 from seatrial.judge.rules import judge_check
 from seatrial.model import BasisKind, Fact, Measurement, Metric, Observation, Outcome, SeatrialError, Verdict
 
@@ -103,7 +103,7 @@ def verdict(metric: str, value: float, nodes: int, links: Links = IB) -> Verdict
     if nodes > 1:
         metrics.append(Metric(name="wrong_elements_ring", value=0, unit="count", subject="cluster"))
     measurement = Measurement(check=CHECK.name, subject="n0/gpu0", metrics=tuple(metrics), facts=facts)
-    found = judge_check(CHECK, [measurement], {}, "t", references_for(links, None))
+    found = judge_check(CHECK, [measurement], {}, "t", select_references(links, None))
     return next((each for each in found if each.metric == metric), None)
 
 

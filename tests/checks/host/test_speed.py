@@ -108,7 +108,7 @@ def values(measurement: Measurement) -> Mapping[str, float]:
 
 
 def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystem, "type_of", lambda _path: "ext4")
+    monkeypatch.setattr(filesystem, "filesystem_type", lambda _path: "ext4")
     monkeypatch.setattr(host_speed, "disk_speed", lambda _path, size, _limit_s: host_speed.DiskSpeed(1.5, 2.5, size))
     measurement = measured(tmp_path)
     assert measurement.error is None
@@ -122,7 +122,7 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_file_is_written_to_a_shared_filesystem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None
 ) -> None:
-    monkeypatch.setattr(filesystem, "type_of", lambda _path: kind)
+    monkeypatch.setattr(filesystem, "filesystem_type", lambda _path: kind)
     monkeypatch.delattr(host_speed, "disk_speed")
     measurement = measured(tmp_path)
     assert measurement.error is None
@@ -134,7 +134,7 @@ def test_errors_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cod
     def fail(*_arguments: object) -> None:
         raise OSError(code, "error")
 
-    monkeypatch.setattr(filesystem, "type_of", lambda _path: "xfs")
+    monkeypatch.setattr(filesystem, "filesystem_type", lambda _path: "xfs")
     monkeypatch.setattr(host_speed, "disk_speed", fail)
     measurement = measured(tmp_path)
     assert (measurement.error is not None) is error
@@ -142,7 +142,7 @@ def test_errors_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cod
 
 
 def test_a_full_disk_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystem, "type_of", lambda _path: "xfs")
+    monkeypatch.setattr(filesystem, "filesystem_type", lambda _path: "xfs")
     monkeypatch.setattr(filesystem, "usage", lambda _root, path: filesystem.Usage(2**40, 2**22, True, path))
     assert "disk_write" not in values(measured(tmp_path))
 

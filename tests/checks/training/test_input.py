@@ -56,7 +56,9 @@ checks:
 
 
 @pytest.mark.training
-@pytest.mark.skipif(filesystem.type_of(Path(gettempdir())) == "tmpfs", reason="tmpfs keeps data in the page cache")
+@pytest.mark.skipif(
+    filesystem.filesystem_type(Path(gettempdir())) == "tmpfs", reason="tmpfs keeps data in the page cache"
+)
 def test_a_rank_whose_filesystem_is_slow(tmp_path: Path) -> None:
     """Each batch of rank 1 takes a second; rank 0 reads from the same folder without a fault."""
     data = tmp_path / "data"

@@ -84,7 +84,7 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Observatio
         value = results[0].value
         yield metric(f"{QUANTITY}.{size_label(size)}", value["busbw"][_ALL_RANKS][0], "GB/s")
         yield metric("wrong_elements_ring", value["wrong_elements"], "count")
-        choice = nccl_log.read(Path(value["log"]), value["log_bytes"]).choice_for("AllReduce", size)
+        choice = nccl_log.read(Path(value["log"]), value["log_bytes"]).find_choice("AllReduce", size)
         algorithm = f"NCCL logs {choice.algorithm}" if choice else "NCCL logs no algorithm"
         text = f"all-reduce of {format_bytes(size)} in new processes with NCCL_ALGO=Ring; {algorithm}"
         yield Fact(name="ring", value=text)

@@ -82,22 +82,22 @@ def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
     nodes = subgroups.ranks_by_node(context.node)
     if max(map(len, nodes.values())) < 2:
         raise NotApplicable("one GPU per node: no pairs within a node")
-    group, models = collectives.describe_group(), subgroups.gpu_models(nodes[context.node], context.device)
+    group_facts, models = collectives.describe_group(), subgroups.gpu_models(nodes[context.node], context.device)
     subjects, indices = rank.gather(context.subject), rank.gather(context.nvml_index)
     # The byte of the log from which connections are read. With several nodes, only those of the nodes' own groups
     # count, which are opened below. On one node NCCL may reuse connections that earlier checks opened
     log_offset = _nccl_log.log_size(context.device) if len(nodes) > 1 else 0
     retry = context.on_gpu if options.retry_slow_pairs is None else options.retry_slow_pairs
     all_results = _measure_rounds(context, options, nodes, subjects, retry=retry)
-    group["transports"] = _nccl_log.connections_by_transport(context.device, log_offset)
+    group_facts["transports"] = _nccl_log.connections_by_transport(context.device, log_offset)
     results, ranks = all_results.get(context.node), nodes[context.node]
     if results and context.rank == ranks[0]:
         links = sorted(link_types(gpu.read(context.root), [indices[rank] for rank in ranks])) if context.on_gpu else []
         # world_size 2: SKU data has reference values for two GPUs of one node
-        yield from facts({**group, "gpu": models, "world_size": 2, "nodes": 1, "size": results.size})
+        yield from facts({**group_facts, "gpu": models, "world_size": 2, "nodes": 1, "size": results.size})
         yield from facts(_comparison_facts(results, " + ".join(links), retry=retry))
         yield from _observations(context.node, results, " + ".join(links))
-        yield Fact(name="method", value=_method_text(transport_text(group), results, len(all_results)))
+        yield Fact(name="method", value=_method_text(transport_text(group_facts), results, len(all_results)))
         if context.on_gpu and results.size != GPU_SIZE:
             reason = f"the trial's options set size {size_label(results.size)}"
             yield Fact(name=NOT_REQUESTED, value={f"busbw.{size_label(GPU_SIZE)}": reason})

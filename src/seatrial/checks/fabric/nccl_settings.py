@@ -245,7 +245,7 @@ def _path_facts(
 
 def path_at_size(logs_by_rank: Sequence[NcclLog], size: int) -> dict[str, object]:
     """Algorithm, protocol and channels of the all-reduce from the first rank's log, and the transports of all ranks."""
-    choice = logs_by_rank[0].choice_for("AllReduce", size)
+    choice = logs_by_rank[0].find_choice("AllReduce", size)
     transports = sorted({name for log in logs_by_rank for name in log.transports})
     uses_nvls = choice is not None and choice.algorithm.startswith("NVLS")
     return {

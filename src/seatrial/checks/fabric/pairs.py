@@ -120,7 +120,7 @@ def _switches(context: Context, nodes: Sequence[str]) -> dict[str, tuple[str, ..
     if (topology := context.topology) is None:
         return {}
     names = (context.node, os.environ.get("SLURMD_NODENAME", ""))
-    node_switches = next((topology.switches_of(name) for name in names if topology.knows(name)), ())
+    node_switches = next((topology.switches_above(name) for name in names if topology.knows(name)), ())
     by_node = dict(rank.gather((context.node, node_switches)))
     if (missing := [node for node in nodes if not by_node[node]]) and topology.is_file:
         raise SeatrialError(f"topology {topology.source} has no node {', '.join(missing)}: add them to the file")

@@ -78,7 +78,7 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
     nodes = subgroups.ranks_by_node(context.node)
     if len(nodes) < 2:
         raise NotApplicable("one node: scaling needs at least two")
-    group, members = collectives.describe_group(), list(nodes.values())
+    group_facts, members = collectives.describe_group(), list(nodes.values())
     size = options.size or (gpu_size(context.world_size) if context.on_gpu else CPU_SIZE)
     results: dict[int, GroupResult] = {}
     for count, ranks in ranks_by_node_count(members).items():
@@ -87,14 +87,14 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
     context.progress("NICs of two nodes")
     pair_size, partners = min(size, PAIR_SIZE), pairs.partner_map([(0, 1)], members)
     pair_timings = pairs.measure_pairs(partners, pair_size, context.device, options.seconds)
-    transports = group["transports"] = _nccl_log.connections_by_transport(context.device)
+    transports = group_facts["transports"] = _nccl_log.connections_by_transport(context.device)
     rings: dict[str, Sequence[float]] = {}
     if context.on_gpu and len(nodes) > 2:
         context.progress("NCCL_ALGO=Ring")
         rings = _measure_rings(members, size, context, options.seconds)
     if context.rank == 0:
         beyond_two = "yes" if len(nodes) > 2 else "no: there are only 2 nodes"
-        yield from facts({**group, "nodes": len(nodes), "size": size, "node_order": list(nodes)})
+        yield from facts({**group_facts, "nodes": len(nodes), "size": size, "node_order": list(nodes)})
         yield Fact(name="beyond_two_nodes", value=beyond_two)
         yield Fact(name="no_sockets", value=_no_sockets(transports))
         yield from _observations(results, size)
@@ -115,8 +115,8 @@ def measure(context: Context, options: GroupOptions) -> Iterator[Observation]:
         rank_counts = ", ".join(f"{len(result.ranks)} on {_nodes_label(count)}" for count, result in results.items())
         yield Fact(
             name="method",
-            value=f"{transport_text(group)}: all-reduce of {format_bytes(size)} over the first nodes in rank order "
-            f"({rank_counts}), the other nodes idle; efficiency.BASE = busbw of all nodes / busbw of BASE; "
+            value=f"{transport_text(group_facts)}: all-reduce of {format_bytes(size)} over the first nodes in rank "
+            f"order ({rank_counts}), the other nodes idle; efficiency.BASE = busbw of all nodes / busbw of BASE; "
             f"network_busbw: each GPU of the first node exchanges {format_bytes(pair_size)} with the same GPU of the "
             "second, sum per direction; link_efficiency = busbw.2nodes / the lower of busbw.1node and network_busbw; "
             "ring_efficiency: all nodes / the first and the last node, with NCCL_ALGO=Ring in new processes",

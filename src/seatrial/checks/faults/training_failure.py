@@ -355,6 +355,6 @@ CHECK = Check(
     rule_facts={"scheduler": RuleFact("slurm|none")},
     measure=measure,
     needs=Needs(min_ranks=2),  # of the runs that it starts
-    limit_s=1800,  # six Slurm jobs, three of which start torch
+    limit_s=1800,  # six Slurm jobs; three start torch
     options=FailureOptions,
 )

@@ -170,7 +170,7 @@ def _supported_features(gpus: Sequence[Gpu]) -> dict[str, bool]:
 
 
 def _metric_values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[ForeignProcess]) -> Values:
-    """Return metric → value of ``gpu``; ``gpus`` are all GPUs in use, of which some are compared with it."""
+    """Return metric → value of ``gpu``; it is compared with some of ``gpus``, all GPUs in use."""
     same_model = [other for other in gpus if other.name == gpu.name]
     remapped = (gpu.rows_remapped_correctable, gpu.rows_remapped_uncorrectable)
     reasons = None if gpu.clocks_event_reasons is None else set(gpu.clocks_event_reasons)

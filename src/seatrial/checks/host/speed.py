@@ -76,7 +76,7 @@ def _disk_observations(context: Context, options: SpeedOptions) -> Iterator[Obse
     from seatrial.bench import host_speed
 
     folder = context.artifacts_dir
-    kind = filesystem.type_of(folder)
+    kind = filesystem.filesystem_type(folder)
     yield Fact(name="disk_filesystem", value=kind)
     if kind not in _LOCAL_FILESYSTEMS:
         yield Fact(name="local_disk", value=f"no: the run directory is on {kind or 'an unknown filesystem'}, not local")

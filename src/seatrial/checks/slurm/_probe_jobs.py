@@ -17,7 +17,7 @@ from seatrial.model import Fact, NotApplicable, SeatrialError
 
 RUN_TIMEOUT_S = 120  # for the end of a running probe job
 POLL_S = 1.0
-_TIME_LIMIT_MIN = 5  # --time of probe jobs, most of which take seconds
+_TIME_LIMIT_MIN = 5  # --time of probe jobs; most take seconds
 
 
 class SubmitOptions(Options):
