@@ -159,7 +159,7 @@ def test_wrong_data_names_sender_and_receiver(runs: Runs, name: str, received: t
 
 def test_out_of_memory_on_one_rank_is_an_error_on_all(runs: Runs) -> None:
     for measurement in runs["no_memory"]:
-        for value in ("SeatrialError", "64KiB", "rank 1: CUDA out of memory. Tried to allocate 1.00 GiB"):
+        for value in ("SeatrialError", "64 KiB", "rank 1: CUDA out of memory. Tried to allocate 1.00 GiB"):
             assert value in str(measurement.error)
 
 
