@@ -40,7 +40,7 @@ def test_wrong_options_are_refused() -> None:
 
 @pytest.mark.parametrize("launcher", ["slurm", "kubernetes"])
 def test_render_imports_only_its_launcher_and_the_checks_of_the_trial(launcher: str, tmp_path: Path) -> None:
-    """Judge, report and other checks take half of its time, modules that only measurements need 60 ms, and the options
+    """Judge, report and other checks take half of its time, modules that only measurements need 50 ms, and the options
     of other commands 25 ms. Nor are GPUs and software of this host read: the jobs run on others.
     """
     program = """
@@ -72,7 +72,7 @@ finally:
 
 
 def test_declarations_import_nothing_that_only_measurements_need() -> None:
-    """These modules take 60 ms, a sixth of the time of `seatrial render slurm acceptance`."""
+    """These modules take about 50 ms of the time of `seatrial render slurm acceptance`."""
     program = "import sys; from seatrial.checks import catalog; list(catalog()); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     facts = ("fabric", "filesystem", "host", "kubernetes", "nccl_log", "perftest", "settings", "slurm_task", "software")
@@ -83,7 +83,7 @@ def test_declarations_import_nothing_that_only_measurements_need() -> None:
 
 
 def test_records_that_every_command_imports_have_no_annotations_as_strings() -> None:
-    """pydantic compiles such annotations one by one, in 10 ms."""
+    """pydantic compiles such annotations one by one."""
     program = """
 import sys
 import seatrial.config.schema, seatrial.model

@@ -28,7 +28,7 @@ class Frozen(BaseModel):
     remain usable. When a record is written, these bytes become U+FFFD.
 
     Modules of records that every command imports do not have ``from __future__ import annotations``: it turns the
-    annotations into strings, which pydantic compiles one by one (10 ms per command).
+    annotations into strings, which pydantic compiles one by one (10 ms of `seatrial render slurm acceptance`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
