@@ -123,6 +123,14 @@ def test_a_check_by_name_imports_only_files_of_that_name() -> None:
     assert done.stdout.split() == ["gpu.inventory", "seatrial.checks.gpu.inventory"]
 
 
+@pytest.mark.parametrize("name", catalog())
+def test_check_is_found_by_its_name(name: str) -> None:
+    """Otherwise the catalog imports the files of all checks to find it."""
+    module = next(module for module in sys.modules.values() if vars(module).get("CHECK") is catalog()[name])
+    file = module.__name__.rpartition(".")[2]
+    assert file in (name.rpartition(".")[2], name.replace(".", "_"))
+
+
 def test_order_and_names_of_the_catalog() -> None:
     """`--set checks.GROUP.WORD...` relies on the form of the names."""
     phases = [check.phase for check in catalog().values()]

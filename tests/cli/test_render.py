@@ -40,8 +40,8 @@ def test_wrong_options_are_refused() -> None:
 
 @pytest.mark.parametrize("launcher", ["slurm", "kubernetes"])
 def test_render_imports_only_its_launcher_and_the_checks_of_the_trial(launcher: str, tmp_path: Path) -> None:
-    """Judge, report and other checks take half of its time, and the options of other commands 25 ms. Nor are GPUs and
-    software of this host read: the jobs run on others.
+    """Judge, report and other checks take half of its time, modules that only measurements need 50 ms, and the options
+    of other commands 25 ms. Nor are GPUs and software of this host read: the jobs run on others.
     """
     program = """
 import sys
@@ -69,3 +69,26 @@ finally:
     argv = [sys.executable, "-c", program, "render", launcher, str(trial), *OPTIONS]
     done = subprocess.run(argv, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (0, "")
+
+
+def test_declarations_import_nothing_that_only_measurements_need() -> None:
+    """These modules take about 50 ms of the time of `seatrial render slurm acceptance`."""
+    program = "import sys; from seatrial.checks import catalog; list(catalog()); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    facts = ("fabric", "filesystem", "host", "kubernetes", "nccl_log", "perftest", "settings", "slurm_task", "software")
+    heavy = {"jinja2", "jsonschema", "numpy", "psutil", "pynvml", "rich", "torch"}
+    heavy |= {"seatrial.hardware.references", "seatrial.telemetry", "seatrial.train.train_config"}
+    heavy |= {f"seatrial.discover.{name}" for name in facts}
+    assert heavy & set(done.stdout.split()) == set()
+
+
+def test_records_that_every_command_imports_have_no_annotations_as_strings() -> None:
+    """pydantic compiles such annotations one by one."""
+    program = """
+import sys
+import seatrial.config.schema, seatrial.model
+modules = {record.__module__ for record in seatrial.model.Frozen.__subclasses__()}
+print(*(name for name in modules if "annotations" in vars(sys.modules[name])))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

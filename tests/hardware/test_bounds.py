@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from pydantic import JsonValue
 
-from seatrial.hardware.bounds import BIDIRECTIONAL, COLLECTIVE, MetricLookup, hardware_bound
+from seatrial.hardware.bounds import MetricLookup, hardware_bound
+from seatrial.hardware.links import BIDIRECTIONAL, COLLECTIVE
 from seatrial.hardware.references import References, skus
 
 REFERENCES = References(None, skus())

@@ -8,7 +8,8 @@ from pydantic import JsonValue
 from seatrial.checks import catalog
 from seatrial.config.layers import resolve
 from seatrial.config.schema import CheckSettings, Cluster, Config
-from seatrial.hardware.bounds import COLLECTIVE, MetricLookup, hardware_bound
+from seatrial.hardware.bounds import MetricLookup, hardware_bound
+from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import References, Sku, skus
 from seatrial.judge.plausibility import (
     baseline_errors,

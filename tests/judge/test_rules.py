@@ -11,7 +11,7 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Context, Options, RuleFact
-from seatrial.hardware.bounds import COLLECTIVE
+from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import Reference, References, Sku, Spec, skus
 from seatrial.judge.rules import judge_check
 from seatrial.model import (

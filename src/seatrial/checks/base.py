@@ -3,6 +3,10 @@
 A check is one file in a folder of this package that ends in ``CHECK = Check(...)``. Its ``measure`` is a generator of
 metrics, facts, series and artifacts; observations yielded before a crash are kept. A check never evaluates its results,
 kills processes, installs software or writes outside ``context.artifacts_dir``, and does not depend on the launcher.
+
+`seatrial render`, the planner and the judge import the files of all checks of a trial, and need only the declarations.
+Modules that only a measurement needs (facts in discover/, telemetry, training configs, psutil) are therefore imported
+in the functions that use them: for the trial acceptance they take about 50 ms.
 """
 
 from __future__ import annotations
@@ -254,7 +258,7 @@ class Check:
     timed_sizes: Callable[[Any, TcpNetwork], Mapping[str, Sequence[int]]] | None = None
     # The default sizes in bytes that are not timed because the TCP network is too slow for them
     left_out_sizes: Callable[[Any, TcpNetwork], Sequence[int]] | None = None
-    # Upper bound of a metric or family: key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of hardware.bounds
+    # Upper bound of a metric or family: key of a SKU's spec, or BIDIRECTIONAL or COLLECTIVE of hardware.links
     bounds: Mapping[str, str] = field(default_factory=dict)
     # Metrics, or families, in % that may exceed 100 %, such as a gain; a higher value of other metrics in % is an ERROR
     may_exceed_100: tuple[str, ...] = ()

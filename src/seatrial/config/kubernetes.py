@@ -1,7 +1,5 @@
 """Settings of the Kubernetes launcher: the group ``kubernetes`` of a trial file."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal, Self
 

@@ -1,7 +1,5 @@
 """The schema of a trial file. A comment gives the reason for each default that is not obvious."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal, Self
 

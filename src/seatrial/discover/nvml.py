@@ -1,7 +1,5 @@
 """Reads the fields of a GPU through NVML; a field that cannot be read is None, and its error is recorded."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -3,8 +3,6 @@
 Memory is in bytes, times are in Unix seconds, durations in seconds. None: not shown by Slurm.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from seatrial.model import Frozen

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_ratio
+from seatrial.hardware.links import BIDIRECTIONAL, COLLECTIVE, network_to_busbw_ratio, nvlink_to_busbw_ratio
 from seatrial.hardware.references import MODEL_SEPARATOR, References, Sku
 from seatrial.hardware.training_flops import TrainingWork, training_work
 from seatrial.model import format_value
 
-# Values of ``MetricLookup.bounded_by`` that are no key of a SKU's spec (bf16, hbm, pcie, nvlink). BIDIRECTIONAL: both
-# directions of a GPU's links. COLLECTIVE: the bandwidth of a collective over the GPU's links, switches and the network.
-BIDIRECTIONAL, COLLECTIVE = "bidirectional", "collective"
 _FABRIC = re.compile(r"(?:ib|roce)-(\d+)x([\d.]+)")  # links.Links.fabric
 
 

@@ -13,6 +13,10 @@ from typing import Any, Literal, Protocol
 
 from seatrial.model import GPUS_USED, Measurement
 
+# Values of ``bounds.MetricLookup.bounded_by`` that are no key of a SKU's spec (bf16, hbm, pcie, nvlink).
+# BIDIRECTIONAL: both directions of a GPU's links. COLLECTIVE: the bandwidth of a collective over the GPU's links,
+# switches and the network.
+BIDIRECTIONAL, COLLECTIVE = "bidirectional", "collective"
 # Algorithms in which the network's switches compute the sums (SHARP), so that a node sends its data once. NVLS is one
 # of them: between nodes NCCL uses it only with SHARP
 IN_NETWORK_ALGORITHMS = ("NVLS", "CollNetChain", "CollNetDirect")

@@ -8,7 +8,8 @@ from functools import cached_property
 from pydantic import JsonValue
 
 from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Check, RuleFact
-from seatrial.hardware.bounds import COLLECTIVE, MetricLookup
+from seatrial.hardware.bounds import MetricLookup
+from seatrial.hardware.links import COLLECTIVE
 from seatrial.judge.groups import MeasurementGroup, fact_text, gpu_model
 from seatrial.judge.plausibility import metric_shape
 from seatrial.model import Outcome

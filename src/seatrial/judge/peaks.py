@@ -8,7 +8,8 @@ from statistics import median
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check
-from seatrial.hardware.bounds import BIDIRECTIONAL, COLLECTIVE, MetricLookup, hardware_bound
+from seatrial.hardware.bounds import MetricLookup, hardware_bound
+from seatrial.hardware.links import BIDIRECTIONAL, COLLECTIVE
 from seatrial.hardware.references import References, Spec
 from seatrial.hardware.training_flops import BOUNDED_METRICS
 from seatrial.judge.thresholds import above_physical_limit

@@ -14,7 +14,8 @@ from pydantic import JsonValue
 from seatrial.checks.base import Check
 from seatrial.config.expect import declared_unit
 from seatrial.config.schema import Config
-from seatrial.hardware.bounds import COLLECTIVE, MetricLookup, hardware_bound
+from seatrial.hardware.bounds import MetricLookup, hardware_bound
+from seatrial.hardware.links import COLLECTIVE
 from seatrial.hardware.references import MODEL_SEPARATOR, Reference, References, skus
 from seatrial.judge import site_baseline
 from seatrial.model import Baseline, BasisKind, Outcome, ReferenceValue, Rule, Threshold, UsageError, format_value

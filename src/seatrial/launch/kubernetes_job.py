@@ -16,7 +16,6 @@ from pathlib import Path
 from seatrial.config.kubernetes import GPU_RESOURCE
 from seatrial.config.schema import Config
 from seatrial.discover.kubectl import Kubectl, KubectlError
-from seatrial.discover.kubernetes import read_gpu_users, read_nodes
 from seatrial.launch import pod_states
 from seatrial.launch.base import Allocation, WaitState
 from seatrial.launch.collect import STOP_TIMEOUT_S, Collector
@@ -196,6 +195,8 @@ class KubernetesJob:
             self._queued = self._additional("workloads.kueue.x-k8s.io", f"--selector=kueue.x-k8s.io/job-uid={uid}")
         if self.settings.cluster.gpus_per_node and now - self._gpus_queried > _GPUS_POLL_S:
             self._gpus_queried = now
+            from seatrial.discover.kubernetes import read_gpu_users, read_nodes  # `seatrial render` needs no facts
+
             with contextlib.suppress(SeatrialError):  # such as a user who may not list nodes
                 self._gpu_use = pod_states.free_gpus(read_nodes(self.kubectl), read_gpu_users(self.kubectl))
 

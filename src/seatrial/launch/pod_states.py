@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field
 
 from seatrial.config.kubernetes import GPU_RESOURCE
-from seatrial.discover.kubernetes import GpuUser, KubernetesNode, device_count
 from seatrial.model import Frozen
 from seatrial.util import data_files
 from seatrial.util.failures import exit_reason
 from seatrial.util.text import and_more, plural
+
+if TYPE_CHECKING:
+    from seatrial.discover.kubernetes import GpuUser, KubernetesNode
 
 Object = Mapping[str, Any]  # an object of Kubernetes, as JSON
 
@@ -157,6 +159,8 @@ def free_gpus(nodes: Iterable[KubernetesNode], users: Iterable[GpuUser]) -> list
 
     Such as ``node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1``. Raises SeatrialError for an invalid number of GPUs.
     """
+    from seatrial.discover.kubernetes import device_count  # `seatrial render` needs no facts
+
     users_by_node: dict[str, list[GpuUser]] = {}
     for user in users:
         users_by_node.setdefault(user.node, []).append(user)

@@ -1,7 +1,5 @@
 """A job, its result, and the machine of a trial."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Literal
 
@@ -66,7 +64,7 @@ class Job(Frozen):
         """The number of processes on all nodes; each returns one measurement per check."""
         return self.nodes * self.ranks_per_node
 
-    def on_fewer_nodes(self, nodes: int) -> Job:
+    def on_fewer_nodes(self, nodes: int) -> "Job":
         """The job for this number of nodes, chosen by the scheduler; its name differs from that of the planned job."""
         changes = {"name": f"{self.name}-on{nodes}", "nodes": nodes, "expected_nodes": nodes, "nodelist": ""}
         return self.model_copy(update={**changes, "left_out": self.left_out if nodes > 1 else {}})
@@ -85,7 +83,7 @@ class Job(Frozen):
         seconds = sum(min(limit_s, REQUEST_FACTOR * self.typical.get(name, limit_s)) for name, limit_s in limits)
         return min(self.limit_s, max(MIN_REQUEST_S, startup_s + seconds))
 
-    def with_checks(self, names: tuple[str, ...]) -> Job:
+    def with_checks(self, names: tuple[str, ...]) -> "Job":
         """The job with some of its checks and their time limits."""
         limits = {name: self.limits[name] for name in names}
         changes = {
@@ -97,7 +95,7 @@ class Job(Frozen):
         }
         return self.model_copy(update=changes)
 
-    def without_secrets(self) -> Job:
+    def without_secrets(self) -> "Job":
         """The job for display: values that look like secrets are replaced."""
         document = self.model_dump()
         return Job.model_validate(redacted(document, secret_values(document)))

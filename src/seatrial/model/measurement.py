@@ -1,7 +1,5 @@
 """The metrics, facts, series and artifacts that a check returns."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from pydantic import (
@@ -78,7 +76,7 @@ class Series(Frozen):
     y_unit: str
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> Series:
+    def _check_lengths(self) -> "Series":
         if len(self.x) != len(self.y):
             raise ValueError(f"series {self.name} has {len(self.x)} x values and {len(self.y)} y values")
         return self

@@ -1,7 +1,5 @@
 """Thresholds, rules of checks, and reference values."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable
@@ -30,7 +28,7 @@ class Threshold(Frozen):
     unit: str = ""
 
     @classmethod
-    def parse(cls, text: object) -> Threshold:
+    def parse(cls, text: object) -> "Threshold":
         """The threshold in ``"> 350 GB/s"``, ``">= 1GiB"`` or ``"== 0"``. Raises ValueError for other text."""
         match = _LIMIT.fullmatch(str(text))
         if not match:
@@ -44,7 +42,7 @@ class Threshold(Frozen):
         compare: Callable[[float, float], bool] = _COMPARE[self.op]
         return compare(value, self.value)
 
-    def excludes(self, other: Threshold) -> bool:
+    def excludes(self, other: "Threshold") -> bool:
         """Whether the thresholds contradict each other: no value meets both."""
         if self.op == "==" or other.op == "==":
             exact, limit = (self, other) if self.op == "==" else (other, self)
@@ -132,7 +130,7 @@ class LearnedRun(Frozen):
     started: float
     digest: str = Field(description="SHA-256 of its metric values")
 
-    def is_same_run(self, other: LearnedRun) -> bool:
+    def is_same_run(self, other: "LearnedRun") -> bool:
         """Whether both are records of one run; one of them may have been copied or edited."""
         return (self.host, self.started) == (other.host, other.started) or self.digest == other.digest
 

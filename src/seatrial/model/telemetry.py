@@ -3,8 +3,6 @@
 All samples are in ``RUN/jobs/<job>/telemetry.jsonl.gz``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The switches and racks that the nodes of a cluster are connected to."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from seatrial.model.base import Frozen

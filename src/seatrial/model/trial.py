@@ -1,7 +1,5 @@
 """The record of a trial: configuration, measurements, verdicts, findings and decision."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -46,7 +44,7 @@ class Explained(Frozen):
     metric: str = ""
 
     @classmethod
-    def key(cls, verdict: Verdict) -> Explained:
+    def key(cls, verdict: Verdict) -> "Explained":
         """The fields that identify ``verdict``."""
         return cls(check=verdict.check, subject=verdict.subject, metric=verdict.metric)
 
@@ -71,7 +69,7 @@ class Finding(Frozen):
     signature: str = ""
     explains: tuple[Explained, ...] = ()
     action: Action | None = None
-    confirmed_by: tuple[Finding, ...] = ()
+    confirmed_by: tuple["Finding", ...] = ()
 
 
 class Insight(Frozen):

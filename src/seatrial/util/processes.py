@@ -18,10 +18,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from seatrial.util.signals import EXIT_TERMINATED
+
+# psutil is imported when processes are searched: most commands search none, and its import takes 6 ms
+if TYPE_CHECKING:
+    import psutil
 
 TAG = "SEATRIAL_JOB_TAG"  # in the environment of a child and of its descendants
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -144,6 +147,8 @@ def die_with_parent(parent: int, death_signal: signal.Signals = signal.SIGTERM) 
 
 def is_orphan() -> bool:
     """Return whether the parent of this process, a descendant of a Child, has ended: its new parent lacks the tag."""
+    import psutil
+
     tag = os.environ.get(TAG)
     try:
         return tag is not None and psutil.Process(os.getppid()).environ().get(TAG) != tag
@@ -158,6 +163,8 @@ def age_s() -> float:
 
 
 def _signal_all(child: Child, number: signal.Signals) -> None:
+    import psutil
+
     for process in _descendants(child):
         try:
             process.send_signal(number)
@@ -167,11 +174,15 @@ def _signal_all(child: Child, number: signal.Signals) -> None:
 
 def _descendants(child: Child) -> list[psutil.Process]:
     """Return the running processes with the child's tag, without zombies."""
+    import psutil
+
     child.process.poll()
     return [process for process in psutil.process_iter() if _has_tag(process, child.tag)]
 
 
 def _state(process: psutil.Process) -> str:
+    import psutil
+
     try:
         return str(process.status())
     except psutil.NoSuchProcess:
@@ -179,6 +190,8 @@ def _state(process: psutil.Process) -> str:
 
 
 def _has_tag(process: psutil.Process, tag: str) -> bool:
+    import psutil
+
     try:
         return process.environ().get(TAG) == tag and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:  # ended, or a process of another user

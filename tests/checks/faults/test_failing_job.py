@@ -1,4 +1,4 @@
-"""The intentional fault of one rank; test_training_failure_on_rig.py has it on real ranks."""
+"""The intentional fault of one rank; test_train_failure_on_rig.py has it on real ranks."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from typing import Any
 from seatrial.checks.base import Context
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes
-from seatrial.discover import nccl_log
 from seatrial.hardware.network_time import TcpNetwork, limit_with_network
 from seatrial.model import size_label
 
@@ -87,6 +86,8 @@ def choices_by_operation(requested: Sequence[Mapping[str, Any]], result: Mapping
 
 def _choice(log: Path, operation: str, log_range: Sequence[int]) -> dict[str, object]:
     """NCCL's choice for one operation, from ``log_range`` (start, end) of its log; empty if it did not run."""
+    from seatrial.discover import nccl_log
+
     if not log_range:
         return {"algorithm": "not measured: no memory"}
     start, end = log_range

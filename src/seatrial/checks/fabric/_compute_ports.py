@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from seatrial.discover import rdma_ports
-from seatrial.discover.rdma_ports import PortDetails
 from seatrial.model import SeatrialError
 from seatrial.util import data_files
+
+if TYPE_CHECKING:
+    from seatrial.discover.rdma_ports import PortDetails
 
 Kind = tuple[str, str, str]  # PortDetails.kind
 
@@ -56,6 +58,8 @@ class ComputePorts:
 
 def read_node_ports(root: Path) -> NodePorts:
     """The ports of this node and NCCL's settings. Raises OSError or ValueError."""
+    from seatrial.discover import rdma_ports
+
     names = ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_DISABLE", "NCCL_NET")
     hca, index, disable, net = (os.environ.get(name, "").strip() for name in names)
     if not (index or "-1").removeprefix("-").isdecimal():

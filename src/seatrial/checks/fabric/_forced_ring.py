@@ -13,7 +13,6 @@ from pathlib import Path
 from seatrial.checks.base import Context, metric
 from seatrial.checks.fabric._nccl_log import logging_environment
 from seatrial.checks.fabric._sizes import CollectiveOptions, default_sizes, left_out_sizes
-from seatrial.discover import nccl_log
 from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_network
 from seatrial.model import Fact, Observation, Rule, SeatrialError, format_bytes, parse_bytes, size_label
 
@@ -55,6 +54,7 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Observatio
     Raises SeatrialError if a child process fails.
     """
     from seatrial.bench import child_ranks, rank
+    from seatrial.discover import nccl_log
 
     nodes = len(set(rank.gather(context.node)))
     if nodes < 2 or not context.on_gpu:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from seatrial.discover import nccl_log
-
 NOT_LOGGED = "not logged"  # in facts: NCCL's log has no line on this value
 
 
@@ -30,6 +28,7 @@ def connections_by_transport(device: str, offset: int = 0) -> dict[str, int]:
     Only the log after byte ``offset`` is read. All ranks call this together.
     """
     from seatrial.bench import group, rank
+    from seatrial.discover import nccl_log
 
     if not device.startswith("cuda"):
         return {}

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from seatrial.checks.base import metric
 from seatrial.checks.fabric._compute_ports import Kind
-from seatrial.discover import perftest
-from seatrial.discover.rdma_ports import PortDetails
 from seatrial.model import Fact, Observation
 
 if TYPE_CHECKING:
     from seatrial.bench.perftest import ProgramResult, TransferResult
+    from seatrial.discover.rdma_ports import PortDetails
 
 MIN_COMPARABLE_PORTS = 3  # with two ports, a difference does not show which one is slow
 MIN_SHARE = 0.90  # share of the peers and of the best partner, as in collectives.pairs
@@ -59,6 +58,8 @@ class RailPath:
 
     def with_result(self, result: TransferResult) -> RailPath:
         """This path with the value in the client's output, or with the error of the client or the server."""
+        from seatrial.discover import perftest
+
         sides = {self.source: result.client, self.target: result.server}
         for node, side in sides.items():
             if error := perftest.transport_error(side.out + side.err):
@@ -75,6 +76,8 @@ class RailPath:
 
 def _reason(side: ProgramResult) -> str:
     """Why one side did not succeed; empty if it ended without an error."""
+    from seatrial.discover import perftest
+
     if side.code == 0 and not side.error:
         return ""
     exit_code = "" if side.code is None else f"exit code {side.code}"
@@ -83,6 +86,8 @@ def _reason(side: ProgramResult) -> str:
 
 def results_of_paths(paths: Sequence[RailPath]) -> Iterator[Observation]:
     """Yield the best values of each port over its partners, their shares, and the failures of each pair of nodes."""
+    from seatrial.discover import perftest
+
     bandwidths = [path for path in paths if path.tool == perftest.BANDWIDTH_TOOL]
     best = _best_bandwidths(bandwidths)
     latency = _best_latencies([path for path in paths if path.tool == perftest.LATENCY_TOOL])

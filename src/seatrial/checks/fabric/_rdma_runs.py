@@ -7,16 +7,18 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from seatrial.checks.base import Context, Options
 from seatrial.checks.fabric._compute_ports import NodePorts
 from seatrial.checks.fabric._rdma_results import RailPath
-from seatrial.discover import perftest, rdma_ports
 from seatrial.discover.file_readers import parse_id_list, read_line
-from seatrial.discover.rdma_ports import PortDetails
 from seatrial.model import ByteSize, parse_bytes
+
+if TYPE_CHECKING:
+    from seatrial.discover.rdma_ports import PortDetails
 
 SECONDS = 0.5  # duration of a bandwidth test at the port's rate
 MAX_ITERATIONS = 20_000  # with more iterations perftest does not report the peak
@@ -51,6 +53,7 @@ class RankPlace:
 def rank_place(context: Context) -> RankPlace:
     """The place of this rank."""
     from seatrial.bench import rank
+    from seatrial.discover import rdma_ports
 
     address = rank.gpu_pci_address(context.device)
     path = rdma_ports.pci_path(context.root / "sys/bus/pci/devices" / address) if address else ()
@@ -80,6 +83,8 @@ class TransferRunner:
 
     def run_round(self, paired: Sequence[tuple[str, str]]) -> list[RailPath]:
         """The bandwidths in both directions and the latency of all rails of all pairs."""
+        from seatrial.discover import perftest
+
         paths: list[RailPath] = []
         for batch in range(self._batches):
             for tool, is_reversed in (
@@ -118,6 +123,8 @@ class TransferRunner:
 
     def _argv(self, path: RailPath, node: str) -> list[str]:
         """The command of the side of a transfer that runs on ``node``, without the server's TCP port and address."""
+        from seatrial.discover import perftest
+
         port = path.source_port if node == path.source else path.target_port
         command = [*_cpu_binding(self._context, port), path.tool, "-d", port.device, "-i", port.port, "-F"]
         gid = port.roce_gid(self._nodes[node].gid_index) if port.link_layer == "Ethernet" else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Options, RuleFact, metric
-from seatrial.hardware.bounds import COLLECTIVE
+from seatrial.hardware.links import COLLECTIVE
 from seatrial.model import CLUSTER, ByteSize, Fact, Metric, Observation, Outcome, Rule, Series, size_label
 from seatrial.util.quantiles import median_interval
 

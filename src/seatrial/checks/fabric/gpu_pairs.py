@@ -30,7 +30,6 @@ from seatrial.checks.fabric._results import (
 )
 from seatrial.discover import gpu
 from seatrial.discover.nvlinks import NVLINK, UNKNOWN_LINK, link_types
-from seatrial.hardware.pair_search import round_robin
 from seatrial.model import (
     NOT_REQUESTED,
     ByteSize,
@@ -141,6 +140,7 @@ def _measure_rounds(
 def _rounds(ranks: Sequence[int]) -> list[Partners]:
     """The rounds of one node, in which every pair of its ranks occurs once."""
     from seatrial.bench import pairs
+    from seatrial.hardware.pair_search import round_robin
 
     return [pairs.partner_map(paired, [(rank,) for rank in ranks]) for paired in round_robin(len(ranks), len(ranks))]
 

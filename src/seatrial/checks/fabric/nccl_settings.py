@@ -19,8 +19,7 @@ from pydantic import Field
 from seatrial.checks.base import Check, Comparison, Context, Needs, Options, RuleFact, facts, metric
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED, logging_environment
 from seatrial.checks.fabric._results import BANDWIDTH_BOUNDS, wrong_data_rule
-from seatrial.discover import gpu, nccl_log
-from seatrial.discover.nccl_log import NcclLog
+from seatrial.discover import gpu
 from seatrial.model import (
     CLUSTER,
     ByteSize,
@@ -40,6 +39,7 @@ from seatrial.model import (
 
 if TYPE_CHECKING:
     from seatrial.bench.child_ranks import ChildResult, StartedChildRanks
+    from seatrial.discover.nccl_log import NcclLog
 
 SIZE = parse_bytes("1GiB")  # saturates the links
 # The sizes of collectives.all_reduce: the report shows the transport of each
@@ -171,6 +171,9 @@ def _left_out(context: Context, options: NcclSettingsOptions) -> list[int]:
 
 def _child_log(result: ChildResult) -> NcclLog:
     """The NCCL log of this rank's child process; empty if the child failed."""
+    from seatrial.discover import nccl_log
+    from seatrial.discover.nccl_log import NcclLog
+
     if result.error:
         return NcclLog()
     return nccl_log.read(Path(result.value["log"]), result.value["log_bytes"])

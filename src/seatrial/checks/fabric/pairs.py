@@ -31,7 +31,6 @@ from seatrial.checks.fabric._results import (
     transport_text,
     wrong_data_rule,
 )
-from seatrial.hardware.pair_search import round_robin
 from seatrial.model import (
     ByteSize,
     Fact,
@@ -78,6 +77,7 @@ class PairOptions(Options):
 def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
     """Yield the cluster's metrics on rank 0. Raises NotApplicable on a single node."""
     from seatrial.bench import collectives, pairs, rank, subgroups
+    from seatrial.hardware.pair_search import round_robin
 
     nodes = subgroups.ranks_by_node(context.node)
     if len(nodes) < 2:

@@ -11,14 +11,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from seatrial.checks.base import Check, Comparison, Context, FindingTemplate, Needs, RuleFact, facts, metric
 from seatrial.checks.fabric._compute_ports import NodePorts, read_node_ports, select_compute_ports
 from seatrial.checks.fabric._rdma_results import MIN_SHARE, RailPath, results_of_paths
 from seatrial.checks.fabric._rdma_runs import RdmaOptions, TransferRunner, rank_place
-from seatrial.discover import fabric, perftest
-from seatrial.discover.rdma_ports import PortDetails
-from seatrial.hardware.pair_search import round_robin
 from seatrial.model import (
     PORTS_USED,
     NotApplicable,
@@ -29,6 +27,9 @@ from seatrial.model import (
     Scope,
 )
 from seatrial.util import data_files, processes
+
+if TYPE_CHECKING:
+    from seatrial.discover.rdma_ports import PortDetails
 
 MAX_NODES_ALL_PAIRS = 4  # up to this number of nodes the rounds cover all pairs
 MAX_ROUNDS = 3  # default number of rounds with more nodes
@@ -56,6 +57,7 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
     Raises NotApplicable on a single node, without a usable port, and where perftest is not installed on any node.
     """
     from seatrial.bench import one_rank_per_node, rank
+    from seatrial.hardware.pair_search import round_robin
 
     participants = one_rank_per_node.select_participants(context.node)
     if not participants.several_nodes:
@@ -89,6 +91,8 @@ def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
 
 def read_tools(context: Context) -> NodeTools:
     """perftest on this node, from its output for ``--version`` and ``--help``. Raises OSError."""
+    from seatrial.discover import fabric, perftest
+
     missing = tuple(tool for tool in (perftest.BANDWIDTH_TOOL, perftest.LATENCY_TOOL) if not shutil.which(tool))
     if missing:
         return NodeTools(missing)
@@ -119,6 +123,8 @@ def usable_ports(
 
     Raises NotApplicable if no node has a usable port, or if perftest is missing on all nodes.
     """
+    from seatrial.discover.rdma_ports import PortDetails
+
     compute = select_compute_ports(nodes)
     if compute.absence:
         raise NotApplicable(compute.absence)

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts, metric
 from seatrial.checks.fabric import _algorithms
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED
-from seatrial.discover import fabric, nccl_log
-from seatrial.discover.fabric import RdmaFacts
-from seatrial.discover.nccl_log import NcclLog
-from seatrial.hardware.references import skus
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+
+if TYPE_CHECKING:
+    from seatrial.discover.fabric import RdmaFacts
+    from seatrial.discover.nccl_log import NcclLog
 
 # NCCL uses NVLink SHARP for more GPUs of a node than this; recent versions for 2 GPUs too (nvls.cc, ncclNvlsInit)
 _GPUS_WITHOUT_NVLS = 2
@@ -78,6 +79,8 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
 
 def _nvls_observations(ranks: Mapping[str, RankTransport]) -> Iterator[Observation]:
     """Yield whether NCCL should use NVLink SHARP (NVLS), and the number of ranks that do not."""
+    from seatrial.hardware.references import skus
+
     min_gpus = min(Counter(subject.partition("/")[0] for subject in ranks).values())
     models_with_nvls = {name for sku in skus() if sku.nvls for name in sku.nvml_names}
     not_logged = [subject for subject, transport in ranks.items() if transport.log.nvls_channels is None]
@@ -102,6 +105,8 @@ def _nvls_observations(ranks: Mapping[str, RankTransport]) -> Iterator[Observati
 def _rank_transport(context: Context) -> RankTransport:
     """What this rank reports: its NCCL log, GPU model and the RDMA ports of its node."""
     from seatrial.bench import group, rank
+    from seatrial.discover import fabric, nccl_log
+    from seatrial.discover.nccl_log import NcclLog
 
     gpu = str(rank.describe_device(context.device)["gpu"] or "")
     rdma = fabric.read_rdma(context.root)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import psutil
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Options
 from seatrial.model import Fact, Measurement, Metric, Observation, Phase, Rule, Scope
+
+if TYPE_CHECKING:
+    import psutil
 
 
 class LeftoversOptions(Options):
@@ -17,6 +20,8 @@ class LeftoversOptions(Options):
 
 def measure(context: Context, options: LeftoversOptions) -> Iterator[Observation]:
     """Yields the number of leftover processes in this PID namespace; processes of other containers are not visible."""
+    import psutil
+
     # The run directory is in the command line of torchrun and the worker, and in the environment of their children. A
     # zombie has neither, and holds no resources.
     leftovers = [
@@ -37,6 +42,8 @@ def measurement(context: Context, run: str) -> Measurement:
 
 
 def _command(process: psutil.Process) -> list[str]:
+    import psutil
+
     try:
         return process.cmdline()
     except psutil.Error:  # ended, or a zombie
@@ -44,6 +51,8 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 def _environment(process: psutil.Process) -> list[str]:
+    import psutil
+
     try:
         return list(process.environ().values())
     except psutil.Error:  # it has ended, or belongs to another user, who cannot have started the run
@@ -51,6 +60,8 @@ def _environment(process: psutil.Process) -> list[str]:
 
 
 def _description(process: psutil.Process) -> str:
+    import psutil
+
     try:
         return f"pid {process.pid}, {process.status()}: {' '.join(_command(process))}"
     except psutil.NoSuchProcess:

@@ -20,11 +20,10 @@ from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELAT
 from seatrial.discover.gpu_counters import GPU_COUNTERS, GpuErrorCounters
 from seatrial.hardware.error_counters import counter_definitions
 from seatrial.model import Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError, Series
-from seatrial.telemetry import error_counts, gpu_load
-from seatrial.telemetry.gpu_load import GpuLoad, LoadSample
 
 if TYPE_CHECKING:
     from seatrial.bench.compute import BurnResult
+    from seatrial.telemetry.gpu_load import GpuLoad, LoadSample
 
 DTYPES = ("bf16", "fp16", "fp32")  # of the load, in order of preference; the first supported one is used
 MAX_CURVE_POINTS = 240  # a point of the TFLOP/s curve per window of 50 ms would be 72,000 points per hour
@@ -63,6 +62,7 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
     Raises SeatrialError if the GPU is lost during the load.
     """
     from seatrial.bench import compute, rank
+    from seatrial.telemetry import error_counts, gpu_load
 
     dtype = next(dtype for dtype in DTYPES if compute.unsupported_reason(dtype, context.device) is None)
     size = options.size or (GPU_MATRIX_SIZE if context.device.startswith("cuda") else CPU_MATRIX_SIZE)

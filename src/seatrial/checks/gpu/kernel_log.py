@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import cache
 
 from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Check, Context, Options, RuleFact, facts, metric
-from seatrial.discover import kernel_log, settings
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 from seatrial.util import data_files
 
@@ -24,6 +23,8 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
     Raises OSError if reading the log fails for another reason than permission or a missing file.
     """
+    from seatrial.discover import kernel_log, settings
+
     context.progress("reading the kernel log")
     yield from facts({"gpu_node": "yes" if settings.is_gpu_node(context.root) else "no"})
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, JsonValue
 
 from seatrial.checks.base import Check, Context, Needs, Options, facts, metric
-from seatrial.hardware.bounds import BIDIRECTIONAL
+from seatrial.hardware.links import BIDIRECTIONAL
 from seatrial.model import Fact, NotApplicable, Observation, Phase, Rule, Scope, format_bytes
 
 if TYPE_CHECKING:

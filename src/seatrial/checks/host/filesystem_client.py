@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
 from seatrial.checks.base import Check, Context, RuleFact, facts, metric
 from seatrial.checks.host import _tiers
 from seatrial.checks.host._tiers import TierOptions, tiers
-from seatrial.discover import filesystem, filesystem_kind, filesystem_quota
 from seatrial.discover.file_readers import read_text
-from seatrial.discover.filesystem import MountEntry
-from seatrial.discover.filesystem_kind import FilesystemKind
-from seatrial.model import Frozen, Observation, Outcome, Phase, Rule, Scope, format_bytes
+from seatrial.model import Observation, Outcome, Phase, Rule, Scope, format_bytes
 from seatrial.util.text import error_text, printable
 from seatrial.util.threads import start_in_thread
+
+if TYPE_CHECKING:
+    from seatrial.discover.filesystem import MountEntry
+    from seatrial.discover.filesystem_kind import FilesystemKind
 
 _RESPONSE_TIMEOUT_S = 5.0  # for a system call on a path; the same as in discover.filesystem
 MAX_QUOTA_USED = 90  # percent; quota(1) of MIT's Athena also warns above this
@@ -31,7 +34,8 @@ class ClientOptions(TierOptions):
     """Options of filesystem.client. Default: run directory, home, HF_HOME and TMPDIR of the node."""
 
 
-class TierFilesystem(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class TierFilesystem:
     """The filesystem of one tier on this node; ``problem``: why it could not be found."""
 
     path: str
@@ -42,6 +46,8 @@ class TierFilesystem(Frozen):
 
 def measure(context: Context, options: ClientOptions) -> Iterator[Observation]:
     """Yield the filesystem of each tier, with the metrics of its settings, quota and storage targets."""
+    from seatrial.discover import filesystem
+
     paths = options.paths or _tiers.default_paths(str(context.artifacts_dir), os.environ)
     entries = filesystem.mountinfo(read_text(context.root / "proc/self/mountinfo"))
     must_exist = bool(options.paths)
@@ -82,6 +88,8 @@ def _filesystem_at(path: str, must_exist: bool, entries: list[MountEntry], root:
     parent.
     """
 
+    from seatrial.discover import filesystem_kind
+
     def existing() -> Path:
         parents = () if must_exist else Path(path).parents
         return next((candidate for candidate in (Path(path), *parents) if candidate.exists()), Path(path))
@@ -116,6 +124,8 @@ def _quota_observations(
     name: str, tier_filesystem: TierFilesystem | None, entries: list[MountEntry], context: Context
 ) -> Iterator[Observation]:
     """Yield the share of the quota in use, with a fact that says whether it is known."""
+    from seatrial.discover import filesystem_quota
+
     fact = f"quota_{name}"
     if not tier_filesystem or not tier_filesystem.kind or not tier_filesystem.mount:
         yield from facts({fact: f"no: {tier_filesystem.problem if tier_filesystem else 'no path of this tier'}"})
@@ -160,6 +170,8 @@ def _target_observations(name: str, tier_filesystem: TierFilesystem | None, cont
 
     The fact ``targets_NAME`` states whether they are known.
     """
+    from seatrial.discover import filesystem_quota
+
     fact = f"targets_{name}"
     if not tier_filesystem or not tier_filesystem.kind or tier_filesystem.kind.name != "Lustre":
         yield from facts({fact: "no: not on Lustre"})

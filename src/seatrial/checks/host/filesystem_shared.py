@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator
 
 from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts, metric
-from seatrial.discover import filesystem, filesystem_kind
 from seatrial.discover.file_readers import read_text
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 from seatrial.util.text import printable
@@ -139,6 +138,8 @@ def _run_probe(
 
 def read_volume(root: Path, path: str) -> Volume:
     """Return mount, size and free space of the filesystem at ``path``. Raises OSError for a missing path."""
+    from seatrial.discover import filesystem, filesystem_kind
+
     usage, stat = filesystem.usage(Path("/"), path), os.statvfs(path)
     entries = filesystem.mountinfo(read_text(root / "proc/self/mountinfo"))
     parents = [entry for entry in entries if Path(usage.path).is_relative_to(entry.target)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
-from seatrial.discover import host
-from seatrial.discover.host import HostFacts
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
+
+if TYPE_CHECKING:
+    from seatrial.discover.host import HostFacts
 
 NO_LIMIT = 2**63 - 1  # reported for "unlimited": the largest finite value of getrlimit(2)
 METRICS = {
@@ -30,6 +32,8 @@ METRICS = {
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
     """Yield the facts and the metrics of the node."""
+    from seatrial.discover import host
+
     context.progress("reading /proc and /sys")
     node = host.read(context.root)
     mounts, limits, clock_synchronised, rdma = node.mounts, node.limits, node.clock.synchronised, node.rdma

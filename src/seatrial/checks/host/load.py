@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
-from seatrial.discover import settings
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope, SeatrialError
+
+if TYPE_CHECKING:
+    import psutil
 
 WINDOW_S = 1.0
 MAX_PROCESSES = 5  # in the fact busiest_processes
@@ -21,6 +22,10 @@ def measure(context: Context, _options: Options) -> Iterator[Observation]:
 
     Raises SeatrialError if /proc/stat cannot be read, or if its times do not increase.
     """
+    import psutil
+
+    from seatrial.discover import settings
+
     context.progress("reading the load of the CPUs")
     processes = {process.pid: (process, _cpu_seconds(process)) for process in psutil.process_iter()}
     busy, total = _cpu_time(context.root)
@@ -60,6 +65,8 @@ def _cpu_time(root: Path) -> tuple[int, int]:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
+    import psutil
+
     try:
         times = process.cpu_times()
     except psutil.Error:  # ended, or not readable by this user
@@ -68,6 +75,8 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _name(process: psutil.Process) -> str:
+    import psutil
+
     try:
         return process.name()
     except psutil.Error:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seatrial.checks.base import Check, Context, Options, RuleFact, metric
-from seatrial.discover import fabric, software
 from seatrial.discover.file_readers import FieldReader, read_line, read_text
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope
 from seatrial.util import resolver
@@ -65,6 +64,8 @@ def read_network(root: Path, address: str | None) -> dict[str, str]:
 
     NCCL's and Gloo's environment variables are components too.
     """
+    from seatrial.discover import fabric
+
     network = {"rendezvous": f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"}
     if nic := next((nic for nic in fabric.read_nics(root).interfaces if address in nic.addresses), None):
         network["interface"] = f"{nic.name} ({address})"
@@ -78,6 +79,8 @@ def read_network(root: Path, address: str | None) -> dict[str, str]:
 
 def read_versions(root: Path, nccl: str | None) -> Versions:
     """Return versions by component; ``nccl`` is the version in use, system NCCL libraries are listed by path."""
+    from seatrial.discover import software
+
     read_field, installed = FieldReader(), software.read(root)
     return {
         "OS": read_field("OS", lambda: _os_name(root)),

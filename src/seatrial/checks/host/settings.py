@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Check, Context, Options, RuleFact, facts, metric
-from seatrial.discover import fabric, settings
-from seatrial.discover.settings import Setting
 from seatrial.model import NOT_REPORTED, Observation, Outcome, Phase, Rule, Scope
+
+if TYPE_CHECKING:
+    from seatrial.discover.settings import Setting
 
 # Setting → its metric, the unit, and a function from the setting's value to that of the metric
 METRICS: Mapping[str, tuple[str, Literal["bool", "devices"], Callable[[Any], float]]] = {
@@ -28,6 +29,9 @@ METRICS: Mapping[str, tuple[str, Literal["bool", "devices"], Callable[[Any], flo
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield each setting, its status, and the metric of each readable one."""
+    from seatrial.discover import fabric, settings
+    from seatrial.discover.settings import Setting
+
     context.progress("reading /proc and /sys")
     node = settings.read(context.root)
     yield from facts(

@@ -8,16 +8,17 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
-from seatrial.discover import cpu_memory, filesystem
-from seatrial.discover.cpu_memory import CpuFacts
 from seatrial.discover.file_readers import parse_id_list
 from seatrial.model import ByteSize, Fact, Observation, Phase, Rule, Scope
 from seatrial.util.text import error_text
+
+if TYPE_CHECKING:
+    from seatrial.discover.cpu_memory import CpuFacts
 
 # Filesystems on a disk of the node; `overlay` is the root of a container. Others are shared, or in memory.
 _LOCAL_FILESYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "overlay")
@@ -42,6 +43,7 @@ class SpeedOptions(Options):
 def measure(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     """Yield the rates of the node; the disk is that of the run directory, if it is a local one."""
     from seatrial.bench import host_speed
+    from seatrial.discover import cpu_memory
 
     cpu = cpu_memory.read_cpu(context.root)
     cpus = sorted(os.sched_getaffinity(0))[: math.ceil(cpu.quota_cores) if cpu.quota_cores else None]
@@ -74,6 +76,7 @@ def _numa_groups(cpu: CpuFacts, cpus: list[int]) -> dict[str, list[int]]:
 def _disk_observations(context: Context, options: SpeedOptions) -> Iterator[Observation]:
     """Yield GB/s of the local disk, or the reason why it was not measured."""
     from seatrial.bench import host_speed
+    from seatrial.discover import filesystem
 
     folder = context.artifacts_dir
     kind = filesystem.filesystem_type(folder)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from seatrial.checks.base import Check, Context, Options, RuleFact, facts, metric
-from seatrial.discover import settings, versions
-from seatrial.discover.versions import ComponentVersions, InstalledVersion
 from seatrial.hardware.minimum_versions import MinimumVersions, UnknownVersionError, minimum_versions
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
+
+if TYPE_CHECKING:
+    from seatrial.discover.versions import ComponentVersions, InstalledVersion
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield the versions of the components, and for each component whether one is older than its minimum."""
+    from seatrial.discover import settings, versions
+
     context.progress("reading versions")
     installed = versions.read(context.root)
     yield from facts(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import Field
 
 from seatrial.checks.base import Context, Options
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes
-from seatrial.discover.kubectl import Kubectl
-from seatrial.discover.kubernetes import KubernetesNode, device_count, is_extended, read_nodes
 from seatrial.model import NotApplicable, SeatrialError
+
+if TYPE_CHECKING:
+    from seatrial.discover.kubectl import Kubectl
+    from seatrial.discover.kubernetes import KubernetesNode
 
 Value = TypeVar("Value", bound=str | bool)
 
@@ -31,6 +33,8 @@ class KubernetesOptions(Options):
 
 def kubectl(settings: Kubernetes) -> Kubectl:
     """Return kubectl with the context and the namespace of the trial."""
+    from seatrial.discover.kubectl import Kubectl
+
     return Kubectl(settings.namespace, settings.context)
 
 
@@ -39,6 +43,8 @@ def trial_nodes(context: Context, settings: Kubernetes) -> tuple[KubernetesNode,
 
     A trial without GPUs runs on nodes whose taints its pods tolerate. Raises KubectlError.
     """
+    from seatrial.discover.kubernetes import read_nodes
+
     nodes = read_nodes(kubectl(settings), settings.node_selector)
     if context.expected_gpus == 0:
         return tuple(node for node in nodes if not node.untolerated_taints(settings.tolerations))
@@ -47,6 +53,8 @@ def trial_nodes(context: Context, settings: Kubernetes) -> tuple[KubernetesNode,
 
 def requested_devices(context: Context, settings: Kubernetes) -> dict[str, int]:
     """Return the devices that a pod of the trial requests: resource → number, with the expected GPUs."""
+    from seatrial.discover.kubernetes import device_count, is_extended
+
     devices = {name: device_count(text) for name, text in settings.overlay.resources.items() if is_extended(name)}
     return devices if context.expected_gpus is None else {GPU_RESOURCE: context.expected_gpus, **devices}
 

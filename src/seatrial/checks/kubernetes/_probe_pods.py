@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -22,11 +22,13 @@ from seatrial.checks.base import Context
 from seatrial.checks.kubernetes._cluster import KubernetesOptions, kubectl
 from seatrial.config.kubernetes import Kubernetes
 from seatrial.config.kubernetes_pod import container, literal_argument, pod_annotations, pod_spec
-from seatrial.discover.kubectl import Kubectl, KubectlError
-from seatrial.discover.kubernetes import Event, Pod, parse_events, parse_pods
-from seatrial.discover.pod_probe import SCRIPT, Container, parse_logs
 from seatrial.model import SeatrialError
 from seatrial.util.files import atomic_write
+
+if TYPE_CHECKING:
+    from seatrial.discover.kubectl import Kubectl
+    from seatrial.discover.kubernetes import Event, Pod
+    from seatrial.discover.pod_probe import Container
 
 POLL_S = 2.0
 PROBE_S = 60  # for a pod to read its devices; nvidia-smi takes seconds
@@ -73,6 +75,8 @@ class ProbePods:
 
     def query(self) -> tuple[Pod, ...]:
         """Return the current state of the pods. Raises KubectlError."""
+        from seatrial.discover.kubernetes import parse_pods
+
         return parse_pods(self.kubectl.get("pods", self.selector))
 
     def wait_for_results(self, count: int) -> dict[str, Container]:
@@ -80,6 +84,8 @@ class ProbePods:
 
         Raises KubectlError, and SeatrialError if a probe printed a value in an unexpected form.
         """
+        from seatrial.discover.pod_probe import parse_logs
+
         deadline = time.monotonic() + PROBE_S + RESOLVE_S
         while True:
             # without --ignore-errors, one pod that has not started hides the logs of the others
@@ -92,11 +98,15 @@ class ProbePods:
 
     def events(self) -> tuple[Event, ...]:
         """Return the events of the pods and their Job. Raises KubectlError."""
+        from seatrial.discover.kubernetes import parse_events
+
         events = parse_events(self.kubectl.get("events"))
         return tuple(event for event in events if event.involved_object.name.startswith(self.name))
 
     def delete(self) -> None:
         """Delete the Job, and wait until its pods have ended, since they have the GPUs. Raises KubectlError."""
+        from seatrial.discover.kubectl import KubectlError
+
         arguments = ("jobs", self.selector, "--cascade=foreground", f"--timeout={_DELETE_TIMEOUT_S}s")
         try:
             self.kubectl.run("delete", *arguments, timeout_s=_DELETE_TIMEOUT_S + 30)
@@ -139,6 +149,8 @@ def _create(kubectl: Kubectl, manifest: dict[str, Any], folder: Path) -> dict[st
 
 def probe_job(settings: Kubernetes, name: str, nodes: int, gpus: int | None, wait_s: float) -> dict[str, Any]:
     """Return the Indexed Job with one probe pod on each of ``nodes`` nodes."""
+    from seatrial.discover.pod_probe import SCRIPT
+
     labels = {"app.kubernetes.io/name": "seatrial", _PROBE_LABEL: name}
     lifetime_s = int(wait_s) + PROBE_S + RESOLVE_S
     arguments = [name, str(nodes), str(gpus or 0), str(lifetime_s)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from seatrial.checks.base import PERMISSION_DENIED, Check, Context, RuleFact, facts, metrics
 from seatrial.checks.kubernetes._cluster import (
@@ -15,9 +16,10 @@ from seatrial.checks.kubernetes._cluster import (
     trial_nodes,
 )
 from seatrial.config.kubernetes import GPU_RESOURCE, Kubernetes, Toleration
-from seatrial.discover.kubectl import Kubectl, KubectlError
-from seatrial.discover.kubernetes import CLIQUE_LABEL, KubernetesNode, Pod, kubernetes_data, parse_pods
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
+
+if TYPE_CHECKING:
+    from seatrial.discover.kubernetes import KubernetesNode, Pod
 
 METRICS = {
     "nodes": "nodes",
@@ -282,6 +284,8 @@ def _device_metrics(nodes: Sequence[KubernetesNode], devices: Mapping[str, int])
 
 def _topology_metrics(nodes: Sequence[KubernetesNode]) -> Iterator[Observation]:
     """Yield the NVLink cliques, and for each node the topology labels that it lacks."""
+    from seatrial.discover.kubernetes import CLIQUE_LABEL
+
     missing = missing_names({node.name: set(node.topology) for node in nodes})
     cliques: dict[str, list[str]] = {}
     for node in nodes:
@@ -322,6 +326,8 @@ def _grouped(by_node: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _operator_metrics(nodes: Sequence[KubernetesNode], settings: Kubernetes) -> Iterator[Observation]:
     """Yield the DaemonSet pods of the operators that are not ready or missing, by node."""
+    from seatrial.discover.kubernetes import kubernetes_data
+
     pods, refused = _operator_pods(settings)
     daemon_sets: dict[str, set[str]] = {node.name: set() for node in nodes}
     not_ready: dict[str, list[str]] = {node.name: [] for node in nodes}
@@ -354,6 +360,9 @@ def _operator_pods(settings: Kubernetes) -> tuple[list[Pod], list[str]]:
 
     A namespace that does not exist has no pods. Raises KubectlError for any other error.
     """
+    from seatrial.discover.kubectl import Kubectl, KubectlError
+    from seatrial.discover.kubernetes import kubernetes_data, parse_pods
+
     pods: list[Pod] = []
     refused = []
     for namespace, pattern in kubernetes_data().operator_namespaces.items():

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
 from seatrial.checks.base import Check, Context, RuleFact, facts, metrics
 from seatrial.checks.kubernetes._cluster import requested_devices
 from seatrial.checks.kubernetes._probe_pods import ProbeOptions, ProbePods, open_probe_pods
 from seatrial.config.kubernetes import GPU_RESOURCE
 from seatrial.config.kubernetes_pod import container_name
-from seatrial.discover.kubectl import KubectlError
-from seatrial.discover.kubernetes import Event, Pod
-from seatrial.discover.pod_probe import Container, peers
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope, SeatrialError
 from seatrial.util.text import and_more
 
+if TYPE_CHECKING:
+    from seatrial.discover.kubernetes import Event, Pod
+    from seatrial.discover.pod_probe import Container
+
+    ProbeResult = tuple[Pod, Container]  # a probe pod that has started, and what its probe read
+
 _SHORT_PULL_S = 30.0  # shorter pulls count as this long: their durations vary with the load of the registry
-ProbeResult = tuple[Pod, Container]  # a probe pod that has started, and what its probe read
 
 METRICS = {
     "pods_started": "pods",
@@ -204,6 +207,8 @@ def _image_metrics(pods: Sequence[Pod], container: str) -> Iterator[Observation]
 
 def _events(probes: ProbePods) -> tuple[tuple[Event, ...], str]:
     """Return the events of the pods, and the error if the user may not read events."""
+    from seatrial.discover.kubectl import KubectlError
+
     try:
         return probes.events(), ""
     except KubectlError as error:
@@ -245,6 +250,8 @@ def _limit_metrics(results: Sequence[ProbeResult], devices_requested: bool) -> I
 
 def _name_metrics(results: Sequence[ProbeResult], count: int) -> Iterator[Observation]:
     """Yield the names of other pods that a pod does not resolve; a pod that has not started has no name."""
+    from seatrial.discover.pod_probe import peers
+
     hosts = {_host_name(pod) for pod, _ in results}
     unresolved: dict[str, list[str]] = {}
     for pod, container in results:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, RuleFact, metrics
 from seatrial.checks.slurm._probe_jobs import SubmitOptions, condition_fact, open_probe_jobs, require_client
-from seatrial.discover import slurm, slurm_task
+from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import AllocatedResources, Settings
-from seatrial.discover.slurm_task import Task
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+
+if TYPE_CHECKING:
+    from seatrial.discover.slurm_task import Task
 
 METRICS = {
     "cpus_missing": "CPUs",
@@ -128,6 +131,8 @@ def measure(context: Context, options: BindingOptions) -> Iterator[Observation]:
 
     Raises NotApplicable without Slurm client, SeatrialError with Slurm's reason if the probe job does not run.
     """
+    from seatrial.discover import slurm_task
+
     require_client()
     settings = slurm.settings()
     gpus, no_gpus_reason = _gpus_per_node(context, options, settings)

@@ -7,14 +7,14 @@ GPUs and CPUs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, RuleFact, metrics
 from seatrial.checks.slurm._probe_jobs import ProbeJobs, SubmitOptions, condition_fact, open_probe_jobs, require_client
-from seatrial.discover import slurm, slurm_task
+from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import JobRecord, Partition, Settings
-from seatrial.discover.slurm_task import Task
 from seatrial.model import (
     Fact,
     NotApplicable,
@@ -24,6 +24,9 @@ from seatrial.model import (
     Scope,
     SeatrialError,
 )
+
+if TYPE_CHECKING:
+    from seatrial.discover.slurm_task import Task
 
 METRICS = {"gpus_shared": "GPUs", "gpus_accessible_to_both": "GPUs", "cpus_shared": "CPUs"}
 
@@ -73,6 +76,8 @@ def measure(context: Context, options: IsolationOptions) -> Iterator[Observation
 
     Raises NotApplicable if nodes run one job at a time, SeatrialError if two jobs do not run on one node.
     """
+    from seatrial.discover import slurm_task
+
     require_client()
     # a --partition in the option ``extra`` is not read
     settings, partition = slurm.settings(), slurm.partition_of_jobs(options.partition)
@@ -134,6 +139,8 @@ def _require_running(jobs: ProbeJobs, pair: tuple[JobRecord, JobRecord]) -> None
 
 def _single_task(output: str, job: JobRecord) -> Task:
     """Return the task of a step. Raises SeatrialError unless there is one task, on the job's node."""
+    from seatrial.discover import slurm_task
+
     tasks = slurm_task.parse_tasks(output)
     if len(tasks) != 1 or tasks[0].node != job.nodes:
         names = ", ".join(task.name for task in tasks) or "no task"

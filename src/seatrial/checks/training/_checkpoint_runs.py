@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seatrial.model import UsageError
-from seatrial.train.train_config import TrainConfig
 
 if TYPE_CHECKING:
+    from seatrial.train.train_config import TrainConfig
     from seatrial.train.variants import ChildSettings, StartedVariants, Variant
 
 STRATEGIES = ("fsdp2", "ddp")

@@ -16,7 +16,6 @@ from seatrial.checks.base import Context, RuleFact, ratios
 from seatrial.checks.training import _workload
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Rule, SeatrialError, Series
-from seatrial.train import train_config
 
 TOKENS_PER_GPU = "tokens_per_second_per_gpu"
 CPU_ONLY = "CPU ONLY: tiny config on shared CPU cores; not a GPU result"
@@ -125,6 +124,8 @@ def facts_from_options(
     options: WorkloadOptions, shipped: str, *names: str, check_overrides: Sequence[str] = ()
 ) -> dict[str, JsonValue]:
     """The facts ``run`` of the trainings ``names``, with FLOPs per token and precision; {} for an invalid config."""
+    from seatrial.train import train_config
+
     try:
         config = train_config.load(options.config or shipped, (*check_overrides, *options.overrides))
         flops = config.architecture().flops_per_token(config.seq_len, weight_gradients=not config.use_lora)

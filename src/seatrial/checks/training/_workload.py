@@ -18,7 +18,6 @@ from pydantic import Field
 from seatrial.bench.child_result import EXIT_DISK_FULL, EXIT_USAGE_ERROR
 from seatrial.checks.base import Context, Options
 from seatrial.model import SeatrialError
-from seatrial.train import train_config
 from seatrial.util.failures import killed
 
 if TYPE_CHECKING:
@@ -78,6 +77,8 @@ class TrainingResult:
 
 def config_for_device(context: Context, name: str) -> str:
     """``name`` on a GPU; on a CPU ``tiny/name`` if that config exists."""
+    from seatrial.train import train_config
+
     tiny = f"tiny/{name}"
     return tiny if not context.device.startswith("cuda") and tiny in train_config.shipped_configs() else name
 
@@ -107,6 +108,7 @@ def train(
     could not start or the disk is full.
     """
     from seatrial.bench import child_ranks, rank
+    from seatrial.train import train_config
 
     groups = [tuple(ranks) for ranks in groups or [range(context.world_size)]]
     group_number = next((number for number, ranks in enumerate(groups) if context.rank in ranks), None)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -29,8 +29,9 @@ from seatrial.checks.training._checkpoint_runs import (
     checkpoint_plan,
 )
 from seatrial.model import CLUSTER, Artifact, Fact, Metric, Observation, Phase, Rule, Scope
-from seatrial.train import compare, train_config
-from seatrial.train.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from seatrial.train.train_config import TrainConfig
 
 METRICS = {
     "resumed_steps_differing": "count",
@@ -71,7 +72,7 @@ def measure(context: Context, options: CheckpointOptions) -> Iterator[Observatio
 
     Raises UsageError if a config does not save at the steps that the runs need.
     """
-    from seatrial.train import variants
+    from seatrial.train import train_config, variants
 
     facts = _results.device_facts(context)
     config = train_config.load(_workload.config_for_device(context, options.config), options.overrides)
@@ -150,6 +151,8 @@ def killed_run_state(plan: CheckpointPlan) -> Iterator[Observation]:
 
 def compare_runs(plan: CheckpointPlan) -> Iterator[Observation]:
     """Differences of the resumed and resharded runs from the uninterrupted run."""
+    from seatrial.train import compare
+
     reference = compare.read_steps(plan.run_folder("uninterrupted"), 0, plan.steps)
     resumed = compare.read_steps(plan.run_folder("killed"), plan.saved_step, plan.steps)
     differing = compare.differing_steps(resumed, reference[plan.saved_step :])

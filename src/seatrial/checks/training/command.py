@@ -34,7 +34,7 @@ from seatrial.model import (
     SeatrialError,
     Series,
 )
-from seatrial.train import disk, trainer_state
+from seatrial.train import trainer_state
 from seatrial.train.trainer_state import LoggedStep, TrainerState
 from seatrial.util import processes
 from seatrial.util.failures import exit_reason
@@ -273,6 +273,8 @@ def end_reason(exit_code: int | None) -> str:
 
 def exit_metrics(run: Run, result: RunResult, limit_s: float) -> Iterator[Metric]:
     """Exit code and duration. Raises SeatrialError after the time limit or on a full disk."""
+    from seatrial.train import disk
+
     if result.exit_code is None:
         raise SeatrialError(
             f"{run.subject}: {run.name} did not end within {limit_s:g} s; end of its log: {result.log_tail}"

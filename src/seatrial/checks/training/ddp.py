@@ -28,7 +28,6 @@ from seatrial.model import (
     Scope,
     Series,
 )
-from seatrial.train import train_config
 from seatrial.util.quantiles import median_interval
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def measure(context: Context, options: DdpOptions) -> Iterator[Observation]:
 
 def _observe(context: Context, options: DdpOptions) -> Iterator[Observation]:
     """Compare DDP with one process, measure the speed, and yield the observations of both. All ranks call this."""
-    from seatrial.train import ddp, invariants
+    from seatrial.train import ddp, invariants, train_config
 
     world = ddp.current_world(context.device)
     rank_info = invariants.read_rank_info(world.rank, world.size, context.local_rank, context.node, context.device)

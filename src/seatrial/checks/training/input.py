@@ -12,7 +12,6 @@ from seatrial.checks.training import _ranks, _results, _workload
 from seatrial.checks.training._results import Stage
 from seatrial.checks.training._workload import WorkloadOptions
 from seatrial.model import Fact, Metric, Observation, Outcome, Phase, Rule, Scope, SeatrialError
-from seatrial.train import train_config
 
 CONFIG, PREFIX = "ddp", "seatrial-input-"
 OVERRIDES = ("max_steps=30", "untimed_steps=5", "data.cold=true")
@@ -36,6 +35,7 @@ def measure(context: Context, options: InputOptions) -> Iterator[Observation]:
     Raises SeatrialError if the folder for the data cannot be used.
     """
     from seatrial.bench import one_rank_per_node, rank, storage
+    from seatrial.train import train_config
 
     facts, subjects = _results.device_facts(context), rank.gather(context.subject)
     config, _ = _workload.config_and_overrides(context, options, CONFIG)

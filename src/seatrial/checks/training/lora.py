@@ -7,13 +7,16 @@ framework.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from seatrial.checks.base import Check, Context, Implementations
 from seatrial.checks.training import _results, _workload
 from seatrial.checks.training._results import TOKENS_PER_GPU, Stage
 from seatrial.checks.training._workload import TrainingResult, WorkloadOptions
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope
-from seatrial.train.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from seatrial.train.train_config import TrainConfig
 
 NAME = "lora-mistral-7b-ddp"
 STACKS = ("native", "hf")

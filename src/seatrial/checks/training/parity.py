@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from seatrial.checks.base import Check, Context, Needs, Options, RuleFact
 from seatrial.checks.training import _results, _workload
 from seatrial.model import CLUSTER, Fact, Metric, Observation, Phase, Rule, Scope, Series
-from seatrial.train import compare, train_config
-from seatrial.train.compare import StepRecord
-from seatrial.train.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from seatrial.train.compare import StepRecord
+    from seatrial.train.train_config import TrainConfig
 
 STRATEGIES = ("ddp", "fsdp2")
 VARIANTS = ("fsdp2_by_size", "fsdp2_unwrapped", "fsdp2_cpu_offload")  # runs with other settings of FSDP2
@@ -54,7 +55,7 @@ class ParityOptions(Options):
 
 def measure(context: Context, options: ParityOptions) -> Iterator[Observation]:
     """Run all trainings; yield their differences from one process and the memory of a rank on rank 0."""
-    from seatrial.train import variants
+    from seatrial.train import compare, train_config, variants
 
     facts = _results.device_facts(context)
     config = train_config.load(_workload.config_for_device(context, options.config), options.overrides)
@@ -109,6 +110,8 @@ def _variant_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
 
 def compare_runs(runs: Mapping[str, Sequence[StepRecord]]) -> Iterator[Observation]:
     """Metrics, curves and facts from the steps of all runs of ``training_configs``."""
+    from seatrial.train import compare
+
     single = runs["single_process"]
     yield _metric("loss_drop", single[0]["loss"] - single[-1]["loss"])
     yield _loss_curve("loss.single_process", single)

@@ -1,4 +1,4 @@
-"""train.failure on a real Slurm test cluster; see test_training_failure.py."""
+"""train.failure on a real Slurm test cluster; see test_train_failure.py."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.checks.faults.training_failure import FAULTS
+from seatrial.checks.faults.train_failure import FAULTS
 from seatrial.model import Outcome
-from tests.checks.faults.test_training_failure import TRIAL, single_measurement
+from tests.checks.faults.test_train_failure import TRIAL, single_measurement
 from tests.processes import Program, load, until
 from tests.rig.cluster import Cluster
 

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from seatrial.checks.faults import failing_job
 from seatrial.checks.faults.failing_job import ERROR_MESSAGE, Fault, FaultRecord
-from seatrial.checks.faults.training_failure import (
+from seatrial.checks.faults.train_failure import (
     CHECK,
     FAULTS,
     FailureOptions,
