@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from seatrial.model import Frozen, Job, MissingNode
+from seatrial.model import Frozen, Job, JobFailure, MissingNode, SeatrialError
 from seatrial.util.processes import CommandResult
 
 
@@ -33,6 +33,15 @@ class WaitState(Frozen):
     permanent: bool
     seconds: float = 0.0
     shortage: NodeShortage | None = None
+    failures: tuple[JobFailure, ...] = ()  # known causes why the job does not start
+
+
+class JobRefused(SeatrialError):
+    """The scheduler refused a job; ``failures``: known causes."""
+
+    def __init__(self, message: str, failures: tuple[JobFailure, ...] = ()) -> None:
+        super().__init__(message)
+        self.failures = failures
 
 
 class Allocation(Frozen):
