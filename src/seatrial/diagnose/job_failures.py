@@ -104,13 +104,13 @@ def _finding(cause: Cause, members: Sequence[tuple[JobFailure, list[Verdict], st
     first = next((each for each in failures if each.cause == cause.id), failures[0])
     nodes = list(dict.fromkeys(node for each in failures for node in each.nodes))
     keys = dict.fromkeys(Explained.key(verdict) for _, consequences, _ in members for verdict in consequences)
-    place = f" on {and_more(nodes, _MAX_NAMED)}" if nodes else ""
+    place = f"{and_more(nodes, _MAX_NAMED)}: " if nodes else ""
     return Finding(
         cause=cause.id,
         title=f"{cause.title}: {first.name}" if first.name else cause.title,
         subject=", ".join(nodes) or CLUSTER,
         confidence="high",
-        evidence=f"{first.message}{place}",
+        evidence=f"{place}{first.message}",
         first_command=first.first_command,
         fix=cause.fix,
         action=cause.action,
