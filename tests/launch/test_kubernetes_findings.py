@@ -13,7 +13,7 @@ from seatrial.diagnose import diagnose
 from seatrial.judge import judge
 from seatrial.launch.kubernetes import KubernetesLauncher
 from seatrial.launch.watch import run_job
-from seatrial.model import Finding, JobResult, Outcome, Verdict
+from seatrial.model import CLUSTER, Finding, JobResult, Outcome, Verdict
 from tests.launch.on_fake_cluster import FORBIDDEN, JOB, NODES, NOTEBOOK, Attempt, both, settings
 from tests.launch.test_pod_states import PODS, QUEUED, QUOTA
 
@@ -35,6 +35,11 @@ def unscheduled(message: str) -> dict[str, Any]:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     fields = {"status": {"phase": "Pending", "conditions": [condition]}, "nodeName": ""}
     return {"0": fields, "1": fields}
+
+
+def ended(**pods: str) -> dict[str, Any]:
+    """Pods 0 and 1 with the ends of the fixture."""
+    return {index.removeprefix("pod"): both(name)["0"] for index, name in pods.items()}
 
 
 def findings(attempt: Attempt, gpus: int = 0, **scenario: Any) -> tuple[tuple[Finding, ...], tuple[Verdict, ...]]:
@@ -144,6 +149,26 @@ def test_older_kubelets_alternate_between_two_messages_of_one_cause(attempt: Att
     assert finding.cause == "kubernetes_image_missing"
     assert set(finding.subject.split(", ")) == {"node-a", "node-b"}
     assert "not found" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("scenario", "cause", "nodes"),
+    [
+        ({"pods": ended(pod0="evicted", pod1="succeeded")}, "kubernetes_evicted", "node-a"),
+        ({"pods": ended(pod0="out_of_memory", pod1="creating")}, "kubernetes_out_of_memory", "node-a"),
+        ({"pods": ended(pod0="creating", pod1="creating"), "deadline_s": 0}, "kubernetes_deadline", CLUSTER),
+    ],
+    ids=["evicted", "memory", "deadline"],
+)
+def test_job_that_kubernetes_ends_is_one_finding(
+    attempt: Attempt, scenario: dict[str, Any], cause: str, nodes: str
+) -> None:
+    (finding,), verdicts = findings(attempt, **scenario)
+    assert (finding.cause, finding.subject) == (cause, nodes)
+    assert "NAMESPACE" not in finding.first_command
+    assert {(each.check, each.subject) for each in finding.explains} == {
+        (verdict.check, verdict.subject) for verdict in verdicts
+    }
 
 
 def test_gpus_in_use_are_one_finding(attempt: Attempt) -> None:

@@ -53,7 +53,7 @@ def diagnose(
     cause_findings.
     """
     refused = [_refusal(result) for result in results[-1:] if result.state is JobState.REFUSED]
-    missing_nodes = missing_node_findings(results, verdicts)
+    missing_nodes = missing_node_findings([result for result in results if not result.failures], verdicts)
     failures = job_failure_findings(results, measurements, verdicts, checks)
     explained_errors = {(key.check, key.subject) for failure in failures for key in failure.explains}
     unexplained = [each for each in (*measurements, *retries) if (each.check, each.subject) not in explained_errors]
@@ -208,7 +208,7 @@ def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
 
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:
     for result in sorted(results, key=lambda result: result.state is JobState.COMPLETED):
-        if result.state in (JobState.CANCELLED, JobState.REFUSED) or result.failures:
+        if result.state in (JobState.CANCELLED, JobState.REFUSED):
             continue
         folder = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
         logs = sorted(path for path in folder.glob("**/*") if path.suffix in (".err", ".log") and path.is_file())

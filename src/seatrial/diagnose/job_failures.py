@@ -1,4 +1,4 @@
-"""Known causes why jobs and probe pods do not start → findings, one per cause. Pure."""
+"""Known causes why jobs and probe pods do not start or fail → findings, one per cause. Pure."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def is_explained_by(verdict: Verdict, findings: Sequence[Finding]) -> bool:
 def _failures_of_jobs(
     results: Sequence[JobResult], measurements: Sequence[Measurement], bad: Sequence[Verdict]
 ) -> Iterator[tuple[JobFailure, list[Verdict], str]]:
-    """The failures of the last attempt of each job, each with the checks whose error has its reason."""
-    for result in {result.job: result for result in results}.values():
+    """The failures of jobs, each with the checks whose error has the reason of this attempt."""
+    for result in results:
         without_value = {
             (each.check, each.subject) for each in measurements if result.cause and result.cause in (each.error or "")
         }

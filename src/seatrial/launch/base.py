@@ -45,11 +45,15 @@ class JobRefused(SeatrialError):
 
 
 class Allocation(Frozen):
-    """The scheduler's job id, nodes and container images of a job; empty without a scheduler."""
+    """The scheduler's job id, nodes and container images of a job; empty without a scheduler.
+
+    ``failures``: known causes why it failed.
+    """
 
     id: str = ""
     nodes: str = ""
     images: tuple[str, ...] = ()
+    failures: tuple[JobFailure, ...] = ()
 
 
 class StartedJob(Protocol):

@@ -24,7 +24,7 @@ from seatrial.launch.base import Allocation, WaitState
 from seatrial.launch.collect import STOP_TIMEOUT_S, Collector
 from seatrial.launch.collect_logs import NODE_DIR, POD_LIMIT_BYTES, LogTransport
 from seatrial.launch.pod_states import Object
-from seatrial.model import SeatrialError
+from seatrial.model import JobFailure, SeatrialError
 from seatrial.util import processes
 from seatrial.util.files import atomic_write
 from seatrial.util.text import and_more
@@ -87,6 +87,7 @@ class KubernetesJob:
     _answered: bool = False
     _has_started: bool = False
     _ended: float | None = None
+    _failures: tuple[JobFailure, ...] = ()
     _events: list[Object] = field(default_factory=list)
     _queued: list[Object] = field(default_factory=list)  # Workload objects of Kueue
     _gpu_use: list[str] = field(default_factory=list)  # of nodes whose GPUs are in use
@@ -121,6 +122,9 @@ class KubernetesJob:
         code = self._exit_code()
         if code is not None and self._ended is None:
             self._ended = time.monotonic()
+            if code:  # the workload, which has the reason, is deleted at the end
+                place = job_place(self.settings, [*self._pods.values()])
+                self._failures = pod_states.end_failures(self._pods.values(), self._workload, place)
         return code
 
     def _exit_code(self) -> int | None:
@@ -211,7 +215,7 @@ class KubernetesJob:
     def allocation(self) -> Allocation:
         nodes = {pod_states.node(pod) for pod in self._pods.values()} - {""}
         images = pod_states.images(self._pods.values())
-        return Allocation(id=self.identity.name, nodes=",".join(sorted(nodes)), images=images)
+        return Allocation(id=self.identity.name, nodes=",".join(sorted(nodes)), images=images, failures=self._failures)
 
     def exit_reason(self) -> str:
         sentences = [self.collector.missing_files()]

@@ -106,6 +106,17 @@ def end_reason(pods: Iterable[Object], expected: int, workload: Object | None) -
     return ". ".join(filter(None, [*sentences, and_more(ends, _MAX_NAMED, "; ")]))
 
 
+def end_failures(pods: Iterable[Object], workload: Object | None, place: Place) -> tuple[JobFailure, ...]:
+    """Return the known causes why a job failed: of its pods, or if they give none, of the workload."""
+    texts: dict[str, list[tuple[str, str]]] = {}
+    for pod in pods:
+        if text := pod_end(pod):
+            texts.setdefault(text, []).append((name(pod), node(pod)))
+    failed = condition(workload, "Failed", "FailureTarget") if workload else None
+    text = f"{failed.get('reason', '')}: {failed.get('message', '')}" if failed else ""
+    return job_failures(texts, place) or job_failures({text: ()}, place)
+
+
 def pod_end(pod: Object) -> str:
     """Return why a pod failed, with the last message of its script; empty if it did not fail."""
     status = pod.get("status", {})

@@ -145,7 +145,7 @@ class _Attempt:
             nodelist=end.allocation.nodes,
             images=end.allocation.images,
             missing_nodes=end.root_cause.shortage.missing if end.root_cause and end.root_cause.shortage else (),
-            failures=end.root_cause.failures if end.root_cause else (),
+            failures=(end.root_cause.failures or end.allocation.failures) if end.root_cause else (),
         )
         return end, result
 

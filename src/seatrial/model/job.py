@@ -125,7 +125,7 @@ class JobState(StrEnum):
 
 
 class JobFailure(Frozen):
-    """A known cause, by its id in data/causes, why a job did not start on ``nodes`` (empty: on none).
+    """A known cause, by its id in data/causes, why a job did not start or failed on ``nodes``; empty: no certain one.
 
     ``name``: of the object at fault, such as the image; ``message``: as the scheduler gives it.
     """
@@ -153,7 +153,7 @@ class JobResult(Frozen):
     nodelist: str = Field(default="", description="nodes it ran on, in the scheduler's notation: n[1-4]")
     images: tuple[str, ...] = Field(default=(), description="images that its pods ran, by digest, from Kubernetes")
     missing_nodes: tuple[MissingNode, ...] = Field(default=(), description="nodes that it could not get, or lost")
-    failures: tuple[JobFailure, ...] = Field(default=(), description="known causes why it did not start")
+    failures: tuple[JobFailure, ...] = Field(default=(), description="known causes why it did not start, or failed")
 
 
 class Machine(Frozen):
