@@ -93,6 +93,21 @@ def test_pods_that_never_start_are_given_up(runner: KubernetesRunner) -> None:
     assert {metric.name: metric.value for metric in measurement.metrics} == {"pods_started": 0, "pods_missing": 4}
 
 
+def test_pods_that_do_not_end_are_an_error_with_the_command_that_deletes_them(
+    runner: KubernetesRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = runner.cluster.run_command
+
+    def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
+        runner.cluster.terminating = 9
+        return answer(argv, timeout_s)
+
+    monkeypatch.setattr(runner.cluster, "run_command", run_command)
+    error = runner.measure(wait_s=1).error or ""
+    assert "probe pods may still use GPUs. Run first: kubectl --namespace=team delete jobs --selector=" in error
+    assert runner.cluster.now == pytest.approx(1 + 90, abs=5)
+
+
 def test_garbage_from_kubectl_create(runner: KubernetesRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = runner.cluster.run_command
     monkeypatch.setattr(

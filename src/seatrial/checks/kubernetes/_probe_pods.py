@@ -96,12 +96,19 @@ class ProbePods:
         return tuple(event for event in events if event.involved_object.name.startswith(self.name))
 
     def delete(self) -> None:
-        """Delete the Job, and wait until its pods have ended, since they have the GPUs. Raises KubectlError."""
-        arguments = ("jobs", self.selector, "--cascade=foreground", f"--timeout={_DELETE_TIMEOUT_S}s")
+        """Delete the Job, and wait until its pods have ended, since they have the GPUs. Raises KubectlError.
+
+        `kubectl delete` would wait by a watch, for which the user needs a further right.
+        """
+        command = self.kubectl.command_text("delete", "jobs", self.selector)
         try:
-            self.kubectl.run("delete", *arguments, timeout_s=_DELETE_TIMEOUT_S + 30)
+            self.kubectl.run("delete", "jobs", self.selector, "--cascade=foreground", "--wait=false")
+            deadline = time.monotonic() + _DELETE_TIMEOUT_S
+            while left := self.kubectl.get("jobs,pods", self.selector):
+                if time.monotonic() > deadline:
+                    raise KubectlError(f"{len(left)} objects still exist {_DELETE_TIMEOUT_S} s after their deletion")
+                time.sleep(POLL_S)
         except KubectlError as error:
-            command = self.kubectl.command_text("delete", "jobs", self.selector)
             raise KubectlError(f"probe pods may still use GPUs. Run first: {command}. {error}", error.reason) from None
 
 
