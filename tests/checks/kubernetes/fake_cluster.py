@@ -90,10 +90,11 @@ class FakeCluster:
             return CommandResult(0, self.log(self.created[0]), "")
         assert (verb, rest, values["cascade"], values["wait"]) == ("delete", ["jobs"], "foreground", "false")
         self.deleted.append(values["selector"])
-        self.terminating = 2
+        self.terminating = 1
         return CommandResult(0, "", "")
 
     def _get(self, resource: str, values: dict[str, str]) -> CommandResult:
+        items: list[Object]
         if resource in self.forbidden:
             message = f'{resource} is forbidden: User "ada" cannot list resource "{resource}" in API group ""'
             return CommandResult(1, "", f"Error from server (Forbidden): {message}\n")
