@@ -50,6 +50,12 @@ def test_the_job_has_the_pods_of_the_trial_and_ends_by_itself() -> None:
     assert not re.search(r"(?<!\$)(\$\$)*\$\(", script)
 
 
+def test_probe_pods_use_the_mirror_of_the_trial() -> None:
+    settings = Kubernetes(image="registry.example/seatrial:1", registry="mirror.example:5000/cache")
+    (container,) = probe_job(settings, "seatrial-probe-1", 4, 8, 600)["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "mirror.example:5000/cache/seatrial:1"
+
+
 def test_objects_are_deleted(runner: KubernetesRunner) -> None:
     runner.measure()
     job, service = runner.cluster.created
