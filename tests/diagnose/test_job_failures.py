@@ -7,7 +7,7 @@ from pathlib import Path
 from seatrial.checks import catalog
 from seatrial.checks.kubernetes import pods
 from seatrial.diagnose import diagnose
-from seatrial.model import CLUSTER, JobFailure, JobResult, JobState, Measurement, Metric, Outcome, Verdict
+from seatrial.model import CLUSTER, JobFailure, JobResult, JobState, Measurement, Metric, Outcome, Reason, Verdict
 
 JOB_DIR = Path("/nonexistent")
 
@@ -51,6 +51,26 @@ def test_failed_probe_pods_and_jobs_are_one_finding() -> None:
         ("kubernetes.pods", "pods_missing"),
         ("host.inventory", ""),
     }
+
+
+def test_a_refused_probe_job_is_one_finding_with_its_error() -> None:
+    """The error of the check is on the host that runs kubectl; a signature matches it too."""
+    message = "the API server refused `kubectl create` (Forbidden): exceeded quota: gpus, requested: count/jobs.batch=1"
+    failure = JobFailure(cause="kubernetes_quota", name="gpus", message=message, first_command="k")
+    facts = {"job_failures": [failure.model_dump(mode="json")]}
+    probe = Measurement(check="kubernetes.pods", subject="login", facts=facts, error=f"KubectlError: {message}")
+    verdict = Verdict("kubernetes.pods", "login", Outcome.ERROR, reasons=(Reason.MEASUREMENT_FAILED,))
+    (finding,) = diagnose((), [probe], (), [verdict], catalog(), JOB_DIR)
+    assert (finding.cause, finding.subject) == ("kubernetes_quota", CLUSTER)
+    assert [(each.check, each.subject) for each in finding.explains] == [("kubernetes.pods", "login")]
+
+
+def test_another_error_of_the_check_keeps_its_own_finding() -> None:
+    failure = JobFailure(cause="kubernetes_quota", name="gpus", message="exceeded quota: gpus", first_command="k")
+    facts = {"job_failures": [failure.model_dump(mode="json")]}
+    probe = Measurement(check="kubernetes.pods", subject="login", facts=facts, error="no result of 1 probe pods")
+    verdict = Verdict("kubernetes.pods", "login", Outcome.ERROR, reasons=(Reason.MEASUREMENT_FAILED,))
+    assert diagnose((), [probe], (), [verdict], catalog(), JOB_DIR) == ()
 
 
 def test_a_taint_of_a_node_that_is_not_ready_is_its_consequence() -> None:

@@ -10,7 +10,7 @@ from seatrial.checks.base import Check
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.causes import needs_cause, overlap
 from seatrial.hardware.links import role_facts
-from seatrial.model import CLUSTER, Explained, Finding, JobFailure, JobResult, Measurement, Outcome, Verdict
+from seatrial.model import CLUSTER, Explained, Finding, JobFailure, JobResult, Measurement, Outcome, Reason, Verdict
 from seatrial.util.text import and_more
 
 _MAX_NAMED = 6
@@ -80,7 +80,7 @@ def _failures_of_jobs(
 def _failures_of_checks(
     measurements: Sequence[Measurement], bad: Sequence[Verdict], checks: Mapping[str, Check]
 ) -> Iterator[tuple[JobFailure, list[Verdict], str]]:
-    """The failures of pods that a check creates: each with its missing metrics and the evidence of its consequences."""
+    """The failures of pods that a check creates: each with its errors and the evidence of its consequences."""
     shown = [cause for cause in causes() if cause.explained_by_job_failure]
     for measurement, value in role_facts("job_failures", measurements, checks):
         for row in value if isinstance(value, list) else ():
@@ -88,14 +88,20 @@ def _failures_of_checks(
                 failure = JobFailure.model_validate(row)
             except ValidationError:  # a fact of another shape
                 continue
-            places = failure.nodes or (CLUSTER,)
-            consequences = [
+            own = [verdict for verdict in bad if verdict.check == measurement.check]
+            evidence = [
                 verdict
-                for verdict in bad
-                if verdict.check == measurement.check
-                and any(overlap(place, verdict.subject) for place in places)
-                and (verdict.outcome is Outcome.ERROR or any(cause.is_evidence(verdict) for cause in shown))
+                for verdict in own
+                if any(overlap(place, verdict.subject) for place in failure.nodes or (CLUSTER,))
+                and any(cause.is_evidence(verdict) for cause in shown)
             ]
+            is_error = failure.message in (measurement.error or "")
+            errors = [
+                verdict
+                for verdict in own
+                if verdict.outcome is Outcome.ERROR and (is_error or Reason.METRIC_MISSING in verdict.reasons)
+            ]
+            consequences = [*evidence, *errors]
             yield failure, consequences, f"check {measurement.check}"
 
 
