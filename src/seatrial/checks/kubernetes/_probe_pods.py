@@ -22,7 +22,7 @@ from seatrial.checks.base import Context
 from seatrial.checks.kubernetes._cluster import KubernetesOptions, kubectl
 from seatrial.config.kubernetes import Kubernetes
 from seatrial.config.kubernetes_pod import container, literal_argument, pod_annotations, pod_spec
-from seatrial.discover.kubectl import Kubectl, KubectlError
+from seatrial.discover.kubectl import ApiUnavailable, Kubectl, KubectlError
 from seatrial.discover.kubernetes import Event, Pod, parse_events, parse_pods
 from seatrial.discover.pod_probe import SCRIPT, Container, parse_logs
 from seatrial.model import SeatrialError
@@ -121,13 +121,19 @@ def open_probe_pods(context: Context, options: ProbeOptions) -> Iterator[ProbePo
     if name_file.exists():  # an earlier attempt was killed, or could not delete its Job
         replace(pods, name=name_file.read_text(encoding="utf-8")).delete()
     atomic_write(name_file, name.encode())
+    manifest = probe_job(settings, name, context.expected_nodes, context.expected_gpus, options.wait_s)
+    is_refused = False
     try:
-        manifest = probe_job(settings, name, context.expected_nodes, context.expected_gpus, options.wait_s)
-        job = _create(pods.kubectl, manifest, context.artifacts_dir)
+        try:
+            job = _create(pods.kubectl, manifest, context.artifacts_dir)
+        except KubectlError as error:
+            is_refused = bool(error.reason) and not isinstance(error, ApiUnavailable)  # no Job exists
+            raise
         _create(pods.kubectl, _service(settings, name, job["metadata"]["uid"]), context.artifacts_dir)
         yield pods
     finally:
-        pods.delete()
+        if not is_refused:
+            pods.delete()
         name_file.unlink()
 
 
