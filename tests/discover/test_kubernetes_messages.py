@@ -30,6 +30,11 @@ def test_first_command_is_complete(cause: StartCause) -> None:
     assert failure.first_command.count("kubectl --context=gpu ") == failure.first_command.count("kubectl ")
 
 
+def test_command_without_a_namespace_is_for_that_of_the_context() -> None:
+    (failure,) = job_failures({IMAGE: [("a-0-x", "node-a")]}, Place(""))
+    assert failure.first_command.startswith("kubectl describe pod a-0-x || kubectl get events --field-selector ")
+
+
 def test_one_failure_per_cause_with_all_its_nodes() -> None:
     texts = {
         IMAGE: [("a-0-x", "node-a"), ("a-1-x", "node-b")],

@@ -51,7 +51,7 @@ def find_start_cause(text: str) -> StartCause | None:
 
 
 class Place(NamedTuple):
-    """Where pods are created: the namespace, the context of the kubeconfig or None, and the image of the pods."""
+    """Where pods are created: the namespace (empty: of the context), the context or None, and the image of the pods."""
 
     namespace: str
     context: str | None = None
@@ -60,7 +60,8 @@ class Place(NamedTuple):
     def filled(self, command: str, pod: str) -> str:
         """Return a first command with namespace and context, about this pod."""
         options = f"kubectl --context={shlex.quote(self.context)} " if self.context else "kubectl "
-        filled = command.replace("{namespace}", self.namespace).replace("{pod}", pod)
+        namespace = f" -n {self.namespace}" if self.namespace else ""
+        filled = command.replace(" -n {namespace}", namespace).replace("{pod}", pod)
         return filled.replace("kubectl ", options)
 
 

@@ -312,7 +312,7 @@ def kubectl(settings: Config) -> Kubectl:
 def job_place(settings: Config, objects: Sequence[Object] = ()) -> Place:
     """Return where the pods of a trial are created; without kubernetes.namespace, where these objects are."""
     namespaces = (str(each.get("metadata", {}).get("namespace", "")) for each in objects)
-    namespace = settings.kubernetes.namespace or next(filter(None, namespaces), "NAMESPACE")
+    namespace = settings.kubernetes.namespace or next(filter(None, namespaces), "")
     return Place(namespace, settings.kubernetes.context, image(settings.kubernetes))
 
 

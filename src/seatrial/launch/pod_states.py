@@ -16,7 +16,7 @@ Object = Mapping[str, Any]  # an object of Kubernetes, as JSON
 
 _STARTING = ("ContainerCreating", "PodInitializing")  # usual for seconds; events say why it takes long
 _MAX_NAMED = 4
-_UNKNOWN_PLACE = Place("NAMESPACE")
+_CONTEXT_NAMESPACE = Place("")
 _DESCRIBE = "kubectl describe pod -n {namespace} {pod}"
 _SCRIPT_PREFIX = "seatrial: "  # of each message of the pod's script
 
@@ -68,7 +68,7 @@ def pending(
     workload: Object | None,
     events: Iterable[Object] = (),
     queued: Iterable[Object] = (),
-    place: Place = _UNKNOWN_PLACE,
+    place: Place = _CONTEXT_NAMESPACE,
 ) -> Pending:
     """Return why fewer than ``expected`` pods have started.
 

@@ -125,7 +125,7 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
     Raises NotApplicable with another launcher, KubectlError if the pods cannot be created.
     """
     devices, settings = requested_devices(context, options.settings()), options.settings()
-    place = Place(settings.namespace or "NAMESPACE", settings.context, image(settings))
+    place = Place(settings.namespace or "", settings.context, image(settings))
     yield from facts({"gpus_expected": "yes" if context.expected_gpus else "no"})
     try:
         yield from _probe_metrics(context, options, devices, place)
@@ -164,6 +164,8 @@ def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iter
     events, error = _events(probes)
     not_started = {pod.metadata.name: str(pod) for pod in pods if not pod.started}
     warnings = dict.fromkeys(event.message for event in events if event.type == "Warning")
+    named = next((pod.metadata.namespace for pod in pods if pod.metadata.namespace), "")
+    place = place._replace(namespace=place.namespace or named)
     messages = {str(pod): [(pod.metadata.name, pod.spec.node_name)] for pod in pods if not pod.started}
     # an event only where no pod names a reason: it may be of an attempt that was repeated
     failures = job_failures(messages, place) or job_failures(dict.fromkeys(warnings, ()), place)
