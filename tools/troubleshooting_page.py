@@ -198,7 +198,7 @@ def _causes_page() -> str:
         "",
         "With this page you look up a cause that a report names: its evidence, fix and first command. The report lists",
         "a cause above the failures that it explains. It fills in `{gpu}` (index), `{port}` (RDMA device, such as",
-        "mlx5_0), `{node}`, `{paths}` and `{names}`.",
+        "mlx5_0), `{node}`, `{paths}`, `{names}`, `{namespace}` and `{pod}`.",
         f"[All components](../troubleshooting.md). {_GENERATED}",
     ]
     for cause in causes():
@@ -212,11 +212,16 @@ def _causes_page() -> str:
             f"## {_text(cause.title[0].upper() + cause.title[1:])}",
             "",
             f"- Cause: `{cause.id}`",
-            f"- Evidence: FAIL or WARN of {', '.join(evidence)}",
-            f"- Explains: {', '.join(f'`{check}`' for check in cause.explains)} of the same {cause.place}",
+            f"- Evidence: FAIL or WARN of {', '.join(evidence)}"
+            if evidence
+            else "- Evidence: a job or a probe pod does not start, with the message below",
+            f"- Explains: {', '.join(f'`{check}`' for check in cause.explains)} of the same {cause.place}"
+            if evidence
+            else "- Explains: all checks that were not measured for this reason",
             f"- Fix: {_text(cause.fix)}",
             f"- Action: `{cause.action}`",
             *["", "Run first:", "", "```", cause.first_command, "```"],
+            *(["", "Looks like:", "", "```", _shortened(cause.message.example, 400), "```"] if cause.message else []),
         ]
     lines += [
         "",

@@ -11,7 +11,10 @@ import pytest
 import yaml
 
 from seatrial.checks import catalog
+from seatrial.checks.kubernetes._probe_pods import probe_job
 from seatrial.config import layers
+from seatrial.config.kubernetes import Kubernetes
+from seatrial.config.schema import Config
 from seatrial.launch.kubernetes_objects import kubernetes_objects
 from tests.launch.test_kubernetes_objects import RUN, VERSIONS, pod_template
 from tests.launch.test_slurm import RANKS
@@ -64,6 +67,28 @@ def test_quota_is_that_of_its_comment() -> None:
     (quota,) = documents("quota.yaml")
     hard = quota["spec"]["hard"]
     assert int(hard["requests.nvidia.com/gpu"]) == 8 * int(hard["pods"])
+
+
+def test_quota_allows_the_job_of_a_trial_and_its_probe_pods() -> None:
+    """A probe Job exists before each job of the trial, and may be deleted while that one is created."""
+    (quota,) = documents("quota.yaml")
+    hard = {name: int(value) for name, value in quota["spec"]["hard"].items()}
+    nodes = hard["pods"]
+    settings = Kubernetes(image="registry.example/seatrial:1")
+    config = Config.model_validate(
+        {"name": "t", "launcher": "kubernetes", "kubernetes": settings, "checks": {"host.inventory": {}}}
+    )
+    job = RANKS.model_copy(update={"nodes": nodes, "ranks_per_node": 8, "expected_gpus": 8})
+    probe = probe_job(settings, "seatrial-probe-1", nodes, 8, 600)
+    objects = [*kubernetes_objects(config, job, RUN), probe]
+    assert [each["kind"] for each in objects] == ["Service", "Job", "Job"]  # the probe has a Service too
+    assert hard["count/jobs.batch"] == 2
+    assert hard["services"] == 2
+    for each in objects[1:]:
+        (container,) = each["spec"]["template"]["spec"]["containers"]
+        gpus = int(container["resources"]["requests"]["nvidia.com/gpu"])
+        assert each["spec"]["parallelism"] == nodes
+        assert each["spec"]["parallelism"] * gpus == hard["requests.nvidia.com/gpu"]
 
 
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)

@@ -170,6 +170,11 @@ def test_auto_repair_and_the_taint_use_names_of_the_docs() -> None:
         assert name in page
 
 
+@pytest.mark.parametrize("page", ["docs/nebius.md", "deploy/terraform/nebius/README.md"])
+def test_pages_say_that_the_configuration_was_not_applied(page: str) -> None:
+    assert re.search(r"^\*\*Not applied\.\*\* ", (ROOT / page).read_text(), re.MULTILINE)
+
+
 def test_trial_arguments_are_settings_of_seatrial() -> None:
     (body,) = [body for labels, body in blocks("output") if labels == ["trial_arguments"]]
     texts = [json.loads(text) for text in re.findall(r'"(?:[^"\\]|\\.)*"', body["value"])]

@@ -25,9 +25,16 @@ def test_cause_names_checks_and_metrics_that_exist(cause: Cause) -> None:
         any(fnmatchcase(name, pattern) for name in catalog()) for pattern in cause.explains if pattern != "fabric.*"
     )
     assert not re.findall(
-        r"\{(?!gpu\}|node\}|port\}|paths\}|names\})", re.sub(r"\{[a-z]+,|awk '.*'", "", cause.first_command)
+        r"\{(?!gpu\}|node\}|port\}|paths\}|names\}|namespace\}|pod\})",
+        re.sub(r"\{[a-z]+,|awk '.*'", "", cause.first_command),
     )
     assert len({other.id for other in causes()}) == len(causes())
+
+
+@pytest.mark.parametrize("cause", causes(), ids=lambda cause: cause.id)
+def test_cause_has_metrics_or_a_message_as_evidence(cause: Cause) -> None:
+    assert bool(cause.evidence) is not bool(cause.message)
+    assert cause.evidence or not cause.explained_by_job_failure
 
 
 def test_variables_have_a_default_and_an_effect() -> None:

@@ -46,6 +46,12 @@ def test_state_gives_the_cause_and_the_command_for_the_node(state: str, cause: s
     assert finding.explains == (Explained.key(error),)
 
 
+def test_a_lost_node_of_kubernetes_has_a_command_of_kubectl() -> None:
+    lost = result("no heartbeat from any of its ranks for 60 s during job ranks")
+    (finding,) = missing_node_findings([lost.model_copy(update={"launcher": "kubernetes"})], ())
+    assert (finding.cause, finding.first_command) == ("kubernetes_node_lost", "kubectl describe node node1")
+
+
 def test_every_state_has_a_cause_with_placeholders_that_are_filled() -> None:
     causes = missing_node_causes()
     assert causes[-1].pattern == ""

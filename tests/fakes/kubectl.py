@@ -36,6 +36,7 @@ _TAG = "FAKE_POD"  # a variable of all processes of a pod: its uid
 _POLL_S = 0.05
 _KINDS = {
     "jobs.batch": "Job",
+    "jobs": "Job",
     "services": "Service",
     "pods": "Pod",
     "nodes": "Node",
@@ -200,7 +201,8 @@ class Cluster:
                     state["objects"].append(item)
                     self._reconciled(state)
             name = item["metadata"]["name"]
-            print(error or f"{item['kind'].lower()}/{name} created", file=sys.stderr if error else sys.stdout)
+            created = json.dumps(item) if args.output == "json" else f"{item['kind'].lower()}/{name} created"
+            print(error or created, file=sys.stderr if error else sys.stdout)
             code = 1 if error else code
         return code
 
@@ -240,7 +242,7 @@ class Cluster:
         return [state["scenario"]["queued"]] if kind == "Workload" else []
 
     def _delete(self, args: argparse.Namespace, rest: list[str]) -> int:
-        if not (args.ignore_not_found and args.wait == "false" and args.selector):
+        if not ((args.ignore_not_found or args.cascade == "foreground") and args.wait == "false" and args.selector):
             raise NotImplementedError(args)
         kinds = [_KINDS[name] for name in args.arguments[0].split(",")]
         with self._locked() as state:
@@ -394,7 +396,7 @@ class Cluster:
             _set_state(pod, "Running", {"running": {"startedAt": _now()}})
 
     def _update_job(self, state: Object, job: Object) -> None:
-        pods = [each for each in state["objects"] if job["metadata"]["uid"] == _owner(each)]
+        pods = [each for each in state["objects"] if each["kind"] == "Pod" and job["metadata"]["uid"] == _owner(each)]
         conditions, phases = job["status"]["conditions"], [pod["status"].get("phase") for pod in pods]
         if conditions:
             return
@@ -441,9 +443,9 @@ class Cluster:
 _OPTIONS = {
     "auth": ["--subresource"],
     "api-resources": ["--api-group", "--output"],
-    "create": ["--filename"],
+    "create": ["--filename", "--output"],
     "get": ["--selector", "--output", "--request-timeout", "--field-selector", "--all-namespaces!"],
-    "delete": ["--selector", "--ignore-not-found!", "--wait", "--force!", "--grace-period"],
+    "delete": ["--selector", "--ignore-not-found!", "--wait", "--force!", "--grace-period", "--cascade"],
     "patch": ["--subresource", "--type", "--patch"],
     "taint": [],
     "exec": ["--container"],

@@ -78,6 +78,31 @@ def test_no_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
         check_access(settings())
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        'error: context "prod" does not exist',
+        "The connection to the server localhost:8080 was refused - did you specify the right host or port?",
+    ],
+    ids=["context", "kubeconfig"],
+)
+def test_no_context_is_a_usage_error_and_creates_nothing(attempt: Attempt, error: str) -> None:
+    attempt.install(unreachable=error)
+    with pytest.raises(UsageError, match=r"no cluster to connect to .* Run first: kubectl config get-contexts"):
+        check_access(settings(context="prod"))
+    assert not [call for call in attempt.cluster.calls if " create " in f" {call} " and " auth " not in f" {call} "]
+
+
+def test_forbidden_namespace_is_one_usage_error_and_creates_nothing(attempt: Attempt) -> None:
+    attempt.install(refused=["create jobs.batch", "list jobs.batch", "create services", "list pods"])
+    with pytest.raises(UsageError) as refused:
+        check_access(settings())
+    text = str(refused.value)
+    assert "may not create jobs.batch, list jobs.batch, create services, list pods in namespace ml" in text
+    assert text.endswith("Run first: kubectl --namespace=ml auth can-i --list")
+    assert all(" auth can-i " in call for call in attempt.cluster.calls)
+
+
 def test_command_on_a_node() -> None:
     prefix = node_prefix(settings(context="gpu"))
     assert prefix.startswith("kubectl --context=gpu --namespace=ml debug ")

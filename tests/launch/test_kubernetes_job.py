@@ -23,7 +23,7 @@ from tests.launch.test_pod_states import PODS, QUEUED, QUOTA
     [
         ({"pods": both("taint")}, ["untolerated taint {gpu: }", "queue_s is 0.5 s", "Run first: kubectl get nodes"]),
         ({"pods": both("claim_not_bound")}, ["unbound immediate PersistentVolumeClaims", "kubectl describe pvc -n ml"]),
-        ({"pods": both("image_missing")}, ["the registry has no such image", "Waiting will not help", "on/seatrial:9"]),
+        ({"pods": both("image_missing")}, ["the registry does not have it", "Waiting will not help", "on/seatrial:9"]),
         (
             {"no_pods": True, "events": [QUOTA]},
             ["the namespace's quota does not allow", "used: requests.nvidia.com/gpu=8"],

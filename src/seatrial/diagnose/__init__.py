@@ -14,6 +14,7 @@ from seatrial.diagnose.failed_rank import RANK_FAILED, SIGTERM_SIGNATURES, faile
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.implementations import implementation_findings
+from seatrial.diagnose.job_failures import is_explained_by, job_failure_findings, under_causes
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_origin import line_rank
 from seatrial.diagnose.log_search import search
@@ -52,8 +53,11 @@ def diagnose(
     cause_findings.
     """
     refused = [_refusal(result) for result in results[-1:] if result.state is JobState.REFUSED]
-    missing_nodes = missing_node_findings(results, verdicts)
-    error_findings = [] if missing_nodes else list(_findings_in_errors([*measurements, *retries]))
+    missing_nodes = missing_node_findings([result for result in results if not result.failures], verdicts)
+    failures = job_failure_findings(results, measurements, verdicts, checks)
+    explained_errors = {(key.check, key.subject) for failure in failures for key in failure.explains}
+    unexplained = [each for each in (*measurements, *retries) if (each.check, each.subject) not in explained_errors]
+    error_findings = [] if missing_nodes else list(_findings_in_errors(unexplained))
     exit_code_findings = _findings_in_exit_codes(verdicts)
     findings = {
         (finding.title, finding.subject): finding for finding in (*refused, *error_findings, *exit_code_findings)
@@ -63,10 +67,23 @@ def diagnose(
     for finding in _findings_in_logs(results, run_dir):
         if finding.title not in explained and not ((error_findings or hangs) and finding.cause in _RANK_CAUSES):
             findings.setdefault((finding.title, finding.subject), finding)
-    causes = _causes(verdicts, measurements, searches, checks, node_prefix)
+    failures, causes = _all_causes(failures, verdicts, measurements, searches, checks, node_prefix)
     jobs = frozenset(result.job for result in results)
     others = [*hangs, *findings.values()]
-    return (*missing_nodes, *merge(causes, others, jobs), *localize(verdicts, measurements, checks))
+    return (*missing_nodes, *failures, *merge(causes, others, jobs), *localize(verdicts, measurements, checks))
+
+
+def _all_causes(
+    failures: Sequence[Finding],
+    verdicts: Sequence[Verdict],
+    measurements: Sequence[Measurement],
+    searches: Sequence[Measurement],
+    checks: Mapping[str, Check],
+    node_prefix: str,
+) -> tuple[list[Finding], list[Finding]]:
+    """``failures`` of jobs that are no consequence, and the causes of the verdicts that they do not explain."""
+    others = [verdict for verdict in verdicts if not is_explained_by(verdict, failures)]
+    return under_causes(failures, _causes(others, measurements, searches, checks, node_prefix))
 
 
 def _causes(
@@ -94,9 +111,10 @@ def refreshed_findings(
     from_jobs = [finding for finding in trial.findings if finding.cause in job_causes]
     others = unmerged([finding for finding in trial.findings if finding.cause not in job_causes])
     kept = [*from_jobs, *(finding for finding in others if finding.source not in sources)]
-    causes = _causes(verdicts, trial.measurements, trial.localization, checks, node_prefix)
+    failures = job_failure_findings(trial.results, trial.measurements, verdicts, checks)
+    failures, causes = _all_causes(failures, verdicts, trial.measurements, trial.localization, checks, node_prefix)
     jobs = frozenset(result.job for result in trial.results)
-    return (*merge(causes, kept, jobs), *localize(verdicts, trial.measurements, checks))
+    return (*failures, *merge(causes, kept, jobs), *localize(verdicts, trial.measurements, checks))
 
 
 def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:

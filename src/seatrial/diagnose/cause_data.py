@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Literal
 
+from seatrial.discover.kubernetes_messages import Message
 from seatrial.model import Frozen, Verdict
 from seatrial.model.trial import Action
 from seatrial.util import data_files
@@ -26,11 +27,15 @@ class Cause(Frozen):
     the fact ``fault_places`` of a check for the place, else the host's name. ``rank_command`` replaces it for a rank
     without a GPU. ``processes_fact``: processes to name; ``process_command`` with {pids} is then added.
     ``signatures``: patterns of signatures of logs that show the same cause.
+    ``message``: of a scheduler about a job that does not start; such a cause has no metrics as evidence.
+    ``explained_by_job_failure``: a cause with a message explains its evidence at the same place.
     """
 
     id: str
     title: str
-    evidence: Mapping[str, tuple[str, ...]]
+    evidence: Mapping[str, tuple[str, ...]] = {}
+    message: Message | None = None
+    explained_by_job_failure: bool = False
     place: Literal["gpu", "port", "node", "rank", "cluster"]
     explains: tuple[str, ...]
     wrong_results: bool = False

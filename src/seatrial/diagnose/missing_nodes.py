@@ -12,11 +12,15 @@ from seatrial.util import data_files
 
 
 class MissingNodeCause(Frozen):
-    """Why a node is missing: a pattern of its state, and what to do. ``{node}``: its name."""
+    """Why a node is missing: a pattern of its state, and what to do. ``{node}``: its name.
+
+    ``launcher``: the only one of whose jobs this is a cause; empty: any.
+    """
 
     id: str
     title: str
     pattern: str
+    launcher: str = ""
     first_command: str
     fix: str
     action: Action
@@ -35,7 +39,8 @@ def missing_node_findings(results: Sequence[JobResult], verdicts: Sequence[Verdi
     findings: dict[str, Finding] = {}
     for result in results:
         for node in result.missing_nodes:
-            cause = next(row for row in missing_node_causes() if re.search(row.pattern, node.state))
+            rows = (row for row in missing_node_causes() if row.launcher in ("", result.launcher))
+            cause = next(row for row in rows if re.search(row.pattern, node.state))
             finding = Finding(
                 cause=cause.id,
                 title=cause.title,

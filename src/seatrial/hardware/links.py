@@ -50,6 +50,7 @@ FactRole = Literal[
     "node_settings",  # node → network setting or variable → value
     "setting_differences",  # the settings of nodes that differ from the majority: node → name → value
     "version_differences",  # the versions of nodes that differ from the majority: node → name → value
+    "job_failures",  # known causes why pods that the check creates do not start
     "fault_places",  # metric → the node or pair at fault → names or settings there
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from seatrial.model import Frozen, Job, MissingNode
+from seatrial.model import Frozen, Job, JobFailure, MissingNode, SeatrialError
 from seatrial.util.processes import CommandResult
 
 
@@ -33,14 +33,27 @@ class WaitState(Frozen):
     permanent: bool
     seconds: float = 0.0
     shortage: NodeShortage | None = None
+    failures: tuple[JobFailure, ...] = ()  # known causes why the job does not start
+
+
+class JobRefused(SeatrialError):
+    """The scheduler refused a job; ``failures``: known causes."""
+
+    def __init__(self, message: str, failures: tuple[JobFailure, ...] = ()) -> None:
+        super().__init__(message)
+        self.failures = failures
 
 
 class Allocation(Frozen):
-    """The scheduler's job id, nodes and container images of a job; empty without a scheduler."""
+    """The scheduler's job id, nodes and container images of a job; empty without a scheduler.
+
+    ``failures``: known causes why it failed.
+    """
 
     id: str = ""
     nodes: str = ""
     images: tuple[str, ...] = ()
+    failures: tuple[JobFailure, ...] = ()
 
 
 class StartedJob(Protocol):

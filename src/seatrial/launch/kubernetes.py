@@ -14,7 +14,8 @@ import yaml
 from seatrial.config.kubernetes_pod import container_name
 from seatrial.config.schema import Config
 from seatrial.discover.kubectl import KubectlError
-from seatrial.launch.base import RenderedJob
+from seatrial.discover.kubernetes_messages import job_failures
+from seatrial.launch.base import JobRefused, RenderedJob
 from seatrial.launch.kubernetes_job import (
     OBJECTS,
     RESOURCES,
@@ -22,6 +23,7 @@ from seatrial.launch.kubernetes_job import (
     TOKEN_LABEL,
     Identity,
     KubernetesJob,
+    job_place,
     kubectl,
     label_value,
     workload_kind,
@@ -74,8 +76,9 @@ class KubernetesLauncher:
                     f"{identity.name} exists already and is not of this run; it is left unchanged: choose another "
                     f"--out. Run first: {command}"
                 ) from None
-            if remaining and isinstance(error, KubectlError):
-                raise SeatrialError(f"{error}; {remaining}") from None
+            if isinstance(error, KubectlError):
+                text = f"{error}; {remaining}" if remaining else str(error)
+                raise JobRefused(text, job_failures({str(error): ()}, job_place(self._settings))) from None
             if remaining and isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(remaining) from None  # its text is shown before the run ends
             raise

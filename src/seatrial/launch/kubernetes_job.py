@@ -9,19 +9,21 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from seatrial.config.kubernetes import GPU_RESOURCE
+from seatrial.config.kubernetes_pod import image
 from seatrial.config.schema import Config
 from seatrial.discover.kubectl import Kubectl, KubectlError
+from seatrial.discover.kubernetes_messages import Place
 from seatrial.launch import pod_states
 from seatrial.launch.base import Allocation, WaitState
 from seatrial.launch.collect import STOP_TIMEOUT_S, Collector
 from seatrial.launch.collect_logs import NODE_DIR, POD_LIMIT_BYTES, LogTransport
 from seatrial.launch.pod_states import Object
-from seatrial.model import SeatrialError
+from seatrial.model import JobFailure, SeatrialError
 from seatrial.util import processes
 from seatrial.util.files import atomic_write
 from seatrial.util.text import and_more
@@ -84,6 +86,7 @@ class KubernetesJob:
     _answered: bool = False
     _has_started: bool = False
     _ended: float | None = None
+    _failures: tuple[JobFailure, ...] = ()
     _events: list[Object] = field(default_factory=list)
     _queued: list[Object] = field(default_factory=list)  # Workload objects of Kueue
     _gpu_use: list[str] = field(default_factory=list)  # of nodes whose GPUs are in use
@@ -118,6 +121,9 @@ class KubernetesJob:
         code = self._exit_code()
         if code is not None and self._ended is None:
             self._ended = time.monotonic()
+            if code:  # the workload, which has the reason, is deleted at the end
+                place = job_place(self.settings, [*self._pods.values()])
+                self._failures = pod_states.end_failures(self._pods.values(), self._workload, place)
         return code
 
     def _exit_code(self) -> int | None:
@@ -163,8 +169,8 @@ class KubernetesJob:
         waited_s, queue_s = time.monotonic() - self.created, self.settings.kubernetes.queue_s
         self._query_events(waited_s)
         pods = [pod for name, pod in self._pods.items() if name in self._present]
-        namespace = self.settings.kubernetes.namespace or "NAMESPACE"
-        pending = pod_states.pending(pods, self.identity.pods, self._workload, self._events, self._queued, namespace)
+        place = job_place(self.settings, [*pods, *([self._workload] if self._workload else [])])
+        pending = pod_states.pending(pods, self.identity.pods, self._workload, self._events, self._queued, place)
         reason = f"{self._kind_and_name} is pending ({pending.reason})"
         if self._gpu_use and GPU_RESOURCE in pending.reason:
             reason += f": {and_more(self._gpu_use, 4, '; ')}"
@@ -176,7 +182,7 @@ class KubernetesJob:
             "Waiting will not help" if pending.permanent else limit,
             f"Run first: {pending.first_command}",
         ]
-        return WaitState(reason=". ".join(sentences), permanent=True, seconds=waited_s)
+        return WaitState(reason=". ".join(sentences), permanent=True, seconds=waited_s, failures=pending.failures)
 
     def _query_events(self, waited_s: float) -> None:
         """Query warnings, Kueue and GPUs in use: why pods wait, as additional information for a message."""
@@ -210,7 +216,7 @@ class KubernetesJob:
     def allocation(self) -> Allocation:
         nodes = {pod_states.node(pod) for pod in self._pods.values()} - {""}
         images = pod_states.images(self._pods.values())
-        return Allocation(id=self.identity.name, nodes=",".join(sorted(nodes)), images=images)
+        return Allocation(id=self.identity.name, nodes=",".join(sorted(nodes)), images=images, failures=self._failures)
 
     def exit_reason(self) -> str:
         sentences = [self.collector.missing_files()]
@@ -302,6 +308,13 @@ class KubernetesJob:
 def kubectl(settings: Config) -> Kubectl:
     """Return kubectl with the trial's namespace and context."""
     return Kubectl(settings.kubernetes.namespace, settings.kubernetes.context)
+
+
+def job_place(settings: Config, objects: Sequence[Object] = ()) -> Place:
+    """Return where the pods of a trial are created; without kubernetes.namespace, where these objects are."""
+    namespaces = (str(each.get("metadata", {}).get("namespace", "")) for each in objects)
+    namespace = settings.kubernetes.namespace or next(filter(None, namespaces), "")
+    return Place(namespace, settings.kubernetes.context, image(settings.kubernetes))
 
 
 def delete(client: Kubectl, labels: str, kind: str, *, force: bool = False) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import Field
-
 from seatrial.config.kubernetes import GPU_RESOURCE
-from seatrial.model import Frozen
-from seatrial.util import data_files
+from seatrial.discover.kubernetes_messages import Place, find_start_cause, job_failures
+from seatrial.model import JobFailure
 from seatrial.util.failures import exit_reason
 from seatrial.util.text import and_more, plural
 
@@ -22,38 +18,21 @@ Object = Mapping[str, Any]  # an object of Kubernetes, as JSON
 
 _STARTING = ("ContainerCreating", "PodInitializing")  # usual for seconds; events say why it takes long
 _MAX_NAMED = 4
+_CONTEXT_NAMESPACE = Place("")
+_DESCRIBE = "kubectl describe pod -n {namespace} {pod}"
 _SCRIPT_PREFIX = "seatrial: "  # of each message of the pod's script
 
 
-class PodMessage(Frozen):
-    """A message of Kubernetes by its pattern; ``permanent``: waiting will not help."""
-
-    pattern: str = Field(min_length=1)
-    meaning: str = Field(min_length=1)
-    first_command: str = Field(min_length=1)
-    permanent: bool = False
-    source: str = Field(min_length=1)
-    example: str = Field(min_length=1)
-
-
-class PodMessages(Frozen):
-    """The list of data/kubernetes_messages.yaml."""
-
-    pending: tuple[PodMessage, ...]
-
-
 class Pending(NamedTuple):
-    """Why pods do not start: the text to show, whether waiting will not help, and the first command to run."""
+    """Why pods do not start: the text to show, whether waiting will not help, and the first command to run.
+
+    ``failures``: the known causes.
+    """
 
     reason: str
     permanent: bool
     first_command: str
-
-
-@cache
-def messages() -> PodMessages:
-    """Return the messages that ship with seatrial."""
-    return PodMessages.model_validate(data_files.read("kubernetes_messages.yaml"))
+    failures: tuple[JobFailure, ...]
 
 
 def name(item: Object) -> str:
@@ -91,29 +70,29 @@ def pending(
     workload: Object | None,
     events: Iterable[Object] = (),
     queued: Iterable[Object] = (),
-    namespace: str = "NAMESPACE",
+    place: Place = _CONTEXT_NAMESPACE,
 ) -> Pending:
     """Return why fewer than ``expected`` pods have started.
 
     ``events``: of the workload and its pods; ``queued``: the Workload objects of Kueue for it.
     """
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[tuple[str, str]]] = {}  # text → pods with it, and their nodes
     events = list(events)
     waiting = [pod for pod in pods if not has_started(pod)]
     for pod in waiting:
-        reasons.setdefault(_pod_reason(pod, events), []).append(name(pod))
+        reasons.setdefault(_pod_reason(pod, events), []).append((name(pod), node(pod)))
     if len(pods) < expected:
         reasons.setdefault(_reason_without_pods(workload, events, queued), [])
-    texts = sorted(reasons, key=lambda text: not _message(text))  # those with a known meaning first
-    match = _message(texts[0]) if texts else None
-    parts = [f"{_subject(reasons[text], expected - len(pods))}: {text}" for text in texts]
-    meaning = f"{match.meaning}. " if match else ""
-    command = match.first_command if match else "kubectl describe pod -n {namespace} {pod}"
-    pod_name = (reasons[texts[0]] if texts else []) or [name(each) for each in waiting] or ["POD"]
+    texts = sorted(reasons, key=lambda text: not find_start_cause(text))  # those with a known cause first
+    match = find_start_cause(texts[0]) if texts else None
+    parts = [f"{_subject([pod for pod, _ in reasons[text]], expected - len(pods))}: {text}" for text in texts]
+    failures = job_failures({text: reasons[text] for text in texts}, place)
+    pod_name = [name(each) for each in waiting] or ["POD"]
     return Pending(
-        reason=meaning + "; ".join(parts),
-        permanent=any(message.permanent for text in texts if (message := _message(text))),
-        first_command=command.replace("{namespace}", namespace).replace("{pod}", pod_name[0]),
+        reason=(f"{match.title}. " if match else "") + "; ".join(parts),
+        permanent=any(cause.message.permanent for text in texts if (cause := find_start_cause(text))),
+        first_command=failures[0].first_command if failures else place.filled(_DESCRIBE, pod_name[0]),
+        failures=failures,
     )
 
 
@@ -127,6 +106,17 @@ def end_reason(pods: Iterable[Object], expected: int, workload: Object | None) -
     if 0 < succeeded < expected:
         sentences.append(f"{succeeded} of {expected} pods succeeded")
     return ". ".join(filter(None, [*sentences, and_more(ends, _MAX_NAMED, "; ")]))
+
+
+def end_failures(pods: Iterable[Object], workload: Object | None, place: Place) -> tuple[JobFailure, ...]:
+    """Return the known causes why a job failed: of its pods, or if they give none, of the workload."""
+    texts: dict[str, list[tuple[str, str]]] = {}
+    for pod in pods:
+        if text := pod_end(pod):
+            texts.setdefault(text, []).append((name(pod), node(pod)))
+    failed = condition(workload, "Failed", "FailureTarget") if workload else None
+    text = f"{failed.get('reason', '')}: {failed.get('message', '')}" if failed else ""
+    return job_failures(texts, place) or job_failures({text: ()}, place)
 
 
 def pod_end(pod: Object) -> str:
@@ -224,10 +214,6 @@ def _warnings(events: Sequence[Object], prefix: str) -> list[str]:
 
 def _subject(pods: Sequence[str], missing: int) -> str:
     return and_more(list(pods), _MAX_NAMED) if pods else plural(missing, "pod")
-
-
-def _message(text: str) -> PodMessage | None:
-    return next((each for each in messages().pending if re.search(each.pattern, text)), None)
 
 
 def _container_statuses(pod: Object) -> list[Object]:

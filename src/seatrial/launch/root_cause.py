@@ -20,7 +20,7 @@ from typing import NamedTuple
 from seatrial.discover.file_readers import parse_id_list
 from seatrial.launch.base import NodeShortage
 from seatrial.launch.rank_status import Rank
-from seatrial.model import Job, MissingNode
+from seatrial.model import Job, JobFailure, MissingNode
 from seatrial.util.failures import TERMINATED_CODES, Failure, exit_hint, exit_reason, first_failure, killed
 from seatrial.util.input_files import open_file, read_json
 from seatrial.util.text import and_more
@@ -61,7 +61,7 @@ class RootCause:
     """``subject``: the rank, node or launcher at fault. ``rank``: its number; None unless it is exactly one rank.
 
     ``shortage``: the nodes that the job lost or did not get, if these are the cause. ``preflight``: the nodes do not
-    have what the trial needs, so that no check started.
+    have what the trial needs, so that no check started. ``failures``: known causes why the job did not start.
     """
 
     subject: str
@@ -69,6 +69,7 @@ class RootCause:
     rank: int | None
     shortage: NodeShortage | None = None
     preflight: bool = False
+    failures: tuple[JobFailure, ...] = ()
 
 
 class _ReportedError(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Protocol
 from seatrial.checks.base import Check
 from seatrial.config.schema import Limits
 from seatrial.launch import hang, root_cause
-from seatrial.launch.base import Allocation, Launcher, StartedJob, WaitState
+from seatrial.launch.base import Allocation, JobRefused, Launcher, StartedJob, WaitState
 from seatrial.launch.rank_status import Rank, read_ranks
 from seatrial.launch.root_cause import RootCause
 from seatrial.model import CLUSTER, Job, JobResult, JobState, Measurement, Scope, SeatrialError
@@ -126,7 +126,8 @@ class _Attempt:
             running = launcher.start(rendered, self.folder)
         except SeatrialError as refusal:
             lost = f"; submitted without {job.exclude}, lost in an earlier job" if job.exclude else ""
-            refused = RootCause(f"launcher {launcher.name}", f"{refusal}{lost}", None)
+            known = refusal.failures if isinstance(refusal, JobRefused) else ()
+            refused = RootCause(f"launcher {launcher.name}", f"{refusal}{lost}", None, failures=known)
             end = AttemptEnd(JobState.FAILED, root_cause.node_error(job, self.folder) or refused, 0.0)
         else:
             end = self._watch_and_stop(running)
@@ -144,6 +145,7 @@ class _Attempt:
             nodelist=end.allocation.nodes,
             images=end.allocation.images,
             missing_nodes=end.root_cause.shortage.missing if end.root_cause and end.root_cause.shortage else (),
+            failures=(end.root_cause.failures or end.allocation.failures) if end.root_cause else (),
         )
         return end, result
 
@@ -277,7 +279,9 @@ class _Attempt:
             lost = root_cause.lost_nodes(self.job, silent, running.node_state, running.show_node_command)
             return replace(lost, cause=f"{waiting.reason}; {lost.cause}")
         names = [node.name for node in waiting.shortage.missing] if waiting.shortage else []
-        return RootCause(and_more(names, _MAX_NAMED) or "the queue", waiting.reason, None, waiting.shortage)
+        names = names or list(dict.fromkeys(node for each in waiting.failures for node in each.nodes))
+        subject = and_more(names, _MAX_NAMED) or "the queue"
+        return RootCause(subject, waiting.reason, None, waiting.shortage, failures=waiting.failures)
 
     def _read_all(self) -> None:
         for measurement in (measured for rank in self.ranks for measured in rank.read()):

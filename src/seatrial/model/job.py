@@ -122,6 +122,19 @@ class JobState(StrEnum):
     REFUSED = "REFUSED"  # a node does not meet the requirements of the trial; no check of the job started
 
 
+class JobFailure(Frozen):
+    """A known cause, by its id in data/causes, why a job did not start or failed on ``nodes``; empty: no certain one.
+
+    ``name``: of the object at fault, such as the image; ``message``: as the scheduler gives it.
+    """
+
+    cause: str
+    name: str = ""
+    message: str
+    nodes: tuple[str, ...] = ()
+    first_command: str
+
+
 class JobResult(Frozen):
     """The result of one attempt at a job; ``failed_subject`` is the rank or node at fault, ``cause`` the reason."""
 
@@ -138,6 +151,7 @@ class JobResult(Frozen):
     nodelist: str = Field(default="", description="nodes it ran on, in the scheduler's notation: n[1-4]")
     images: tuple[str, ...] = Field(default=(), description="images that its pods ran, by digest, from Kubernetes")
     missing_nodes: tuple[MissingNode, ...] = Field(default=(), description="nodes that it could not get, or lost")
+    failures: tuple[JobFailure, ...] = Field(default=(), description="known causes why it did not start, or failed")
 
 
 class Machine(Frozen):

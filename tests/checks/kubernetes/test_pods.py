@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from seatrial.checks.kubernetes import _probe_pods
 from seatrial.checks.kubernetes.pods import CHECK
 from seatrial.discover.pod_probe import peers
 from seatrial.model import Outcome
+from seatrial.util.processes import CommandResult
 from tests.checks.kubernetes.fake_cluster import KubernetesRunner, Object
 from tests.fakes.slurm import judge, run_check
 
@@ -146,6 +148,9 @@ def test_image_that_one_node_cannot_pull(probes: Probes) -> None:
     (state,) = facts["not_started"].values()
     assert state.endswith(f"ImagePullBackOff: {message}")
     assert facts["unresolved"] == {}  # the pod that did not start has no name
+    (failure,) = facts["job_failures"]
+    assert (failure["cause"], failure["nodes"]) == ("kubernetes_image_pull", ["gpu1"])
+    assert failure["first_command"].startswith("kubectl describe pod -n team seatrial-probe-")
 
 
 def test_pod_without_a_node(probes: Probes) -> None:
@@ -179,6 +184,22 @@ def test_no_pod_at_all(probes: Probes) -> None:
     assert bad.pop("pods_missing") is FAIL
     assert set(bad.values()) == {ERROR}
     assert fact(probes, "warnings") == [message]
+    (failure,) = fact(probes, "job_failures")
+    assert (failure["cause"], failure["name"], failure["nodes"]) == ("kubernetes_quota", "team", [])
+
+
+def test_refused_probe_job_is_a_known_failure(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = probes.cluster.run_command
+    text = 'Error from server (Forbidden): jobs.batch is forbidden: User "ada" cannot create resource "jobs"'
+
+    def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
+        return CommandResult(1, "", text) if "create" in argv else answer(argv, timeout_s)
+
+    monkeypatch.setattr(probes.cluster, "run_command", run_command)
+    (failure,) = fact(probes, "job_failures")
+    assert failure["cause"] == "kubernetes_forbidden"
+    assert failure["message"] in (probes.measure().error or "")
+    assert probes.cluster.deleted == []  # nothing was created; the user may not delete either
 
 
 def test_pull_time(probes: Probes) -> None:

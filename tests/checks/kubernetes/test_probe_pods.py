@@ -50,6 +50,12 @@ def test_the_job_has_the_pods_of_the_trial_and_ends_by_itself() -> None:
     assert not re.search(r"(?<!\$)(\$\$)*\$\(", script)
 
 
+def test_probe_pods_use_the_mirror_of_the_trial() -> None:
+    settings = Kubernetes(image="registry.example/seatrial:1", registry="mirror.example:5000/cache")
+    (container,) = probe_job(settings, "seatrial-probe-1", 4, 8, 600)["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "mirror.example:5000/cache/seatrial:1"
+
+
 def test_objects_are_deleted(runner: KubernetesRunner) -> None:
     runner.measure()
     job, service = runner.cluster.created
@@ -91,6 +97,21 @@ def test_pods_that_never_start_are_given_up(runner: KubernetesRunner) -> None:
     measurement = runner.measure(wait_s=100)
     assert 100 < runner.cluster.now < 110
     assert {metric.name: metric.value for metric in measurement.metrics} == {"pods_started": 0, "pods_missing": 4}
+
+
+def test_pods_that_do_not_end_are_an_error_with_the_command_that_deletes_them(
+    runner: KubernetesRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = runner.cluster.run_command
+
+    def run_command(argv: Sequence[str], timeout_s: float) -> CommandResult:
+        runner.cluster.terminating = 9
+        return answer(argv, timeout_s)
+
+    monkeypatch.setattr(runner.cluster, "run_command", run_command)
+    error = runner.measure(wait_s=1).error or ""
+    assert "probe pods may still use GPUs. Run first: kubectl --namespace=team delete jobs --selector=" in error
+    assert runner.cluster.now == pytest.approx(1 + 90, abs=5)
 
 
 def test_garbage_from_kubectl_create(runner: KubernetesRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,33 +104,48 @@ class ProbePods:
         return tuple(event for event in events if event.involved_object.name.startswith(self.name))
 
     def delete(self) -> None:
-        """Delete the Job, and wait until its pods have ended, since they have the GPUs. Raises KubectlError."""
+        """Delete the Job, and wait until its pods have ended, since they have the GPUs. Raises KubectlError.
+
+        `kubectl delete` would wait by a watch, for which the user needs a further right.
+        """
         from seatrial.discover.kubectl import KubectlError
 
-        arguments = ("jobs", self.selector, "--cascade=foreground", f"--timeout={_DELETE_TIMEOUT_S}s")
+        command = self.kubectl.command_text("delete", "jobs", self.selector)
         try:
-            self.kubectl.run("delete", *arguments, timeout_s=_DELETE_TIMEOUT_S + 30)
+            self.kubectl.run("delete", "jobs", self.selector, "--cascade=foreground", "--wait=false")
+            deadline = time.monotonic() + _DELETE_TIMEOUT_S
+            while left := self.kubectl.get("jobs,pods", self.selector):
+                if time.monotonic() > deadline:
+                    raise KubectlError(f"{len(left)} objects still exist {_DELETE_TIMEOUT_S} s after their deletion")
+                time.sleep(POLL_S)
         except KubectlError as error:
-            command = self.kubectl.command_text("delete", "jobs", self.selector)
             raise KubectlError(f"probe pods may still use GPUs. Run first: {command}. {error}", error.reason) from None
 
 
 @contextmanager
 def open_probe_pods(context: Context, options: ProbeOptions) -> Iterator[ProbePods]:
     """Yield the probe pods of ``expected_nodes`` nodes and delete them on exit. Raises KubectlError."""
+    from seatrial.discover.kubectl import ApiUnavailable, KubectlError
+
     settings, name_file = options.settings(), context.artifacts_dir / _NAME_FILE
     name = f"seatrial-probe-{uuid.uuid4().hex[:8]}"
     pods = ProbePods(kubectl(settings), name, context.expected_nodes, options.wait_s, context.progress)
     if name_file.exists():  # an earlier attempt was killed, or could not delete its Job
         replace(pods, name=name_file.read_text(encoding="utf-8")).delete()
     atomic_write(name_file, name.encode())
+    manifest = probe_job(settings, name, context.expected_nodes, context.expected_gpus, options.wait_s)
+    is_refused = False
     try:
-        manifest = probe_job(settings, name, context.expected_nodes, context.expected_gpus, options.wait_s)
-        job = _create(pods.kubectl, manifest, context.artifacts_dir)
+        try:
+            job = _create(pods.kubectl, manifest, context.artifacts_dir)
+        except KubectlError as error:
+            is_refused = bool(error.reason) and not isinstance(error, ApiUnavailable)  # no Job exists
+            raise
         _create(pods.kubectl, _service(settings, name, job["metadata"]["uid"]), context.artifacts_dir)
         yield pods
     finally:
-        pods.delete()
+        if not is_refused:
+            pods.delete()
         name_file.unlink()
 
 

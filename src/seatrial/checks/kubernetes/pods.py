@@ -11,7 +11,8 @@ from seatrial.checks.base import Check, Context, RuleFact, facts, metrics
 from seatrial.checks.kubernetes._cluster import requested_devices
 from seatrial.checks.kubernetes._probe_pods import ProbeOptions, ProbePods, open_probe_pods
 from seatrial.config.kubernetes import GPU_RESOURCE
-from seatrial.config.kubernetes_pod import container_name
+from seatrial.config.kubernetes_pod import container_name, image
+from seatrial.discover.kubernetes_messages import Place, job_failures
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope, SeatrialError
 from seatrial.util.text import and_more
 
@@ -126,12 +127,26 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
 
     Raises NotApplicable with another launcher, KubectlError if the pods cannot be created.
     """
-    devices = requested_devices(context, options.settings())
+    from seatrial.discover.kubectl import KubectlError
+
+    devices, settings = requested_devices(context, options.settings()), options.settings()
+    place = Place(settings.namespace or "", settings.context, image(settings))
     yield from facts({"gpus_expected": "yes" if context.expected_gpus else "no"})
+    try:
+        yield from _probe_metrics(context, options, devices, place)
+    except KubectlError as error:
+        if failures := job_failures({str(error): ()}, place):
+            yield from facts({"job_failures": [failure.model_dump(mode="json") for failure in failures]})
+        raise
+
+
+def _probe_metrics(
+    context: Context, options: ProbeOptions, devices: Mapping[str, int], place: Place
+) -> Iterator[Observation]:
     with open_probe_pods(context, options) as probes:
         pods = probes.wait_for_start()
         started = [pod for pod in pods if pod.started]
-        yield from _start_metrics(probes, pods)
+        yield from _start_metrics(probes, pods, place)
         yield from _image_metrics(pods, container_name(options.settings()))
         containers = probes.wait_for_results(len(started)) if started else {}
         results = [(pod, containers[pod.metadata.name]) for pod in started if pod.metadata.name in containers]
@@ -147,19 +162,25 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
         )
 
 
-def _start_metrics(probes: ProbePods, pods: Sequence[Pod]) -> Iterator[Observation]:
+def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iterator[Observation]:
     """Yield which pods have started, the seconds from creation to start, and those of the image pulls."""
     started = sum(pod.started for pod in pods)
     nodes = {pod.metadata.name: pod.spec.node_name for pod in pods}
     events, error = _events(probes)
     not_started = {pod.metadata.name: str(pod) for pod in pods if not pod.started}
     warnings = dict.fromkeys(event.message for event in events if event.type == "Warning")
+    named = next((pod.metadata.namespace for pod in pods if pod.metadata.namespace), "")
+    place = place._replace(namespace=place.namespace or named)
+    messages = {str(pod): [(pod.metadata.name, pod.spec.node_name)] for pod in pods if not pod.started}
+    # an event only where no pod names a reason: it may be of an attempt that was repeated
+    failures = job_failures(messages, place) or job_failures(dict.fromkeys(warnings, ()), place)
     yield from facts(
         {
             "nodes": nodes,
             "not_started": not_started,
             "warnings": [*warnings][:8],
             "events_unreadable": error,
+            "job_failures": [failure.model_dump(mode="json") for failure in failures] if started < probes.count else [],
         }
     )
     yield from metrics(METRICS, {"pods_started": started, "pods_missing": max(0, probes.count - started)})
@@ -278,6 +299,7 @@ CHECK = Check(
     scope=Scope.CONTROL,
     metrics=METRICS,
     rules=RULES,
+    fact_roles={"job_failures": "job_failures"},
     rule_facts={
         "gpus_expected": RuleFact(reason="cluster.gpus_per_node is 0 or not set"),
         "pulls_compared": RuleFact(),

@@ -1,0 +1,89 @@
+"""Messages of Kubernetes about pods that do not start → known causes, from data/causes/kubernetes_jobs.yaml. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from seatrial.model import Frozen, JobFailure
+from seatrial.util import data_files
+
+_FILE = "causes/kubernetes_jobs.yaml"
+
+
+class Message(Frozen):
+    """A message by its ``pattern``; ``name``: of an object that it names; ``permanent``: waiting will not help."""
+
+    pattern: str = Field(min_length=1)
+    name: str = ""
+    permanent: bool = False
+    source: str = Field(min_length=1)
+    example: str = Field(min_length=1)
+
+
+class StartCause(NamedTuple):
+    """Why pods do not start: the id and title of the cause, its message, and the first command with {placeholders}."""
+
+    id: str
+    title: str
+    message: Message
+    first_command: str
+
+
+@cache
+def start_causes() -> tuple[StartCause, ...]:
+    """Return the causes that ship with seatrial, in the order in which their patterns are tried."""
+    rows: list[dict[str, Any]] = data_files.read(_FILE)
+    return tuple(
+        StartCause(row["id"], row["title"], Message.model_validate(row["message"]), row["first_command"])
+        for row in rows
+    )
+
+
+def find_start_cause(text: str) -> StartCause | None:
+    """Return the first cause whose message is in ``text``; None for an unknown text."""
+    return next((each for each in start_causes() if re.search(each.message.pattern, text)), None)
+
+
+class Place(NamedTuple):
+    """Where pods are created: the namespace (empty: of the context), the context or None, and the image of the pods."""
+
+    namespace: str
+    context: str | None = None
+    image: str = ""
+
+    def filled(self, command: str, pod: str) -> str:
+        """Return a first command with namespace and context, about this pod."""
+        options = f"kubectl --context={shlex.quote(self.context)} " if self.context else "kubectl "
+        namespace = f" -n {self.namespace}" if self.namespace else ""
+        filled = command.replace(" -n {namespace}", namespace).replace("{pod}", pod)
+        return filled.replace("kubectl ", options)
+
+
+def job_failures(texts: Mapping[str, Sequence[tuple[str, str]]], place: Place) -> tuple[JobFailure, ...]:
+    """Return one failure for each known cause. ``texts``: message → name and node (or "") of the pods with it."""
+    failures: dict[str, JobFailure] = {}
+    for text, pods in texts.items():
+        cause = find_start_cause(text)
+        if cause is None:
+            continue
+        nodes = tuple(dict.fromkeys(node for _, node in pods if node))
+        if cause.id in failures:
+            earlier = failures[cause.id]
+            nodes = tuple(dict.fromkeys((*earlier.nodes, *nodes)))
+            failures[cause.id] = earlier.model_copy(update={"nodes": nodes})
+            continue
+        name = re.search(cause.message.name, f'{text} image "{place.image}"') if cause.message.name else None
+        failures[cause.id] = JobFailure(
+            cause=cause.id,
+            name=name[1] if name else "",
+            message=text,
+            nodes=nodes,
+            first_command=place.filled(cause.first_command, pods[0][0] if pods else "POD"),
+        )
+    return tuple(failures.values())

@@ -1,0 +1,68 @@
+"""Messages of Kubernetes about pods that do not start: their causes, and the failures of jobs made from them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from seatrial.discover.kubernetes_messages import Place, StartCause, find_start_cause, job_failures, start_causes
+
+IMAGE = (
+    'ImagePullBackOff: Back-off pulling image "registry.example/seatrial:9": ErrImagePull: failed to resolve reference '
+    '"registry.example/seatrial:9": registry.example/seatrial:9: not found'
+)
+PLACE = Place("ml", image="registry.example/seatrial:9")
+
+
+@pytest.mark.parametrize("cause", start_causes(), ids=lambda cause: cause.id)
+def test_example_of_each_message_is_of_its_cause(cause: StartCause) -> None:
+    found = find_start_cause(cause.message.example)
+    assert found is not None
+    assert found.id == cause.id
+
+
+@pytest.mark.parametrize("cause", start_causes(), ids=lambda cause: cause.id)
+def test_first_command_is_complete(cause: StartCause) -> None:
+    (failure,) = job_failures({cause.message.example: [("a-0-x", "node-a")]}, PLACE._replace(context="gpu"))
+    assert not re.search(r"[{}]|NAMESPACE|POD", failure.first_command)
+    assert "kubectl " in failure.first_command
+    assert failure.first_command.count("kubectl --context=gpu ") == failure.first_command.count("kubectl ")
+
+
+def test_command_without_a_namespace_is_for_that_of_the_context() -> None:
+    (failure,) = job_failures({IMAGE: [("a-0-x", "node-a")]}, Place(""))
+    assert failure.first_command.startswith("kubectl describe pod a-0-x || kubectl get events --field-selector ")
+
+
+def test_one_failure_per_cause_with_all_its_nodes() -> None:
+    texts = {
+        IMAGE: [("a-0-x", "node-a"), ("a-1-x", "node-b")],
+        f"a-2-x: {IMAGE}": [("a-2-x", "node-c")],
+        "starting on node-d": [("a-3-x", "node-d")],
+    }
+    (failure,) = job_failures(texts, PLACE)
+    assert (failure.cause, failure.name) == ("kubernetes_image_missing", "registry.example/seatrial:9")
+    assert failure.nodes == ("node-a", "node-b", "node-c")
+    assert failure.message == IMAGE
+    assert failure.first_command.startswith("kubectl describe pod -n ml a-0-x || ")
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "name"),
+    [
+        ("exceeded quota: gpus, requested: x", "kubernetes_quota", "gpus"),
+        ("ErrImagePull: initializing source: no such host", "kubernetes_image_pull", "registry.example/seatrial:9"),
+        ("0/1 nodes are available: 1 node(s) had untolerated taint {gpu: }.", "kubernetes_taint", "gpu"),
+        ("0/1 nodes are available: 1 node(s) had untolerated taint(s).", "kubernetes_taint", ""),
+        ('namespaces "ml" not found', "kubernetes_namespace_missing", "ml"),
+        ('persistentvolumeclaim "results" not found', "kubernetes_claim_missing", "results"),
+    ],
+)
+def test_name_of_the_object_at_fault(text: str, cause: str, name: str) -> None:
+    (failure,) = job_failures({text: ()}, PLACE)
+    assert (failure.cause, failure.name, failure.nodes) == (cause, name, ())
+
+
+def test_unknown_messages_are_no_failure() -> None:
+    assert job_failures({"starting on node-a": (), "": ()}, PLACE) == ()
