@@ -44,7 +44,7 @@ def test_the_first_finding_counts(findings: list[str], expected: list[str], pass
 
 
 def test_speed_is_measured_and_judged() -> None:
-    result = SPEED["run"](2**22)
+    result = SPEED["run"](2**22, SPEED["mixed_block"](2**22))
     assert result["megabytes"] == 4
     assert result["findings"] > 5
     good = {"megabytes": 1074, "cpu_seconds": 20.0, "megabytes_per_cpu_second": 53.7, "peak_memory_mb": 150}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from seatrial.diagnose import explain
+from seatrial.diagnose import explain, xid
 from seatrial.diagnose.signatures import search_lines, signatures
 from seatrial.util import data_files
 
@@ -67,3 +69,11 @@ def test_command_names_the_gpu() -> None:
         "nvidia-smi -q -d ECC,ROW_REMAPPER -i 0000:3b:00.0",
     )
     assert "{" not in finding.fix
+
+
+def test_other_numbers_are_those_that_are_not_defined() -> None:
+    defined = frozenset({"1", "13", "131", "7", "999999"})
+    pattern = re.compile(xid.other_numbers(defined))
+    numbers = [*map(str, range(3000)), "01", "000001", "131000", "999998", "999999"]
+    assert [each for each in numbers if not pattern.fullmatch(each)] == ["1", "7", "13", "131", "999999"]
+    assert not pattern.fullmatch("1234567")

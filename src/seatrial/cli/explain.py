@@ -6,9 +6,9 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from seatrial.diagnose.signatures import Match
 
 _POLL_S = 0.5
+_MAX_ERROR_LINES = 20
 
 
 def explain(
@@ -61,14 +62,32 @@ def explain(
     for message in (*logs.errors, *notes):
         print(f"seatrial: {clean(message)}", file=sys.stderr)
     findings = (*hangs, *failures)
-    if not findings and not notes and not logs.read_count:
+    if not findings and not notes and not logs.read:
         raise typer.Exit(EXIT_USAGE)
     if as_json:
         print_json([finding.model_dump(mode="json") for finding in findings])
     else:
         print_findings(findings, len(signatures()), stdout())
     if not findings:
+        _print_first_errors(logs, sys.stderr if as_json else sys.stdout)
         raise typer.Exit(EXIT_NOTHING_KNOWN)
+
+
+def _print_first_errors(logs: _Logs, file: TextIO) -> None:
+    """Print the first lines that look like errors; standard input and pipes cannot be read twice."""
+    from seatrial.diagnose.first_errors import first_errors
+    from seatrial.diagnose.log_files import open_log
+    from seatrial.report.text import clean
+
+    lines: list[tuple[str, str]] = []
+    for log, in_folder in logs.read:
+        if log.is_file() and len(lines) < _MAX_ERROR_LINES:
+            with suppress(UsageError, ValueError), open_log(log, in_folder) as (stream, name):
+                lines += first_errors(stream, name)
+    if lines:
+        print("Not known; the first errors are:", file=file)
+    for source, text in lines[:_MAX_ERROR_LINES]:
+        print(f"  {clean(source)}: {clean(text)}", file=file)
 
 
 class _Logs:
@@ -78,7 +97,7 @@ class _Logs:
         self.errors: list[str] = []
         self.binary: list[str] = []
         self.dumps: dict[Path, None] = {}  # of torch's flight recorder
-        self.read_count = 0
+        self.read: list[tuple[Path, bool]] = []  # and whether the log is of a folder
 
     def matches(self, path: Path) -> Iterator[Match]:
         """The failures in a log, or in the logs of a folder."""
@@ -94,7 +113,7 @@ class _Logs:
             try:
                 with open_log(log, in_folder) as (stream, name):
                     yield from search(stream, name)
-                self.read_count += 1
+                self.read.append((log, in_folder))
             except BinaryFileError as error:
                 self.binary.append(str(error))
             except (UsageError, ValueError) as error:

@@ -27,7 +27,7 @@ _CONTEXT_BYTES = 200
 # Lines with the literals of a pattern that do not match it: beyond them compiling the pattern takes less time
 _MAX_REJECTED = 5000
 # Events of signatures that literals no longer decide: beyond them a database without these signatures takes less time
-_MAX_IGNORED = 500_000
+_MAX_IGNORED = 2_000_000
 
 
 def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +25,9 @@ _TOKEN = re.compile(r"\{(\d+),\d+\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]")
 # A shorter literal occurs in many lines without a failure: the pattern's other literals are searched with it
 _RARE_LENGTH = 7
 _MAX_STRINGS = 32
+# More signatures than this with one expression: all literals of their patterns are searched in sequence, since each
+# line with a shared literal is a candidate of all of them (221 signatures begin with "NVRM: Xid (")
+_MAX_SHARED = 8
 _REPEATS = (_parser.MAX_REPEAT, _parser.MIN_REPEAT, _parser.POSSESSIVE_REPEAT)
 _ZERO_WIDTH = (_parser.AT, _parser.ASSERT, _parser.ASSERT_NOT)
 
@@ -36,12 +40,12 @@ def compile_patterns(signatures: Mapping[int, Signature], *, by_literals: bool =
     """
     import hyperscan  # not needed to run a trial without failures
 
-    expressions: list[bytes] = []
-    ids: list[int] = []
-    for number, signature in signatures.items():
-        searched = candidate_expressions(signature.pattern) if by_literals else [_whole(signature.pattern)]
-        expressions += searched
-        ids += [number] * len(searched)
+    if by_literals:
+        searched = distinct_expressions(signatures)
+    else:
+        searched = {number: [_whole(signature.pattern)] for number, signature in signatures.items()}
+    expressions = [expression for each in searched.values() for expression in each]
+    ids = [number for number, each in searched.items() for _ in each]
     # prefilter: lookarounds match too much here
     flags = hyperscan.HS_FLAG_MULTILINE | hyperscan.HS_FLAG_PREFILTER | (by_literals and hyperscan.HS_FLAG_CASELESS)
     database = hyperscan.Database()
@@ -66,12 +70,26 @@ def literal_database(signatures: Mapping[int, Signature]) -> Any:
     return database
 
 
-def candidate_expressions(pattern: str) -> list[bytes]:
+def distinct_expressions(signatures: Mapping[int, Signature]) -> dict[int, list[bytes]]:
+    """``candidate_expressions`` by number; in sequence for an expression that more than _MAX_SHARED signatures have."""
+    searched = {number: candidate_expressions(signature.pattern) for number, signature in signatures.items()}
+    shared = Counter(expression for expressions in searched.values() for expression in expressions)
+    return {
+        number: candidate_expressions(signatures[number].pattern, in_sequence=True)
+        if max(map(shared.__getitem__, expressions)) > _MAX_SHARED
+        else expressions
+        for number, expressions in searched.items()
+    }
+
+
+def candidate_expressions(pattern: str, *, in_sequence: bool = False) -> list[bytes]:
     """Expressions for hyperscan, without distinction of case; each line that matches ``pattern`` matches one of them.
 
     They are literals, or literals with any text between; the pattern itself if it requires no literal.
+    ``in_sequence``: all literals of the pattern, also if the longest is rare.
     """
-    literals = _required(_parser.parse(pattern, re.MULTILINE | re.ASCII)).literals
+    required = _required(_parser.parse(pattern, re.MULTILINE | re.ASCII))
+    literals = _in_sequence(required.parts) if in_sequence and required.parts else required.literals
     return sorted(each.encode() for each in literals.expressions) if literals.length else [_whole(pattern)]
 
 
@@ -104,10 +122,14 @@ class _Literals(NamedTuple):
 
 
 class _Required(NamedTuple):
-    """``strings``: all strings that a part of a pattern matches, None if too many; and its required literals."""
+    """``strings``: all strings that a part of a pattern matches, None if too many; and its required literals.
+
+    ``parts``: all that a sequence requires, in its order.
+    """
 
     strings: set[str] | None
     literals: _Literals
+    parts: tuple[_Literals, ...] = ()
 
 
 _NOTHING = _Required(None, _Literals(0, set()))
@@ -122,7 +144,7 @@ def _required(nodes: Iterable[tuple[Any, Any]]) -> _Required:
         if operation is _parser.LITERAL and argument < 128:
             run = {before + chr(argument).lower() for before in run}
             continue
-        strings, literals = _required_by_operation(operation, argument)
+        strings, literals, _ = _required_by_operation(operation, argument)
         if strings is not None and len(run) * len(strings) <= _MAX_STRINGS:
             run = {before + after for before in run for after in strings}
             continue
@@ -135,16 +157,19 @@ def _required(nodes: Iterable[tuple[Any, Any]]) -> _Required:
             run = {""}
     parts.append(_as_literals(run))
     literals = max(parts, key=lambda each: each.length)
+    sequence = tuple(each for each in parts if each.length)
     if literals.length < _RARE_LENGTH:
         literals = _in_sequence([each for each in parts if each.length >= min(2, literals.length)])
-    return _Required(run if is_complete else None, literals)
+    return _Required(run if is_complete else None, literals, sequence)
 
 
 def _as_literals(strings: set[str]) -> _Literals:
-    return _Literals(min(map(len, strings)), {re.escape(string) for string in strings})
+    """The strings without those that begin with another one, since hyperscan reports each of them."""
+    shortest = {each for each in strings if not any(each[:end] in strings for end in range(1, len(each)))}
+    return _Literals(min(map(len, strings)), {re.escape(string) for string in shortest})
 
 
-def _in_sequence(parts: list[_Literals]) -> _Literals:
+def _in_sequence(parts: Sequence[_Literals]) -> _Literals:
     """The parts in their order, with any text between them."""
     if len(parts) == 1:
         return parts[0]

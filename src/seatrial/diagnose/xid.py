@@ -13,6 +13,7 @@ from seatrial.util import data_files
 _XID = r"NVRM: Xid \((?:PCI:)?(?P<bdf>[0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): "
 _EXAMPLE = "NVRM: Xid (PCI:0000:3b:00): "
 _WORD_BITS = 32
+_MAX_DIGITS = 6
 FILES = ("xid_catalog.yaml", "xid_policy.yaml")
 
 
@@ -31,8 +32,26 @@ def xid_rows() -> Iterator[Row]:
         yield generated | policy["xids"].get(fact["xid"], {})
         for identifier, group in errors.items():
             yield _nvlink_row(identifier, group, policy, catalog["source"])
-    defined = "|".join(str(fact["xid"]) for fact in catalog["xids"])
-    yield policy["other"] | {"id": "xid.other", "pattern": rf"{_XID}(?!(?:{defined}),)\d{{1,6}},"}
+    defined = frozenset(str(fact["xid"]) for fact in catalog["xids"])
+    yield policy["other"] | {"id": "xid.other", "pattern": rf"{_XID}{other_numbers(defined)},"}
+
+
+def other_numbers(defined: frozenset[str], prefix: str = "") -> str:
+    """The pattern of numbers with up to _MAX_DIGITS digits that are not in ``defined``, without their ``prefix``.
+
+    It has no lookahead, which hyperscan ignores: each line of a defined Xid would be a candidate.
+    """
+    free, branches = "", []
+    for digit in "0123456789":
+        number = prefix + digit
+        if not any(each.startswith(number) for each in defined):
+            free += digit
+            continue
+        rest = other_numbers(defined, number) if len(number) < _MAX_DIGITS else "(?!)"
+        branches.append(f"{digit}{rest}{'' if number in defined else '?'}")
+    if free:
+        branches.append(rf"[{free}]\d{{0,{_MAX_DIGITS - len(prefix) - 1}}}")
+    return f"(?:{'|'.join(branches)})"
 
 
 def _xid_row(fact: Row, policy: Mapping[str, Any], source: str) -> Row:
