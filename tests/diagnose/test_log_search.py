@@ -123,22 +123,6 @@ def test_findings_are_ordered_by_time_across_logs() -> None:
     assert [finding.source for finding in explain(matches)] == ["early:2", "late:3"]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "broad_is_first"),
-    [("", "", False), ("[rank1]: ", "[rank1]: ", False), ("[rank1]: ", "", False), ("[rank1]: ", "[rank0]: ", True)],
-)
-def test_a_broad_signature_comes_after_a_specific_one_of_the_same_rank(
-    first: str, second: str, broad_is_first: bool
-) -> None:
-    broad = next(each for each in signatures() if each.broad and each.role == "root")
-    log = f"{first}{broad.examples[0]}\n{second}{OOM.decode()}\n".encode()
-    assert {found_id for found_id, _ in found(log)} == {broad.id, "cuda.out_of_memory"}
-    findings = explain(search(io.BytesIO(log), "x"))
-    assert (findings[0].signature == broad.id) is broad_is_first
-    apart = [*search(io.BytesIO(broad.examples[0].encode()), "x"), *search(io.BytesIO(OOM), "y")]
-    assert explain(apart)[0].signature == broad.id, "of another log"
-
-
 def test_a_failure_of_many_logs_is_one_finding() -> None:
     matches = [match for number in range(8) for match in search(io.BytesIO(OOM), f"rank{number}.log")]
     (finding,) = explain(matches)

@@ -145,27 +145,12 @@ def ordered_matches(matches: Iterable[Match]) -> tuple[Match, ...]:
     """The roots of failures, or the cascade if there is no root: the earliest match of each signature.
 
     They are ordered by time and, at the same time, by rank. Lines without a time come last, in the order of the logs.
-    A broad signature comes after the specific ones if one of them is in its log and not on another rank.
     """
     ordered = sorted(_matches_to_report(matches), key=_order)
     first_of_each: dict[str, Match] = {}
     for match in ordered:
         first_of_each.setdefault(match.signature.id, match)
-    specific = {_origin(match) for match in ordered if not match.signature.broad}
-    return tuple(sorted(first_of_each.values(), key=lambda match: _is_after_specific(match, specific)))
-
-
-def _is_after_specific(match: Match, specific: set[tuple[str, int | None]]) -> bool:
-    """Whether ``match`` is broad, and a log and rank in ``specific`` are its own; an unknown rank may be any."""
-    log, rank = _origin(match)
-    return match.signature.broad and any(
-        log == other_log and (rank is None or other in (rank, None)) for other_log, other in specific
-    )
-
-
-def _origin(match: Match) -> tuple[str, int | None]:
-    """The log of a match and the rank that wrote the line."""
-    return match.source.rpartition(":")[0], line_rank(match.line, match.source)
+    return tuple(first_of_each.values())
 
 
 def _order(match: Match) -> tuple[float, float]:

@@ -17,8 +17,6 @@ from seatrial.model.trial import Action
 Row = dict[str, Any]  # the fields of a signature, as they are in a file
 # Patterns are applied to this many bytes of a line, since logs may contain lines of any length
 MAX_LINE = 4096
-# Signatures of whole classes of errors, which other failures cause too
-_BROAD = ("network.ssh", "network.sssd", "slurmctld.configuration", "python.*", "exception.*")
 Role = Literal["root", "general", "cascade", "confirmation", "advice"]
 
 
@@ -52,11 +50,6 @@ class Signature(Frozen):
     def matches(self, line: str) -> bool:
         """Whether the pattern occurs in ``line``."""
         return self._regex.search(line[:MAX_LINE]) is not None
-
-    @property
-    def broad(self) -> bool:
-        """Whether a specific signature of the same log is more likely the cause."""
-        return any(fnmatchcase(self.id, pattern) for pattern in _BROAD)
 
     def confirms_signature(self, identifier: str) -> bool:
         """Whether this confirmation supports the signature with this id."""
