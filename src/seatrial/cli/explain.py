@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -82,8 +82,11 @@ def _print_first_errors(logs: _Logs, file: TextIO) -> None:
     lines: list[tuple[str, str]] = []
     for log, in_folder in logs.read:
         if log.is_file() and len(lines) < _MAX_ERROR_LINES:
-            with suppress(UsageError, ValueError), open_log(log, in_folder) as (stream, name):
-                lines += first_errors(stream, name)
+            try:
+                with open_log(log, in_folder) as (stream, name):
+                    lines += first_errors(stream, name)
+            except (OSError, UsageError, ValueError) as error:
+                print(f"seatrial: {clean(str(error))}", file=sys.stderr)
     if lines:
         print("Not known; the first errors are:", file=file)
     for source, text in lines[:_MAX_ERROR_LINES]:
