@@ -27,8 +27,9 @@ UNEVEN = ("node0", "node0", "node0", "node1")
 ONE = ("node0",) * 4
 PAIRS, RAILS, SCALING = (check.CHECK.name for check in (collectives_pairs, rails, scaling))
 EACH_NODE, SEARCH, ONE_GPU = each_node.CHECK.name, localization.CHECK.name, one_gpu.CHECK.name
-SHORT_OPTIONS = {"size": "64KiB", "seconds": 0.1}
-SEARCH_OPTIONS = {"size": "1MiB", "seconds": 0.1}
+SHORT_OPTIONS = {"size": "64KiB", "seconds": 0.02}  # transfers use the cores for all of these seconds
+LATE_OPTIONS = {"size": "64KiB", "seconds": 0.1}  # where times are compared
+SEARCH_OPTIONS = {"size": "1MiB", "seconds": 0.02}
 BOTH = {"sizes": ["4B", "8B", "64KiB"], "in_place": "both", "dtype": "bfloat16", "seconds_per_size": 0.05}
 
 
@@ -38,8 +39,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "pairs": Scenario(PAIRS, FOUR, SHORT_OPTIONS),
         "one_round": Scenario(PAIRS, FOUR, {**SHORT_OPTIONS, "rounds": 1}),
         "two_nodes": Scenario(PAIRS, TWO, SHORT_OPTIONS),
-        "late_node": Scenario(PAIRS, FOUR, SHORT_OPTIONS, faults=("late",)),
-        "late_path": Scenario(PAIRS, FOUR, {**SHORT_OPTIONS, "retry": 1}, faults=("late_between_one_and_two",)),
+        "late_node": Scenario(PAIRS, FOUR, LATE_OPTIONS, faults=("late",)),
+        "late_path": Scenario(PAIRS, FOUR, {**LATE_OPTIONS, "retry": 1}, faults=("late_between_one_and_two",)),
         "corrupt": Scenario(PAIRS, FOUR, SHORT_OPTIONS, faults=("corrupt",)),
         "rails": Scenario(RAILS, TWO, SHORT_OPTIONS),
         "scaling": Scenario(SCALING, FOUR, SHORT_OPTIONS),
@@ -53,7 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "one_gpu_wrong_data": Scenario(ONE_GPU, TWO, faults=("wrong_sums",)),
         "one_rank_per_node": Scenario(EACH_NODE, FOUR, SHORT_OPTIONS),
         "in_place_variant": Scenario("collectives.all_gather", ONE, BOTH),
-        "search_late_node": Scenario(SEARCH, FOUR, SEARCH_OPTIONS, faults=("late",)),
+        "search_late_node": Scenario(SEARCH, FOUR, {**SEARCH_OPTIONS, "seconds": 0.1}, faults=("late",)),
         "search_corrupt": Scenario(SEARCH, FOUR, SEARCH_OPTIONS, faults=("corrupt",)),
         "search_two_nodes": Scenario(SEARCH, TWO, SEARCH_OPTIONS),
         "search_one_node": Scenario(SEARCH, ONE),
