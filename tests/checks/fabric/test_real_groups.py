@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from seatrial.bench.collectives import AllocationError, Timings
-from seatrial.bench.data_check import Mismatch
-from seatrial.bench.subgroups import GroupResult
 from seatrial.checks import catalog
-from seatrial.checks.fabric import _results, each_node, localization, one_gpu, rails, scaling
+from seatrial.checks.fabric import each_node, localization, one_gpu, rails, scaling
 from seatrial.checks.fabric import pairs as collectives_pairs
 from seatrial.diagnose.localize import localize
 from seatrial.diagnose.slow_nodes import localization_findings
 from seatrial.judge.rules import judge_check
-from seatrial.model import Fact, Finding, Measurement, Metric, Outcome, Threshold
+from seatrial.model import Finding, Measurement, Outcome, Threshold
 from tests.bench.cluster import Scenario, run
 from tests.checks.fabric import fault_driver
+
+pytestmark = pytest.mark.training
 
 Runs = dict[str, list[Measurement]]
 FOUR = ("node0", "node1", "node2", "node3")
@@ -188,18 +187,6 @@ def test_rail_has_the_same_rank_of_every_node(runs: Runs) -> None:
     assert facts(runs["rails"])["comparable"].startswith("no: ")  # with two rails either may be slow
 
 
-def test_wrong_data_of_groups_is_located() -> None:
-    timings = Timings(windows=((1.0, 1.0),), per_window=1, warmup=1)
-    bad, good = GroupResult((1, 3), timings, {3: Mismatch(2, 5, "1.0", "2.0", "0x1")}), GroupResult((0, 2), timings, {})
-    metric, fact = _results.group_wrong_data_results({"rail0": good, "rail1": bad})
-    assert isinstance(metric, Metric)
-    assert isinstance(fact, Fact)
-    assert metric.value == 2
-    assert fact.value == [
-        {"group": "rail1", "rank": 3, "wrong": 2, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
-    ]
-
-
 def test_scaling_reports_powers_of_two_and_efficiency(runs: Runs) -> None:
     first_rank = runs["scaling"][0]
     assert {metric.name for metric in first_rank.metrics} == {
@@ -212,14 +199,6 @@ def test_scaling_reports_powers_of_two_and_efficiency(runs: Runs) -> None:
     assert two_nodes["link_efficiency"] == two_nodes["busbw.2nodes"] / slower_link
     assert facts(runs["scaling_two_nodes"])["efficiency"]["1node"] == {"of 1node": 1}
     assert first_rank.series[0].x == (2, 4)
-
-
-@pytest.mark.parametrize(("nodes", "counts"), [(2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (6, [1, 2, 4, 6])])
-def test_node_counts_of_scaling(nodes: int, counts: list[int]) -> None:
-    members = [[2 * node, 2 * node + 1] for node in range(nodes)]
-    by_count = scaling.ranks_by_node_count(members)
-    assert list(by_count) == counts
-    assert by_count[nodes] == list(range(2 * nodes))
 
 
 def test_each_node_reports_its_metrics_and_shape(runs: Runs) -> None:
@@ -334,11 +313,6 @@ def test_size_that_did_not_fit_is_an_error(runs: Runs) -> None:
     missing = [verdict for verdict in judged if verdict.metric == "busbw.64KiB"]
     assert {verdict.outcome for verdict in missing} == {Outcome.ERROR}
     assert REASON in missing[0].message
-
-
-def test_allocation_error_names_a_few_of_many_ranks() -> None:
-    message = str(AllocationError(dict.fromkeys(range(8192), "full")))
-    assert message.endswith("rank 0: full; rank 1: full; rank 2: full; rank 3: full and 8188 more")
 
 
 def search_findings(runs: Runs, scenario: str) -> list[tuple[str, str]]:
