@@ -28,8 +28,8 @@ from statistics import median
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-from judging import RECORD, scale_trial
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.judging import RECORD, scale_trial
 
 from seatrial.analysis.power import detectable_slowdown, rejected_share
 from seatrial.checks import catalog

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-from decision_power import HEALTHY_RUNS, lower_bound
-from judging import RECORD
-from published_figures import FIGURES, OPERATIONS, judged
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.decision_power import HEALTHY_RUNS, lower_bound
+from benchmarks.judging import RECORD
+from benchmarks.published_figures import FIGURES, OPERATIONS, judged
 
 from seatrial.checks import catalog
 from seatrial.config.schema import CheckSettings, Cluster, Config

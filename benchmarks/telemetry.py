@@ -58,8 +58,8 @@ def compare(off: Sequence[Values], on: Sequence[Values]) -> list[Row]:
     for name in off[0]:
         pairs = [(a[name], b[name]) for a, b in zip(off, on, strict=True)]
         ratios = [b / a - 1 for a, b in pairs]
-        medians = (median(values) for values in zip(*pairs, strict=True))
-        rows.append(Row(name, *medians, median(ratios), median_interval(ratios, independent=True)))
+        without, with_it = (median(values) for values in zip(*pairs, strict=True))
+        rows.append(Row(name, without, with_it, median(ratios), median_interval(ratios, independent=True)))
     return rows
 
 

@@ -15,6 +15,8 @@ from seatrial.bench import child_ranks
 from tests.bench import child_ranks_driver
 from tests.train import ranks
 
+pytestmark = pytest.mark.training
+
 Records = list[dict[str, Any]]
 
 
@@ -125,24 +127,6 @@ def test_nccl_settings_are_measured_in_a_group_of_children(records: Records) -> 
         assert busbw
         assert all(rate > 0 for rate in busbw)
         assert (value["wrong_elements"], value["log_bytes"], value["not_allocated"]) == (0, 0, [])
-
-
-@pytest.mark.parametrize(
-    ("stderr", "parts"),
-    [
-        ("", []),
-        ("out of order\n", ["out of order"]),
-        ("a warning\nNotFinite: step 2\n", ["NotFinite: step 2", "a warning"]),
-        ("old\nNo memory\n  1. less\n", ["No memory\n  1. less", "old"]),
-    ],
-)
-def test_last_message_of_stderr_comes_first(stderr: str, parts: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "err"
-    path.write_text(stderr)
-    text = child_ranks._with_stderr("failed", path)
-    positions = [text.index(part) for part in ["failed", *parts]]
-    assert positions == sorted(positions)
-    assert len(text.splitlines()) == max(1, len(stderr.splitlines()))
 
 
 def test_each_operation_runs_once_with_its_exact_size(out: Path) -> None:

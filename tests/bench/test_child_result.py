@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from seatrial.bench import child_ranks
 from seatrial.bench.child_result import EXIT_DISK_FULL, EXIT_USAGE_ERROR
 
 PROGRAM = """
@@ -63,3 +65,21 @@ def test_exit_code_reports_a_disk_too_full_for_the_message(statement: str) -> No
     with open("/dev/full", "w") as full:
         argv = [sys.executable, "-c", PROGRAM.replace("{}", statement), TASK]
         assert subprocess.run(argv, stdout=full, stderr=full, timeout=60, check=False).returncode == EXIT_DISK_FULL
+
+
+@pytest.mark.parametrize(
+    ("stderr", "parts"),
+    [
+        ("", []),
+        ("out of order\n", ["out of order"]),
+        ("a warning\nNotFinite: step 2\n", ["NotFinite: step 2", "a warning"]),
+        ("old\nNo memory\n  1. less\n", ["No memory\n  1. less", "old"]),
+    ],
+)
+def test_last_message_of_stderr_comes_first(stderr: str, parts: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "err"
+    path.write_text(stderr)
+    text = child_ranks._with_stderr("failed", path)
+    positions = [text.index(part) for part in ["failed", *parts]]
+    assert positions == sorted(positions)
+    assert len(text.splitlines()) == max(1, len(stderr.splitlines()))

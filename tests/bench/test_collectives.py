@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from seatrial.bench import collectives
-from seatrial.bench.collectives import Timings, time_operation
+from seatrial.bench.collectives import AllocationError, Timings, time_operation
 from seatrial.bench.operations import OPERATIONS, PreparedOperation
 from seatrial.bench.timing import MIN_WINDOWS
 
@@ -175,3 +175,8 @@ def test_graph_is_destroyed_and_the_device_idle_afterwards(monkeypatch: pytest.M
         assert fails
     ended = ["synchronize", "reset", "synchronize"]
     assert calls == ["synchronize", "capture", *["operation"] * 3, "replay", *ended]
+
+
+def test_allocation_error_names_a_few_of_many_ranks() -> None:
+    message = str(AllocationError(dict.fromkeys(range(8192), "full")))
+    assert message.endswith("rank 0: full; rank 1: full; rank 2: full; rank 3: full and 8188 more")

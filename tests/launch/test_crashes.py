@@ -76,6 +76,7 @@ def run_with_signal(
     return code, output, program.left_behind()
 
 
+@pytest.mark.training
 def test_killed_rank_is_the_cause_and_other_checks_run_again(killed_rank: KilledRank) -> None:
     assert (killed_rank.code, killed_rank.remaining_pids) == (3, [])
     record = load(killed_rank.out)
@@ -175,6 +176,7 @@ def test_limit_s_of_a_check_ends_its_ranks(trial: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.training
 def test_stopped_rank_is_the_cause_not_its_peer(one_check_trial: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     code, _, remaining_pids = run_with_signal(signal.SIGSTOP, one_check_trial, out, *SHORT_TIMEOUT)

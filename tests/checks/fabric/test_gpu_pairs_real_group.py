@@ -19,6 +19,8 @@ from tests.bench.cluster import Scenario, run
 from tests.checks.fabric import fault_driver
 from tests.checks.fabric.test_gpu_pairs import BUSBW, failed, retry_rates, verdicts
 
+pytestmark = pytest.mark.training
+
 Runs = dict[str, list[Measurement]]
 ONE, TWO, FOUR = ("node0",) * 4, ("node0", "node0", "node1", "node1"), ("node0", "node1", "node2", "node3")
 UNEVEN = ("node0", "node0", "node0", "node1")

@@ -20,6 +20,8 @@ from tests.discover import trees
 from tests.fakes import perftest
 from tests.judge.test_coverage import job
 
+pytestmark = pytest.mark.training
+
 Runs = dict[str, list[Measurement]]
 PORTS, RDMA = "fabric.ports", "fabric.rdma"
 DEVICES = ("mlx5_0", "mlx5_1")

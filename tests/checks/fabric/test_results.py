@@ -8,6 +8,7 @@ from seatrial.bench.collectives import CollectiveResult, Timings
 from seatrial.bench.data_check import Mismatch
 from seatrial.bench.operations import OPERATIONS
 from seatrial.bench.pairs import PairResults, PairTiming
+from seatrial.bench.subgroups import GroupResult
 from seatrial.checks.fabric import _results
 from seatrial.model import Fact, Metric, Outcome
 
@@ -120,3 +121,15 @@ def test_transport_text_is_from_the_log() -> None:
     gloo = {"backend": "gloo", "backend_environment": {"GLOO_SOCKET_IFNAME": "eth1"}}
     assert _results.transport_text(gloo) == "gloo over eth1"
     assert "not set" in _results.transport_text({"backend": "gloo", "backend_environment": {}})
+
+
+def test_wrong_data_of_groups_is_located() -> None:
+    timings = Timings(windows=((1.0, 1.0),), per_window=1, warmup=1)
+    bad, good = GroupResult((1, 3), timings, {3: Mismatch(2, 5, "1.0", "2.0", "0x1")}), GroupResult((0, 2), timings, {})
+    metric, fact = _results.group_wrong_data_results({"rail0": good, "rail1": bad})
+    assert isinstance(metric, Metric)
+    assert isinstance(fact, Fact)
+    assert metric.value == 2
+    assert fact.value == [
+        {"group": "rail1", "rank": 3, "wrong": 2, "offset": 5, "expected": "1.0", "got": "2.0", "xor": "0x1"}
+    ]

@@ -155,3 +155,11 @@ def test_rings_are_measured_with_child_processes(monkeypatch: pytest.MonkeyPatch
     wrong_elements = [0, 3]
     with pytest.raises(SeatrialError, match="3 wrong elements"):
         _measure_rings(members, 2**30, make_context(tmp_path), 1.0)
+
+
+@pytest.mark.parametrize(("nodes", "counts"), [(2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (6, [1, 2, 4, 6])])
+def test_node_counts_of_scaling(nodes: int, counts: list[int]) -> None:
+    members = [[2 * node, 2 * node + 1] for node in range(nodes)]
+    by_count = ranks_by_node_count(members)
+    assert list(by_count) == counts
+    assert by_count[nodes] == list(range(2 * nodes))
