@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "drills.md", ROOT / "docs" / "results" / "drills.json"
 HEAD = """# Drills
 
-With this page you prove that seatrial finds the faults that it claims to find. A drill starts a trial, injects one
-fault into it, and compares the report with the expected one.
+Prove that seatrial finds the faults that it claims to find. A drill starts a trial, injects one fault, and compares
+the report with the expected report.
 
 <!-- not run: takes an hour; tests/drill runs three of them -->
 ```sh
