@@ -34,7 +34,7 @@ seatrial drill cpu --clean 40         # the same checks 40 times without a fault
 
 | column | it holds if |
 | --- | --- |
-| seen | the check that must see the fault has the outcome FAIL, WARN or ERROR; or the trial ends with an error before it starts |
+| seen | the check that must see the fault is FAIL, WARN or ERROR; or the trial ends with an error at its start |
 | located | finding or verdict names the rank, node, GPU, setting or file |
 | explained | the first finding is the injected cause, and no other |
 | first command | the first command of this finding is the expected command for the fault |
@@ -52,8 +52,9 @@ seatrial drill cpu --clean 40         # the same checks 40 times without a fault
 - It signals, starts and ends only processes of this trial. Mounts are in a mount namespace of the trial.
 - Everything ends with the drill, also after Ctrl-C or SIGKILL: the kernel ends its processes, and with them its mounts.
   After SIGKILL its directory `/tmp/seatrial-drill-…` remains.
-- Some faults are inside Python processes, such as a flipped bit. The drill writes a file `sitecustomize.py` into its own
-  directory, and adds this directory to `PYTHONPATH` of its trial. No option, variable or config key of seatrial injects a fault.
+- Some faults are inside Python processes, such as a flipped bit. The drill writes a file `sitecustomize.py` into its
+  own directory, and adds this directory to `PYTHONPATH` of its trial. No option, variable or config key of seatrial
+  injects a fault.
 
 A new drill is one file in `src/seatrial/drill/cpu`, `cluster` or `gpu` that declares `DRILL`.
 """

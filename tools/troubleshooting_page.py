@@ -58,7 +58,8 @@ COMPONENTS: dict[str, tuple[str, str]] = {
 }
 HEAD = f"""# Troubleshooting
 
-Find the cause of a line in a log. `seatrial explain PATH…` does the same for logs of any size ([how](explain.md)). {_GENERATED}
+Find the cause of a line in a log. `seatrial explain PATH…` does the same for logs of any size ([how](explain.md)).
+{_GENERATED}
 
 1. Open the page of the component that wrote the line, and look for the line in its table.
 2. Follow the link for the meaning, the first command to run, the fix and the action.

@@ -125,7 +125,7 @@ def _measure_largest_size(
         except collectives.AllocationError as error:
             not_allocated[size_label(size)] = error.summary(subjects.__getitem__)
     size_text, reason = list(not_allocated.items())[-1]
-    raise SeatrialError(f"no buffer could be allocated at any size; request a smaller size. {size_text}: {reason}")
+    raise SeatrialError(f"no buffer could be allocated at any size down to {size_text}: {reason}")
 
 
 _FIX = (
