@@ -13,7 +13,7 @@ from seatrial.checks import catalog
 from seatrial.hardware.network_time import TcpNetwork
 from seatrial.model import Measurement
 from seatrial.util.journal import read
-from seatrial.worker import RankIdentity, _as_retry, _context, child_trainings, reversed_devices
+from seatrial.worker import RankIdentity, _as_retry, _context, child_tasks, reversed_devices
 from tests.launch.scripted import job
 
 
@@ -42,7 +42,7 @@ def test_reversed_order(visible: str | None, count: int, reversed_: str) -> None
 )
 def test_processes_that_import_before_the_first_check(device: str, ranks: int, trainings: list[str]) -> None:
     spec = job("device.gemm", "train.fsdp", "train.throughput", "train.parity", ranks=ranks)
-    assert child_trainings(spec.model_copy(update={"device": device})) == trainings
+    assert child_tasks(spec.model_copy(update={"device": device})) == trainings
 
 
 def test_retry_is_marked_and_has_its_own_artifacts(tmp_path: Path) -> None:

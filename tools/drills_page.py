@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "drills.md", ROOT / "docs" / "results" / "drills.json"
 HEAD = """# Drills
 
-With this page you prove that seatrial finds the faults that it claims to find. A drill starts a trial, injects one
-fault into it, and compares the report with the expected one.
+Prove that seatrial finds the faults that it claims to find. A drill starts a trial, injects one fault, and compares
+the report with the expected report.
 
 <!-- not run: takes an hour; tests/drill runs three of them -->
 ```sh
@@ -34,22 +34,27 @@ seatrial drill cpu --clean 40         # the same checks 40 times without a fault
 
 | column | it holds if |
 | --- | --- |
-| seen | the check that must see the fault has the outcome FAIL, WARN or ERROR; or the trial refuses to start |
+| seen | the check that must see the fault is FAIL, WARN or ERROR; or the trial ends with an error at its start |
 | located | finding or verdict names the rank, node, GPU, setting or file |
 | explained | the first finding is the injected cause, and no other |
-| first command | the first command of this finding is the right one for the fault |
-| action | the finding has the right action, such as `fix-environment`; a refusal has none |
+| first command | the first command of this finding is the expected command for the fault |
+| action | the finding has the expected action, such as `fix-environment`; `-` if the trial does not start |
 
-Exit codes: 0 all parts of all drills hold, 1 one does not, 3 a drill could not run here.
+| exit code | meaning |
+| --- | --- |
+| 0 | all columns of all drills hold |
+| 1 | a column of a drill does not hold |
+| 3 | a drill could not run on this machine |
 
 ## What a drill changes
 
-- Each drill starts `seatrial run` as a user does, in a folder of its own.
+- Each drill starts `seatrial run` as a user does, in a directory of its own.
 - It signals, starts and ends only processes of this trial. Mounts are in a mount namespace of the trial.
 - Everything ends with the drill, also after Ctrl-C or SIGKILL: the kernel ends its processes, and with them its mounts.
-  After SIGKILL its folder `/tmp/seatrial-drill-…` remains.
-- Some faults are inside Python processes, such as a flipped bit. The drill puts a file `sitecustomize.py` into its own
-  folder, and this folder on `PYTHONPATH` of its trial. No option, variable or config key of seatrial injects a fault.
+  After SIGKILL its directory `/tmp/seatrial-drill-…` remains.
+- Some faults are inside Python processes, such as a flipped bit. The drill writes a file `sitecustomize.py` into its
+  own directory, and adds this directory to `PYTHONPATH` of its trial. No option, variable or config key of seatrial
+  injects a fault.
 
 A new drill is one file in `src/seatrial/drill/cpu`, `cluster` or `gpu` that declares `DRILL`.
 """

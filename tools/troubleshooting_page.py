@@ -58,8 +58,8 @@ COMPONENTS: dict[str, tuple[str, str]] = {
 }
 HEAD = f"""# Troubleshooting
 
-With this page you find the cause of a line in a log, or you let `seatrial explain PATH…` find it in logs of any size
-([how](explain.md)). {_GENERATED}
+Find the cause of a line in a log. `seatrial explain PATH…` does the same for logs of any size ([how](explain.md)).
+{_GENERATED}
 
 1. Open the page of the component that wrote the line, and look for the line in its table.
 2. Follow the link for the meaning, the first command to run, the fix and the action.
@@ -103,7 +103,7 @@ def _index_line(row: Mapping[str, Any]) -> str:
 
 def _component_page(name: str, rows: list[dict[str, Any]]) -> str:
     title, place = COMPONENTS[name]
-    lines = [f"# {title}", "", "With this page you find the cause of a log line, the first command to run and the fix."]
+    lines = [f"# {title}", "", "Find the cause of a log line, the first command to run and the fix."]
     lines += [*_placeholders(rows), f"Log locations: {place}. [All components](../troubleshooting.md). {_GENERATED}"]
     lines += ["", "| line | failure |", "| --- | --- |"]
     lines += [_index_line(row) for row in rows if row.get("role") != "advice"]
@@ -149,7 +149,7 @@ def _xid_page() -> str:
     lines = [
         "# Xids",
         "",
-        "With this page you look up an Xid, an error number of the NVIDIA driver in lines of the kernel log such as",
+        "Look up an Xid, an error number of the NVIDIA driver in lines of the kernel log such as",
         "`NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus.`",
         "[All components](../troubleshooting.md).",
         "",
@@ -196,7 +196,7 @@ def _causes_page() -> str:
     lines = [
         "# Causes of bad verdicts",
         "",
-        "With this page you look up a cause that a report names: its evidence, fix and first command. The report lists",
+        "Look up a cause that a report names: its evidence, fix and first command. The report lists",
         "a cause above the failures that it explains. It fills in `{gpu}` (index), `{port}` (RDMA device, such as",
         "mlx5_0), `{node}`, `{paths}`, `{names}`, `{namespace}` and `{pod}`.",
         f"[All components](../troubleshooting.md). {_GENERATED}",

@@ -251,7 +251,7 @@ def _open_device(job: Job, identity: RankIdentity, folder: Path) -> tuple[str, i
         timing.min_windows = timing.RETRY_MIN_WINDOWS
     device = f"cuda:{identity.local_rank}" if job.device == "cuda" else "cpu"
     group.enable_nccl_log(folder)
-    trainings = child_trainings(job)
+    trainings = child_tasks(job)
     spare_children.start(trainings, folder, device)
     group.open_group(device, timeout_s=job.limit_s)
     if trainings:
@@ -259,7 +259,7 @@ def _open_device(job: Job, identity: RankIdentity, folder: Path) -> tuple[str, i
     return device, rank.nvml_index(device)
 
 
-def child_trainings(job: Job) -> list[Literal["own", "all"]]:
+def child_tasks(job: Job) -> list[Literal["own", "all"]]:
     """Return the GPUs visible to each child process that trains for a rank of the job.
 
     Empty on CPUs: memory is short there, and a training takes longer than its imports.
@@ -267,7 +267,7 @@ def child_trainings(job: Job) -> list[Literal["own", "all"]]:
     if job.device == "cpu":
         return []
     one_rank = job.process_count == 1
-    trainings = [training for name in job.checks for training in catalog()[name].child_trainings]
+    trainings = [training for name in job.checks for training in catalog()[name].child_tasks]
     return ["own" if training == "gpu" or (training == "all" and one_rank) else "all" for training in trainings]
 
 

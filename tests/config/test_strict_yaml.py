@@ -14,7 +14,10 @@ def test_plain_yaml_is_parsed() -> None:
     ("text", "problem"),
     [
         ("a: 1\na: 2", "'a'"),
-        ("1: a", "the key '1'"),
+        ("1: a", "key '1' is not a string"),
+        ("on: a", "key 'on' is not a string"),
+        ("<<: {a: 1}", "merge key '<<'"),
+        ("? [a]\n: 1", "a list or mapping"),
         ("a: &x 1\nb: *x", "anchors and aliases"),
         ("a: *x", "anchors and aliases"),
         ("[" * (MAX_LEVELS + 1) + "]" * (MAX_LEVELS + 1), f"deeper than {MAX_LEVELS} levels"),

@@ -72,7 +72,7 @@ def test_skip_that_the_plan_contradicts_is_an_error() -> None:
         assert "one node" in error
     assert errors(*skipped, judged=check(skipped_if=("no Slurm",))) == []
     assert errors(*skipped, judged=check(skipped_if=("no command",))) == []
-    assert errors(*skipped, judged=check(skipped_if=("not in the record",))) == []
+    assert errors(*skipped, judged=check(skipped_if=("not verifiable from the record",))) == []
 
 
 def test_a_plan_for_fewer_nodes_needs_min_nodes() -> None:

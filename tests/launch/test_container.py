@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.config.schema import Config, Container
-from seatrial.launch.container import python_array, python_name, refusal
+from seatrial.launch.container import python_array, python_name, unsupported_reason
 from tests.launch.scripted import CLUSTER_CHECK, job
 
 CPU_JOB = job(CLUSTER_CHECK)
@@ -77,9 +77,9 @@ def test_docker_and_podman(runtime: str, gpus: str, tmp_path: Path) -> None:
     ],
 )
 def test_refusal_names_the_setting(settings: Config, named: str) -> None:
-    assert named in (refusal(settings, RUNTIMES) or "")
+    assert named in (unsupported_reason(settings, RUNTIMES) or "")
 
 
 @pytest.mark.parametrize("settings", [config(), config(venv="/v"), *(config(name, "i") for name in RUNTIMES)])
 def test_what_a_launcher_can_provide_is_not_refused(settings: Config) -> None:
-    assert refusal(settings, RUNTIMES) is None
+    assert unsupported_reason(settings, RUNTIMES) is None

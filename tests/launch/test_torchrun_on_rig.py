@@ -49,7 +49,10 @@ def test_resume_collects_ranks_started_by_the_user(make_cluster: Callable[..., C
     assert run("run", "--resume", run_dir)[0] == 3
     errors = {item.check: item.message for item in load(run_dir).verdicts if item.outcome is Outcome.ERROR}
     assert set(errors) == {"collectives.all_reduce"}
-    assert f"Run on each node: bash {run_dir}/jobs/ranks/torchrun.sh NODE" in errors["collectives.all_reduce"]
+    assert (
+        f"Run on each node: MASTER_ADDR=HOST bash {run_dir}/jobs/ranks/torchrun.sh NODE"
+        in errors["collectives.all_reduce"]
+    )
     start_by_hand(cluster, run_dir, "ranks")
     code, out, err = run("run", "--resume", run_dir)
     assert code == 0, err

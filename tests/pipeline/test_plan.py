@@ -178,7 +178,7 @@ def test_done_checks_are_not_planned() -> None:
 # a: 11 s, b: 12 s, c: 24 s, d: of unknown duration, counted with its limit of 10 s; start of the jobs: 1 s and 2 s
 DURATIONS = TypicalSeconds.model_validate(
     {
-        "jobs": {"nodes": 1, "ranks": 2, "control": 3, "child_trainings": 4},
+        "jobs": {"nodes": 1, "ranks": 2, "control": 3, "child_tasks": 4},
         "checks": {"host.a": {"seconds": 11}, "gpu.b": {"per": {"gpu": 3}}, "all.c": {"seconds": 24}},
     }
 )

@@ -27,9 +27,12 @@ def test_consistent_processes_have_no_errors() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"environment": {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}}, "RANK is 3"),
-        ({"environment": {"RANK": "2", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}}, "WORLD_SIZE is 8"),
-        ({"environment": {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": None}}, "LOCAL_RANK is None"),
+        ({"environment": {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}}, "RANK=3, but rank 2 in torch"),
+        ({"environment": {"RANK": "2", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}}, "WORLD_SIZE=8, but 4 ranks reported"),
+        (
+            {"environment": {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": None}},
+            "LOCAL_RANK is not set, but local rank 0",
+        ),
         ({"world_size": 3}, "world size 3"),
     ],
 )
@@ -50,6 +53,21 @@ def test_a_rank_used_twice_leaves_another_missing() -> None:
 def test_a_local_rank_used_twice_is_reported_for_both() -> None:
     moved = process(3, node="node0", local_rank=1, environment={"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"})
     assert set(invariants.rank_errors([process(0), process(1), process(2), moved])) == {1, 3}
+
+
+def test_a_local_rank_with_three_processes_has_their_number() -> None:
+    environment = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}
+    ranks = [
+        process(rank, world_size=3, node="node0", local_rank=0, environment=environment | {"RANK": str(rank)})
+        for rank in range(3)
+    ]
+    assert set(invariants.rank_errors(ranks).values()) == {"local rank 0 of node0: 3 processes"}
+
+
+def test_a_rank_that_does_not_report_is_missing() -> None:
+    errors = invariants.rank_errors([process(rank) for rank in range(3)])
+    assert errors[3] == "missing"
+    assert errors[0] == "WORLD_SIZE=4, but 3 ranks reported; world size 4 in torch, but 3 ranks reported"
 
 
 def test_shared_gpus() -> None:

@@ -80,7 +80,7 @@ def disk_speed(path: Path, size: int, limit_s: float) -> DiskSpeed:
 def _stream(
     transfer: Callable[[], int], size: int, limit_s: float, finish: Callable[[], None] = lambda: None
 ) -> tuple[int, float]:
-    """(bytes, seconds) of repeated calls of ``transfer`` and of ``finish``. Raises OSError if one transfers nothing."""
+    """(bytes, seconds) of repeated calls of ``transfer`` and ``finish``. Raises OSError if ``transfer`` returns 0."""
     started, total = time.perf_counter(), 0
     while total < size and time.perf_counter() - started < limit_s:
         count = transfer()

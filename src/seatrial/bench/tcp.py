@@ -1,4 +1,4 @@
-"""Name resolution and TCP connections of one node. Without torch, so that a job script can use it before the ranks."""
+"""Name resolution and TCP connections of one node. Without torch: job scripts use it before the ranks start."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ def is_routable(address: str) -> bool:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The listener of a participant. ``token``: bytes that identify the participant, sent on every connection.
+    """The TCP listener of one node's process in a connectivity test.
 
-    ``address`` is for nodes that cannot resolve the participant's name; None if it is unknown.
+    ``token``: bytes that identify the process, sent on every connection. ``address``: for nodes that cannot resolve the
+    name of its node; None if unknown.
     """
 
     port: int
@@ -62,7 +63,7 @@ class Endpoint:
 
 
 def listen(port: int = 0) -> socket.socket:
-    """Listen on a port of all addresses, 0: any free one. Raises OSError."""
+    """Listen on ``port`` on all interfaces; 0 selects a free port. Raises OSError."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     return socket.create_server(("", port), backlog=1024)

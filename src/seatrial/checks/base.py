@@ -36,8 +36,8 @@ from seatrial.model import (
     Topology,
 )
 
-# Conditions under which a check may skip itself. The judge compares each with the plan in the record. "not in the
-# record" stands for conditions that it cannot verify: properties of the hardware and Slurm's settings
+# Conditions under which a check may skip itself. The judge compares each with the plan in the record. It cannot do so
+# for properties of the hardware and for Slurm's settings: "not verifiable from the record"
 SkipCondition = Literal[
     "no GPU",
     "no Slurm",
@@ -46,9 +46,18 @@ SkipCondition = Literal[
     "one rank per node",
     "no command",
     "only mode cuda_graph requested, no GPU",
-    "not in the record",
+    "not verifiable from the record",
 ]
-SubjectKind = Literal["rank", "pair", "ordered pair", "node", "rail", "gpu", "port"]
+# The subjects of a metric that must each have a value
+SubjectKind = Literal[
+    "rank",  # each rank of a CLUSTER check
+    "pair",  # each pair of ranks on a node
+    "ordered pair",  # each pair of ranks on a node, in both directions
+    "node",  # each node
+    "rail",  # each rail
+    "gpu",  # each GPU in the fact gpus_used of a NODE check
+    "port",  # each port in the fact ports_used of a CLUSTER check
+]
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
 # Values that any fact in Check.rule_facts may have: the machine does not have it, or the user may not read it
 NOT_SUPPORTED, PERMISSION_DENIED = "not_supported", "permission_denied"
@@ -71,7 +80,7 @@ class Context:
     expected_nodes: int = 1
     options_by_check: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of all checks of the job
     topology: Topology | None = None  # None: unknown
-    tcp_network: TcpNetwork | None = None  # None if the network is not TCP or its rate unknown; on one node or on CPUs
+    tcp_network: TcpNetwork | None = None  # None: one node, CPU job, not TCP, or unknown rate
     nvml_index: int | None = None  # of the GPU; differs from the CUDA index if CUDA_VISIBLE_DEVICES selects GPUs
 
     @property
@@ -139,8 +148,8 @@ class FindingTemplate:
 class Comparison:
     """What a metric compares: its value is the speed of a ``part`` of the cluster divided by that of similar parts.
 
-    ``inter_node``: whether the part is a path between nodes. ``is_speedup``: whether the metric compares runs with and
-    without the part instead; its threshold then detects a missing part but not a slow one.
+    ``inter_node``: whether the part is a path between nodes. ``is_speedup``: the value is the speed with the part
+    divided by the speed without it; the threshold detects an unused part, not a slow part.
     """
 
     part: str
@@ -187,11 +196,11 @@ class Needs:
 class RuleFact:
     """A fact that rules depend on: its possible values, and the outcome of a rule that requires another value.
 
-    ``values``: regular expression of the possible values; NOT_SUPPORTED and PERMISSION_DENIED are always possible. They
-    and "no" may be followed by ": REASON". ``reason``: why a rule does not apply, if the value has no REASON; ``{}`` in
-    it stands for the value. ``not_supported``, ``permission_denied``: outcome of the rules if the fact has this value;
-    for other values it is SKIP. ``varies_by_device``: whether the fact may differ between GPUs of one model, as the
-    presence of NVLink bridges does.
+    ``values``: regular expression of the possible values; NOT_SUPPORTED and PERMISSION_DENIED are always possible.
+    ``no``, NOT_SUPPORTED and PERMISSION_DENIED may have the suffix ``: REASON``. ``reason``: why a rule does not apply,
+    if the value has no REASON; ``{}`` in it stands for the value. ``not_supported``, ``permission_denied``: outcome of
+    the rules if the fact has this value; for other values it is SKIP. ``varies_by_device``: whether the fact may differ
+    between GPUs of one model, as the presence of NVLink bridges does.
     """
 
     values: str = "yes|no"
@@ -225,14 +234,16 @@ class Check:
     # Rights that an ordinary user of the GPUs lacks, such as "root, to read the kernel log"; shown before a run
     rights: str = ""
     options: type[Options] = Options
-    # The tasks, such as trainings, that the check runs in child processes of the ranks: one task per GPU, one on all
-    # GPUs, or the runs of train/variants.py. For each task the worker starts a child process of every rank, which
-    # imports the training code before the first check (bench/spare_children.py)
-    child_trainings: tuple[Literal["gpu", "all", "variants"], ...] = ()
+    # The tasks that the check runs in child processes of the ranks. For each task the worker starts a child process of
+    # every rank, which imports the training code before the first check (bench/spare_children.py):
+    #   "gpu"       one task per GPU
+    #   "all"       one task on all GPUs
+    #   "variants"  the training runs of train/variants.py
+    child_tasks: tuple[Literal["gpu", "all", "variants"], ...] = ()
     # Conditions under which ``measure`` may raise NotApplicable; if none of them holds, the outcome is ERROR, not SKIP
     skipped_if: tuple[SkipCondition, ...] = ()
-    # Metrics, or families such as "busbw.*", that vary between runs: they FAIL only if the retry fails too, as metrics
-    # with a reference value do. Other metrics, such as those of data corruption, FAIL after one measurement.
+    # Metrics, or families such as "busbw.*", that vary between runs: a violated threshold is measured again before the
+    # outcome (judge/retry.py). Other metrics, such as those of data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()
     key_metric: str = ""  # metric shown in summaries; default: a performance metric
     # Metric, or family → a kind of subject. Each subject of this kind must have a value: each rank of a CLUSTER check,
@@ -254,7 +265,7 @@ class Check:
     fact_roles: Mapping[FactRole, str] = field(default_factory=dict)
     # nccl-tests' name of the operation that ``busbw.*`` refers to; empty if there is none, or several
     operation: str = ""
-    # The sizes in bytes of ``operation`` that GPUs time on a TCP network, by mode
+    # Mode → the sizes in bytes of ``operation`` that GPUs time over TCP
     timed_sizes: Callable[[Any, TcpNetwork], Mapping[str, Sequence[int]]] | None = None
     # The default sizes in bytes that are not timed because the TCP network is too slow for them
     left_out_sizes: Callable[[Any, TcpNetwork], Sequence[int]] | None = None

@@ -20,7 +20,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 class StrictLoader(yaml.SafeLoader):
-    """Refuses duplicate keys (YAML drops the first silently), keys that are not text, nesting beyond MAX_LEVELS, and
+    """Rejects duplicate keys (PyYAML keeps the last value), keys that are not strings, nesting beyond MAX_LEVELS, and
     anchors and aliases (a few of them expand to a billion nodes, or to a cycle).
     """
 
@@ -43,11 +43,18 @@ class StrictLoader(yaml.SafeLoader):
         keys = set()
         for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:str":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} is not text", key.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, _key_problem(key), key.start_mark)
             if key.value in keys:
                 problem = f"duplicate key {key.value!r}"
                 raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
             keys.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _key_problem(key: yaml.Node) -> str:
+    """Why a key that is not a string is not supported, and what to write instead."""
+    if not isinstance(key, yaml.ScalarNode):
+        return "a list or mapping cannot be a key"
+    if key.tag == "tag:yaml.org,2002:merge":
+        return f"merge key {key.value!r} is not supported: write the keys out"
+    return f"key {key.value!r} is not a string in YAML 1.1 (nor are on, off, yes, no, null and numbers): quote it"

@@ -69,7 +69,7 @@ class RecordedPlan:
             "one rank per node": ranks in (None, 1),
             "no command": not options.get("command"),
             "only mode cuda_graph requested, no GPU": no_gpu and options.get("modes") == ["cuda_graph"],
-            "not in the record": True,
+            "not verifiable from the record": True,
         }
         too_few_ranks = check.needs.min_ranks > 1 and (ranks is None or nodes * ranks < check.needs.min_ranks)
         return (check.needs.gpus and no_gpu) or too_few_ranks or any(map(is_met.__getitem__, check.skipped_if))

@@ -17,7 +17,7 @@ _PASSED = (
 LABEL = "seatrial"  # of a container: the tag of the local launcher's process (util.processes), by which it is ended
 
 
-def refusal(settings: Config, runtimes: tuple[str, ...]) -> str | None:
+def unsupported_reason(settings: Config, runtimes: tuple[str, ...]) -> str | None:
     """Return why a launcher that knows these runtimes cannot provide the container of the trial; None if it can."""
     container, expected = settings.container, ", ".join(("none", *runtimes))
     if container.runtime == "none" and (container.image or container.mounts):

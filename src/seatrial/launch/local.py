@@ -77,7 +77,7 @@ class LocalLauncher:
     def unavailable_reason(self, nodes: int) -> str | None:
         if nodes != 1:
             return f"cluster.nodes is {nodes}, but it runs on this host only: use --launcher slurm"
-        return container.refusal(self._settings, ("apptainer", "docker", "podman"))
+        return container.unsupported_reason(self._settings, ("apptainer", "docker", "podman"))
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         settings, folder = self._settings, run_dir / "jobs" / job.name

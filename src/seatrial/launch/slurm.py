@@ -50,7 +50,7 @@ class SlurmLauncher:
         if not shutil.which("sbatch"):
             return "sbatch is not in PATH; run on a login node, or without a scheduler use: seatrial render torchrun"
         # containers of docker and podman run outside the job's cgroups: Slurm neither confines nor ends them
-        return container.refusal(self._settings, ("apptainer", "pyxis"))
+        return container.unsupported_reason(self._settings, ("apptainer", "pyxis"))
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         settings = self._settings

@@ -26,7 +26,7 @@ class TorchrunLauncher:
 
     def unavailable_reason(self, nodes: int) -> str | None:
         del nodes  # the user chooses them
-        return container.refusal(self._settings, ("apptainer", "docker", "podman"))
+        return container.unsupported_reason(self._settings, ("apptainer", "docker", "podman"))
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:
         text = script.template("torchrun.sh.j2").render(
@@ -43,13 +43,16 @@ class TorchrunLauncher:
     def start(self, rendered: RenderedJob, folder: Path) -> StartedJob:
         """Write the script, then always raise SeatrialError: only the user can run it.
 
-        The errors of the preflight that the script wrote on its nodes become those of this attempt.
+        Copies the preflight errors that the script wrote on its nodes into ``launcher.err`` of this attempt.
         """
         command = folder.parent / "torchrun.sh"
         atomic_write(command, rendered.text.encode(), mode=PRIVATE)
         errors = [file.read_text(encoding="utf-8", errors="replace") for file in folder.parent.glob("preflight.*")]
         (folder / "launcher.err").write_text("".join(errors), encoding="utf-8")
+        address = "MASTER_ADDR=HOST " if "MASTER_ADDR" in rendered.text else ""
         raise SeatrialError(
-            f"measurements of some ranks are missing. Run on each node: bash {command} NODE (its index from 0); "
-            f"if it has run already, read the logs in {folder.parent}/attempt*/logs"
+            f"seatrial does not start torchrun jobs. 1. Run on each node: {address}bash {command} NODE (NODE: index of "
+            f"the node from 0{'; HOST: host name of node 0' if address else ''}). "
+            f"2. seatrial run --resume {folder.parents[2]}. "
+            f"If the script has run already, read the logs in {folder.parent}/attempt*/logs"
         )

@@ -16,7 +16,7 @@ from seatrial.model.base import Frozen
 CLUSTER = "cluster"
 ERROR_COUNTERS = "error_counters"  # fact: error counters of GPUs and RDMA ports, see telemetry/error_counts.py
 NOT_REPORTED = "not_reported"  # fact: metric → why the check has no value for it
-NOT_REQUESTED = "not_requested"  # fact: metric → why the options do not request it
+NOT_REQUESTED = "not_requested"  # fact: metric → why it is not measured: not in the options, or the network is too slow
 # fact: size that the network is too slow for, such as 8GiB → the smaller size whose metrics are judged instead
 JUDGED_INSTEAD = "judged_instead"
 # fact: subject → why it has no value of a required metric, or subject → metric → why

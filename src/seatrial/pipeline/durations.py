@@ -94,8 +94,8 @@ def typical_duration(
 def start_duration(placement: str, checks: Iterable[Check], *, on_gpus: bool) -> float:
     """Return the typical duration of the start and end of a job in seconds."""
     seconds = typical_seconds().jobs
-    trainings = sum(len(check.child_trainings) for check in checks) if on_gpus else 0
-    return seconds[placement] + trainings * seconds["child_trainings"]
+    trainings = sum(len(check.child_tasks) for check in checks) if on_gpus else 0
+    return seconds[placement] + trainings * seconds["child_tasks"]
 
 
 def configured_network(config: Config, nodes: int, gpus_per_node: int, *, on_gpus: bool) -> Network:

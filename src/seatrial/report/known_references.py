@@ -17,7 +17,7 @@ from seatrial.util.text import plural
 NO_VALUE = "–"
 HEAD = """# Reference values of GPU models
 
-With this page you look up which metrics have a reference value on your GPUs. A metric without one is UNJUDGED, or SKIP
+Look up which metrics have a reference value on your GPUs. A metric without one is UNJUDGED, or SKIP
 where the value is optional (\\*). To judge it, set a threshold (`expect`) or learn a baseline of your site
 ([step 10](10-acceptance.md)). `seatrial skus MODEL` prints the same list; `seatrial run` names the UNJUDGED metrics
 before it starts. Rules for the values: [data/skus](../src/seatrial/data/skus/README.md).

@@ -43,24 +43,33 @@ def read_rank_info(rank: int, world_size: int, local_rank: int, node: str, devic
 
 
 def rank_errors(processes: Sequence[RankInfo]) -> dict[int, str]:
-    """Rank → its errors: missing, used twice, wrong world size, or an environment that differs from torch's values."""
+    """Rank → its errors: missing, several processes, wrong world size, or an environment that differs from torch.
+
+    The world size is that of most processes, or the number of processes if it is higher.
+    """
     errors: dict[int, list[str]] = {}
     size = len(processes)
     processes_per_rank = Counter(process.rank for process in processes)
     local_ranks = Counter((process.node, process.local_rank) for process in processes)
     for process in processes:
         texts = errors.setdefault(process.rank, [])
-        expected = {"RANK": process.rank, "WORLD_SIZE": size, "LOCAL_RANK": process.local_rank}
-        for name, value in expected.items():
-            if process.environment[name] != str(value):
-                texts.append(f"{name} is {process.environment[name]} in the environment, {value} in torch")
+        expected = {
+            "RANK": (process.rank, f"rank {process.rank} in torch"),
+            "WORLD_SIZE": (size, f"{size} ranks reported"),
+            "LOCAL_RANK": (process.local_rank, f"local rank {process.local_rank} in seatrial"),
+        }
+        for name, (number, text) in expected.items():
+            value = process.environment[name]
+            if value != str(number):
+                texts.append(f"{name} is not set, but {text}" if value is None else f"{name}={value}, but {text}")
         if process.world_size != size:
             texts.append(f"world size {process.world_size} in torch, but {size} ranks reported")
         if processes_per_rank[process.rank] > 1:
             texts.append(f"{processes_per_rank[process.rank]} processes are rank {process.rank}")
-        if local_ranks[process.node, process.local_rank] > 1:
-            texts.append(f"local rank {process.local_rank} of {process.node} is used twice")
-    missing = set(range(size)) - set(processes_per_rank)
+        if (count := local_ranks[process.node, process.local_rank]) > 1:
+            texts.append(f"local rank {process.local_rank} of {process.node}: {count} processes")
+    (world_size, _), *_ = Counter(process.world_size for process in processes).most_common(1)
+    missing = set(range(max(size, world_size))) - set(processes_per_rank)
     return {rank: "; ".join(texts) for rank, texts in errors.items() if texts} | dict.fromkeys(missing, "missing")
 
 
@@ -103,7 +112,7 @@ def count_samples(rank_samples: Sequence[Sequence[int]], size: int) -> SampleCou
 
 
 def parameter_digest(models: Iterable[nn.Module]) -> str:
-    """SHA-256 over the bytes of all parameters and buffers, in order."""
+    """SHA-256 over the bytes of all parameters and persistent buffers (``state_dict``), in order."""
     digest = hashlib.sha256()
     for model in models:
         for tensor in model.state_dict().values():

@@ -15,7 +15,7 @@ from tests.train.hf import runs
 
 
 def test_cases_follow_user_messages_with_functions() -> None:
-    cases = [list(evaluate.extract_cases(convert(row), "seen")) for row in generate.rows(5, seed=0)]
+    cases = [list(evaluate.extract_cases(convert(row), "seen")) for row in generate.conversations(5, seed=0)]
     one_call, two_calls, no_match, no_functions, with_thanks = cases
     assert [len(conversation_cases) for conversation_cases in cases] == [1, 1, 1, 0, 2]
     assert no_functions == []

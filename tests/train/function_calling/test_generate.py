@@ -10,21 +10,21 @@ from seatrial.train.function_calling.glaive import convert
 
 
 def test_all_rows_are_usable_and_deterministic() -> None:
-    rows = list(generate.rows(200, seed=3))
+    rows = list(generate.conversations(200, seed=3))
     conversations = [convert(row) for row in rows]
-    assert rows == list(generate.rows(200, seed=3))
-    assert rows != list(generate.rows(200, seed=4))
+    assert rows == list(generate.conversations(200, seed=3))
+    assert rows != list(generate.conversations(200, seed=4))
     calls = [len(message.get("tool_calls", [])) for conversation in conversations for message in conversation.messages]
     assert {1, 2} <= set(calls)
     assert any(not conversation.tools for conversation in conversations)
 
 
 def test_rows_do_not_depend_on_the_count() -> None:
-    assert list(generate.rows(7, seed=3)) == list(generate.rows(20, seed=3))[:7]
+    assert list(generate.conversations(7, seed=3)) == list(generate.conversations(20, seed=3))[:7]
 
 
 def test_five_kinds_of_rows_come_in_turn() -> None:
-    conversations = [convert(row) for row in generate.rows(50, seed=1)]
+    conversations = [convert(row) for row in generate.conversations(50, seed=1)]
     for number, conversation in enumerate(conversations):
         calls = [len(message["tool_calls"]) for message in conversation.messages if message.get("tool_calls")]
         assert calls == [[1], [2], [], [], [1]][number % 5]
@@ -34,7 +34,7 @@ def test_five_kinds_of_rows_come_in_turn() -> None:
 
 
 def test_called_function_is_listed_with_others() -> None:
-    for row in list(generate.rows(50, seed=2))[::5]:
+    for row in list(generate.conversations(50, seed=2))[::5]:
         conversation = convert(row)
         listed = [tool["function"]["name"] for tool in conversation.tools]
         (call,) = (call for message in conversation.messages for call in message.get("tool_calls", []))
@@ -46,7 +46,7 @@ def test_apostrophes_and_accents_survive_conversion() -> None:
     """The layout has arguments in single quotes; apostrophes inside values are escaped."""
     arguments = [
         json.dumps(call["function"]["arguments"], ensure_ascii=False)
-        for row in generate.rows(400, seed=0)
+        for row in generate.conversations(400, seed=0)
         for message in convert(row).messages
         for call in message.get("tool_calls", [])
     ]

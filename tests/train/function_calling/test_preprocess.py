@@ -10,7 +10,7 @@ from seatrial.model import UsageError
 from seatrial.train.function_calling import generate
 from seatrial.train.function_calling.preprocess import SPLITS, HeldOutFractions, preprocess, read_rows, read_split
 
-ROWS = list(generate.rows(300, seed=0))
+ROWS = list(generate.conversations(300, seed=0))
 HELD_OUT = HeldOutFractions(conversations=0.2, functions=0.2)
 
 

@@ -9,7 +9,7 @@ from seatrial.train.function_calling import generate, template
 from seatrial.train.function_calling.glaive import convert
 from seatrial.train.hf import tokenization
 
-ROWS = list(generate.rows(60, seed=0))
+ROWS = list(generate.conversations(60, seed=0))
 
 
 @pytest.fixture

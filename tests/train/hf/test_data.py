@@ -20,7 +20,7 @@ def prepare(tmp_path: Path, *overrides: str, name: str = "sft-smollm-135m") -> d
 def test_blocks_have_the_rows_and_padding_is_not_trained(tmp_path: Path) -> None:
     prepared = prepare(tmp_path, "data.samples=8")
     assert (prepared.report["data"], prepared.report["rows"], prepared.report["blocks"]) == ("generated", 8, 8)
-    row = next(rows.generate("no_robots", 1, seed=0))
+    row = next(rows.generate_rows("no_robots", 1, seed=0))
     block = prepared.blocks[0]
     text = prepared.tokenizer.decode(block["input_ids"])
     answer = prepared.tokenizer.decode(block["labels"][block["labels"] != IGNORE_INDEX])

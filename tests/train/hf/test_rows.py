@@ -12,13 +12,13 @@ SYSTEM = {"role": "system", "content": "Be kind."}
 
 
 def test_rows_depend_only_on_the_seed() -> None:
-    few, many, other = (list(rows.generate("alpaca", count, seed)) for count, seed in ((8, 0), (20, 0), (20, 1)))
+    few, many, other = (list(rows.generate_rows("alpaca", count, seed)) for count, seed in ((8, 0), (20, 0), (20, 1)))
     assert few == many[:8]
     assert many != other
 
 
 def test_generated_answers_match_their_instructions() -> None:
-    generated = rows.generate("alpaca", 400, seed=5)
+    generated = rows.generate_rows("alpaca", 400, seed=5)
     for reverse, add, count, letter in zip(*[generated] * 4, strict=True):
         assert reverse["output"].split() == reverse["input"].split()[::-1]
         first, second = (int(part) for part in add["instruction"].rstrip("?").split() if part.isdigit())
@@ -29,7 +29,7 @@ def test_generated_answers_match_their_instructions() -> None:
 
 
 def test_both_layouts_have_the_same_tasks() -> None:
-    for chat, plain in zip(rows.generate("no_robots", 12, 0), rows.generate("alpaca", 12, 0), strict=True):
+    for chat, plain in zip(rows.generate_rows("no_robots", 12, 0), rows.generate_rows("alpaca", 12, 0), strict=True):
         prompt = "\n\n".join(part for part in (plain["instruction"], plain["input"]) if part)
         assert chat["prompt"] == prompt
         assert rows.conversation(chat).messages == [
@@ -41,7 +41,7 @@ def test_both_layouts_have_the_same_tasks() -> None:
 
 def test_unknown_layout_is_an_error() -> None:
     with pytest.raises(KeyError, match="glaive"):
-        next(islice(rows.generate("glaive", 1, 0), 1))
+        next(islice(rows.generate_rows("glaive", 1, 0), 1))
 
 
 @pytest.mark.parametrize("messages", [[USER, ASSISTANT], [SYSTEM, USER, ASSISTANT], [USER, ASSISTANT] * 2])

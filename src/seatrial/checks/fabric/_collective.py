@@ -152,7 +152,7 @@ def measure(name: str, context: Context, options: CollectiveOptions) -> Iterator
     # Read after the measurement: NCCL opens connections at first use
     group["transports"] = _nccl_log.connections_by_transport(context.device)
     if modes.not_allocated and not modes.data_checks:
-        raise SeatrialError(f"no buffer could be allocated: {modes.not_allocated}")
+        raise SeatrialError(modes.allocation_error())
     if not modes.data_checks:
         raise NotApplicable(NO_CUDA_GRAPH)
     timed_check_count = len(modes.data_checks)
@@ -183,7 +183,7 @@ class _Modes:
     context: Context
     subjects: list[str]
     data_checks: list[tuple[str, Mapping[int, Mismatch]]] = field(default_factory=list)  # label, mismatch by rank
-    not_allocated: dict[str, object] = field(default_factory=dict)
+    not_allocated: dict[str, dict[str, str]] = field(default_factory=dict)
     back_to_back: dict[int, CollectiveResult] = field(default_factory=dict)
     percentiles: dict[int, CollectiveResult] = field(default_factory=dict)
 
@@ -306,10 +306,17 @@ class _Modes:
             for rank, mismatch in mismatches.items():
                 yield {"size": name, "rank": rank, "subject": self.subjects[rank]}, mismatch
 
+    def allocation_error(self) -> str:
+        """The message if no size could be allocated: the smallest size, and the first rank with its reason."""
+        name, reasons = list(self.not_allocated.items())[-1]
+        rank, reason = next(iter(reasons.items()))
+        return f"no buffer could be allocated at any size; request a smaller size. {name}: {rank}: {reason}"
+
     def not_requested(self) -> Iterator[Observation]:
         """Yield the facts NOT_REQUESTED and JUDGED_INSTEAD.
 
-        NOT_REQUESTED: metric of each default size that was not measured → the reason. JUDGED_INSTEAD: each size that
+        NOT_REQUESTED: metric of each default size that was not measured → the reason: not in the trial's options, or
+        the network is too slow for it. JUDGED_INSTEAD: each size that
         takes too long on a slow network → the largest default size that does not.
         """
         name, network, gpu = self.operation.name, self.context.tcp_network, self.context.on_gpu

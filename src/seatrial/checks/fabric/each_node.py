@@ -126,7 +126,8 @@ def _measure_largest_size(
             return size, subgroups.measure_all_reduce(groups, size, context.device, options.seconds), not_allocated
         except collectives.AllocationError as error:
             not_allocated[size_label(size)] = error.summary(subjects.__getitem__)
-    raise SeatrialError(f"no buffer could be allocated: {not_allocated}")
+    size_text, reason = list(not_allocated.items())[-1]
+    raise SeatrialError(f"no buffer could be allocated at any size down to {size_text}: {reason}")
 
 
 _FIX = (

@@ -1,6 +1,6 @@
 """Locates slow nodes, GPUs, rails and paths between nodes by transfers between pairs of nodes.
 
-A run starts it automatically when a check of several nodes is below a threshold (``localize`` in the trial). The
+A run starts it automatically when a multi-node check violates a threshold (``localize`` in the trial). The
 steps measure pairs in rounds, then suspected nodes with good partners, suspected paths again, and each direction:
 hardware.pair_search. All pairs of a step run concurrently in one job, so that a thousand nodes take minutes.
 
@@ -53,10 +53,10 @@ from seatrial.model import (
 if TYPE_CHECKING:
     from seatrial.bench.pairs import PairTiming
 
-# About 5 ms at the 50 GB/s of a 400 Gb/s NIC. CPU: 0.2 s at 200 Mbit/s. Traffic shapers, such as those of the tests, do
-# not limit a first burst; this size is 128 times the burst, so that the link is measured.
+# GPU_SIZE takes about 5 ms at the 50 GB/s of a 400 Gb/s NIC, CPU_SIZE 0.2 s at 200 Mbit/s. Traffic shapers, such as
+# those of the tests, do not limit a first burst; CPU_SIZE is 128 times this burst, so that the link is measured.
 GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("4MiB")
-MAX_OPERATION_S = 0.1  # on a TCP network: a search has 13 to 19 steps of at least five operations
+MAX_OPERATION_S = 0.1  # per operation on a TCP network; each step of a search has at least five operations
 
 
 class LocalizationOptions(Options):
@@ -210,6 +210,6 @@ CHECK = Check(
     limit_s=600.0,
     needs=Needs(min_ranks=2),
     options=LocalizationOptions,
-    skipped_if=("not in the record",),
+    skipped_if=("not verifiable from the record",),
     localizes=True,
 )

@@ -344,5 +344,5 @@ CHECK = Check(
     limit_s=300,
     needs=Needs(min_ranks=2),
     options=RdmaOptions,
-    skipped_if=("one node", "not in the record"),
+    skipped_if=("one node", "not verifiable from the record"),
 )

@@ -237,7 +237,7 @@ CHECK = Check(
         "variables": "settings",
     },
     limit_s=120.0,
-    child_trainings=("all",),  # its operations are logged in processes on all GPUs
+    child_tasks=("all",),  # its operations are logged in processes on all GPUs
     needs=Needs(gpus=True, min_ranks=2),
     options=TransportOptions,
 )

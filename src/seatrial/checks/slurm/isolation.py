@@ -180,5 +180,5 @@ CHECK = Check(
     measure=measure,
     limit_s=900,
     options=IsolationOptions,
-    skipped_if=("no Slurm", "not in the record"),  # Slurm may run one job per node
+    skipped_if=("no Slurm", "not verifiable from the record"),  # Slurm may run one job per node
 )

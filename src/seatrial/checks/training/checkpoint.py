@@ -349,6 +349,6 @@ CHECK = Check(
     measure=measure,
     limit_s=2400.0,  # three starts of up to 600 s, and saves on a slow filesystem
     options=CheckpointOptions,
-    child_trainings=("variants",) * 3,
+    child_tasks=("variants",) * 3,
     performance_metrics=("*_rate", "*_blocked"),
 )

@@ -158,7 +158,7 @@ CHECK = Check(
     facts_from_options=_facts_from_options,
     limit_s=900.0,
     options=FsdpOptions,
-    child_trainings=("all",),
+    child_tasks=("all",),
     may_exceed_100=("memory_excess", _ranks.SLOWDOWN),
     performance_metrics=(*_results.PERFORMANCE, *_ranks.METRICS),
 )

@@ -107,7 +107,7 @@ CHECK = Check(
     measure=measure,
     facts_from_options=lambda options: _results.facts_from_options(options, CONFIG),
     options=InputOptions,
-    child_trainings=("all",),
+    child_tasks=("all",),
     limit_s=700.0,
     performance_metrics=(*_results.PERFORMANCE, _ranks.DATA_WAIT),
 )

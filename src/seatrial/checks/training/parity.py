@@ -254,5 +254,5 @@ CHECK = Check(
     measure=measure,
     limit_s=1500.0,  # many processes on few CPU cores are slow
     options=ParityOptions,
-    child_trainings=("variants",) * 2,
+    child_tasks=("variants",) * 2,
 )

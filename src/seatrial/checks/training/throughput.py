@@ -195,7 +195,7 @@ CHECK = Check(
     },
     limit_s=900.0,
     options=ThroughputOptions,
-    child_trainings=("gpu", "all"),
+    child_tasks=("gpu", "all"),
     may_exceed_100=("efficiency.*", "memory_excess", _ranks.SLOWDOWN),
     performance_metrics=(*_results.PERFORMANCE, "efficiency.*", *_ranks.METRICS),
 )

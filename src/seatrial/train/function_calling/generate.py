@@ -101,8 +101,8 @@ class _RequestedCall:
         return f"""{CALL_MARKER} {{"name": "{self.function["name"]}", "arguments": '{arguments}'}}"""
 
 
-def rows(count: int, seed: int) -> Iterator[dict[str, str]]:
-    """``count`` rows with the keys system and chat, deterministic for a seed."""
+def conversations(count: int, seed: int) -> Iterator[dict[str, str]]:
+    """``count`` generated conversations: rows with the keys system and chat, deterministic for a seed."""
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
         yield _ROW_KINDS[number % len(_ROW_KINDS)](rng)

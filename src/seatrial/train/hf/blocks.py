@@ -83,7 +83,7 @@ def _key(config: TrainConfig, tokenizer: str | None) -> data_cache.Key:
         "samples": data.samples or (GENERATED_ROWS if data.path is None else None),
         "template": hashlib.sha256(template.chat_template().encode()).hexdigest(),
         "data": content(data.path, "the data") if data.path else {"generated with seed": str(config.seed)},
-        # a missing tokenizer is an error of tokenization.load
+        # if a local tokenizer does not exist, tokenization.load raises the error
         "tokenizer": content(tokenizer, "the tokenizer")
         if tokenizer and (hub.hub_repository(tokenizer) or Path(tokenizer).exists())
         else tokenizer or "trained",
@@ -107,9 +107,9 @@ def training_rows(config: TrainConfig) -> Iterable[Mapping[str, Any]]:
     if path is None:
         count = config.data.samples or GENERATED_ROWS
         return (
-            generate.rows(count, config.seed)
+            generate.conversations(count, config.seed)
             if layout == "function_calling"
-            else rows.generate(layout, count, config.seed)
+            else rows.generate_rows(layout, count, config.seed)
         )
     repository = hub.hub_repository(path)
     if repository is None:

@@ -28,7 +28,7 @@ _WORDS = (
 Task = tuple[str, str, str]  # instruction, input (may be empty), output
 
 
-def generate(layout: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
+def generate_rows(layout: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yield ``count`` rows in ``layout`` (no_robots or alpaca), determined by the seed."""
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
