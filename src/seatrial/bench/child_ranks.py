@@ -290,5 +290,5 @@ def _read_result(path: Path) -> ChildResult:
     try:
         return ChildResult(json.loads(lines[-1]))
     except (IndexError, ValueError):
-        printed = lines[-1][:_STDERR_CHARACTERS] if lines else "no output"
+        printed = f"'{lines[-1][:_STDERR_CHARACTERS]}'" if lines else "no output"
         return ChildResult(error=f"expected JSON as the last line of stdout, got {printed}")

@@ -29,8 +29,8 @@ from seatrial.model import SeatrialError
 from seatrial.util.files import atomic_write
 
 POLL_S = 2.0
-PROBE_S = 60  # for a pod to read its devices; nvidia-smi takes seconds
-RESOLVE_S = 60  # for the names of other pods to resolve; a DNS server may cache a missing name for 30 s
+PROBE_S = 60  # limit for a pod to read its devices; nvidia-smi takes seconds
+RESOLVE_S = 60  # limit for the names of other pods to resolve; a DNS server may cache a missing name for 30 s
 _PROBE_LABEL = "seatrial.dev/probe"
 _DELETE_TIMEOUT_S = 90
 _NAME_FILE = "probe-job"  # file in the artifacts with the name of the Job, from its creation until its deletion
