@@ -158,7 +158,7 @@ def test_checks_beyond_the_time_limit_are_announced_and_prevent_acceptance(tmp_p
     code, out, err = call("run", *options, "0.1")
     assert code == 3
     assert "1 check excluded by --time-limit: train.cnn" in " ".join(out.split())
-    assert err.index("left out by --time-limit") < err.index("start   job")
+    assert err.index("excluded by --time-limit") < err.index("start   job")
     record = load(tmp_path / "run")
     assert record.excluded_checks == {"train.cnn": "--time-limit"}
     assert [measurement.check for measurement in record.measurements] == ["host.inventory"]

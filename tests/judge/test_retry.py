@@ -180,7 +180,7 @@ def test_failure_has_no_retry_reason_before_the_retry() -> None:
     [
         ([second(20, error="NCCL: gone")], "n0/gpu0: NCCL: gone"),
         ([second(20, skipped="no GPU")], "n0/gpu0: no GPU"),
-        ([second(20, "n7/gpu0")], "n7/gpu0"),
+        ([second(20, "n7/gpu0")], "measured n7/gpu0, not the same subjects"),
     ],
 )
 def test_failed_retry_lifts_nothing(retries: list[Measurement], problem: str) -> None:

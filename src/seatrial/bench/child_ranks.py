@@ -28,9 +28,9 @@ from seatrial.util import processes
 from seatrial.util.failures import Failure, exit_hint, exit_reason, first_failure
 from seatrial.util.node_name import node_name
 
-_POLL_S = 0.05  # between looks at this rank's child process
-_READY_POLL_S = 0.5  # between reads of the number of ready children in the store
-_STORE_POLL_S = 1.0  # between reads of the store, which thousands of ranks may read
+_POLL_S = 0.05  # period of polls of this rank's child process
+_READY_POLL_S = 0.5  # period of reads of the number of ready children in the store
+_STORE_POLL_S = 1.0  # period of reads of the failure key in the store, which thousands of ranks may read
 _STDERR_CHARACTERS = 1500  # the end of a failed child's stderr that its error quotes
 EXIT_TIMEOUT = 124  # as timeout(1)
 _run_numbers = itertools.count()  # the same on all ranks: all run children equally often
@@ -53,16 +53,16 @@ class ChildResult:
 
 @dataclass(frozen=True)
 class StartedChildRanks:
-    """Children that all ranks started together; each rank has an object with its own child (None: rank in no group).
+    """Children that all ranks started together; each rank has an object with its own child, if any.
 
     The children import torch and then wait in ``open_child_group`` until ``results`` is called. ``start_key``: the key
-    in the rendezvous store that lets them go on. ``group_name``: the prefix of their group's keys in that store.
+    in the rendezvous store for which the children wait. ``group_name``: the prefix of their group's keys in that store.
     """
 
     start_key: str
     group_name: str
     child: processes.Child | None
-    process_count: int  # on all ranks
+    process_count: int  # number of children on all ranks
     files: Mapping[str, Path]
     limit_s: float
 
@@ -161,7 +161,7 @@ def start_child_ranks(
         ranks = all_groups[group_number]
         identity = {"RANK": ranks.index(rank), "WORLD_SIZE": len(ranks), "LOCAL_RANK": local_rank}
         variables = {**env, **{key: str(value) for key, value in identity.items()}}
-        # The child must not inherit NCCL_GRAPH_MIXING_SUPPORT=0 of seatrial: a training may run operations in a CUDA
+        # The child must not inherit NCCL_GRAPH_MIXING_SUPPORT=0 of seatrial: training may run operations in a CUDA
         # graph concurrently with others
         omitted_variable = group.GRAPH_MIXING if group.GRAPH_MIXING in group.set_by_seatrial else ""
         common = {
@@ -201,7 +201,7 @@ def failure_text(rank: int, result: ChildResult) -> str:
 
 
 def first_failed_rank(failed: Mapping[int, ChildResult]) -> int:
-    """The rank whose error caused those of the others."""
+    """The rank whose error caused the errors of the others."""
     return first_failure(
         Failure(rank, result.exit_code, reported=True, order=result.failure_order)  # reported: stderr is always kept
         for rank, result in failed.items()
@@ -290,5 +290,5 @@ def _read_result(path: Path) -> ChildResult:
     try:
         return ChildResult(json.loads(lines[-1]))
     except (IndexError, ValueError):
-        printed = f"{lines[-1][:_STDERR_CHARACTERS]!r}" if lines else "nothing"
+        printed = f"'{lines[-1][:_STDERR_CHARACTERS]}'" if lines else "no output"
         return ChildResult(error=f"expected JSON as the last line of stdout, got {printed}")

@@ -37,8 +37,8 @@ from seatrial.util.text import and_more
 T = TypeVar("T")
 
 # Much longer than the 1 ms in which ranks exchange their times, and than the fixed overhead of a window. All-reduce of
-# 64 MiB on H200 differed from nccl-tests by -1.1 % with 20 ms and +0.03 % with 50 ms (docs/results). Ten fit in
-# MIN_TIMED_S.
+# 64 MiB on H200 differed from nccl-tests by -1.1 % with 20 ms and +0.03 % with 50 ms (docs/results). MIN_TIMED_S
+# has time for ten windows.
 WINDOW_S = 0.05
 # Ten consecutive windows may agree by chance: medians over 0.2 s differed by up to 3.6 % (all-to-all, 64 MiB, 4 H200)
 MIN_TIMED_S = 0.5
@@ -47,12 +47,12 @@ MIN_TIMED_S = 0.5
 GRAPH_SMALL_SIZE = 2**20
 GRAPH_WINDOW_S = 0.02
 GRAPH_MIN_TIMED_S = 0.2
-MAX_WINDOWS = 200  # a longer burn-in uses longer windows, not more
+MAX_WINDOWS = 200  # a longer burn-in uses longer windows, not more windows
 
 OPERATIONS_PER_GRAPH = 100  # makes the launch time of the graph negligible
 PERCENTILE_SAMPLES = 300  # the 99th percentile needs at least 299 (one-sided 95 %, order statistics)
 
-_MAX_LISTED_RANKS = 4  # in an error message
+_MAX_LISTED_RANKS = 4  # ranks listed in an error message
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 TIMING = (

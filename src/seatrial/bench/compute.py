@@ -15,7 +15,7 @@ from seatrial.bench.timing import DeviceTiming, time_on_device
 # Types of the inputs; tf32 is float32 data on tensor cores that keep 10 bits of the mantissa.
 DTYPES = ("bf16", "fp16", "tf32", "fp8", "fp32")
 _TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
-SEED = 2024  # of the random matrices, which are the same on all devices
+SEED = 2024  # seed of the random matrices, which are the same on all devices of one kind
 # Every 61st row of the product is compared with float64. Libraries compute tiles of 64 rows or more, each on one
 # multiprocessor, so every tile is checked; as 61 is prime, at different rows within it.
 CHECKED_ROW_STRIDE = 61
@@ -67,7 +67,7 @@ def _error(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class BurnResult:
-    """``changed_products``: windows whose last product differs from the first; ``error``: see relative_error."""
+    """``changed_products``: number of windows whose last product differs from the first product of the burn."""
 
     timing: DeviceTiming
     changed_products: int
@@ -75,7 +75,10 @@ class BurnResult:
 
 
 def burn(dtype: str, size: int, device: str, seconds: float) -> BurnResult:
-    """Multiply the same two matrices for ``seconds`` and compare the product bitwise after every window."""
+    """Multiply the same two matrices for ``seconds`` and compare the product bitwise after every window.
+
+    ``error`` of the result is the ``relative_error`` of the last product.
+    """
     a, b = _inputs(dtype, size, device)
     changed = 0
     with _precision(dtype):

@@ -29,7 +29,7 @@ from seatrial.util.resolver import RESOLVE_TIMEOUT_S
 from seatrial.util.text import error_text
 
 MAX_PARALLEL_CONNECTS = 32  # threads per node
-PINGS = 10  # per pair, so that at least one of them is not delayed by a queue
+PINGS = 10  # exchanges per pair; the shortest one is probably not delayed by a queue
 _TIMESTAMPS = struct.Struct("!dd")
 
 
@@ -88,7 +88,7 @@ class ConnectivityProbe:
         self._sockets: dict[str, socket.socket] = {}
 
     def listen(self) -> Endpoint:
-        """Listen on a free port of all addresses. Raises OSError."""
+        """Listen on a free port on all interfaces. Raises OSError."""
         self._listener = listen()
         Thread(target=self._accept, args=(self._listener,), daemon=True).start()
         return Endpoint(self._listener.getsockname()[1], self._token, local_address())

@@ -11,8 +11,8 @@ import torch
 
 from seatrial.bench.timing import DeviceTiming, time_on_device
 
-BLOCK_BYTES = 2**28  # compared at a time; the comparison needs an eighth of that as scratch memory
-# All bits 0, all bits 1, and alternating bits in both phases, as in memtest86; a random pattern follows
+BLOCK_BYTES = 2**28  # bytes per comparison, which needs 1.25 times as much scratch memory: the pattern and a mask
+# All bits 0, all bits 1, 01…01 and 10…10, as in memtest86; a random pattern follows
 FIXED_PATTERNS = (0, -1, 0x5555555555555555, -0x5555555555555556)
 
 _Fill = Callable[[torch.Tensor, int], torch.Tensor]  # writes a pattern to a block; the int is the block's number

@@ -22,7 +22,7 @@ STEP_TIMEOUT_S = 30.0  # a step is a few system calls; one that takes longer han
 
 
 class ParticipantError(Exception):
-    """A step failed on some participants, by name in ``reasons``; raised on all ranks."""
+    """A step failed on some participants; raised on all ranks. ``reasons``: name of a participant → reason."""
 
     def __init__(self, reasons: Mapping[str, str], timed_out: bool) -> None:
         super().__init__(group_by_text(reasons))

@@ -21,7 +21,7 @@ from seatrial.model import SeatrialError, format_bytes
 
 @dataclass(frozen=True)
 class PairTiming:
-    """Transfers of one rank with its partner. ``seconds``: per operation, of each window. ``mismatch``: wrong data."""
+    """Transfers of one rank with its partner. ``seconds``: time per operation by window."""
 
     rank: int
     partner: int

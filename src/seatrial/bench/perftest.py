@@ -22,8 +22,10 @@ from seatrial.util import processes
 
 START_LIMIT_S = 10.0  # a server listens before it allocates memory
 PORT_ATTEMPTS = 3  # another process may take a free port before the server does
-_POLL_S = 0.02  # between looks at a program or its port
-_MAX_CHARACTERS = 1200  # kept of the output of one side: the table at its end, and the first errors
+_POLL_S = 0.02  # period of polls of a program or its port
+_MAX_CHARACTERS = (
+    1200  # characters kept of each stream: the end of stdout (the table), the begin of stderr (first errors)
+)
 _LISTEN = "0A"  # proc(5), /proc/net/tcp: state TCP_LISTEN
 
 

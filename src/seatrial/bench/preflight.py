@@ -170,7 +170,9 @@ def _first_line(error: Exception) -> str:
 def _try_hf_cache(required: dict[str, Any], facts: dict[str, Any]) -> None:
     """Raise Problem if the Hugging Face cache, or its nearest existing parent folder, is not writable."""
     path = os.environ.get("HF_HOME")
-    if not required["hf_cache"] or not path:  # unset: only a config with a model of the Hub writes to the default cache
+    if (
+        not required["hf_cache"] or not path
+    ):  # if unset, only a config with a model of the Hub writes to the default cache
         return
     facts["hf_home"], existing = path, os.path.abspath(path)
     while not os.path.lexists(existing):

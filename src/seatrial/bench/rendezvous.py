@@ -24,9 +24,9 @@ from seatrial.util.text import error_text
 
 # How long nodes wait for each other. They start within seconds with srun, later with containers or a busy filesystem
 CONNECT_LIMIT_S, LISTEN_LIMIT_S = 30.0, 60.0
-_RETRY_S = 0.2  # between two attempts to connect
-_LOOKUP_RETRY_S = 2.0  # between two lookups: many pods ask one DNS service
-_TOKEN_BYTES = 16  # which open_connection reads
+_RETRY_S = 0.2  # pause between two attempts to connect
+_LOOKUP_RETRY_S = 2.0  # pause between two lookups: many pods ask one DNS service
+_TOKEN_BYTES = 16  # open_connection reads so many bytes
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -37,7 +37,9 @@ def main(arguments: Sequence[str]) -> None:
     if pod:
         problem = try_pod(address, int(port), token, index=int(pod[0]), nodes=int(pod[1]), limit_s=float(pod[2]))
         if problem and pod[0] == "0":  # pod 0 listens, so the problem is the port
-            problem += ". With host_network another process of the node may; seatrial run --resume takes another port"
+            problem += (
+                ". With host_network, another process of the node may use it; seatrial run --resume takes another port"
+            )
             shell = f"kubectl debug node/{node} -it --image=IMAGE --profile=sysadmin -- chroot /host"
             first_command = f"{shell} ss -ltnp sport = :{port}"
         else:

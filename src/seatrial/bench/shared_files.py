@@ -26,11 +26,11 @@ POLL_S = 0.001
 ATTEMPTS = 5  # if no two participants access the file at the same time in any of them, the probe is inconclusive
 REPLACE_S = 0.2  # duration of the first attempt of the rename probe
 PAGE_RECORDS = 1024  # records of 4 bytes in a file of one page
-MIN_REPLACEMENTS = 100  # per attempt, on a slow filesystem too
+MIN_REPLACEMENTS = 100  # minimum per attempt; on a slow filesystem it takes longer than REPLACE_S
 RECORDS = 50  # appended by each participant
-RECORD_BYTES = 64  # of a record, and of the content of other small files
+RECORD_BYTES = 64  # size of a record, and of the content of other small files
 APPEND_INTERVAL_S = 0.001  # so that the records of a participant are written separately
-LOCK_TURNS = 20  # per participant, if there are two
+LOCK_TURNS = 20  # turns of each participant if there are two; more participants have fewer turns
 LOCK_HOLD_S = 0.001  # how long a participant holds the lock in each turn
 LOCK_TIMEOUT_S = 20.0  # no participant holds the lock longer than LOCK_HOLD_S
 
@@ -82,7 +82,7 @@ def visibility_delays(folder: SharedFolder) -> list[float]:
 
 
 def wait_for_contents(paths: Sequence[Path], digests: Sequence[str]) -> dict[int, float]:
-    """File index → seconds until the file matched its digest; files that never matched are left out."""
+    """File index → seconds until the file matched its digest; files that never matched are omitted."""
     started, delays = time.monotonic(), dict[int, float]()
     while True:
         for index, (path, digest) in enumerate(zip(paths, digests, strict=True)):

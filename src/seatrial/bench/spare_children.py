@@ -1,7 +1,7 @@
 """Child processes that import the training code at the start of a job and wait for their task.
 
-On 2 and 4 H200 the imports take 5.5 and 12.7 s of each training that a check starts (``phases_s`` in docs/results).
-They are done before the first check: during a check they would take CPU time from its measurement. A waiting child
+On 2 and 4 H200 the imports take 5.5 and 12.7 s of each training run that a check starts (``phases_s`` in docs/results).
+The imports end before the first check: during a check they would take CPU time from its measurement. A waiting child
 has no CUDA context and uses no CPU time. Its rank sends the task over a pair of sockets: a connection of each child to
 the rendezvous store would exceed the open files of the store's process on a large cluster.
 """
@@ -29,9 +29,9 @@ from seatrial.util.gc_pause import gc_paused
 
 Gpus = Literal["own", "all"]  # visible to a child during its imports: a library may open CUDA there
 
-IMPORTED = "seatrial.train.loop"  # this module imports all that a training needs
+IMPORTED = "seatrial.train.loop"  # this module imports all that a training run needs
 READY_LIMIT_S = 120.0  # children that import for longer are not used
-SEND_LIMIT_S = 10.0  # a child that does not read its task by then is not used, e.g. a stopped one
+SEND_LIMIT_S = 10.0  # a child that does not read its task within this time, e.g. a stopped one, is not used
 # Prefixes of variables that a check may still change after the imports, since they are read when a process group or
 # communicator is opened. An import may already have read other variables, such as HF_HOME or OMP_NUM_THREADS.
 READ_LATER = ("NCCL_", "TORCH_NCCL_", "RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -41,7 +41,7 @@ _waiting: list[SpareChild] = []  # the spare children of this rank
 
 @dataclass(frozen=True)
 class SpareChild:
-    """A child that waits for its task from ``connection``; ``environment``: of the rank at the start of the child."""
+    """A child that waits for its task on ``connection``; ``environment``: the rank's when the child was started."""
 
     child: processes.Child
     gpus: Gpus

@@ -19,7 +19,7 @@ from seatrial.model import format_bytes
 
 T = TypeVar("T")
 
-CHUNK_BYTES = 2**22  # per read or write; larger than the stripe size of common parallel filesystems
+CHUNK_BYTES = 2**22  # bytes per read or write; larger than the stripe size of common parallel filesystems
 SMALL_FILE_BYTES = 4096
 
 

@@ -49,7 +49,7 @@ def gpu_models(ranks: Sequence[int], device: str) -> str | None:
 
 
 def measure_all_reduce(groups: Sequence[Sequence[int]], size: int, device: str, seconds: float) -> list[GroupResult]:
-    """Time an all-reduce of ``size`` bytes (float32) in all disjoint ``groups`` of two or more ranks concurrently.
+    """Time an all-reduce of ``size`` bytes (float32) in all disjoint ``groups`` concurrently.
 
     Windows begin together on all ranks; see ``time_operation``. One more result is checked bit by bit. Raises
     AllocationError on all ranks if the buffer does not fit on one of them.

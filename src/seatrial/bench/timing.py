@@ -18,7 +18,7 @@ from seatrial.util.quantiles import median_interval
 WINDOW_S = 0.05  # much longer than a kernel launch and than the clock's resolution
 MIN_WINDOWS = 10  # convergence is tested after every MIN_WINDOWS windows
 RETRY_MIN_WINDOWS = 30  # a retry takes more samples, since the first measurement was bad or inconclusive
-min_windows = MIN_WINDOWS  # for this process; the worker sets it to RETRY_MIN_WINDOWS before a retry
+min_windows = MIN_WINDOWS  # value of this process; the worker sets it to RETRY_MIN_WINDOWS before a retry
 MAX_WINDOWS = 400  # 20 s, unless ``min_seconds`` is longer
 PRECISION = 0.01  # timing stops when the median is known to this fraction of its value
 # With less precise values, a limit of 10 % does not detect a slowdown of 15 % (analysis/power.py)
@@ -151,8 +151,10 @@ def _needs_window(windows: list[float], spent: float, seconds: float, min_second
 
 
 def time_is_up(windows: Sequence[float], spent: float, seconds: float, device: str) -> bool:
-    """Whether timing must end: after ``seconds``, or on a GPU, while the median is not known to MIN_PRECISION, after
-    MAX_EXTENSION times as long.
+    """Whether timing must end after ``spent`` seconds.
+
+    Timing ends after ``seconds``. On a GPU whose median is not known to MIN_PRECISION, it ends after MAX_EXTENSION ×
+    ``seconds`` at the latest.
     """
     if spent < seconds:
         return False

@@ -121,7 +121,7 @@ def time_peer_copies(
 
 
 def _time_pair(source: int, target: int, seconds: float, size: int) -> PeerCopy:
-    """Time copies of ``size`` bytes from ``source`` to ``target``, alone and with copies in the other direction."""
+    """Time copies of ``size`` bytes from ``source`` to ``target``, first alone, then with concurrent copies back."""
     first, second = f"cuda:{source}", f"cuda:{target}"
     forward_buffers = [torch.empty(size, dtype=torch.uint8, device=device) for device in (first, second)]
     back_buffers = [torch.empty(size, dtype=torch.uint8, device=device) for device in (second, first)]

@@ -80,7 +80,7 @@ class Usage(NamedTuple):
     """Size and free space of a filesystem in bytes; ``path`` has symbolic links resolved, relative to ``root``."""
 
     size: int
-    free: int  # for users without root privileges
+    free: int  # bytes that users without root privileges may write
     writable: bool
     path: str
 

@@ -22,12 +22,12 @@ _TITLE = re.compile(
     r"\s*Filesystem\s+(kbytes|blocks|space|used)\s+b?quota\s+b?limit\s+b?grace\s+files\s+i?quota\s+i?limit\s+i?grace\s*"
 )
 _NO_QUOTA = re.compile(r"Disk quotas for (user|group) \S+ \([ug]id \d+\): (none|no limited resources used)\s*")
-_PROJECT = re.compile(r"\s*(\d+)\s+[-P]\s+\S.*")  # of lfs project -d; 0: no project
+_PROJECT = re.compile(r"\s*(\d+)\s+[-P]\s+\S.*")  # a line of lfs project -d; project 0 is no project
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgtpe]?)\*?", re.IGNORECASE)  # "*": above the limit
 _NOTES = re.compile(r"[ugp]id \d+ is using default .*")
 _PARTLY_DOWN = "lfs: some servers do not answer, so that its numbers are inaccurate (lfs check servers)"
 _BEEGFS_7_TITLE = "name,id,size,hard,files,hard"
-_BEEGFS_UNLIMITED = 2**63 - 1  # of `beegfs quota set-limits --space unlimited`
+_BEEGFS_UNLIMITED = 2**63 - 1  # set by `beegfs quota set-limits --space unlimited`
 _OST = re.compile(r"(\S+)_UUID\s+(?:\S+\s+){3}(\d+)%\s+\S.*\[OST:\d+\]")
 _INACTIVE = re.compile(r"(\S+?)(?:_UUID)?\s*: inactive device")
 
@@ -73,7 +73,7 @@ def read_quota(
     """The quota at ``path`` with the largest share in use: of this process's user, of the group, of Lustre's project.
 
     ``tool``: lfs, beegfs, quota, or statvfs for filesystems whose quota is the size of the folder; else unknown.
-    ``mounted``: number of mounted filesystems with this tool. ``gid``: group of new files; None: that of the process.
+    ``mounted``: number of mounted filesystems with this tool. ``gid``: group of new files; None: the process's group.
     """
     uid, group = str(os.geteuid()), str(os.getegid() if gid is None else gid)
     if tool == "statvfs":
@@ -94,7 +94,7 @@ def read_quota(
         "ndjson",
     ]
     beegfs_7 = ["beegfs-ctl", "--getquota", "--csv", f"--mount={path}"]
-    owners: dict[str, list[_Attempts]] = {  # of the user, then of the group
+    owners: dict[str, list[_Attempts]] = {  # attempts for the user, then for the group
         "lfs": [
             [(["lfs", "quota", option, owner, path], parse_quota_table)]
             for option, owner in (("-u", uid), ("-g", group))

@@ -21,7 +21,7 @@ from seatrial.util.text import printable
 
 FIRST_ANSWER_S = 20.0  # srun starts a step in less than a second; nvidia-smi without persistence mode takes seconds
 _POLL_S = 0.1
-_MAX_BYTES = 4 * 2**20  # of the step's output; 1,000 nodes of 8 GPUs write 0.5 MB at a time
+_MAX_BYTES = 4 * 2**20  # size of the step's output; 1,000 nodes of 8 GPUs write 0.5 MB at a time
 _MIB = 2**20
 _MAX_REASONS = 4
 
@@ -52,7 +52,7 @@ class GpuUseStep:
         self._readings = Readings()
 
     def read(self, wait_s: float = FIRST_ANSWER_S) -> tuple[tuple[GpuUse, ...], str]:
-        """Return the last use of each GPU, and why that of some nodes is unknown; empty if all nodes answered.
+        """Return the last use of each GPU, and why the use on some nodes is unknown; empty if all nodes answered.
 
         Waits for the first answer of all nodes, at most ``wait_s`` seconds.
         """

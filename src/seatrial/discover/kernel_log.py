@@ -13,7 +13,7 @@ from seatrial.model import Frozen
 _RECORD = re.compile(r"\d+,\d+,(\d+),[^;\n]*;(.*)")
 # the driver's format, as in nvidia's Xid documentation; old drivers write the address without "PCI:"
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): (\d{1,6}), ?(.*)")
-_RECORD_BYTES = 8192  # of one read: the largest record
+_RECORD_BYTES = 8192  # bytes per read: the size of the largest record
 _MAX_RECORDS = 200_000
 _MAX_XIDS = 1000
 

@@ -100,7 +100,7 @@ class Kubectl:
         return list(objects)
 
     def refusals(self, *permissions: tuple[str, str]) -> list[str]:
-        """Return those of ``permissions`` (verb, resource) that the user lacks, as ``create jobs.batch``.
+        """Return the ``permissions`` (verb, resource) that the user lacks, as ``create jobs.batch``.
 
         Raises KubectlError if the API server cannot be asked.
         """

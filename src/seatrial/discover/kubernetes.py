@@ -53,7 +53,7 @@ _GO_DURATION = re.compile(r"([\d.]+)(h|ms|m|µs|us|s)")
 _GO_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6}
 # containerd, CRI-O: "registry.example/seatrial@sha256:…"; an imported image has "sha256:…", the digest of its config
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
-_NOT_STARTED = {"StartError", "ContainerCannotRun"}  # of a container whose command did not start
+_NOT_STARTED = {"StartError", "ContainerCannotRun"}  # reasons of a container whose command did not start
 # Labels that a node with an NVIDIA GPU has, also if no device plugin runs on it: GPU Operator, Node Feature Discovery
 _GPU_LABELS = (
     "nvidia.com/gpu.present",

@@ -17,7 +17,7 @@ def is_report(document: Any) -> bool:
 
 
 def parse(document: dict[str, Any]) -> NcclTestsOutput:
-    """The table and the devices of a report; values of another type than nccl-tests writes are left out."""
+    """The table and the devices of a report; values of another type than nccl-tests writes are omitted."""
     config, bounds = _mapping(document.get("config")), _mapping(document.get("out_of_bounds"))
     table = Table(program=_program(document.get("args")), max_bytes=_integer(config.get("maximum_bytes")))
     table.step_bytes = _integer(config.get("step_bytes")) or 0

@@ -23,7 +23,7 @@ ELEMENT_BYTES = {
 REDUCTIONS = ("sum", "prod", "max", "min", "avg", "mulsum")
 _MAX_NCCL_LOG = 2**23  # characters of NCCL's log that are kept: it logs versions, networks and connections first
 _MAX_LINE = 2**11  # characters of a line that are read; lines of nccl-tests have about 200
-_MAX_ROWS = 2**16  # of one table; a sweep has less than 100
+_MAX_ROWS = 2**16  # rows of one table; a sweep has fewer than 100
 _MAX_DEVICES = 2**17
 _TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _TYPE = "|".join(sorted(ELEMENT_BYTES, key=len, reverse=True))
@@ -306,7 +306,7 @@ class _Reader:
         self._add_numbers(row, rest)
 
     def _continue_row(self, line: str) -> None:
-        """Add the numbers of a line to the row that it continues: that of the same prefix."""
+        """Add the numbers of a line to the row with the same prefix."""
         for prefix, row in self.open_rows.items():
             text = line.strip()
             if text.startswith(prefix) and _only_numbers(text[len(prefix) :].replace(prefix, " ") if prefix else text):

@@ -71,7 +71,7 @@ def is_report(document: Any) -> bool:
 
 
 def parse_json(document: dict[str, Any]) -> NvbandwidthOutput:
-    """The results of a report; values of another type than nvbandwidth writes are left out."""
+    """The results of a report; values of another type than nvbandwidth writes are omitted."""
     report = document["nvbandwidth"]
     matrices: list[Matrix] = []
     failures: dict[str, str] = {}
@@ -185,7 +185,7 @@ class _Reader:
             self.matrix.rows.append([_cell(cell) for cell in values])
 
     def _end_matrix(self, name: str) -> None:
-        """Close the matrix. ``name``: that of its summary; of a bidirectional testcase only the total is kept."""
+        """Close the matrix. ``name``: name in its summary; of a bidirectional testcase only the total is kept."""
         matrix, self.matrix = self.matrix, None
         if matrix is None:
             return

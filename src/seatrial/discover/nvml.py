@@ -16,7 +16,7 @@ _NOT_SUPPORTED = ("NotSupported",)
 # supports the feature.
 _DRIVER_MISMATCH = ("FunctionNotFound", "ArgumentVersionMismatch", "Deprecated")
 _GPU_LOST = ("GpuIsLost", "ResetRequired")
-_NO_PCI_ADDRESS = "FFFFFFFF:"  # of a switch that is not visible in a virtual machine
+_NO_PCI_ADDRESS = "FFFFFFFF:"  # NVML's address of a switch that is not visible in a virtual machine
 _NO_SUCH_LINK = ("NotSupported", "InvalidArgument")
 
 _INIT_ERRORS = {

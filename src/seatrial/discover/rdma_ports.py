@@ -40,7 +40,7 @@ class Gid(Frozen):
 class PortDetails(Frozen):
     """One RDMA port. Rates and bandwidths are in Gbit/s, one direction.
 
-    ``mtu`` is that of the interface of a RoCE port, ``active_mtu`` that of RDMA packets; None without ibv_devinfo.
+    ``mtu``: MTU of the interface of a RoCE port. ``active_mtu``: MTU of RDMA packets; None without ibv_devinfo.
     ``capability_gbps`` is the fastest mode that ethtool lists; ``pci_gbps`` is the present bandwidth of the PCI link.
     ``name`` is the device, with ``:PORT`` if it has several ports, as in NCCL_IB_HCA.
     """

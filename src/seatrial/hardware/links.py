@@ -41,7 +41,7 @@ FactRole = Literal[
     "rdma_devices",  # the RDMA devices of a node
     "nics",  # the network interfaces of a node
     "transports",  # the transports that NCCL uses
-    "connections",  # as "transports", of a collective that was measured; read for the network where that is missing
+    "connections",  # as "transports", for a measured collective; read if "transports" is missing
     "hcas",  # the RDMA ports that NCCL uses
     "socket_interfaces",  # the TCP interfaces that NCCL uses
     "algorithms",  # NCCL's algorithms by operation
@@ -230,7 +230,7 @@ def _common_ports(ports_of_nodes: Collection[_NodePorts | None]) -> RdmaPorts | 
     """The ports of all nodes; None if they are unknown on a node, or differ.
 
     If all nodes have equally many ports, but some ports are slower on some nodes, the ports of the node with the most
-    fast ports are returned: a slow port is a fault, and the expected bandwidth is that of healthy nodes.
+    fast ports are returned: a slow port is a fault, and the expected bandwidth is the bandwidth of healthy nodes.
     """
     present = [ports for ports in ports_of_nodes if ports]
     kinds = {(ports.fastest.kind, ports.fastest.gbps) for ports in present}

@@ -1,6 +1,6 @@
 """The bus bandwidth that the links of several nodes allow: by operation, algorithm and number of nodes. Pure.
 
-The bound is that of the slowest link that the operation uses: the network ports of a node, the PCIe links between its
+The slowest link that the operation uses sets the bound: the network ports of a node, the PCIe links between its
 GPUs and its ports, or its NVLinks. The shares of a bound that good clusters reach are in ``network_limits``.
 """
 

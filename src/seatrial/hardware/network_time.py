@@ -13,7 +13,7 @@ from seatrial.model import format_bytes
 # (bench.collectives, time_operation)
 OPERATIONS_PER_SIZE = 5
 SLOW_FACTOR = 4.0  # time limits are this multiple of the expected time, as in model.job.REQUEST_FACTOR
-MAX_SIZE_S = 60.0  # default sizes that take longer are left out, down to the smallest size with limits for TCP
+MAX_SIZE_S = 60.0  # default sizes that take longer are not timed, down to the smallest size with limits for TCP
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TcpNetwork:
         return OPERATIONS_PER_SIZE * self.operation_s(operation, size)
 
     def left_out_reason(self, operation: str, size: int) -> str:
-        """Why a size is left out, as text: its expected seconds and the limit."""
+        """Why a size is not timed, as text: its expected seconds and the limit."""
         seconds = f"about {self.size_s(operation, size):.0f} s on a network of {self.gbps:g} Gb/s"
         return f"{format_bytes(size)} takes {seconds} (limit {MAX_SIZE_S:g} s)"
 
@@ -65,7 +65,7 @@ def busbw_factor(operation: str, ranks: int) -> float:
 
 
 def _limit(operation: str, nodes: int) -> NetworkLimit:
-    """The limit of the operation over TCP; that of the all-reduce for operations without one."""
+    """The limit of the operation over TCP; for operations without a limit, the limit of the all-reduce."""
     limit = find_limit(operation, "tcp", nodes) or find_limit("all_reduce", "tcp", nodes)
     if limit is None:
         raise ValueError(f"data/network_limits.yaml has no limit for TCP on {nodes} nodes")

@@ -35,14 +35,14 @@ from seatrial.util.quantiles import deviation
 
 Key = TypeVar("Key")
 ROUNDS = 3
-REPEATS = 3  # of each suspect, with another partner each time, and of each direction
-PATH_REPEATS = 4  # of each slow path: of many pairs, more are slow by chance
+REPEATS = 3  # repeats of each suspect, with another partner each time, and of each direction
+PATH_REPEATS = 4  # repeats of each slow path: of many pairs, more are slow by chance
 CONTROL_PAIRS = 4  # pairs of good nodes in a step with suspects, as the reference
 MAX_PATHS = 128  # slow paths to repeat; most of them are disjoint and run concurrently
 # In standard deviations: for a suspect, and for a fault after the repetition. 2.2 misses 1 in 400 paths that are slow
 # by 5 % with noise of 1 %; the repetition clears those that are slow by chance.
 _SUSPECT_Z, _FAULT_Z = 2.2, 3.0
-_MEDIAN_TO_MEAN = 1.2533  # standard deviation of the median of many normal values relative to that of their mean
+_MEDIAN_TO_MEAN = 1.2533  # standard deviation of the median of many normal values ÷ standard deviation of their mean
 
 
 def round_robin(count: int, max_rounds: int) -> list[list[tuple[int, int]]]:

@@ -27,7 +27,7 @@ OUTLIER_DEVIATIONS = 3.5
 # Probability that a healthy peer group of any size has an outlier; it sets the limit for more than about 40 subjects
 FALSE_ALARM_PROBABILITY = 0.01
 MODEL_SEPARATOR = " + "  # joins the names of different GPU models (bench.rank.describe_devices)
-_MIG_INSTANCE = " MIG "  # in the driver's name of a MIG instance: NVIDIA A100-SXM4-80GB MIG 1g.10gb
+_MIG_INSTANCE = " MIG "  # part of the driver's name of a MIG instance: NVIDIA A100-SXM4-80GB MIG 1g.10gb
 
 
 class Spec(Frozen):

@@ -13,7 +13,7 @@ from statistics import median, pstdev
 
 from seatrial.hardware.pair_rates import Conclusion, Direction, Limits, PairRate, PairStep, SlowPath, log_ratio
 
-_REPEATS = 3  # of both directions at once, and of each direction
+_REPEATS = 3  # measurements of both directions at once, and of each direction
 _FAULT_Z = 3.0  # standard errors
 
 

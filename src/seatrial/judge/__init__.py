@@ -35,8 +35,8 @@ def judge(
     """Verdicts on all checks of a trial, in the trial's order, including checks without a measurement.
 
     ``jobs`` define on how many subjects each check must be measured. ``site`` is the site's baseline, learned from this
-    run among others if ``site_includes_run``. ``retries`` are second measurements of checks that failed; they confirm
-    or lift a FAIL. With None, no retry was possible yet: a FAIL is not marked as not retried.
+    run among others if ``site_includes_run``. ``retries`` are the second and third measurements of checks that failed;
+    they confirm or lift a FAIL. With None, no retry was possible yet: a FAIL is not marked as not retried.
     """
     trial_links = links.read(measurements, checks)
     references = select_references(

@@ -182,7 +182,7 @@ def _world_size_errors(check: Check, job: Job, measured: Sequence[Measurement]) 
 
 
 def _misplaced_metrics(check: Check, plan: RecordedPlan, measured: Sequence[Measurement]) -> Iterator[str]:
-    """An error if metrics have subjects that are not in the plan; a CONTROL check may name any node."""
+    """An error if metrics have subjects that are not in the plan. A CONTROL check may use any subject."""
     if check.scope is Scope.CONTROL:
         return
     misplaced: set[str] = set()
@@ -200,7 +200,7 @@ def _misplaced_metrics(check: Check, plan: RecordedPlan, measured: Sequence[Meas
 
 
 def _ports(plan: RecordedPlan, measurement: Measurement) -> Iterator[str]:
-    """The RDMA ports that a measurement lists, of nodes of the plan."""
+    """The subjects of the RDMA ports in the fact PORTS_USED, for the nodes of the plan."""
     ports = common_fact(measurement.facts, PORTS_USED) or {}
     return (f"{node}/{name}" for node, names in ports.items() if node in plan.nodes for name in names)
 

@@ -148,7 +148,7 @@ def _missing_results(
     missing = [name for name in needed if name in not_measured]
     if missing and len(missing) < len(needed):  # if all are, the last reason says so
         reasons.append(f"not measured: {and_more(missing, _MAX_NAMED)}")
-    # the user did not choose the checks that a time limit leaves out
+    # with a time limit the user did not choose which checks are excluded
     if excluded := [name for name, option in excluded_checks.items() if name in needed or option == TIME_LIMIT]:
         options = " and ".join(sorted({excluded_checks[name] for name in excluded}))
         reasons.append(f"{plural(len(excluded), 'check')} excluded by {options}: {and_more(excluded, _MAX_NAMED)}")

@@ -173,7 +173,7 @@ class _CheckSummary:
         try:
             self.counts.add(_counters_read(fact))
             self.gpus += 1
-            if len(fact) > 1:  # more than ``read``
+            if len(fact) > 1:  # the fact has more than ``counters_read``
                 self._add_problems(subject, fact)
         except _MALFORMED:
             return

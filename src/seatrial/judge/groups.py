@@ -1,6 +1,6 @@
 """Groups of measurements that a rule evaluates together, the subjects that a metric requires, and peer groups.
 
-Fails closed: ranks of one operation with different facts, and missing subjects, are errors.
+If the ranks of one operation have different facts, or if a subject is missing, the verdict is an ERROR.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _COMMON_FACTS: Mapping[str, tuple[TypeAdapter[Any], str]] = {
     EXEMPT: (TypeAdapter(dict[str, _Text | dict[str, _Text]]), "reasons by subject, or by subject and metric"),
     NOT_REPORTED: (_REASONS, "reasons by metric"),
     NOT_REQUESTED: (_REASONS, "reasons by metric"),
-    JUDGED_INSTEAD: (_REASONS, "sizes by size"),
+    JUDGED_INSTEAD: (_REASONS, "the judged size for each size that was not timed"),
     GPUS_USED: (TypeAdapter(list[Annotated[StrictInt, Field(ge=0)]]), "a list of NVML indices"),
     PORTS_USED: (TypeAdapter(dict[str, list[_Text]]), "names of RDMA ports by node"),
 }

@@ -15,7 +15,7 @@ from seatrial.hardware.training_flops import BOUNDED_METRICS
 from seatrial.judge.thresholds import above_physical_limit
 from seatrial.model import Insight, Measurement, Metric, Verdict
 
-_LINK_BOUNDS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # analysis/ has their insights
+_LINK_BOUNDS = ("nvlink", "pcie", BIDIRECTIONAL, COLLECTIVE)  # analysis/ has the insights on these bounds
 
 
 def achieved_over_peak(

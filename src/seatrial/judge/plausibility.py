@@ -1,6 +1,6 @@
 """Validation of thresholds and baseline values, and the detection of lax ones.
 
-Rejected are thresholds above the hardware limit, in a wrong unit, or with the wrong comparison operator.
+A threshold is rejected, for example, if it exceeds the hardware limit, has a wrong unit or a wrong comparison operator.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LAX_RATIO = 0.4  # a threshold below this share of the expected value is lax
 # Below this ratio, or above its inverse, the threshold is probably in another unit, like the 2333 MB/s that a
 # diagnostic suite shipped for the memory of an H200. No valid threshold is a hundredth of the expected value.
 _UNIT_ERROR_RATIO = 0.01
-# Published values of the same configuration differ by about this factor: 345 to 349 GB/s on two H200, 473 to 482 on
-# eight. A threshold above the reference value times this factor fails good hardware.
+# Published values of the same configuration differ by at most 2 %: 345 to 349 GB/s on two H200, 473 to 482 on eight.
+# A threshold above the reference value times this factor fails good hardware.
 _REFERENCE_TOLERANCE = 1.05
 TIME_UNITS = ("s", "ms", "us")
-_SIGNED_UNITS = ("%", "nats", "°C")  # a drift, a difference of losses
+_SIGNED_UNITS = ("%", "nats", "°C")  # their metrics may be negative, such as a drift or a difference of losses
 _LOWER_BOUNDS = (">", ">=")
 
 
@@ -164,7 +164,9 @@ def weakened_rule(threshold: Threshold, unit: str, metric: str, rules: Sequence[
         passes_broken = _opposite_comparison(threshold, required) or 0 < strictness < _UNIT_ERROR_RATIO
     text = f"{threshold.op} {format_value(threshold.value, unit)}"
     return (
-        f"{text} passes values that the check fails (it requires {required}): {rule.meaning}" if passes_broken else ""
+        f"{text} passes values that the check fails (the check requires {required}): {rule.meaning}"
+        if passes_broken
+        else ""
     )
 
 
@@ -194,7 +196,7 @@ def threshold_errors(
 def metric_shape(check: Check, lookup: MetricLookup, ranks: int, nodes: int) -> tuple[int, int]:
     """The number of ranks and nodes that a metric refers to, as checks record them.
 
-    ``ranks`` and ``nodes`` are those of the communicator: of one node if the check is ``per_node``.
+    ``ranks`` and ``nodes`` describe the communicator; with ``per_node`` it has the ranks of one node.
     """
     if lookup.bounded_by != COLLECTIVE:
         return 1, 1  # a metric of one device

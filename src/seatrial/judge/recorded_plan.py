@@ -16,7 +16,8 @@ _MAX_NAMED = 8  # subjects listed in one message
 class RecordedPlan:
     """The jobs of a record, with the nodes and the ranks (GPUs) on which they were measured.
 
-    ``nodes`` and ``ranks`` are those of the first complete check, which ``nodes_check`` and ``ranks_check`` name.
+    ``nodes`` are the nodes of the check ``nodes_check``, ``ranks`` the ranks of the check ``ranks_check``. Each is
+    the first check of the plan with a measurement of every process, or else the first check without errors.
     """
 
     def __init__(self, config: Config, jobs: Sequence[Job], measurements: Mapping[str, Sequence[Measurement]]) -> None:
@@ -94,7 +95,7 @@ class RecordedPlan:
     def _first_measured(
         self, measurements: Mapping[str, Sequence[Measurement]], *placements: str
     ) -> tuple[str, set[str]]:
-        """The first check without errors in jobs of ``placements``, and its subjects; if possible, one of all ranks."""
+        """The first check without errors in jobs of ``placements``, and its subjects; if possible, a complete check."""
         incomplete: tuple[str, set[str]] = "", set()
         for job in self._jobs:
             for name in job.checks if job.placement in placements else ():

@@ -1,7 +1,7 @@
-"""Verdicts on a first measurement and its retries: a performance metric FAILs only if two measurements are bad.
+"""Verdicts on a first measurement and its retries: a retried performance metric FAILs if two measurements are bad.
 
-A metric that is bad in only one of two measurements is measured a third time; the majority decides. Other metrics, such
-as data corruption, FAIL if any measurement fails.
+A metric that is bad in only one of two measurements is measured a third time; the majority decides. Without a complete
+retry the first verdict is kept. Other metrics, such as data corruption, FAIL if any measurement fails.
 """
 
 from __future__ import annotations
@@ -187,14 +187,14 @@ def _with_samples(measurement: Measurement, more: Mapping[Key, tuple[float, ...]
 
 
 def _retry_problem(retries: Sequence[Measurement]) -> str:
-    """Why the retry is incomplete: its first error, else the only subjects that it measured, else "not run"."""
+    """Why the retry is incomplete: its first error or skip, else the subjects that it measured, else "not run"."""
     errors = (
         f"{measurement.subject}: {measurement.error or measurement.skipped}"
         for measurement in retries
         if measurement.error or measurement.skipped
     )
     subjects = sorted({measurement.subject for measurement in retries})
-    return next(errors, f"only {', '.join(subjects)}" if retries else "not run")
+    return next(errors, f"measured {', '.join(subjects)}, not the same subjects" if retries else "not run")
 
 
 def _not_retried(verdict: Verdict, problem: str) -> Verdict:
@@ -207,7 +207,10 @@ def _not_retried(verdict: Verdict, problem: str) -> Verdict:
 
 
 def _combined(first: Verdict, attempts: _Attempts) -> Verdict:
-    """The verdict on all measurements of a metric of one subject; two bad values are a FAIL."""
+    """The verdict on all measurements of a metric of one subject.
+
+    Two bad values are a FAIL if both are conclusive, or if their pooled samples are; otherwise UNJUDGED.
+    """
     second, third = attempts.second_verdict, attempts.third_verdict
     if not is_bad(first) and not is_bad(second):
         return first

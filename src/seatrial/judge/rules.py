@@ -61,14 +61,14 @@ def judge_check(
     """All verdicts on one check: of its own rules, then of the trial's thresholds (``expect``).
 
     With ``override`` the thresholds replace the rules on the same metrics, except where they would pass broken
-    hardware. The verdict of a rule without a reference value is left out where a threshold judges its metric. A metric
+    hardware. The verdict of a rule without a reference value is omitted if a threshold judges its metric. A metric
     that a rule needs and a subject did not measure is an ERROR; a check without any evaluated rule is UNJUDGED.
     ``options`` are those that the trial sets.
     """
     if not measurements:
         return [Verdict(check.name, CLUSTER, Outcome.ERROR, reasons=(Reason.NOT_MEASURED,))]
-    judged_sizes = _judged_instead(measurements)  # size that was left out → size that is judged instead
-    verdicts = [*_failed_and_skipped(check.name, measurements), *_left_out_sizes(check, judged_sizes)]
+    judged_sizes = _judged_instead(measurements)  # size that was not timed → size that is judged instead
+    verdicts = [*_failed_and_skipped(check.name, measurements), *_sizes_not_timed(check, judged_sizes)]
     measured = [measurement for measurement in measurements if not measurement.skipped]
     declared_rules = tuple(_at_measured_size(rule, judged_sizes) for rule in check.rules)
     check_rules = [
@@ -116,7 +116,7 @@ def _failed_and_skipped(check: str, measurements: Sequence[Measurement]) -> Iter
 
 
 def _at_measured_size(rule: Rule, judged_sizes: Mapping[str, str]) -> Rule:
-    """The rule, at the size that is judged instead if the network was too slow for that of the rule."""
+    """The rule; its size is replaced if the network was too slow for this size and another size is judged instead."""
     quantity, _, size = rule.metric.rpartition(".")
     if not (other := judged_sizes.get(size)):
         return rule
@@ -124,11 +124,11 @@ def _at_measured_size(rule: Rule, judged_sizes: Mapping[str, str]) -> Rule:
     return rule.model_copy(update={"metric": f"{quantity}.{other}", "reference": reference})
 
 
-def _left_out_sizes(check: Check, judged_sizes: Mapping[str, str]) -> Iterator[Verdict]:
-    """A SKIP for each rule whose size was left out, since the network was too slow for it."""
+def _sizes_not_timed(check: Check, judged_sizes: Mapping[str, str]) -> Iterator[Verdict]:
+    """A SKIP for each rule on a size that was not timed, since the network is too slow for this size."""
     for size, other in judged_sizes.items():
         for metric in dict.fromkeys(rule.metric for rule in check.rules if rule.metric.endswith(f".{size}")):
-            detail = f"{size} was left out on a slow network; judged at {other}"
+            detail = f"the network is too slow to time {size}; {other} is judged instead"
             yield Verdict(check.name, CLUSTER, Outcome.SKIP, metric, (Reason.NOT_APPLICABLE,), detail)
 
 
@@ -279,7 +279,7 @@ class _RuleEvaluation:
         return nodes < rule.min_nodes or (rule.max_nodes is not None and nodes > rule.max_nodes)
 
     def _invalid_fact(self, group: MeasurementGroup) -> str:
-        """The first fact that the rule depends on without a declared value, as text; empty if there is none."""
+        """The first fact in the rule's conditions with an undeclared value, as text; empty if there is none."""
         if not self._conditions.items() <= group.facts.items():
             rule, declared = self._rule, self._check.rule_facts
             invalid = invalid_fact(rule.applies_if, declared, group) or invalid_fact(rule.reference_if, declared, group)

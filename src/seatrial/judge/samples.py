@@ -18,8 +18,8 @@ from seatrial.util.quantiles import binomial_tail, median_interval
 SIGNIFICANCE = 0.01  # highest probability at which a healthy device would give such samples
 # A window is slow below this share of the run's own median rate
 SLOW_WINDOW = 0.8
-VERY_SLOW_WINDOW = 0.5  # one such window is a warning
-MAX_SLOW_SHARE = 0.05  # of the windows of a healthy run
+VERY_SLOW_WINDOW = 0.5  # a single window below this share is a WARN
+MAX_SLOW_SHARE = 0.05  # highest share of slow windows in a healthy run
 # A violation with a wide interval is conclusive if significantly more than this share of the samples is clearly beyond
 # the threshold, by this margin
 MAX_BEYOND_SHARE = 0.10
@@ -32,8 +32,8 @@ def violation(
 ) -> tuple[Outcome, tuple[Reason, ...], tuple[float, float] | None]:
     """Outcome, reasons and interval of a metric whose value violates ``threshold``.
 
-    FAIL if the interval of the value is beyond the threshold, or if the share of samples clearly beyond it is
-    significant. Otherwise UNJUDGED (inconclusive): one more measurement decides.
+    The outcome is ``outcome_if_violated`` if the interval of the value is beyond the threshold, if the share of samples
+    clearly beyond the threshold is significant, or if it is WARN. Otherwise it is UNJUDGED (inconclusive).
     """
     if not any(map(is_met_by, metric.samples)):
         return outcome_if_violated, (Reason.THRESHOLD_VIOLATED,), None
@@ -50,7 +50,8 @@ def violation(
 
 
 def slow_windows(check: str, metric: Metric) -> Verdict | None:
-    """A FAIL if there are clearly more slow windows than in a healthy run, a WARN if probably or if one is very slow.
+    """A FAIL if there are clearly more slow windows than in a healthy run, a WARN if there are probably more, or if
+    one window is very slow.
 
     Only rates and times are judged, relative to the metric's own median, so that no reference value is needed.
     """
@@ -93,7 +94,7 @@ def _interval(metric: Metric) -> tuple[tuple[float, float] | None, Reason]:
     """The 95 % confidence interval of the median, or the sample range if there are too few samples, and the reason.
 
     None if the value is outside the range of the samples: then they are samples of another quantity. The sample range
-    is used because slow operations have few samples; without it, three slow samples could never FAIL.
+    is used because slow operations have few samples; without an interval, each value beyond the threshold would FAIL.
     """
     samples = metric.samples
     if len(samples) < 2 or not min(samples) <= metric.value <= max(samples):

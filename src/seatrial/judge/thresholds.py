@@ -45,16 +45,16 @@ MAX_PLAUSIBLE_RATIO = 1.5
 # The same for a bound of the network. Above it, a port rate was misread, or NCCL used an algorithm that is not in its
 # log; SHARP reaches 480 GB/s where rings are bounded by 400.
 MAX_RATIO_OF_BOUND = 1.25
-# A baseline must be learned from this many runs to PASS a metric without a published value. Of three runs the median is
-# not that of the one bad run.
+# A baseline must be learned from this many runs to PASS a metric without a published value. The median of
+# three runs is not the value of a single bad run.
 MIN_BASELINE_RUNS = 3
 _LEARN_FROM_OTHERS = f"seatrial baseline learn RUN… with at least {MIN_BASELINE_RUNS} other runs of this hardware"
 PASS_OR_SKIP = (Outcome.PASS, Outcome.SKIP)
 _PASS, _SKIP = PASS_OR_SKIP  # looked up once, since enum member access is slow
 _FAIL_OR_ERROR = (Outcome.FAIL, Outcome.ERROR)
-_NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # units; rates too. For other units see Rule.may_be_negative
+_NEVER_NEGATIVE = ("B", "s", "ms", "us", "count")  # and rates; for other units see Rule.may_be_negative
 _LOWER_BOUNDS = (">", ">=")
-_MAX_FACT_CHARS = 600  # of a fact in the evidence; the record has the whole fact
+_MAX_FACT_CHARS = 600  # a longer fact is truncated in the evidence; the record has the whole fact
 
 
 @dataclass
@@ -95,7 +95,7 @@ class RuleEvaluator:
         if verdict.outcome in _FAIL_OR_ERROR:
             return verdict
         below_peers = self._below_peers(metric) if self.rule.peer_fail_below else None
-        judge_windows = metric.samples and not self.references.cpu_only  # the limits are those of GPU nodes
+        judge_windows = metric.samples and not self.references.cpu_only  # the limits come from GPU nodes
         worse = below_peers or (slow_windows(self.check, metric) if judge_windows else None)
         return worse if worse and WORST_FIRST.index(worse.outcome) <= WORST_FIRST.index(verdict.outcome) else verdict
 
@@ -134,7 +134,7 @@ class RuleEvaluator:
 
     @cached_property
     def _bound(self) -> Bound | None:
-        """The hardware bound of the metric; None for trainings, which ``values_above_peak`` covers per subject.
+        """The hardware bound of the metric; None for training metrics, which ``values_above_peak`` evaluates.
 
         Also None for several nodes: NCCL may use an algorithm that no model covers and that sends less data.
         """
@@ -199,7 +199,8 @@ class RuleEvaluator:
     def _below_peers(self, metric: Metric) -> Verdict | None:
         """The verdict on a metric below the limit of its peers, on its node or on all nodes; else None.
 
-        Noise that all GPUs of a node share, such as the temperature of the room, does not affect the comparison.
+        Noise that all GPUs of a node share, such as the temperature of the room, does not affect the comparison on
+        the node.
         """
         for peers, limit in self._peer_limits:
             if metric.value < limit:
@@ -224,7 +225,7 @@ class RuleEvaluator:
 
 
 class _ReferenceEvaluator:
-    """Comparison with a reference value: the site's baseline, SKU data, or the median of the peer group."""
+    """Comparison with a value of the site's baseline or SKU data, the network's bound, or the median of the peers."""
 
     def __init__(self, evaluator: RuleEvaluator, reference: Reference) -> None:
         rule = evaluator.rule
@@ -283,7 +284,7 @@ class _SiteEvaluator:
         self._comparisons = [_ReferenceEvaluator(evaluator, reference) for reference in applied]
 
     def verdict(self, metric: Metric) -> Verdict:
-        """The verdict on ``metric``: the stricter one if there is a published value."""
+        """The verdict on ``metric``; with a published value, the worse verdict of both comparisons."""
         verdicts = [comparison.verdict(metric) for comparison in self._comparisons]
         if len(verdicts) > 1:
             return min(verdicts, key=lambda verdict: (WORST_FIRST.index(verdict.outcome), verdict.ratio or 0.0))
@@ -353,7 +354,7 @@ class _ThresholdEvaluator:
 
     @cached_property
     def _applicable_reference(self) -> Reference | None:
-        """The site or SKU reference value, if its required facts hold (such as the settings of a training)."""
+        """The site or SKU reference value, if its required facts hold (such as the settings of a training run)."""
         evaluator, reference = self._evaluator, self._reference
         applies = evaluator.rule.reference_if.items() <= evaluator.facts.items()
         return reference if applies and isinstance(reference, Reference) and reference.unit == evaluator.unit else None
@@ -369,8 +370,8 @@ class _ThresholdEvaluator:
     def _strictness(self, metric: Metric) -> tuple[str, str]:
         """Why the only threshold on a metric is lax, and the reference value that the threshold exceeds; else empty.
 
-        Without a reference value, the threshold is compared with the value measured on a known GPU model. For CPUs and
-        unknown models there is none.
+        Without a reference value, the threshold is compared with the value measured on a known GPU model. Thresholds
+        on CPUs and on unknown models are not compared.
         """
         threshold, reference, unit = self._threshold, self._reference, metric.unit
         measured = format_value(metric.value, unit)

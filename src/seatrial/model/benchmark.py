@@ -46,7 +46,7 @@ class BenchmarkBound(Frozen):
 class BenchmarkResult(Frozen):
     """One operation of nccl-tests, or one testcase of nvbandwidth.
 
-    ``verdicts``: those that decide ``outcome``. ``other_sizes``: verdicts on other sizes of the same operation.
+    ``verdicts``: the verdicts that decide ``outcome``. ``other_sizes``: verdicts on other sizes of the same operation.
     ``problems``: why the operation is UNJUDGED.
     """
 

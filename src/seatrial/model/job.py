@@ -12,8 +12,8 @@ from seatrial.model.base import Frozen
 from seatrial.model.topology import Topology
 from seatrial.util.secrets import redacted, secret_values
 
-# A scheduler is asked for this multiple of the typical duration on H200, and for this time at least: hardware may be
-# several times slower, and a job that ends early costs nothing
+# seatrial requests this multiple of the typical duration on H200 from a scheduler, and at least this time: hardware may
+# be several times slower, and a job that ends early costs nothing
 REQUEST_FACTOR, MIN_REQUEST_S = 4.0, 600.0
 
 

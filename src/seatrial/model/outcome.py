@@ -43,13 +43,13 @@ class Reason(StrEnum):
     """Why a verdict is not an ordinary PASS; a verdict may have several reasons."""
 
     # The check was not measured, or only partly
-    EXCLUDED = "excluded"  # by --only or --skip
+    EXCLUDED = "excluded"  # by --only, --skip or --time-limit
     UNKNOWN_CHECK = "unknown_check"
     NOT_MEASURED = "not_measured"
     MEASUREMENT_FAILED = "measurement_failed"
     INCOMPLETE_COVERAGE = "incomplete_coverage"  # fewer subjects than planned, or different ones
     PLAN_MISMATCH = "plan_mismatch"  # jobs, measurements and configuration of the record contradict each other
-    METRIC_MISSING = "metric_missing"  # a rule needs it
+    METRIC_MISSING = "metric_missing"  # a rule needs the metric
     METRIC_PARTLY_MISSING = "metric_partly_missing"
     # The rule or threshold was not evaluated
     NOT_APPLICABLE = "not_applicable"

@@ -90,7 +90,7 @@ class Rule(Frozen):
     single_fail_below: float = 0.0
     asymmetry_limit: float = 0.0  # WARN if one direction of a pair is below this share of the other
     applies_if: dict[str, str] = {}  # fact → value required for the rule to apply, else SKIP
-    min_nodes: int = 1  # on fewer or more nodes (fact ``nodes``) the rule gives no verdict: another size is judged
+    min_nodes: int = 1  # with fewer or more nodes (fact ``nodes``) the rule gives no verdict
     max_nodes: int | None = None
     default_options: tuple[str, ...] = ()  # the rule applies if the trial leaves these options of the check unchanged
     may_be_negative: bool = False  # if not, a negative value is a measurement error

@@ -66,7 +66,7 @@ _REASON_TEXTS: Mapping[Reason, str] = {
     "the fault follows the rank, not the device",
     Reason.NOT_REPRODUCED: "; not reproduced ({retry})",
     Reason.FAILED_IN_RETRY_ONLY: "; failed only in the retry{retry_in_brackets}",
-    Reason.MOVED: "; the fault moves between the GPUs of the node ({retry})",
+    Reason.MOVED: "; the fault moves between devices of the node ({retry})",
     Reason.NO_THIRD_MEASUREMENT: "; bad in one of two measurements ({retry}), not measured a third time",
     Reason.NOT_RETRIED: "; not retried",
     Reason.RETRY_FAILED: "; the retry could not be measured",

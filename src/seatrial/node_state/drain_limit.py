@@ -26,7 +26,7 @@ _MAX_ENTRY_BYTES = 2**16
 _MAX_TIME = 2.0**37  # the year 6325: localtime accepts it
 _KEPT_WINDOWS = 24  # older entries are removed: with a window of an hour, after a day
 _MAX_CLOCK_ERROR_S = 60.0  # an entry that is further in the future was written with a wrong clock
-_MAX_TRIES = 1000  # of the next free number: as many nodes as can fail in the same moment
+_MAX_TRIES = 1000  # attempts to take the next free number: more nodes do not fail at the same moment
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class _Entry(NamedTuple):
 class DrainAnswer:
     """Whether the node may be taken out of service; ``reason`` says why not.
 
-    ``drains``: the entries of the window, also that of this node if it was granted.
+    ``drains``: the entries of the window, with the entry of this node if it was granted.
     """
 
     granted: bool

@@ -151,7 +151,7 @@ class KubernetesCandidates:
         if why := self._untestable(node):
             return why
         same = node.allocatable(GPU_RESOURCE) == candidate.allocatable(GPU_RESOURCE)
-        return "" if same else f"its number of GPUs differs from that of {candidate.name}"
+        return "" if same else f"it has another number of GPUs than {candidate.name}"
 
 
 def _condition(node: KubernetesNode) -> Condition | None:

@@ -15,7 +15,7 @@ from seatrial.report.formatting import family, print_value, unit_text
 # Space for the labels of the y axis, in SVG units: distance from the axis, and width of a digit in the font for phones
 TICK_MARGIN, DIGIT_WIDTH = 12.0, 7.8
 MAX_CURVES = 8  # a chart of more curves shows their band and median, and the curves of subjects that did not pass
-MAX_POINTS = 400  # of a curve: about one per SVG unit of width
+MAX_POINTS = 400  # points of a curve: about one per SVG unit of width
 MAX_MARKS = 40  # a curve with more points has no marks that show values on hovering
 # Beyond these limits the steps of an axis would exceed the range of a float; measured values are far smaller
 LARGEST, SMALLEST = 1e300, 1e-300
@@ -263,7 +263,7 @@ class Rug:
 
 RUG_WIDTH, RUG_HEIGHT = 96.0, 16.0  # SVG units
 MAX_TICKS = 40  # with more ticks of passed values, a histogram replaces them
-BIN_WIDTH = 3.0  # of the histogram, in SVG units
+BIN_WIDTH = 3.0  # width of a bin of the histogram in SVG units
 
 
 def rug(values: Sequence[float], not_passed: Sequence[bool]) -> Rug:

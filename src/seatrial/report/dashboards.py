@@ -44,7 +44,7 @@ class DashboardView:
     shades: tuple[Shade, ...]
     panels: tuple[Chart, ...]
     cuts: tuple[float, ...]  # positions of omitted pauses, in SVG units
-    legend: tuple[Curve, ...]  # of all panels: the devices, or the median of many; empty for one device
+    legend: tuple[Curve, ...]  # entries for all panels: the devices, or the median of many; empty for one device
     band_label: str  # empty without a band
     loads: tuple[Load, ...]
     not_sampled: str  # checks with GPUs that were not sampled, with the number of these GPUs

@@ -27,7 +27,7 @@ def plan_lines(jobs: Sequence[Job], excluded_checks: Mapping[str, str], checks: 
     yield f"needs more rights: {'; '.join(rights)}" if rights else "no check needs root or other special rights"
     if left_out := [name for name, option in excluded_checks.items() if option == TIME_LIMIT]:
         yield (
-            f"left out by {TIME_LIMIT}, so that the decision is INCOMPLETE (first the checks that are not required, "
+            f"excluded by {TIME_LIMIT}, so that the decision is INCOMPLETE (first the checks that are not required, "
             f"then from the end of the trial): {', '.join(left_out)}"
         )
 

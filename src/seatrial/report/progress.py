@@ -30,7 +30,7 @@ STYLES = {
 }
 # The speed of finished checks scales the estimate of the remaining time when their typical durations sum up to this
 MIN_TYPICAL_DONE_S = 10.0
-WAITING_LINE_S = 60.0  # between two lines of a log about the same state of the scheduler
+WAITING_LINE_S = 60.0  # period of log lines about the same state of the scheduler
 
 
 class Live:

@@ -102,7 +102,7 @@ class SubjectTableCell:
     value: str
     sample_range: str  # empty with fewer than two samples
     outcome: Outcome | None
-    reason: str  # of an outcome that is not PASS or SKIP
+    reason: str  # why the outcome is not PASS or SKIP
 
 
 @dataclass(frozen=True)

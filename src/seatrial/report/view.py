@@ -281,7 +281,7 @@ class Group:
 def chapters(trial: Trial) -> list[Chapter]:
     """All checks that were planned, measured or judged, by phase, in the order of the catalog.
 
-    Checks that were only excluded are left out: reports list ``trial.excluded_checks`` separately.
+    Checks that were only excluded are omitted: reports list ``trial.excluded_checks`` separately.
     """
     verdicts, measurements = _by_check(trial.verdicts), _by_check(trial.measurements)
     planned = (name for job in trial.jobs for name in job.checks)

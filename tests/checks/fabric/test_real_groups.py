@@ -277,7 +277,7 @@ def test_one_rank_per_node_is_a_skip(runs: Runs) -> None:
 def test_no_allocated_size_is_an_error_on_all_ranks(runs: Runs) -> None:
     for measurement in runs["no_memory"]:
         assert str(measurement.error).startswith(
-            "SeatrialError: no buffer could be allocated at any size down to 512B: node0/rank1: CUDA out"
+            "SeatrialError: out of memory at every size: 64KiB: node0/rank1: CUDA out"
         )
         assert not measurement.metrics
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from seatrial.discover.rdma_ports import PortDetails
 
 MIN_COMPARABLE_PORTS = 3  # with two ports, a difference does not show which one is slow
-MIN_SHARE = 0.90  # share of the peers and of the best partner, as in collectives.pairs
+MIN_SHARE = 0.90  # threshold of bw_vs_peers and path_share, as in collectives.pairs
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ BANDWIDTH_BOUNDS = {"*busbw*": COLLECTIVE, "algbw*": COLLECTIVE}  # Check.bounds
 # ``in_place`` of the opposite variant → suffix of its metric names
 VARIANT_SUFFIXES = {True: "_in_place", False: "_out_of_place"}
 
-# Fewest samples whose maximum exceeds the percentile with 95 % confidence: 1 - p^n >= 0.95
+# Percentile → minimum number of samples. For p95 and p99, the maximum of so many samples exceeds the percentile with
+# 95 % confidence: 1 - p^n >= 0.95
 MIN_SAMPLES = {50: 1, 95: 59, 99: 299}
 MODE_DESCRIPTIONS = {
     "cuda_graph": "cuda_graph: operations captured in CUDA graphs, so that the host does not launch each one; "

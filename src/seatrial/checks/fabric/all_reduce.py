@@ -1,4 +1,4 @@
-"""All-reduce: bandwidth, latency and bit-exact sums; on several nodes also with the algorithm Ring."""
+"""All-reduce: bandwidth, latency and bit-exact sums; on several nodes also the bandwidth with NCCL_ALGO=Ring."""
 
 from __future__ import annotations
 

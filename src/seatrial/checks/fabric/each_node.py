@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 REFERENCE_METRIC = "busbw.8GiB"  # the size with most reference values of one node (data/skus)
 GPU_SIZE, CPU_SIZE = parse_bytes("8GiB"), parse_bytes("1MiB")  # CPU_SIZE is for CPU-only runs
-MAX_HALVINGS = 7  # from 8 GiB to 64 MiB: smaller sizes do not saturate the links
+MAX_HALVINGS = 7  # from 8 GiB down to 64 MiB; smaller sizes do not saturate the links
 
 
 class EachNodeOptions(GroupOptions):
     """Options of collectives.each_node.
 
     ``size``: bytes of the buffer on each rank; the default depends on the device. If it does not fit on one rank, all
-    ranks halve it until it fits, and record the sizes that did not fit. ``seconds``: maximum timed duration.
+    ranks halve it up to 7 times, and record the sizes that did not fit. ``seconds``: maximum timed duration.
     """
 
     size: ByteSize | None = Field(default=None, ge=4, multiple_of=4)
@@ -126,8 +126,11 @@ def _measure_largest_size(
             return size, subgroups.measure_all_reduce(groups, size, context.device, options.seconds), not_allocated
         except collectives.AllocationError as error:
             not_allocated[size_label(size)] = error.summary(subjects.__getitem__)
-    size_text, reason = list(not_allocated.items())[-1]
-    raise SeatrialError(f"no buffer could be allocated at any size down to {size_text}: {reason}")
+    reasons = "; ".join(f"{label}: {reason}" for label, reason in not_allocated.items())
+    raise SeatrialError(
+        f"out of memory at every size: {reasons}. Look for other processes on these devices (nvidia-smi), or set a "
+        "smaller size: --set checks.collectives.each_node.options.size=SIZE"
+    )
 
 
 _FIX = (

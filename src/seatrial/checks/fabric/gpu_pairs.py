@@ -83,8 +83,8 @@ def measure(context: Context, options: GpuPairOptions) -> Iterator[Observation]:
         raise NotApplicable("one GPU per node: no pairs within a node")
     group_facts, models = collectives.describe_group(), subgroups.gpu_models(nodes[context.node], context.device)
     subjects, indices = rank.gather(context.subject), rank.gather(context.nvml_index)
-    # The byte of the log from which connections are read. With several nodes, only those of the nodes' own groups
-    # count, which are opened below. On one node NCCL may reuse connections that earlier checks opened
+    # Connections are read from this byte of the log on. With several nodes, each node has its own group, which is
+    # opened below, so that earlier connections do not count. On one node NCCL may reuse connections of earlier checks.
     log_offset = _nccl_log.log_size(context.device) if len(nodes) > 1 else 0
     retry = context.on_gpu if options.retry_slow_pairs is None else options.retry_slow_pairs
     all_results = _measure_rounds(context, options, nodes, subjects, retry=retry)

@@ -36,6 +36,7 @@ from seatrial.model import (
     parse_bytes,
     size_label,
 )
+from seatrial.util.text import and_more
 
 if TYPE_CHECKING:
     from seatrial.bench.child_ranks import ChildResult, StartedChildRanks
@@ -112,17 +113,18 @@ def measure(context: Context, options: NcclSettingsOptions) -> Iterator[Observat
             context.progress(name)
             results[name] = children.results()
             logs[name] = rank.gather(_child_log(results[name][context.rank]))
-    failed = {}
+    failed: dict[str, str] = {}  # setting → errors of its ranks
     for name, by_rank in results.items():
-        if errors := {f"rank {rank}": result.error for rank, result in enumerate(by_rank) if result.error}:
-            failed[name] = errors
+        if errors := [f"rank {rank}: {result.error}" for rank, result in enumerate(by_rank) if result.error]:
+            failed[name] = and_more(errors, 2, "; ")
     if context.rank == 0:
         yield from facts(group)
         measured = {name: by_rank[0].value for name, by_rank in results.items() if name not in failed}
         yield from _metrics(measured, list(nodes), options.size)
         yield from _path_facts(measured, logs, options, _left_out(context, options))
     if failed:
-        raise SeatrialError(f"NCCL settings not measured: {failed}")
+        texts = "; ".join(f"{name} ({errors})" for name, errors in failed.items())
+        raise SeatrialError(f"NCCL settings not measured: {texts}")
 
 
 def applicable_settings(
@@ -299,7 +301,7 @@ CHECK = Check(
     ),
     rule_facts={
         "nvlink": RuleFact("yes|no|unknown", "the GPUs are not known to be connected by NVLink"),
-        "p2p_available": RuleFact(reason="the GPUs have no peer-to-peer access"),
+        "p2p_available": RuleFact(reason="one rank per node: no peer-to-peer transfers"),
     },
     measure=measure,
     fact_roles={"algorithms_by_setting": "path_by_size"},

@@ -13,7 +13,7 @@ from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts
 from seatrial.discover import nvml
 from seatrial.model import Observation, Outcome, Phase, Rule, Scope
 
-MAX_GPUS = 72  # of one NVLink domain: GB200 and GB300 NVL72 (nvidia.com/en-us/data-center/gb200-nvl72)
+MAX_GPUS = 72  # largest NVLink domain: GB200 and GB300 NVL72 (nvidia.com/en-us/data-center/gb200-nvl72)
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:

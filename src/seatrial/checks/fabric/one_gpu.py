@@ -1,4 +1,4 @@
-"""All-reduce of every GPU with itself: a communicator of one rank, as in a training on one GPU.
+"""All-reduce of every GPU with itself: a communicator of one rank, as in a training run on one GPU.
 
 It shows that NCCL loads, creates a communicator and launches its operations on each GPU. No link is used, so the cause
 of a failure is the GPU, the driver or the library. There is no bandwidth: nothing is sent, and busbw = algbw ·
@@ -14,7 +14,7 @@ from seatrial.checks.fabric import _results
 from seatrial.checks.fabric._results import group_wrong_data_results, transport_text
 from seatrial.model import Fact, Observation, Phase, Rule, Scope
 
-SIZE = 1024  # bytes: so few that the time is a latency; enough elements for the data check
+SIZE = 1024  # bytes; the time of this small size is a latency
 SECONDS = 0.2  # timed duration: tens of thousands of operations on a GPU
 
 

@@ -123,7 +123,7 @@ def _switches(context: Context, nodes: Sequence[str]) -> dict[str, tuple[str, ..
     node_switches = next((topology.switches_above(name) for name in names if topology.knows(name)), ())
     by_node = dict(rank.gather((context.node, node_switches)))
     if (missing := [node for node in nodes if not by_node[node]]) and topology.is_file:
-        raise SeatrialError(f"topology {topology.source} has no node {', '.join(missing)}: add them to the file")
+        raise SeatrialError(f"topology {topology.source} lacks {', '.join(missing)}: add all nodes of the trial to it")
     return {node: by_node[node] for node in nodes}
 
 

@@ -1,8 +1,8 @@
 """The RDMA ports of all nodes: rate, state, GID, MTU and firmware, compared with other ports and their capabilities.
 
 Only compute ports are judged (see _compute_ports). A port is compared with the port of the same name on other nodes,
-with the ports of its kind on its node, with the fastest link mode that ethtool lists and with its PCI link. The rate of
-a port that is not ACTIVE is 0: its file ``rate`` has the lowest rate of the link then, such as 10 Gb/sec (4X SDR).
+with the other compute ports of its node, with the fastest link mode that ethtool lists and with its PCI link. The rate
+of a port that is not ACTIVE is 0: its file ``rate`` has the lowest rate of the link then, such as 10 Gb/sec (4X SDR).
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _setting_differences(compute: ComputePorts) -> Iterator[Observation]:
 
 
 SEVERAL_NODES, ONE_NODE = {"several_nodes": "yes"}, {"several_nodes": "no"}
-# WARN for a single node: its training does not use the network
+# WARN on a single node: a training run on one node does not use the network
 OUTCOMES_BY_CONDITION = ((SEVERAL_NODES, Outcome.FAIL), (ONE_NODE, Outcome.WARN))
 LINK_FIX = (
     "Run mlxlink -d DEVICE -m -c on the node (speed, width, errors, cable), then compare the cable and the switch port "

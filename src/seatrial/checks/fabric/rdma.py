@@ -41,7 +41,7 @@ LIMITS = data_files.read("perftest.yaml")
 class NodeTools:
     """perftest on one node. ``missing``: tools that are not installed. ``problem``: why installed tools do not work.
 
-    ``cuda_options``: those of ib_write_bw for GPU memory. ``no_gpu_memory``: why GPU memory cannot be used.
+    ``cuda_options``: options that make ib_write_bw use GPU memory. ``no_gpu_memory``: why GPU memory cannot be used.
     """
 
     missing: tuple[str, ...]
@@ -105,7 +105,7 @@ def read_tools(context: Context) -> NodeTools:
         outputs.append(result.out + result.err)
     version, usage = perftest.parse_version(outputs[0]), outputs[1]
     if version is None:
-        problem = f"{perftest.BANDWIDTH_TOOL} --version printed no version: {outputs[0].strip()[:200]!r}"
+        problem = f"{perftest.BANDWIDTH_TOOL} --version printed no version: {outputs[0].strip()[:200] or 'no output'}"
         return NodeTools((), problem=problem)
     if "--use_cuda=" not in usage:
         return NodeTools((), version, (), "perftest is not built for CUDA")
@@ -302,7 +302,7 @@ RULES = (
         outcome_if_violated=Outcome.WARN,
         applies_if=_MEASURED,
         evidence_facts=("perftest_versions",),
-        meaning="The nodes have different versions of perftest, which may refuse to talk to each other.",
+        meaning="The nodes have different versions of perftest, which may be incompatible.",
         fix="Install the same version of perftest on all nodes; fact perftest_versions lists them.",
     ),
 )

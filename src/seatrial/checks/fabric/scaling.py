@@ -3,8 +3,8 @@
 Inside a node NCCL uses NVLink, between nodes the NICs, so that one node and many nodes are not comparable. Two
 efficiencies are judged:
 
-- ``link_efficiency``: two nodes, relative to the slower of one node and the NICs between the two nodes, which GPUs load
-  by sending to and receiving from the same GPU of the other node.
+- ``link_efficiency``: the bandwidth of two nodes relative to the lower of two bandwidths: of one node, and of the NICs
+  between the two nodes, when each GPU sends to and receives from the same GPU of the other node.
 - ``ring_efficiency``: all nodes relative to two nodes (the first and the last), both with NCCL_ALGO=Ring: a ring sends
   the same over each NIC for any number of nodes. Other algorithms send less between two nodes than between more.
 """

@@ -15,6 +15,7 @@ from seatrial.checks.base import Check, Context, Needs, Options, RuleFact, facts
 from seatrial.checks.fabric import _algorithms
 from seatrial.checks.fabric._nccl_log import NOT_LOGGED
 from seatrial.model import Fact, Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.util.text import and_more
 
 if TYPE_CHECKING:
     from seatrial.discover.fabric import RdmaFacts
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # NCCL uses NVLink SHARP for more GPUs of a node than this; recent versions for 2 GPUs too (nvls.cc, ncclNvlsInit)
 _GPUS_WITHOUT_NVLS = 2
+_MAX_NAMED = 4  # ranks listed in one message
 
 
 class TransportOptions(Options):
@@ -55,19 +57,22 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
 
     group.connect_all_ranks(context.device)
     ranks = dict(rank.gather((context.subject, _rank_transport(context))))
-    log_errors = {subject: transport.log_error for subject, transport in ranks.items() if transport.log_error}
+    log_errors = [f"{subject}: {transport.log_error}" for subject, transport in ranks.items() if transport.log_error]
     if log_errors:
-        raise SeatrialError(f"no transports in the NCCL logs: {log_errors}")
+        raise SeatrialError(f"no transports in the NCCL logs: {and_more(log_errors, _MAX_NAMED, '; ')}")
     choices = _algorithms.logged_choices(context)
     if context.rank == 0:
         yield from facts(_transport_facts(ranks, options))
         yield from _nvls_observations(ranks)
         yield Fact(name="nccl_choices", value=choices)
-    unreadable = {
-        subject: transport.unreadable_ports for subject, transport in ranks.items() if transport.rdma_state_unknown
-    }
+    unreadable = [
+        f"{subject}: {transport.unreadable_ports}"
+        for subject, transport in ranks.items()
+        if transport.rdma_state_unknown
+    ]
     if unreadable and not options.sockets_expected:
-        raise SeatrialError(f"NCCL uses sockets, and the state of the RDMA ports could not be read: {unreadable}")
+        texts = and_more(unreadable, _MAX_NAMED, "; ")
+        raise SeatrialError(f"NCCL uses sockets, and the state of the RDMA ports could not be read: {texts}")
     if context.rank == 0:
         transports = ranks.values()
         despite_rdma = sum(transport.log.uses_sockets and bool(transport.active_ports) for transport in transports)
@@ -103,7 +108,7 @@ def _nvls_observations(ranks: Mapping[str, RankTransport]) -> Iterator[Observati
 
 
 def _rank_transport(context: Context) -> RankTransport:
-    """What this rank reports: its NCCL log, GPU model and the RDMA ports of its node."""
+    """The NCCL log and the GPU model of this rank, and the RDMA ports of its node."""
     from seatrial.bench import group, rank
     from seatrial.discover import fabric, nccl_log
     from seatrial.discover.nccl_log import NcclLog

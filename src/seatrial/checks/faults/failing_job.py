@@ -21,7 +21,7 @@ Fault = Literal["error", "kill", "stop"]
 RECORD_FILE = "fault.json"  # in the artifacts directory; the failing rank writes it immediately before the fault
 ERROR_MESSAGE = "intentional error of train.failing_job"
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-_TRAINING_S = 3.0  # before the fault, so that every rank has sent heartbeats (one per second)
+_TRAINING_S = 3.0  # time from the first step to the fault; every rank then has sent heartbeats (one per second)
 
 
 class FaultRecord(Frozen):

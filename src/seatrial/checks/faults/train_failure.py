@@ -91,7 +91,7 @@ class TrialRunner:
     """Runs trials of one check with the configuration of the current trial, and reads their records."""
 
     folder: Path
-    config: Config  # of the current trial
+    config: Config  # configuration of the current trial
     progress: Callable[[str], None]
 
     def run(self, name: str, check: Check, limit_s: float, **options: JsonValue) -> Trial:
@@ -291,7 +291,7 @@ def _read_fault(path: Path, trial: Trial) -> FaultRecord:
 
 
 def _env_unset_args() -> list[str]:
-    """Returns arguments of env(1) that unset what the new run must not inherit.
+    """Returns arguments of env(1) that unset the variables that the new run must not inherit.
 
     These are the launcher's variables, seatrial's settings, which are in the trial file, and GLOO_SOCKET_IFNAME=lo,
     which works on one node only.
@@ -354,7 +354,7 @@ CHECK = Check(
     rules=tuple(rule for fault in FAULTS for rule in _rules(fault)),
     rule_facts={"scheduler": RuleFact("slurm|none")},
     measure=measure,
-    needs=Needs(min_ranks=2),  # of the runs that it starts
+    needs=Needs(min_ranks=2),  # each run that it starts needs two ranks
     limit_s=1800,  # six Slurm jobs; three start torch
     options=FailureOptions,
 )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from seatrial.bench.compute import BurnResult
     from seatrial.telemetry.gpu_load import GpuLoad, LoadSample
 
-DTYPES = ("bf16", "fp16", "fp32")  # of the load, in order of preference; the first supported one is used
+DTYPES = ("bf16", "fp16", "fp32")  # the load uses the first dtype that the device supports
 MAX_CURVE_POINTS = 240  # a point of the TFLOP/s curve per window of 50 ms would be 72,000 points per hour
 # Clocks event reasons that count as throttling. The software power cap does not: a GPU at full load runs at it.
 THROTTLE_REASONS = (
@@ -76,7 +76,10 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
             load = stack.enter_context(gpu_load.sample_gpu_load(context.nvml_index))
             errors = stack.enter_context(error_counts.count_errors(context.nvml_index, ports=False))
             if (counters := errors.gpu_counters) is None:
-                raise SeatrialError(f"cannot read the error counters of {context.subject}: {errors.fact()}")
+                reasons = [f"{name}: {reason}" for name, reason in errors.fact().get("unreadable", {}).items()]
+                raise SeatrialError(
+                    f"cannot read the error counters of {context.subject}: {'; '.join(reasons) or 'no reason recorded'}"
+                )
         result = compute.burn(dtype, size, context.device, options.seconds)
     yield from _throughput_observations(result, compute.flops(size), context.subject)
     yield Metric(name=f"relative_error.{dtype}", value=result.error, unit="ratio", subject=context.subject)

@@ -45,7 +45,7 @@ RULE_FACTS = {
     "has_usable_gpu": RuleFact(reason="no usable GPU"),
     "has_memory_repair": RuleFact(reason="the GPUs support neither row remapping nor page retirement"),
     "has_fabric": RuleFact(reason="the GPUs have no fabric"),
-    **{f"has_{field}": RuleFact(reason=f"the GPUs have no {field.replace('_', ' ')}") for field in _OPTIONAL},
+    **{f"has_{field}": RuleFact(reason=f"the GPUs do not report {field.replace('_', ' ')}") for field in _OPTIONAL},
 }
 _NO_REASON = "no reason from NVML (for NVLinks: all links may be down, or no NVLink bridge is installed)"
 

@@ -21,7 +21,7 @@ RUN_DIRECTORY, HOME, HF_CACHE, LOCAL_SCRATCH = "run_directory", "home", "hf_cach
 class Tier(Frozen):
     """One row of data/filesystem_tiers.yaml.
 
-    ``local_disk``: whether the tier belongs on a disk of the node. ``outcome``: that of a rate below its threshold.
+    ``local_disk``: whether the tier belongs on a disk of the node. ``outcome``: outcome of a rate below its threshold.
     ``rates``: operation → threshold in files/s.
     """
 

@@ -157,7 +157,7 @@ def _quota_observations(
 
 
 def _group_of_new_files(path: str) -> int | None:
-    """Return the group that a folder with the set-group-ID bit gives to new files; None: that of the process."""
+    """Return the group that a folder with the set-group-ID bit gives to new files; None: the process's group."""
     try:
         status = os.stat(path)
     except OSError:

@@ -29,7 +29,7 @@ Rates = dict[str, list[float]]  # OPERATION_MODE → total files/s of each repea
 
 
 class MetadataOptions(TierOptions):
-    """``paths`` by tier; default: the run directory. ``files``: of all nodes together, in one folder per node."""
+    """``paths``: tier → path; default: the run directory. ``files``: total number of files on all nodes."""
 
     files: int = Field(default=100_000, ge=100, le=10_000_000)
     repeats: int = Field(default=3, ge=1, le=100)

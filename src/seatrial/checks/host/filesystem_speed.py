@@ -21,8 +21,8 @@ METRICS = {
     **{f"{operation}_{mode}.*": "GB/s" for operation in STREAMS for mode in ("single", "concurrent")},
     **{f"{operation}_{mode}.*": "files/s" for operation in SMALL_FILES for mode in ("single", "concurrent")},
 }
-# Lowest total rates of all nodes for which a step has time to end: those of a network of 100 Mbit/s, and less than
-# those of a disk with one seek per file
+# A step times out below these total rates of all nodes. 1e7 B/s is 80 Mbit/s; a disk with one seek per file reaches
+# more than 10 files/s.
 MIN_BYTES_PER_S = 1e7
 MIN_FILES_PER_S = 10
 # Whether O_DIRECT is used by all nodes → value of fact caches.*

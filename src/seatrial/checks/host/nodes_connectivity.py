@@ -225,7 +225,7 @@ def fault_places(
 
 
 def _place_of_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the only unreachable pair, or the node that all of them have in common → the nodes it does not reach."""
+    """Return place → unreachable nodes. The place is the only unreachable pair, or the node that is in all pairs."""
     if len({frozenset(pair) for pair in pairs}) == 1:
         return {f"{pairs[0][0]}->{pairs[0][1]}": [pairs[0][1]]}
     common = set.intersection(*map(set, pairs)) if pairs else set[str]()

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from seatrial.discover.pod_probe import Container
 
 POLL_S = 2.0
-PROBE_S = 60  # for a pod to read its devices; nvidia-smi takes seconds
-RESOLVE_S = 60  # for the names of other pods to resolve; a DNS server may cache a missing name for 30 s
+PROBE_S = 60  # limit for a pod to read its devices; nvidia-smi takes seconds
+RESOLVE_S = 60  # limit for the names of other pods to resolve; a DNS server may cache a missing name for 30 s
 _PROBE_LABEL = "seatrial.dev/probe"
 _DELETE_TIMEOUT_S = 90
 _NAME_FILE = "probe-job"  # file in the artifacts with the name of the Job, from its creation until its deletion

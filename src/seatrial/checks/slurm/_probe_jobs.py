@@ -15,7 +15,7 @@ from seatrial.discover import slurm
 from seatrial.discover.slurm_facts import JobRecord
 from seatrial.model import Fact, NotApplicable, SeatrialError
 
-RUN_TIMEOUT_S = 120  # for the end of a running probe job
+RUN_TIMEOUT_S = 120  # limit for the end of a running probe job
 POLL_S = 1.0
 _TIME_LIMIT_MIN = 5  # --time of probe jobs; most take seconds
 

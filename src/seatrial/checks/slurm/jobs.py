@@ -32,8 +32,8 @@ METRICS = {
     "time_limit_enforced": "bool",
 }
 
-_EXIT_CODE = 7  # of a probe job whose tests passed; shells and Slurm do not use it
-_SIGNAL_EXIT_CODE = 12  # with which the trap of the signalled job ends the script
+_EXIT_CODE = 7  # exit code of a probe job whose tests passed; shells and Slurm do not use it
+_SIGNAL_EXIT_CODE = 12  # the trap of the signalled job ends the script with this exit code
 # The memory job requests _REQUESTED_MIB, well above the needs of slurmstepd, allocates more, and keeps that for
 # _ALLOCATED_S: OverMemoryKill checks once per second (--acctg-freq=task=1)
 _REQUESTED_MIB = 128

@@ -58,7 +58,7 @@ RULES = (
 
 
 class NodesOptions(Options):
-    """``reservation``: that of the trial's jobs; default: the trial's slurm.reservation."""
+    """``reservation``: reservation of the trial's jobs; default: the trial's slurm.reservation."""
 
     reservation: str | None = None
 

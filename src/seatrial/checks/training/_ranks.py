@@ -1,4 +1,4 @@
-"""Slowdown and data wait of each rank, with their rules, for trainings on several ranks."""
+"""Slowdown and data wait of each rank, with their rules, for training runs on several ranks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def observations_of_trainings(
 
 
 def times_by_subject(trainings: Sequence[TrainingResult], subjects: Sequence[str]) -> dict[str, RankTimes]:
-    """Subject → the times of its rank in concurrent trainings. ``subjects[rank]``: the rank's subject."""
+    """Subject → the times of its rank in concurrent training runs. ``subjects[rank]``: the rank's subject."""
     return {
         subjects[rank]: RankTimes.from_metrics(entry)
         for training in trainings

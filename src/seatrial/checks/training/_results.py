@@ -1,4 +1,4 @@
-"""Metrics, curves, facts and files of a training, and the rules that every check with a training shares."""
+"""Metrics, curves, facts and files of a training run, and the rules that all checks with training runs share."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _METRICS_JSON = {  # metric → key of metrics.json; null gives no metric
 }
 # Check.rule_facts that RULES, memory_rule and the other rules of checks with a training depend on
 RULE_FACTS = {
-    "trained": RuleFact(reason="a training failed"),
+    "trained": RuleFact(reason="a training run failed"),
     "device": RuleFact("cuda|cpu"),
     "settings": RuleFact("shipped|changed"),
     "cpu_offload": RuleFact(reason="the option cpu_offload is set"),
@@ -223,7 +223,7 @@ def _median_speeds(results: Sequence[TrainingResult]) -> tuple[float | None, lis
 def training_observations(
     context: Context, result: TrainingResult, name: str = "", subject: str = CLUSTER, metrics_only: bool = False
 ) -> Iterator[Observation]:
-    """Metrics, curves, the fact ``run`` and files of one training.
+    """Metrics, curves, the fact ``run`` and files of one training run.
 
     ``metrics_only``: metrics, and the log if the training failed.
     """
@@ -310,7 +310,7 @@ def memory_rule(**applies_if: str) -> Rule:
 
 
 def _metric_values(result: TrainingResult) -> dict[str, Any]:
-    """Metric → value of one training; None if unknown."""
+    """Metric → value of one training run; None if unknown."""
     losses, entropy_bound = _losses(result), result.value("loss_entropy_bound")
     phases = result.value("phases_s") or {}
     values = {metric: result.value(key) for metric, key in _METRICS_JSON.items()}
@@ -380,7 +380,7 @@ def _run_fact(result: TrainingResult) -> dict[str, Any]:
 
 
 def _files(context: Context, result: TrainingResult) -> Iterator[Artifact]:
-    """Logs, config and metrics of one training; weights are not artifacts."""
+    """Logs, config and metrics of one training run; weights are not artifacts."""
     yield from _logs(context, result)
     for path in (result.out / file for file in _ARTIFACTS):
         if path.is_file():

@@ -1,6 +1,6 @@
 """Runs ``seatrial train CONFIG`` in child processes of the ranks and collects the results.
 
-A failed training is a measured result (metric ``exit_code``). It is an ERROR of the check only if the config is
+A failed training run is a measured result (metric ``exit_code``). It is an ERROR of the check only if the config is
 invalid, a library is missing or the disk is full.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from seatrial.bench.spare_children import Gpus
     from seatrial.train.train_config import TrainConfig
 
-LIMIT_S = 600.0  # a training with random weights and generated data takes less than 120 s
+LIMIT_S = 600.0  # a training run with random weights and generated data takes less than 120 s
 _CHECK_ERRORS = {  # exit code of a rank → the error of the check
     EXIT_USAGE_ERROR: "training did not start",
     EXIT_DISK_FULL: "training stopped, disk full",
@@ -43,7 +43,7 @@ class WorkloadOptions(Options):
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Result of one training.
+    """Result of one training run.
 
     metrics: content of metrics.json; None if the training failed.
     problem: how the training failed, with the end of its log; empty if it succeeded.
