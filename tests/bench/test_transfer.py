@@ -214,7 +214,7 @@ def test_unknown_or_unusable_numa_cpus_are_reported(monkeypatch: pytest.MonkeyPa
     def unknown(device: str) -> set[int]:
         raise SeatrialError("Not Supported")
 
-    for numa_cpus, part in ((unknown, "Not Supported"), (lambda device: {10**6}, "none of which")):
+    for numa_cpus, part in ((unknown, "Not Supported"), (lambda device: {10**6}, "none is on the GPU's NUMA node")):
         monkeypatch.setattr(rank, "numa_cpus", numa_cpus)
         with transfer._on_numa_cpus("cuda:0") as description:
             assert part in description

@@ -65,6 +65,9 @@ def test_a_log_that_is_missing_is_an_error(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="may not read the kernel log")
 def test_the_log_of_this_machine() -> None:
-    assert read().from_s is not None
+    try:
+        log = read()
+    except (FileNotFoundError, PermissionError) as error:  # in a container os.access() allows what open() does not
+        pytest.skip(f"may not read the kernel log: {error}")
+    assert log.from_s is not None

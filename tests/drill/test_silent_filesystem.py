@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from seatrial.drill.silent_filesystem import mount
+from tests.checks.host.mounts import CAN_MOUNT
 
-CAN_MOUNT = os.geteuid() == 0 and os.access("/dev/fuse", os.R_OK | os.W_OK)
 SCRIPT = """
 "$0" -m seatrial.drill.silent_filesystem "$1" & program=$!
 until grep -q " $1 fuse" /proc/mounts; do kill -0 $program || exit 9; sleep 0.05; done
@@ -27,7 +27,9 @@ def test_folder_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
         mount(str(tmp_path / "missing"))
 
 
-@pytest.mark.skipif(not CAN_MOUNT, reason="needs root and /dev/fuse")
+@pytest.mark.skipif(
+    not CAN_MOUNT or not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="needs CAP_SYS_ADMIN and /dev/fuse"
+)
 def test_access_waits_until_the_program_ends(tmp_path: Path) -> None:
     argv = ["unshare", "--mount", "--propagation", "private", "bash", "-c", SCRIPT, sys.executable, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)

@@ -262,8 +262,8 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 @pytest.fixture
 def freezer() -> Iterator[Path]:
     """A cgroup v1 freezer: its processes are in state D and ignore SIGKILL."""
-    if os.geteuid() != 0 or not (FREEZER / "cgroup.procs").exists():
-        pytest.skip("needs root, and the freezer of cgroup v1")
+    if os.geteuid() != 0 or not os.access(FREEZER, os.W_OK):
+        pytest.skip("needs root, and a writable freezer of cgroup v1")
     group = FREEZER / f"seatrial-test-{os.getpid()}"
     group.mkdir()
     yield group

@@ -117,6 +117,15 @@ def _open_closed_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
+def _discard_unwritable_output() -> None:
+    """Redirect a stream that cannot be flushed to /dev/null: Python would flush it again, fail, and exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _called(arguments: list[str]) -> typer.Typer:
     """Return ``app`` with only the command that is called: typer takes 25 ms for the options of all commands."""
     selected = [info for info in app.registered_commands if info.callback and [info.callback.__name__] == arguments]
@@ -131,6 +140,7 @@ def main() -> None:
     _prepare()
     try:
         code = _called(sys.argv[1:2])(standalone_mode=False)
+        sys.stdout.flush()
     except UsageError as error:
         code = _print_error(str(error), EXIT_USAGE)
     except SeatrialError as error:
@@ -152,4 +162,5 @@ def main() -> None:
             code = EXIT_USAGE
         else:  # a defect of seatrial, or a full disk behind stdout: Python's exit code 1 would mean REJECTED
             code = _print_error(traceback.format_exc(), EXIT_CODES[DecisionValue.INCOMPLETE])
+    _discard_unwritable_output()
     sys.exit(code)
