@@ -148,7 +148,7 @@ def test_non_finite_loss_ends_the_run_and_names_the_rank(
     monkeypatch.setattr(CountingTrainer, "compute_loss", compute_loss)
     with pytest.raises(SeatrialError, match=r"step 6: loss is (nan|inf).*not finite in rank 0 on ") as caught:
         runs.train(runs.config("sft-smollm-135m"), tmp_path)
-    assert "Nothing was saved after step 5" in str(caught.value)
+    assert "No checkpoint of step 6 was written" in str(caught.value)
     assert runs.steps(tmp_path)[-1]["step"] == 5
     assert not list((tmp_path / "checkpoints").glob("*"))
     assert not (tmp_path / "final").exists()
