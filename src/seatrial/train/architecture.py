@@ -132,8 +132,8 @@ class Architecture(Frozen):
             raise UsageError(f"seq_len {seq_len}: the model has {self.max_position_embeddings} positions")
         if self.sliding_window and seq_len > self.sliding_window:
             raise UsageError(
-                f"seq_len {seq_len}: expected at most {self.sliding_window}, the model's sliding window: windowed attention "
-                "is not supported. Decrease seq_len, or set sliding_window to null in the model's config.json"
+                f"seq_len {seq_len}: expected at most {self.sliding_window} (the model's sliding window): windowed "
+                "attention is not supported. Decrease seq_len, or set sliding_window to null in the model's config.json"
             )
 
 

@@ -225,7 +225,7 @@ def _mesh(world: World, replicas: int) -> DeviceMesh:
     shards, rest = divmod(world.size, replicas)
     if rest or shards == 1:
         raise UsageError(
-            f"parallel.replicas {replicas}: expected a divisor of {world.size} (ranks) with at least 2 ranks per replica"
+            f"parallel.replicas {replicas}: expected a divisor of {world.size} (ranks), at least 2 ranks per replica"
         )
     return init_device_mesh(world.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
 
