@@ -1,9 +1,10 @@
 """Transport through ``kubectl logs``: the pods of a job print their result files, and seatrial follows their logs.
 
-Fetching needs no permission to run commands in pods. A pod prints lines ``TOKEN NUMBER NODE DATA``, where ``NODE DATA``
-is a line of ``collect.NODE_SCRIPT``. The token is random, and only the pod's script knows it, from the environment of
-the pod; all other lines of the log are ignored. The kubelet keeps the log until the pod is deleted, so that a stream that
-breaks is read again from the last complete package; lines that were read before are skipped by their numbers.
+Fetching needs no permission to run commands in pods. A pod prints lines ``TOKEN NUMBER NODE DATA``, where ``NODE
+DATA`` is a line of ``collect.NODE_SCRIPT``. The token is random, and only the pod's script knows it, from the
+environment of the pod; all other lines of the log are ignored. The kubelet keeps the log until the pod is deleted, so
+that a stream that breaks is read again from the last complete package; lines that were read before are skipped by
+their numbers.
 
 A process in the pod that reads the environment of process 1 can forge lines; it could write the result files as well.
 """

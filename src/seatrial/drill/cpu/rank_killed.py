@@ -18,7 +18,7 @@ def kill(injection: Injection) -> None:
 
 DRILL = Drill(
     name="rank-killed",
-    title=f"SIGKILL to rank {FAULTY_RANK} of a training run on two ranks",
+    title=f"SIGKILL to rank {FAULTY_RANK} of a training on two ranks",
     machine="cpu",
     trial=DrillTrial(checks=TRAINING),
     expected=Expected(

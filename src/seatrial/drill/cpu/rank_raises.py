@@ -9,7 +9,7 @@ from seatrial.model import Outcome
 
 DRILL = Drill(
     name="rank-raises",
-    title=f"rank {FAULTY_RANK} of a training run on two ranks raises an error",
+    title=f"rank {FAULTY_RANK} of a training on two ranks raises an error",
     machine="cpu",
     trial=DrillTrial(checks=TRAINING),
     expected=Expected(

@@ -18,7 +18,7 @@ def stop(injection: Injection) -> None:
 
 DRILL = Drill(
     name="rank-stopped",
-    title=f"SIGSTOP to rank {FAULTY_RANK} of a training run on two ranks",
+    title=f"SIGSTOP to rank {FAULTY_RANK} of a training on two ranks",
     machine="cpu",
     trial=DrillTrial(checks=TRAINING, settings={"limits": {"heartbeat_timeout_s": 15}}),
     expected=Expected(
