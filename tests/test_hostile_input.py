@@ -120,7 +120,7 @@ def test_records_of_a_rank_that_are_no_json_are_ignored(out: Path) -> None:
     code, _, err = call("run", "--resume", out)
     assert code == 0, err
     for number in range(1, len(NO_JSON) + 1):
-        assert f"{ranks}:{number}: incomplete record ignored" in err.replace("\n", "")
+        assert f"{ranks}:{number}: damaged record ignored" in err.replace("\n", "")
     assert len(load(out).measurements) == 1, "measured again"
 
 

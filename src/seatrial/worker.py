@@ -206,7 +206,7 @@ def measure(check: Check, context: Context, options: dict[str, Any]) -> Measurem
 def _error_counts(check: Check, context: Context) -> AbstractContextManager[ErrorCounts | None]:
     """Return a context that reads error counters before and after a check; without a GPU it reads none.
 
-    Each rank reads those of its GPU; local rank 0 also those of the node's RDMA ports.
+    Each rank reads the counters of its GPU; local rank 0 also reads the counters of the node's RDMA ports.
     """
     if context.nvml_index is None or not check.reads_error_counters:
         return contextlib.nullcontext()

@@ -234,7 +234,7 @@ CNN = "checks: {train.cnn: {expect: {accuracy: '%s'}}}"
         (SPEED % ("{}", "read_single./data", "> 1 GB/s"), ["'/data' is not measured", "run_directory"]),
         (SPEED % ("{paths: [/data]}", "read_single.run_directory", "> 1 GB/s"), ["is not measured", "/data"]),
         (CNN % "> 0.9 %", ["did you mean 90 %?"]),
-        (CNN % "> 0.9", ["has the unit ''", "'%'"]),
+        (CNN % "> 0.9", ["has no unit", "'%'"]),
         (CNN % "> 195 %", ["195 % is not between 0 and 100 %"]),
         (CNN % "> -1 %", ["-1 % is not between 0 and 100 %"]),
         (CNN % "> 95 %%", ["'%%'", "'%'"]),

@@ -32,14 +32,14 @@ def install(monkeypatch: pytest.MonkeyPatch, flag: int, lost: list[str]) -> Fake
     return fake
 
 
-WAITING = "requeue: node1 is lost (no answer). Waiting until Slurm sets it DOWN (SlurmdTimeout=300 s)\n"
+WAITING = "requeue: node1 is lost (no answer). Waiting until Slurm sets node1 DOWN (SlurmdTimeout=300 s)\n"
 
 
 @pytest.mark.parametrize(
     ("flag", "lost", "message"),
     [
         (1, ["node1", "node1"], f"{WAITING}requeue: the job ends: Slurm did not requeue it within 360 s\n"),
-        (1, ["node1", ""], f"{WAITING}requeue: node1 answers again. The job ends\n"),
+        (1, ["node1", ""], f"{WAITING}requeue: all nodes of the job answer again: node1. The job ends\n"),
         (0, ["node1"], "requeue: node1 is lost (no answer). The job ends: it was submitted without --requeue\n"),
         (1, [""], ""),
     ],

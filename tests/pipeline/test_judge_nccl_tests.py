@@ -127,7 +127,7 @@ def test_build_without_mpi() -> None:
     assert "MPI=1" in alone.problems[0]
     row = table(470, ranks=8).splitlines()[1]
     both = only_result(judged(table(460, ranks=8).replace("# Out", f"{row}\n# Out", 1)))
-    assert "appears 2 times in one sweep" in both.problems[0]
+    assert "appears 2 times, more than once per sweep" in both.problems[0]
     hosts = "".join(
         f"#  Rank  0 Group  0 Pid {pid} on n{pid} device  0 [0x0f] NVIDIA H100 80GB HBM3\n" for pid in (1, 2)
     )

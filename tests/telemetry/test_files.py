@@ -79,7 +79,7 @@ def test_merged_file_is_json_lines_with_columns(tmp_path: Path) -> None:
 )
 def test_damaged_line_is_skipped_and_counted(tmp_path: Path, line: Any) -> None:
     write_samples(tmp_path, HEADER, [9.0, 50.0, 80.1, 4], line, [11.0, 50.0, 80.1, 4])
-    assert ": 1 " in merge_samples(tmp_path)
+    assert merge_samples(tmp_path).endswith("damaged telemetry lines skipped: 1")
     host, gpu = read_merged(tmp_path)
     assert gpu.time == (9.0, 11.0)
     assert host.skipped == 1

@@ -43,8 +43,8 @@ def test_missing_or_repeated_steps_are_an_error(tmp_path: Path) -> None:
     write_steps(tmp_path, *(record(step) for step in (1, 2, 3)))
     assert [record["step"] for record in compare.read_steps(tmp_path, 1, 3)] == [2, 3]
     for records, message in (
-        ([record(1), record(3)], "has 1 records of steps 2 to 3"),
-        ([record(1), record(2), record(2), record(3)], "has 3 records of steps 2 to 3"),
+        ([record(1), record(3)], "expected one record per step from 2 to 3, found 1"),
+        ([record(1), record(2), record(2), record(3)], "expected one record per step from 2 to 3, found 3"),
     ):
         with pytest.raises(SeatrialError, match=message):
             compare.read_steps(write_steps(tmp_path, *records), 1, 3)

@@ -52,7 +52,7 @@ def test_a_damaged_key_does_not_hide_other_reasons(rows: Path, tmp_path: Path) -
     config = settings(rows, f"data.cache={tmp_path}")
     (tmp_path / "blocks-0").mkdir()
     (tmp_path / "blocks-0" / data_cache.KEY_FILE).write_text("[")
-    assert "has no data of this kind" in blocks.prepare(config, tmp_path).message
+    assert "no prepared data of this kind" in blocks.prepare(config, tmp_path).message
 
 
 def test_a_damaged_folder_is_named_and_not_used(rows: Path, tmp_path: Path) -> None:

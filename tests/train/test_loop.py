@@ -96,7 +96,7 @@ def test_hsdp_and_fsdp2_have_equal_losses(tmp_path: Path) -> None:
     assert parallelism == [("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 1)]
     assert ranks.run(4, _hsdp_errors_and_rows, hsdp) == [(0, 128)] * 4
     (failed,) = ranks.run(1, ranks.train, hsdp, tmp_path / "one-rank")
-    assert "parallel.replicas 2: expected a divisor of 1 ranks" in failed.message
+    assert "parallel.replicas 2: expected a divisor of 1 (ranks)," in failed.message
 
 
 def _hsdp_errors_and_rows(settings: TrainConfig) -> tuple[int, int]:

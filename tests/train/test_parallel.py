@@ -112,7 +112,7 @@ def test_parameter_that_is_not_sharded_by_rows_is_an_error(world: World) -> None
 
 @pytest.mark.parametrize(("ranks", "replicas"), [(4, 3), (4, 4)])
 def test_replicas_need_a_divisor_with_two_ranks_each(ranks: int, replicas: int) -> None:
-    with pytest.raises(UsageError, match=f"parallel.replicas {replicas}: expected a divisor of {ranks} ranks"):
+    with pytest.raises(UsageError, match=f"parallel.replicas {replicas}: expected a divisor of {ranks} "):
         parallel._mesh(World(0, ranks, CPU, "n0"), replicas)
 
 

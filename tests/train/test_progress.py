@@ -67,7 +67,7 @@ def test_a_folder_in_use_cannot_be_resumed(tmp_path: Path) -> None:
     resume = config(checkpoint={"resume": True})
     for start in (progress.create_run_folder, lambda settings, out: StepLog(settings, SINGLE_RANK, out, 0)):
         first.write(step(1))
-        with pytest.raises(UsageError, match=f"another training is running in {tmp_path}"):
+        with pytest.raises(UsageError, match=f"another training run is writing to {tmp_path}"):
             start(resume, tmp_path)
     assert not (tmp_path / "config.json").exists()
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 2

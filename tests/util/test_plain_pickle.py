@@ -47,7 +47,7 @@ class Hostile:
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_code_is_not_run(protocol: int, tmp_path: Path) -> None:
     hostile = {"entries": [Hostile(tmp_path / "run")], "pg_config": {}}
-    with pytest.raises(ValueError, match="would run code"):
+    with pytest.raises(ValueError, match="others can run code"):
         plain_pickle.load(pickle.dumps(hostile, protocol=protocol))
     assert not (tmp_path / "run").exists()
 

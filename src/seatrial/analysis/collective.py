@@ -31,7 +31,7 @@ class Collective:
     nvls: bool = False
 
     def algorithm(self, label: str) -> str:
-        """The logged algorithm, else NCCL's usual one: Tree on two nodes (NVIDIA/nccl#812), otherwise Ring."""
+        """The logged algorithm, else NCCL's default: Tree for all-reduce on two nodes (NVIDIA/nccl#812), else Ring."""
         usual = "Tree" if self.nodes == 2 and self.operation == "all_reduce" else "Ring"
         return self.choices[label][0] if label in self.choices else usual
 

@@ -21,8 +21,8 @@ from seatrial.model import Insight, Measurement, Metric, Rule
 from seatrial.util.quantiles import deviation, expected_half_width, independent_samples
 
 CERTAINTY = 0.99  # share of trials in which a detectable slowdown is rejected
-MAX_RATIO = 1.5  # of the detectable slowdown to the slowdown at the limit; above it, more samples are needed
-_STEPS = 400  # of the numerical integration
+MAX_RATIO = 1.5  # largest ratio of detectable slowdown to slowdown at the limit; above it, take more samples
+_STEPS = 400  # steps of the numerical integration
 _NORMAL = NormalDist()
 _WithFacts = tuple[Metric, Mapping[str, JsonValue]]  # a metric, and the facts of its measurement
 

@@ -53,10 +53,11 @@ def drill(
 ) -> None:
     """Start one trial per fault, inject the fault, and check that the report names place, cause and first command.
 
-    Uses only its own processes, files and mounts, and undoes all changes.
+    Changes only its own processes, files and mounts, and with drills on several nodes the test cluster; undoes all
+    changes.
 
-    Exit codes: 0 all parts of all drills hold, 1 one does not, 3 a drill could not run here. With --clean: 0 no alarm,
-    1 at least one.
+    Exit codes: 0 all parts of all drills hold, 1 one does not, 3 a drill could not run here and all others hold. With
+    --clean: 0 no alarm, 1 at least one.
     """
     from seatrial.drill.runner import unmet_need
     from seatrial.drill.text import print_list

@@ -252,7 +252,7 @@ def uninstall(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of `seatrial hook install`.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files; remove nothing.")] = False,
 ) -> None:
-    """Remove the files that `seatrial hook install` wrote; refuses if one of them was changed.
+    """Remove the files that `seatrial hook install` wrote; an error if one of them was changed.
 
     Remove the lines of slurm.conf first: Slurm drains a node if its Prolog is missing.
     """

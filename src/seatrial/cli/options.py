@@ -48,14 +48,12 @@ TimeLimitOption = Annotated[
     typer.Option(
         min=0,
         metavar="MINUTES",
-        help="Leave out checks that do not fit into this time; the decision is then INCOMPLETE.",
+        help="Leave out checks that do not fit into this time; the decision is then never ACCEPTED.",
     ),
 ]
 NoLocalizeOption = Annotated[
     bool,
-    typer.Option(
-        "--no-localize", help="Do not search for slow nodes if a check of several nodes is below a threshold."
-    ),
+    typer.Option("--no-localize", help="Do not search for slow nodes if a multi-node metric violates a threshold."),
 ]
 GpusOption = Annotated[int | None, typer.Option(help="Expected GPUs per node; 0: CPU only.")]
 LauncherOption = Annotated[str | None, typer.Option(help="auto, local, slurm, kubernetes or torchrun.")]

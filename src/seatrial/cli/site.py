@@ -14,7 +14,7 @@ def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder on a filesystem that all nodes share.")],
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of the site; by default from Slurm.")] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option(min=0, help="GPUs per node; by default from Slurm. 0: CPU only, tiny trainings.")
+        int | None, typer.Option(min=0, help="GPUs per node; by default from Slurm. 0: CPU only, tiny training runs.")
     ] = None,
     partition: Annotated[str | None, typer.Option(help="Slurm partition; by default the one with GPUs.")] = None,
     account: Annotated[str | None, typer.Option(help="Slurm account of the jobs.")] = None,

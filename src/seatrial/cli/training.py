@@ -49,14 +49,14 @@ def preprocess(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Convert rows to tokens before a training, without a GPU; trainings with the same config and data use them."""
+    """Convert rows to tokens before training, without a GPU; runs with the same config and data use these tokens."""
     from seatrial.train import preprocess, train_config
 
     result = preprocess.preprocess(train_config.load(config, set_ or ()))
     if as_json:
         print_json(result or {"folder": None})
     elif result is None:
-        print("nothing to prepare: data.path is not set, and the training generates its sequences from the seed")
+        print("nothing to prepare: data.path is not set, and sequences are generated from the seed")
     else:
         text = "found (sizes and SHA-256 compared)" if result["existed"] else "written"
         print(f"{text} in {result['seconds']:g} s: {result['folder']}")
@@ -66,7 +66,7 @@ def evaluate(
     config: Annotated[
         Path, typer.Argument(help="A shipped training config, such as function-calling-qwen2-7b, or a .yaml file.")
     ],
-    out: Annotated[Path, typer.Option(help="Output folder of the training (its --out).")],
+    out: Annotated[Path, typer.Option(help="Output folder of the training run (its --out).")],
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated.")
     ] = None,

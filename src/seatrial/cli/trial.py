@@ -173,7 +173,7 @@ def _print_plan(preview: Preview, as_json: bool) -> None:
     if job := preview.localization:
         print(
             f"# not counted: job {job.name}, about {job.expected_s:.0f} s, at most {job.limit_s:.0f} s: "
-            f"{job.checks[0]}, only if a check of several nodes is below a threshold; --no-localize turns it off"
+            f"{job.checks[0]}, only if a multi-node metric violates a threshold; --no-localize turns it off"
         )
     for job, text in preview.rendered:
         print(f"# job {job.name}, at most {job.limit_s:.0f} s: {', '.join(job.checks)}\n{text}")

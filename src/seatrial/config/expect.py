@@ -49,7 +49,8 @@ def threshold_unit_error(threshold: Threshold, unit: str | None) -> str:
     """Return why ``threshold`` cannot apply to a metric with this unit; empty if it can."""
     # a threshold may omit the unit, except for %: 0.9 could be a ratio or a percentage
     if threshold.unit != unit and (threshold.unit or unit == "%"):
-        return f"the threshold has the unit {threshold.unit!r}; the metric has the unit {unit!r}"
+        units = [f"the unit {text!r}" if text else "no unit" for text in (threshold.unit, unit)]
+        return f"the threshold has {units[0]}; the metric has {units[1]}"
     if unit == "%" and not 0 <= threshold.value <= 100:
         return f"{threshold.value:g} % is not between 0 and 100 %"
     if unit == "%" and threshold.op in (">", ">=") and 0 < threshold.value < 1:

@@ -203,7 +203,7 @@ def _split_key(key: str, schemas: Mapping[str, CheckSchema]) -> tuple[str, ...]:
     if not key.startswith("checks."):
         return tuple(key.split("."))
     rest = key.removeprefix("checks.")
-    name = ".".join(rest.split(".")[:2])  # of a check: a group and a word
+    name = ".".join(rest.split(".")[:2])  # a check name has two parts, such as device.gemm
     if name not in schemas:
         raise UsageError(f"{key}: unknown check{renames.hint('checks', name) or nearest(name, schemas)}")
     setting = rest.removeprefix(name).removeprefix(".")
@@ -232,7 +232,7 @@ def _require_no_contradiction(
         replaced = replaced.get(part) if isinstance(replaced, dict) else None
     try:
         earlier, later = Threshold.parse(replaced), Threshold.parse(value)
-    except ValueError:  # no threshold there yet, or an invalid one, which is refused later
+    except ValueError:  # no threshold there yet, or an invalid one, which is reported later
         return
     if "==" not in (earlier.op, later.op) and later.excludes(earlier):
         key = ".".join(path)

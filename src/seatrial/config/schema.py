@@ -27,7 +27,7 @@ def _variable_name(name: str) -> str:
 
 
 def _gigabits(value: object) -> float:
-    """Gbit/s of ``100 Gb/s``; a number without a unit is refused, since it could be bytes."""
+    """Gbit/s of ``100 Gb/s``; a number without a unit is rejected, since it could be bytes."""
     if not (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*Gb/s\s*", str(value))):
         raise ValueError("not a rate of a network interface: expected a number and Gb/s, such as 100 Gb/s")
     return float(match[1])
@@ -58,7 +58,7 @@ class Cluster(Frozen):
     min_nodes: int | None = Field(
         default=None,
         ge=1,
-        description="with Slurm: run also if nodes are missing, on at least this many; the decision is then INCOMPLETE",
+        description="with Slurm: if nodes are missing, run on at least this many; the decision is then never ACCEPTED",
     )
     gpus_per_node: int | None = Field(default=None, ge=0, le=1_000)
     topology: str | None = Field(
@@ -182,7 +182,7 @@ class Config(Frozen):
     )
     localize: bool = Field(
         default=True,
-        description="search for the slow node, GPU, rail or path if a check of several nodes violates a threshold",
+        description="search for the slow node, GPU, rail or path if a multi-node check violates a threshold",
     )
     slurm: Slurm = Slurm()
     kubernetes: Kubernetes = Kubernetes()

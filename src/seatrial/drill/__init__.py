@@ -14,7 +14,7 @@ FOLDERS = ("cpu", "cluster", "gpu")  # the machine that the drills of a folder n
 
 @cache
 def catalog() -> dict[str, Drill]:
-    """All drills by name, by machine and then by name. Raises SeatrialError for a file without a drill.
+    """Drill name → drill, ordered by machine, then by file name. Raises SeatrialError for a file without a drill.
 
     Files whose names begin with an underscore contain code shared by the drills of a folder.
     """

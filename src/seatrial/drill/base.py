@@ -100,7 +100,7 @@ class Drill:
 
 
 class DrillResult(Frozen):
-    """The result of one drill. ``could_not_run``: why it could not run here; only the first three fields count then.
+    """The result of one drill. ``could_not_run``: why it could not run here; then only name, title and machine are set.
 
     ``seconds``: from the injection to the end of the trial; without a later injection, the time of the whole trial.
     ``seen`` to ``action_right``: see Expected; ``action_right`` is None if the drill expects no action.

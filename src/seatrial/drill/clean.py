@@ -16,7 +16,7 @@ from seatrial.drill.injection import Injection
 from seatrial.drill.runner import load_record, unmet_need
 from seatrial.model import Frozen, SeatrialError, Trial, UsageError
 
-CONFIDENCE = 0.95  # of ``upper_bound``
+CONFIDENCE = 0.95  # confidence level of ``upper_bound``
 
 
 class Alarm(Frozen):

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from seatrial.drill.base import BAD_OUTCOMES, Drill, DrillResult, Expected
 from seatrial.model import DecisionValue, Finding, Trial, Verdict
 
-_MAX_CHARS = 300  # of a message in the result
+_MAX_CHARS = 300  # longest message in the result
 
 
 @dataclass(frozen=True)

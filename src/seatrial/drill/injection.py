@@ -24,7 +24,7 @@ from seatrial.util import processes
 from seatrial.util.input_files import read_json
 from seatrial.worker import Heartbeat
 
-POLL_S = 0.1  # between looks at the trial
+POLL_S = 0.1  # seconds between two reads of the trial's state
 _CANCEL_TIMEOUT_S = 60.0  # from SIGTERM to SIGKILL: a trial writes its reports, or cancels its Slurm job
 _NEW_MOUNTS = ("unshare", "--mount", "--propagation", "private")
 
@@ -36,8 +36,8 @@ class TrialEndedEarly(SeatrialError):
 class Injection:
     """The trial of one drill, and all changes that the drill makes. ``close`` undoes them.
 
-    The kernel undoes them if the drill is killed: it ends the drill's processes, and with them the mount namespace
-    of the trial.
+    If this process is killed, the kernel ends the drill's processes, and with them the mount namespace of the trial;
+    changes that only an ``at_end`` function undoes remain, such as a drained node.
 
     ``folder``: for the files of the drill. ``environment``: variables of the trial. ``setup``: shell commands that run
     before the trial, in its process, such as ``ulimit -l 64``; with ``new_mounts`` they may mount filesystems that only

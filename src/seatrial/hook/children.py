@@ -21,7 +21,7 @@ _MAX_DESCRIPTORS = 65_536  # to close in a child, if the limit of the process is
 
 
 def run_all(calls: Mapping[str, Callable[[], bytes]], deadline: float) -> dict[str, bytes | None]:
-    """Return the result of each call; None if it had none at ``deadline`` (time.monotonic), empty if its process ended.
+    """Return the result of each call: None if there is none at ``deadline`` (time.monotonic), empty if it failed.
 
     All calls run at once. Their processes have no output, and no descriptor that the caller waits for.
     """

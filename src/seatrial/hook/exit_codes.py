@@ -22,9 +22,10 @@ class Result(StrEnum):
     INCOMPLETE = "incomplete"
 
 
-EXIT_FAILED = 1  # takes the node out of service, for every caller that does so
-# Caller → exit code of each result. Slurm drains a node and requeues the job for any code but 0 of Prolog or Epilog;
-# soperator's check_runner.py does what the check's on_fail says; node-problem-detector: 0 OK, 1 problem, 2 unknown.
+EXIT_FAILED = 1  # the callers that take nodes out of service do so on this code
+# Caller → exit code of each result. Slurm drains a node for any code but 0 of Prolog or Epilog, and requeues the job
+# after a failed Prolog; soperator's check_runner.py does what the check's on_fail says; node-problem-detector: 0 OK,
+# 1 problem, 2 unknown.
 EXIT_CODES: dict[Caller, dict[Result, int]] = {
     "slurm": {Result.PASSED: 0, Result.FAILED: 1, Result.LIMITED: 0, Result.INCOMPLETE: 0},
     "soperator": {Result.PASSED: 0, Result.FAILED: 1, Result.LIMITED: 0, Result.INCOMPLETE: 0},

@@ -32,14 +32,11 @@ _GPU_PROCESSES = "foreign_processes"  # fact of gpu.inventory: processes that co
 
 @dataclass(frozen=True)
 class NodeResult:
-    """The results of the checks. ``seconds``: by check; ``not_measured``: reason by check; ``not_judged``: by subject.
+    """The results of the checks; ``failures`` and ``warnings`` are verdicts of the checks' own rules."""
 
-    ``failures`` and ``warnings`` are verdicts of the checks' own rules.
-    """
-
-    seconds: Mapping[str, float]
-    not_measured: Mapping[str, str]
-    not_judged: Mapping[str, str]
+    seconds: Mapping[str, float]  # check → duration of its measurement
+    not_measured: Mapping[str, str]  # check → reason
+    not_judged: Mapping[str, str]  # GPU → reason
     failures: tuple[Verdict, ...]
     warnings: tuple[Verdict, ...]
 
@@ -118,7 +115,7 @@ def _scratch() -> str:
 def _used_gpus(measurements: Sequence[Measurement], ended_job: str, root: Path) -> dict[str, str]:
     """Return the GPUs on which every visible process belongs to a running job, a pod or a service, with the owners.
 
-    A GPU with a process that no job, pod or service owns is left out: the process should have ended with its job.
+    A GPU with a process that no job, pod or service owns is omitted: the process should have ended with its job.
     """
     owners_by_gpu: dict[str, list[str | None]] = {}
     for measurement in measurements:

@@ -34,28 +34,24 @@ class Problem(Frozen):
 
 
 class Record(Frozen):
-    """The result of one run of a hook. ``time``: seconds since 1970; ``job``: Slurm's job id, or empty.
-
-    ``measured``: seconds by check; ``not_measured``: reason by check; ``not_judged``: reason by GPU. ``limit``: the
-    answer of the drain limit, empty if it was not asked.
-    """
+    """The result of one run of a hook."""
 
     run_id: str
-    time: float
+    time: float  # Unix seconds
     node: str
     kind: str
     caller: str
-    job: str
+    job: str  # Slurm's job id, or empty
     result: Result
     exit_code: int
     reason: str
     seconds: float
-    measured: dict[str, float]
-    not_measured: dict[str, str]
-    not_judged: dict[str, str]
+    measured: dict[str, float]  # check → seconds
+    not_measured: dict[str, str]  # check → reason
+    not_judged: dict[str, str]  # GPU → reason
     failures: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
-    limit: str = ""
+    limit: str = ""  # the answer of the drain limit; empty if it was not asked
 
     def text(self) -> str:
         """Return the record as lines for a person."""

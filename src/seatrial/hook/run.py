@@ -22,34 +22,29 @@ from seatrial.util.files import atomic_write
 from seatrial.util.node_name import node_name
 from seatrial.util.text import printable
 
-RESERVED_S = 1.5  # of the time limit: for the verdicts, the drain limit and the record
+RESERVED_S = 1.5  # part of the time limit that is kept for the verdicts, the drain limit and the record
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of a hook. ``started``: start of this process (time.monotonic); the time limit begins there.
-
-    ``site``: the site's trial, for the numbers of nodes and GPUs that are not given.
-    ``state_dir``: the folder of the drain limit, on a filesystem that all nodes share; without it a failure is only
-    recorded. ``job``: Slurm's job id, or empty. ``status``: file for node-problem-detector. ``dry_run``: write nothing.
-    """
+    """The options of a hook."""
 
     kind: Kind
     caller: Caller
-    started: float
+    started: float  # start of this process (time.monotonic), at which the time limit begins
     records: Path
-    status: Path | None = None
-    site: str | None = None
+    status: Path | None = None  # file for node-problem-detector
+    site: str | None = None  # the site's trial, for expected values that are not given
     gpus_per_node: int | None = None
     gpu_model: str | None = None
     nodes: int | None = None
-    state_dir: Path | None = None
+    state_dir: Path | None = None  # shared folder of the drain limit; None: a failure is only recorded
     drain_share: float = 0.1
     drain_window_s: float = 3600.0
     time_limit_s: float = 8.0
     fail_closed: bool = False
-    dry_run: bool = False
-    job: str = ""
+    dry_run: bool = False  # write nothing
+    job: str = ""  # Slurm's job id
 
 
 def run(request: Request) -> tuple[Record, str]:

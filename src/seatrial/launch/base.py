@@ -26,7 +26,8 @@ class NodeShortage(Frozen):
 class WaitState(Frozen):
     """Why the ranks of a job cannot be watched now: it is pending, completing, or its state is unknown.
 
-    ``reason`` is empty if it need not be shown. ``permanent``: waiting longer will not help. ``seconds``: its duration.
+    ``reason`` is empty if it need not be shown. ``permanent``: waiting longer will not help. ``seconds``: how long the
+    job has been in this state.
     """
 
     reason: str

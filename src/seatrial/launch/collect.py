@@ -36,11 +36,12 @@ RESTART_S = 3.0  # from the end of a step to the start of the next
 # Without a line from any node for this long, the transport has failed; less than limits.startup_s (180 s)
 NO_DATA_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 20.0  # to fetch the remaining files when a job is stopped early
-LIMIT_BYTES = 64 * 2**20  # compressed, all nodes together; files over it are dropped in the reverse order of `manifest`
+STOP_TIMEOUT_S = 20.0  # limit for fetching the remaining files when a job is stopped early
+LIMIT_BYTES = 64 * 2**20  # compressed, all nodes together; the last files of the list `files` are dropped
 MAX_UNPACKED_BYTES = 64 * LIMIT_BYTES  # logs compress 10 to 20 times; more is a damaged or hostile package
 _MANIFEST_BYTES = 64 * 2**20
-MAX_STEP_BYTES = 4 * LIMIT_BYTES  # of a step's output file on this host, which is then deleted; all packages fit in it
+# If the output file of a step exceeds this, it is deleted and the step restarted; all packages fit in it
+MAX_STEP_BYTES = 4 * LIMIT_BYTES
 
 # Runs on each node. The transport sets `node` (its index from 0) and `nodes` (their number); $0 is the run directory
 # on the node, $1 the limit in bytes. The file `ended` exists from the end of the job. Lines start with the node's index
@@ -103,7 +104,7 @@ class Transport(Protocol):
     def test_command(self) -> str: ...
 
     def step(self, node_dir: str, limit_bytes: int) -> list[str]:
-        """Return the command that prints the lines of all nodes; it is started again whenever it ends too early."""
+        """Return the command that prints the lines of all nodes; a command that ends too early is started again."""
 
     def payload(self, line: bytes) -> bytes | None:
         """Return the line of NODE_SCRIPT in a line of the step's output; None if it has none, or was read before."""
@@ -125,8 +126,10 @@ class Collector:
     _last_data: float = 0.0  # time of the last line from any node
     _step: processes.Child | None = None  # the running NODE_SCRIPT
     _step_ended: float = 0.0
-    _bytes_read: int = 0  # of the current step's output
-    _lines: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # of incomplete packages, by node
+    _bytes_read: int = 0  # how much of the current step's output has been read
+    _lines: dict[str, list[str]] = field(
+        default_factory=lambda: defaultdict(list)
+    )  # node → lines of its incomplete package
     _nodes: int = 0  # number of nodes; 0: none has sent anything
     _complete: set[str] = field(default_factory=set)  # nodes whose files have all arrived
 

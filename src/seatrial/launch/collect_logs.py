@@ -1,9 +1,10 @@
 """Transport through ``kubectl logs``: the pods of a job print their result files, and seatrial follows their logs.
 
-It needs no permission to run commands in pods. A pod prints lines ``TOKEN NUMBER NODE DATA``, where ``NODE DATA`` is a
-line of ``collect.NODE_SCRIPT``. The token is random, and only the pod's script knows it, from the environment of the
-pod; all other lines of the log are ignored. The kubelet keeps the log until the pod is deleted, so that a stream that
-breaks is read again from the last complete package; lines that were read before are skipped by their numbers.
+Fetching needs no permission to run commands in pods. A pod prints lines ``TOKEN NUMBER NODE DATA``, where ``NODE
+DATA`` is a line of ``collect.NODE_SCRIPT``. The token is random, and only the pod's script knows it, from the
+environment of the pod; all other lines of the log are ignored. The kubelet keeps the log until the pod is deleted, so
+that a stream that breaks is read again from the last complete package; lines that were read before are skipped by
+their numbers.
 
 A process in the pod that reads the environment of process 1 can forge lines; it could write the result files as well.
 """
@@ -107,7 +108,7 @@ class LogTransport:
     keeps_files: bool = True
     _read: dict[bytes, int] = field(default_factory=dict)  # node → number of its last line
     _complete: dict[bytes, int] = field(default_factory=dict)  # node → number of the last line of its last package
-    _times: dict[bytes, str] = field(default_factory=dict)  # node → time of that line
+    _times: dict[bytes, str] = field(default_factory=dict)  # node → timestamp of the last line of its last package
     _damaged: bool = False  # lines are missing
     _last_line: dict[bytes, float] = field(default_factory=dict)  # node that has not sent all → time of its last line
     _gaps: set[tuple[bytes, int]] = field(default_factory=set)  # missing lines, also when they were read again

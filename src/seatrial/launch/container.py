@@ -14,7 +14,8 @@ _PASSED = (
     "|^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|PYTHONSAFEPATH)$"
 )
 
-LABEL = "seatrial"  # of a container: the tag of the local launcher's process (util.processes), by which it is ended
+# Label of a container. Its value is the tag of the process (util.processes) by which the local launcher ends the job
+LABEL = "seatrial"
 
 
 def unsupported_reason(settings: Config, runtimes: tuple[str, ...]) -> str | None:

@@ -28,7 +28,7 @@ STATES_LIMIT_S = 8.0  # a step of srun takes seconds on many nodes; py-spy takes
 STACKS_LIMIT_S = 5.0  # a rank looks once a second; files of nodes that do not share the run directory arrive after 2 s
 ANSWER_LIMIT_S = 5.0  # a step of srun takes about a second
 _POLL_S = 0.1
-MAX_ARTIFACTS = 64  # of one measurement; the files of the other ranks are in the same folder
+MAX_ARTIFACTS = 64  # stacks listed in one measurement; the files of the other ranks are in the same folder
 _SILENT_S = 3.0  # a rank without a heartbeat for this long will not write its stack
 
 

@@ -9,34 +9,28 @@ from typing import NamedTuple
 from seatrial.launch.script import template
 
 EXTRA_WAIT_S = 2  # the script ends this long after the time limit of seatrial, if seatrial hangs
-HEALTH_INTERVAL_S = 300  # between two health checks of a node
+HEALTH_INTERVAL_S = 300  # seconds between two health checks of a node
 CALLERS = ("slurm", "systemd", "npd", "soperator")  # each has a folder of files; those of Slurm are at the top
 _OPTION_SEPARATOR = " \\\n        "  # one option per line of a script
 
 
 class HookSite(NamedTuple):
-    """The values of a site in the files. Paths are absolute; ``gpus_per_node``, ``nodes``: None if not known.
+    """The values of a site in the files. Paths are absolute."""
 
-    ``folder``: of the written files. ``seatrial``: the executable. ``records``: file of the hooks' records.
-    ``status``: file with the last result, which node-problem-detector reads.
-    ``state_dir``: of the drain limit; None: failures are only recorded. ``drain_share``: of the nodes (0 to 1).
-    ``soperator_tag``: image tag of soperator's check jobs; empty: no ActiveCheck.
-    """
-
-    folder: str
-    seatrial: str
-    records: str
-    status: str
-    state_dir: str | None
-    gpus_per_node: int | None
-    nodes: int | None
+    folder: str  # folder of the written files
+    seatrial: str  # the executable
+    records: str  # file of the hooks' records
+    status: str  # file with the last result, which node-problem-detector reads
+    state_dir: str | None  # folder of the drain limit; None: failures are only recorded
+    gpus_per_node: int | None  # None: unknown
+    nodes: int | None  # None: unknown
     gpu_model: str | None = None
-    drain_share: float = 0.1
+    drain_share: float = 0.1  # largest share of the nodes, 0 to 1, that hooks may drain
     drain_window_min: float = 60
     time_limit_s: int = 8
     fail_closed: bool = False
     soperator_cluster: str = "soperator"
-    soperator_tag: str = ""
+    soperator_tag: str = ""  # image tag of soperator's check jobs; empty: no ActiveCheck
 
 
 class _Script(NamedTuple):

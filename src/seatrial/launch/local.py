@@ -24,7 +24,7 @@ _REMOVE_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A job in child processes of this process; ``runtime``: docker or podman, if it runs in a container of theirs."""
+    """A job in child processes of this process; ``runtime``: docker or podman, if the job runs in a container."""
 
     child: processes.Child
     runtime: str = ""
@@ -58,7 +58,7 @@ class LocalJob:
     def cancel(self, *, node_lost: bool = False) -> str:
         del node_lost
         remaining = processes.stop(self.child)
-        if self.runtime:  # its processes outlive a killed client
+        if self.runtime:  # the processes of a container outlive a killed client
             filters = ["--filter", f"label={container.LABEL}={self.child.tag}"]
             listed = processes.run_command([self.runtime, "ps", "--quiet", *filters], _REMOVE_TIMEOUT_S)
             if ids := listed.out.split():
@@ -76,7 +76,7 @@ class LocalLauncher:
 
     def unavailable_reason(self, nodes: int) -> str | None:
         if nodes != 1:
-            return f"cluster.nodes is {nodes}, but it runs on this host only: use --launcher slurm"
+            return f"cluster.nodes is {nodes}, but the launcher local runs on this host only: use --launcher slurm"
         return container.unsupported_reason(self._settings, ("apptainer", "docker", "podman"))
 
     def render(self, job: Job, run_dir: Path, attempt: int = 1) -> RenderedJob:

@@ -42,13 +42,15 @@ def wait_for_requeue(job_id: str, nodelist: str) -> str:
     if not isinstance(timeout_s, int) or timeout_s == 0:
         return f"{text}. The job ends: Slurm sets no node DOWN, since SlurmdTimeout is not set"
     print(
-        f"requeue: {text}. Waiting until Slurm sets it DOWN (SlurmdTimeout={timeout_s} s)", file=sys.stderr, flush=True
+        f"requeue: {text}. Waiting until Slurm sets {', '.join(lost)} DOWN (SlurmdTimeout={timeout_s} s)",
+        file=sys.stderr,
+        flush=True,
     )
     deadline = time.monotonic() + timeout_s + _MARGIN_S
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
         if not lost_nodes(nodes):
-            return f"{', '.join(lost)} answers again. The job ends"
+            return f"all nodes of the job answer again: {', '.join(lost)}. The job ends"
     return f"the job ends: Slurm did not requeue it within {timeout_s + _MARGIN_S} s"
 
 

@@ -370,7 +370,9 @@ def _disk_full(folder: Path) -> str:
         return ""
     if not ((stats.f_blocks and not stats.f_bavail) or (stats.f_files and not stats.f_favail)):
         return ""
-    return f"The file system of {folder} is full; its logs are truncated. Run first: df -h {folder}; df -i {folder}"
+    return (
+        f"The file system of {folder} is full; logs in it may be truncated. Run first: df -h {folder}; df -i {folder}"
+    )
 
 
 def _last_error_line(logs: Sequence[Path]) -> str:

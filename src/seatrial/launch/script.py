@@ -33,7 +33,7 @@ def environment(settings: Config, job: Job) -> list[str]:
 @cache
 def template(name: str) -> jinja2.Template:
     """Return a template of this folder; its filter ``quote`` is for a shell, ``yaml`` for a YAML file."""
-    # no autoescape: the output is a shell script, and every value passes through shlex.quote
+    # no autoescape, which is for HTML: the templates of scripts and YAML files quote values with the filters below
     loader = jinja2.Environment(
         loader=jinja2.PackageLoader("seatrial.launch", "."),
         undefined=jinja2.StrictUndefined,

@@ -41,19 +41,17 @@ class Site(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """A job script. ``nodes`` 0: all; ``gpus`` per node, 0: all; ``config``: of ``seatrial train``; ``evaluated``: by
-    ``seatrial evaluate`` after the training; ``whole_nodes``: with all CPUs, GPUs and memory of its nodes.
-    """
+    """A job script."""
 
     name: str
     title: str
-    nodes: int
-    gpus: int
+    nodes: int  # 0: all nodes of the site
+    gpus: int  # GPUs per node; 0: all
     minutes: int
-    config: str = ""
+    config: str = ""  # config of `seatrial train`
     template: str = "train"
-    evaluated: bool = False
-    whole_nodes: bool = True
+    evaluated: bool = False  # whether `seatrial evaluate` runs after the training
+    whole_nodes: bool = True  # whether the job gets all CPUs, GPUs and memory of its nodes
 
 
 _LORA = "LoRA on Mistral-7B, with the whole model on every GPU (DDP)"

@@ -32,7 +32,9 @@ _OUTAGE_MESSAGE_S, _OUTAGE_LIMIT_S = 10.0, 600.0
 # (slurm.conf(5)): KillWait 30 s, UnkillableStepTimeout 60 s; an Epilog adds to these.
 _COMPLETING_MESSAGE_S, _COMPLETING_LIMIT_S = 5.0, 180.0
 _CANCEL_LIMIT_S = 60.0  # from scancel to the end of the job; includes KillWait
-_LOST_NODE_LIMIT_S = 12.0  # the same if a node seems lost: Slurm ends such a job after SlurmdTimeout (300 s)
+_LOST_NODE_LIMIT_S = (
+    12.0  # from scancel to the end of the job if a node seems lost: Slurm ends such a job after SlurmdTimeout (300 s)
+)
 # Seconds until the states of the nodes are queried for a pending job, and between two queries
 _NODES_AFTER_S, _NODES_POLL_S = 3.0, 20.0
 _CLEANUP_LIMIT_S = 15.0  # from the fetch of all files until the script has removed them and ended
@@ -49,12 +51,12 @@ class SlurmJob:
     show_node_command: str = "scontrol show node {node}"
     _last_query: float = 0.0
     _last_response: float = field(default_factory=time.monotonic)
-    _query_error: str = ""  # of the last query
+    _query_error: str = ""  # error of the last query; empty if Slurm answered
     _job: JobRecord | None = None  # Slurm's last response
     _has_started: bool = False
     _allocated: str = ""
     _completing_since: float = 0.0
-    _completing_nodes: str = ""  # when the message about it was first shown
+    _completing_nodes: str = ""  # the nodes of the job when the message on COMPLETING was first shown
     _nodes: CandidateNodes | None = None  # Slurm's last answer while the job is pending
     _nodes_queried: float = -math.inf
 

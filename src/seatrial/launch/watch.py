@@ -25,7 +25,7 @@ from seatrial.util.secrets import PRIVATE, redacted
 from seatrial.util.text import and_more
 
 _POLL_S = 0.1
-_SUSPENDED_S = 1.0  # a sleep longer by more than this: this process was stopped (Ctrl-Z)
+_SUSPENDED_S = 1.0  # if a sleep takes this much longer than requested, this process was stopped (Ctrl-Z)
 # After a failure torchrun gives the other ranks 30 s to end, and Slurm gives processes another 30 s (KillWait)
 _TEARDOWN_S = 60.0
 _MAX_NAMED = 8  # nodes listed in a message
@@ -71,7 +71,7 @@ def run_job(
 ) -> Iterator[JobResult]:
     """Run ``job``; yield the result of each attempt.
 
-    Each check gets a measurement or an error, but no check of a job that a node refused (JobState.REFUSED) gets one.
+    Each check gets a measurement or an error; if the preflight of a node fails (JobState.REFUSED), no check gets one.
     ``min_nodes``: where nodes are missing, the remaining checks run on the others, if there are this many. After Ctrl-C
     or SIGTERM the result of the attempt is yielded, then KeyboardInterrupt raised.
     """
@@ -124,10 +124,10 @@ class _Attempt:
         self.listener.job_started(job, number)
         try:
             running = launcher.start(rendered, self.folder)
-        except SeatrialError as refusal:
+        except SeatrialError as error:
             lost = f"; submitted without {job.exclude}, lost in an earlier job" if job.exclude else ""
-            known = refusal.failures if isinstance(refusal, JobRefused) else ()
-            refused = RootCause(f"launcher {launcher.name}", f"{refusal}{lost}", None, failures=known)
+            known = error.failures if isinstance(error, JobRefused) else ()
+            refused = RootCause(f"launcher {launcher.name}", f"{error}{lost}", None, failures=known)
             end = AttemptEnd(JobState.FAILED, root_cause.node_error(job, self.folder) or refused, 0.0)
         else:
             end = self._watch_and_stop(running)
@@ -344,9 +344,11 @@ class _Attempt:
         remaining = [name for name in job.checks if name not in started]
         if remaining and (state is JobState.COMPLETED or (not started and not smaller)):
             started, remaining = list(job.checks), []  # no progress: another attempt would end the same way
-        error = f"{cause.subject}: {cause.cause}" if cause else "the worker exited with code 0 without measuring it"
+        error = (
+            f"{cause.subject}: {cause.cause}" if cause else "the worker exited with code 0 without measuring this check"
+        )
         missing = [measurement for name in started for measurement in self._error_measurements(name, error, cause)]
-        if cause and not missing and started:  # it failed between checks or in teardown: report that too
+        if cause and not missing and started:  # the job failed between checks or in teardown: report that too
             error = f"after this check, {error}"
             missing = [Measurement(check=started[-1], subject=CLUSTER, error=error, started=time.time())]
         for measurement in missing:

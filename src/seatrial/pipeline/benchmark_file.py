@@ -25,7 +25,7 @@ _MAX_TEXT = 2**30  # characters: more than the log of 1,024 ranks with NCCL_DEBU
 _HEAD_BYTES = 2**18  # the first bytes of a file, which identify its format
 _MAX_LINE = 2**16  # characters that are read at once
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # PowerShell redirects to UTF-16
-# How the reports of both tools begin, also if they are truncated
+# The first bytes of a JSON report, which identify also a truncated one
 _NVBANDWIDTH_JSON = re.compile(rb'\s*\{\s*"nvbandwidth"\s*:')
 _NCCL_TESTS_JSON = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"start_time"\s*:')
 _EXPECTED = (

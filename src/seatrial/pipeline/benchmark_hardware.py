@@ -72,7 +72,7 @@ def hardware_options(
     fabric: str | None = None,
     algorithm: str | None = None,
 ) -> HardwareOptions:
-    """The options, parsed. Raises UsageError for text that is not of the form 8xH200, 8x400 or a known name."""
+    """The parsed options. Raises UsageError for text unlike 8xH200 or 8x400, and an unknown fabric or algorithm."""
     count: int | None = None
     models: tuple[Sku, ...] = ()
     notes: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ def hardware_options(
 
 
 def _named_models(text: str) -> tuple[tuple[Sku, ...], tuple[str, ...]]:
-    """The models that a name such as ``H200`` or ``A100 SXM 80GB`` can mean, and a note if it is short for one.
+    """The models that a name such as ``H200`` or ``A100 SXM 80GB`` can mean; a note if it is unknown or ambiguous.
 
     A name without form factor means the SXM module, as the vendor's own NVML name of H200 and B200 does.
     """
@@ -131,7 +131,7 @@ def _name_tokens(text: str) -> list[str]:
 
 
 def _matches(tokens: Sequence[str], sku: Sku) -> bool:
-    """Whether each token is one of the model's names; ``sxm`` also stands for ``sxm4``."""
+    """Whether each token is part of a name of the model; ``sxm`` also stands for ``sxm4``."""
     sku_tokens = {token for name in (sku.name, *sku.nvml_names) for token in _name_tokens(name)}
     return bool(tokens) and all(token in sku_tokens or (token == "sxm" and "sxm4" in sku_tokens) for token in tokens)
 
@@ -249,7 +249,7 @@ def _process_problems(table: Table, measured: tuple[int, float] | None) -> list[
     processes: dict[int, set[tuple[str, int]]] = {}
     for device in table.devices:
         processes.setdefault(device.rank, set()).add((device.host, device.pid))
-    repeated = [rank for rank, of_rank in processes.items() if len(of_rank) > 1]
+    repeated = [rank for rank, rank_processes in processes.items() if len(rank_processes) > 1]
     if repeated:
         hosts = sorted({host for rank in repeated for host, _ in processes[rank]})
         return [
@@ -257,7 +257,7 @@ def _process_problems(table: Table, measured: tuple[int, float] | None) -> list[
             f"{_SEVERAL_PROCESSES}"
         ]
     if sizes := _interleaved_sizes(table.rows):
-        return [f"the size {sizes[0]} B appears {sizes[1]} times in one sweep: {_SEVERAL_PROCESSES}"]
+        return [f"the size {sizes[0]} B appears {sizes[1]} times, more than once per sweep: {_SEVERAL_PROCESSES}"]
     if any(device.group for device in table.devices):
         return [
             "NCCL_TESTS_SPLIT made several communicators: the bandwidth is that of one of them, and no reference "
@@ -269,7 +269,7 @@ def _process_problems(table: Table, measured: tuple[int, float] | None) -> list[
 
 
 def _interleaved_sizes(rows: Sequence[Row]) -> tuple[int, int] | None:
-    """A size that one ascending sweep contains several times, and how often; None if there is none."""
+    """A size that one ascending sweep contains several times, and how often the table has it; else None."""
     seen: dict[tuple[object, ...], int] = {}
     last = 0
     for row in rows:

@@ -20,7 +20,7 @@ from seatrial.util import data_files
 
 Unit = Literal["gpu", "gpu_pair", "node", "several_ranks", "slurm", "kubernetes"]
 UNKNOWN_RATE: Literal["unknown rate"] = "unknown rate"
-# Between the nodes of a job: TCP of a known or unknown rate; None: another network, one node, or no GPUs
+# The TCP network between the nodes of a job. None: cluster.fabric is not set, one node, or no GPUs
 Network = TcpNetwork | Literal["unknown rate"] | None
 
 
@@ -112,7 +112,7 @@ def uses_network(check: Check) -> bool:
 
 
 def network_duration(check: Check, options: Mapping[str, JsonValue], network: Network) -> float:
-    """Return the seconds of the transfers of ``check`` between nodes; 0 if the rate of the network is not known."""
+    """Return the seconds of the transfers of ``check`` between nodes; 0 unless its TCP rate is known."""
     seconds = 0.0
     if not isinstance(network, TcpNetwork):
         return seconds

@@ -57,7 +57,7 @@ from seatrial.pipeline.nccl_tests_table import (
     wrong_elements,
 )
 
-_NODE_SIZES = ("16GiB", "8GiB", "4GiB", "1GiB")  # of the reference values of one node in data/skus
+_NODE_SIZES = ("16GiB", "8GiB", "4GiB", "1GiB")  # sizes with reference values of one node in data/skus
 # The rule's own fix reads a fact that nccl-tests does not report
 _WRONG_DATA_FIX = (
     "Do not train on these nodes. Run all_reduce_perf -c 1 on each node alone, then on pairs of nodes: the node, or "
@@ -72,7 +72,7 @@ def judge_output(
     operation: str = "",
     baseline: Baseline | None = None,
 ) -> BenchmarkJudgement:
-    """The verdicts on all tables. ``operation``: that of the option, empty without it. Raises UsageError."""
+    """The verdicts on all tables. ``operation``: the option --operation, empty if not set. Raises UsageError."""
     if operation and operation not in OPERATIONS.values():
         raise UsageError(f"--operation {operation!r}: expected one of {', '.join(OPERATIONS.values())}")
     judged = [
@@ -94,7 +94,7 @@ def judge_output(
         file=file,
         outcome=overall_outcome(results),
         hardware=judged[-1][1].hardware if judged else BenchmarkHardware(),
-        contradictions=tuple(dict.fromkeys(text for _, of_table in judged for text in of_table.contradictions)),
+        contradictions=tuple(dict.fromkeys(text for _, hardware in judged for text in hardware.contradictions)),
         notes=tuple(notes),
         results=tuple(results),
     )
@@ -113,7 +113,7 @@ def with_next_step(verdict: Verdict, gpu: str) -> Verdict:
 
 
 def overall_outcome(results: Sequence[BenchmarkResult]) -> Outcome:
-    """The worst outcome of the results; of those without a check only a FAIL counts."""
+    """The worst outcome of the results; of results without a check only FAIL counts."""
     outcomes = [result.outcome for result in results if result.check or result.outcome is Outcome.FAIL]
     return worst(outcomes)
 
@@ -129,7 +129,7 @@ class _Series:
     baseline: Baseline | None
 
     def table_hardware(self, operation: str) -> TableHardware:
-        """The hardware, if the table is of ``operation``."""
+        """The hardware, on the assumption that the table is of ``operation``."""
         return table_hardware(self.options, self.output, self.table, operation)
 
     @property
@@ -321,7 +321,7 @@ def _deciding_size(candidate: _Candidate) -> tuple[str, str]:
     """The label of the size that decides, and that of its reference value.
 
     It is the size of the check's rule, else the largest with a reference value, else the largest. Inside one node
-    a size without a reference value is compared with that of the largest smaller size.
+    a size without a reference value is compared with the value of the largest smaller size that has one.
     """
     sizes = sorted({row.size for row in candidate.rows}, reverse=True)
     labels = [nominal_size_label(size) for size in sizes]
@@ -353,7 +353,7 @@ def _bandwidth_verdicts(candidate: _Candidate, label: str, reference_label: str)
     rules, metrics = [], []
     place: Place
     for place in get_args(Place):
-        # These two do not exist in place: the program measures copies that overwrite each other
+        # in place, the program measures copies that overwrite each other
         is_valid = place == "out_of_place" or candidate.operation not in ("all_to_all", "send_receive")
         value = busbw(candidate.rows, label, place) if is_valid else None
         if value is None:

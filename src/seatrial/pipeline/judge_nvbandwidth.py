@@ -91,7 +91,7 @@ def _judge_matrix(matrix: Matrix, gpu: str, references: References, problems: Se
     metrics = _metrics(matrix, metric)
     problems = list(problems)
     if not matrix.is_complete:
-        problems.append(f"the result is truncated: {len(matrix.rows)} complete rows")
+        problems.append(f"the result is truncated; complete rows: {len(matrix.rows)}")
     elif not metrics:
         problems.append("no pair of GPUs has a value: they have no peer access to each other")
     verdicts: tuple[Verdict, ...] = ()

@@ -1,7 +1,7 @@
-"""Searches for slow nodes after the checks of a trial, if a metric of several nodes is below a threshold.
+"""Searches for slow nodes after the checks of a trial, if a multi-node metric violates a threshold.
 
 The search is one more job. A slow node that it finds is one more FAIL (judge/search.py); it changes no other verdict.
-If the search ends early, the record has a note at the check that was the reason for it.
+If the search ends early, the record has a note at the check that caused the search.
 """
 
 from __future__ import annotations

@@ -84,9 +84,9 @@ def make_plan(
 ) -> Plan:
     """Return the plan of the trial's checks, without those ``done`` (--resume). Raises UsageError.
 
-    ``nodes``: the number of available nodes, by default all of the trial. ``time_limit_s``: checks are excluded until
-    the typical duration of the others fits, first those that are not required, then the last ones. ``max_job_s``: the
-    longest time that Slurm's partition allows a job.
+    ``nodes``: the number of available nodes, by default all of the trial. ``time_limit_s``: checks are excluded one by
+    one until the typical duration of the others fits: optional checks first, from the end of the trial. ``max_job_s``:
+    the longest time that Slurm's partition allows a job.
     """
     nodes = nodes or config.cluster.nodes
     excluded = _excluded_checks(list(config.checks), list(only), list(skip))
@@ -105,7 +105,7 @@ def make_plan(
 
 
 def _in_start_order(jobs: list[Job]) -> tuple[Job, ...]:
-    """Return the jobs in order: the first on nodes, since its preflight precedes all checks; control; the rest."""
+    """Return the first job on nodes (its preflight precedes all checks), the control job, then all others."""
     on_nodes = [job for job in jobs if job.placement != "control"]
     control = [job for job in jobs if job.placement == "control"]
     return (*on_nodes[:1], *control, *on_nodes[1:])
@@ -209,7 +209,9 @@ def _split_job(job: Job, config: Config, max_job_s: float | None) -> Iterator[Jo
     allowed = f"{_partition(config)} allows {max_job_s / 60:g} minutes"
     if (minutes := config.slurm.time_min) is not None:
         if 60 * minutes > max_job_s:
-            raise UsageError(f"slurm.time_min is {minutes} minutes, but {allowed}: use another one (slurm.partition)")
+            raise UsageError(
+                f"slurm.time_min is {minutes} minutes, but {allowed}: choose another partition (slurm.partition)"
+            )
         yield job
         return
     number, names = 1, job.checks
@@ -220,8 +222,8 @@ def _split_job(job: Job, config: Config, max_job_s: float | None) -> Iterator[Jo
             if not count:
                 minutes = math.ceil(job.with_checks(names[:1]).requested_s / 60)
                 raise UsageError(
-                    f"{names[0]} requests {minutes} minutes, but {allowed}: use another one (slurm.partition), "
-                    f"--skip {names[0]}, or request less with slurm.time_min"
+                    f"{names[0]} requests {minutes} minutes, but {allowed}: choose another partition "
+                    f"(slurm.partition), --skip {names[0]}, or request less with slurm.time_min"
                 )
         part = job.with_checks(names[:count])
         yield part if number == 1 else part.model_copy(update={"name": f"{job.name}-{number}"})
@@ -249,10 +251,12 @@ def _skip_or_error(check: Check, config: Config, node_gpus: NodeGpus, nodes: int
     if node_gpus.gpu_error:
         return Measurement(check=check.name, subject=CLUSTER, error=node_gpus.gpu_error)
     if check.needs.gpus and not node_gpus.usable_gpus:
+        is_zero = config.cluster.gpus_per_node == 0
+        reason = "cluster.gpus_per_node is 0" if is_zero else "none found, and cluster.gpus_per_node is not set"
         return Measurement(
             check=check.name,
             subject=CLUSTER,
-            skipped="needs GPUs: none on this host, and cluster.gpus_per_node is 0 or not set",
+            skipped=f"needs GPUs: {reason}",
         )
     world_size = nodes * _ranks_per_node(config, node_gpus)
     if world_size < check.needs.min_ranks:

@@ -31,7 +31,7 @@ class Preview:
     plan: Plan
     rendered: tuple[tuple[Job, str], ...]
     unjudged: tuple[str, ...] = ()
-    localization: Job | None = None  # starts only if a check of several nodes is below a threshold
+    localization: Job | None = None  # starts only if a multi-node metric violates a threshold
 
 
 def preview(request: Request) -> Preview:

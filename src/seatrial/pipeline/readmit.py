@@ -57,7 +57,7 @@ class Readmission(Frozen):
 
     @property
     def decision(self) -> DecisionValue:
-        """REJECTED if a node is; else ACCEPTED if all nodes are and every change was made."""
+        """REJECTED if a node is; else ACCEPTED if all nodes are, and no change failed or is unfinished."""
         decisions = {result.decision for result in self.results}
         if DecisionValue.REJECTED in decisions:
             return DecisionValue.REJECTED
@@ -84,7 +84,7 @@ class Options:
 
     @property
     def partners_needed(self) -> int:
-        """Comparisons of nodes need a majority of good ones, and at least two."""
+        """The number of partners in a trial: a majority of its nodes, and at least two."""
         return max(2, len(self.nodes) + 1)
 
     def first_partners(self, pool: Sequence[Partner]) -> list[str]:
@@ -110,8 +110,8 @@ def planned_changes(
 ) -> dict[DecisionValue, list[NodeChange]]:
     """Return the changes before the test and after it, if all nodes get the same decision.
 
-    A change that the drain limit refuses now has the outcome refused. The limit's record is not written, so that each
-    node is requested as if it were the only one.
+    A change that the drain limit refuses now has the outcome refused. Each node is tested against the limit as if it
+    were the only one, since the limit's record is not written.
     """
     planned = {}
     for value in (DecisionValue.ACCEPTED, DecisionValue.REJECTED):
@@ -231,7 +231,9 @@ class Session:
         try:
             for name, state in self.candidates.changed_meanwhile().items():
                 if self.results[name].decision is DecisionValue.ACCEPTED:
-                    self._add_results([name], _INCOMPLETE, f"the trial accepted it, but it became {state} meanwhile")
+                    self._add_results(
+                        [name], _INCOMPLETE, f"the trial accepted this node, but its state became {state} meanwhile"
+                    )
         except (SeatrialError, ValueError) as error:
             self.note(f"node states could not be read after the test: {error}")
         for change in self.candidates.after_test(self.results):
@@ -244,7 +246,7 @@ class Session:
     def _refusal(self, change: NodeChange) -> str:
         """Return why the change must not be made; empty if it may."""
         if failed := [each for each in self.changes if each.action in change.needs and each.outcome == "failed"]:
-            return f"{failed[0].action} of {', '.join(failed[0].nodes)} failed; do that by hand, then this"
+            return f"{failed[0].action} of {', '.join(failed[0].nodes)} failed; make that change by hand, then this one"
         if change.action not in TAKES_OUT:
             return ""
         (node,), nodes = change.nodes, self.candidates.cluster_nodes

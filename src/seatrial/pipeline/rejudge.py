@@ -87,7 +87,7 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
 
 
 def with_derived_hardware(trial: Trial) -> Trial:
-    """Return the trial with an unchanged decision; its tested hardware is computed again from jobs and measurements."""
+    """Return the trial with its tested hardware computed again; the value of its decision is unchanged."""
     try:
         settings = _settings(trial)
         conflict = "" if trial.gpu_error else device_conflict(settings, trial.jobs, trial.environment)

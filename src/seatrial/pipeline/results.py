@@ -59,7 +59,7 @@ class TrialResults:
     sessions: list[Session] = field(default_factory=list)  # earlier sessions
     timings: list[Timing] = field(default_factory=list)
     stop_reason: str = ""
-    missing_nodes: dict[str, MissingNode] = field(default_factory=dict)  # by name
+    missing_nodes: dict[str, MissingNode] = field(default_factory=dict)  # key: name of the node
     lost_nodes: list[str] = field(default_factory=list)  # the missing nodes that a job lost while it ran
     nodes_tried: bool = False  # a job of this session has passed the preflight; the next jobs run on the same nodes
     jobs: list[Job] = field(default_factory=list)  # in the order of their start

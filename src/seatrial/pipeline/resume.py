@@ -17,7 +17,8 @@ from seatrial.pipeline.this_host import ThisHost
 def load_earlier_sessions(results: TrialResults, machine: Machine) -> None:
     """Load the results of earlier sessions of this machine, without checks that must be measured again.
 
-    These had an ERROR, or did not report a metric with a threshold of the trial, since it was too noisy.
+    A check is measured again after an ERROR, if it did not report a metric for which the trial has a threshold (too
+    noisy), and if the machine has changed.
     """
     for message in cancel_earlier_jobs(results.settings, results.run_dir.path):
         results.display.warn(message)

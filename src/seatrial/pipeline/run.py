@@ -202,7 +202,7 @@ def _on_same_nodes(job: Job, results: TrialResults, nodes: int) -> Job:
     """Return ``job`` with the node list of the last completed job, so that all jobs test the same nodes.
 
     If some of the plan's ``nodes`` were lost, the job excludes them, and with cluster.min_nodes it uses fewer nodes. It
-    has no preflight if a job of this session has tried the nodes.
+    has no preflight if an earlier job of this session has completed with one.
     """
     if results.nodes_tried:
         job = job.model_copy(update={"preflight": None})

@@ -47,7 +47,7 @@ class SavedRun:
     retries: list[Measurement] = field(default_factory=list)  # second and third measurements of checks
     job_results: list[JobResult] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
-    machine: Machine | None = None  # the measured one
+    machine: Machine | None = None  # the machine that the measurements are of
     warnings: list[str] = field(default_factory=list)  # records that could not be read
 
 
@@ -218,7 +218,7 @@ def _add_record(record: journal.Record, saved: SavedRun) -> None:
         (saved.retries if measurement.retry else saved.measurements).append(measurement)
 
 
-VERSIONS = ("1", "2")  # of trial.json; upgrade() reads the first
+VERSIONS = ("1", "2")  # supported schema versions of trial.json; upgrade() converts to the last
 
 
 def load_trial(path: Path) -> Trial:
@@ -249,6 +249,6 @@ def _check_version(document: object, file: Path) -> None:
     if isinstance(document, dict) and (version := document.get("schema_version", VERSIONS[-1])) not in VERSIONS:
         writer = reprlib.repr(document.get("seatrial", "unknown"))
         raise UsageError(
-            f"{file} is not a trial.json of this version: schema_version is {reprlib.repr(version)}, expected one of "
-            f"{VERSIONS}: use the version of seatrial that wrote it ({writer})"
+            f"{file} is not a trial.json of this version: schema_version is {reprlib.repr(version)}, expected "
+            f"{' or '.join(VERSIONS)}: use the version of seatrial that wrote it ({writer})"
         )

@@ -19,8 +19,8 @@ from seatrial.util.files import atomic_folder
 
 # Characters that the path of a site's folder must not have: Slurm expands % and \ in names of log files, and lists of
 # container mounts and PATH are split at : and ,
-_REFUSED = re.compile("[%\\\\:,\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_MAX_NAMES = 10  # of existing files in a message
+_UNUSABLE_CHARACTERS = re.compile("[%\\\\:,\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_MAX_NAMES = 10  # existing files listed in a message
 
 
 def describe(folder: Path, options: dict[str, str | int | None]) -> Site:
@@ -63,7 +63,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 def require_new(folder: Path) -> None:
     """Raise UsageError unless a site's folder can have this absolute path, and it is free or an empty folder."""
-    if character := _REFUSED.search(str(folder)):
+    if character := _UNUSABLE_CHARACTERS.search(str(folder)):
         raise UsageError(
             f"{str(folder)!r} contains {character[0]!r}, which job scripts cannot use: choose another folder"
         )

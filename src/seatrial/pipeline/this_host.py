@@ -126,7 +126,7 @@ class ThisHost:
         return f"{node_gpus.usable_gpus} of {self.gpus.installed_gpus} GPUs of this host are usable: {reason}"
 
     def _versions(self) -> tuple[str, ...]:
-        """Return versions and identifiers; two records with the same ones are of the same machine."""
+        """Return versions and identifiers, by which --resume detects another machine."""
         host_facts = self.facts.get("host", {})
         versions = {
             "kernel": host_facts.get("os", {}).get("kernel"),

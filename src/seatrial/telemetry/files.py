@@ -119,7 +119,7 @@ def merge_samples(folder: Path) -> str:
     atomic_write(folder / TELEMETRY_FILE, compressed.getvalue())
     for path in sample_files:
         path.unlink()
-    return f"{folder.name}: {skipped} damaged telemetry lines skipped" if skipped else ""
+    return f"{folder.name}: damaged telemetry lines skipped: {skipped}" if skipped else ""
 
 
 def _merged_lines(path: Path) -> Iterator[bytes]:
@@ -173,7 +173,7 @@ class Header(Frozen):
 class _SamplerRows:
     """The lines of one sampler process, from its header on.
 
-    A file has those of several processes if a job was started again by hand.
+    A file has the lines of several processes if a job was started again by hand.
     """
 
     header: Header

@@ -24,7 +24,7 @@ class LoadSample(Frozen):
 
 
 class GpuLoad:
-    """``samples``: those taken so far. ``reader``: the NVML reader, which records the values that cannot be read."""
+    """``samples``: the samples so far. ``reader``: the NVML reader, which records the values that cannot be read."""
 
     def __init__(self, reader: NvmlReader) -> None:
         self.samples: list[LoadSample] = []

@@ -34,7 +34,7 @@ class Architecture(Frozen):
     rms_norm_eps: float = Field(gt=0)
     rope_theta: float = Field(gt=0)
     initializer_range: float = Field(default=0.02, gt=0)
-    attention_bias: bool = False  # of q_proj, k_proj and v_proj; o_proj has no bias
+    attention_bias: bool = False  # True: q_proj, k_proj and v_proj have a bias; o_proj never has one
     tie_word_embeddings: bool = False
     sliding_window: int | None = None
 
@@ -60,7 +60,7 @@ class Architecture(Frozen):
             if not filled.get("use_sliding_window"):
                 filled.pop("sliding_window", None)
         elif filled.get("attention_bias") or filled.get("mlp_bias"):
-            raise ValueError("attention_bias and mlp_bias are supported for qwen2 only")
+            raise ValueError("attention_bias and mlp_bias are not supported for model types other than qwen2")
         return filled
 
     @model_validator(mode="after")
@@ -78,7 +78,7 @@ class Architecture(Frozen):
         return embeddings + norms + self.num_hidden_layers * self._layer_parameters()
 
     def _layer_parameters(self) -> int:
-        """The parameters of one layer's linear modules."""
+        """The number of parameters in the linear modules of one layer."""
         query_size = self.num_attention_heads * self.head_dim
         key_size = self.num_key_value_heads * self.head_dim
         biases = (query_size + 2 * key_size) * self.attention_bias
@@ -111,7 +111,7 @@ class Architecture(Frozen):
         return (6 if weight_gradients else 4) * self.parameters + attention
 
     def resize(self, layers: int | None, width: int | None) -> Architecture:
-        """The architecture with another number of layers and hidden size ``width``; heads and MLP scale with it.
+        """The architecture with ``layers`` layers and hidden size ``width``; heads and MLP scale with the width.
 
         Raises UsageError if ``width`` is not a multiple of head_dim × query heads per key-value head.
         """
@@ -132,8 +132,8 @@ class Architecture(Frozen):
             raise UsageError(f"seq_len {seq_len}: the model has {self.max_position_embeddings} positions")
         if self.sliding_window and seq_len > self.sliding_window:
             raise UsageError(
-                f"seq_len {seq_len}: expected at most {self.sliding_window}, the model's sliding window: "
-                f"windowed attention is not supported; or set sliding_window to null"
+                f"seq_len {seq_len}: expected at most {self.sliding_window} (the model's sliding window): windowed "
+                "attention is not supported. Decrease seq_len, or set sliding_window to null in the model's config.json"
             )
 
 

@@ -14,8 +14,8 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 
 BLOCKS_FILE, INFO_FILE = "blocks.npy", "dataset.json"
-PREFIX = "blocks"  # with which the names of folders with blocks begin
-IGNORE_INDEX = -100  # targets without loss, as in torch and transformers
+PREFIX = "blocks"  # folder names: PREFIX-HASH
+IGNORE_INDEX = -100  # a target with this value has no loss, as in torch and transformers
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,8 @@ def _tokenize_rows(settings: TrainConfig) -> tuple[np.ndarray[Any, np.dtype[np.i
     if len(tokens) < length:
         raise UsageError(f"{path}: {len(tokens)} tokens, fewer than one sequence of {length}")
     if tokens.max() >= vocabulary:
-        raise UsageError(f"{settings.data.tokenizer}: token id {tokens.max()} exceeds the vocab_size {vocabulary}")
+        raise UsageError(
+            f"{settings.data.tokenizer}: token id {tokens.max()}, but the model's vocab_size is {vocabulary}"
+        )
     blocks = tokens[: len(tokens) // length * length].reshape(-1, length)
     return blocks, DatasetInfo(source=str(path), rows=len(rows), tokens=blocks[:, 1:].size, vocabulary=vocabulary)

@@ -47,11 +47,11 @@ _OPTIONS = StateDictOptions(ignore_frozen_params=True)
 class CheckpointTiming:
     """Size, duration and rate of one save or load."""
 
-    kind: str  # save, async save, load
+    kind: str  # "save", "async save" or "load"
     step: int
     bytes: int
-    blocked_s: float  # pause of the training
-    seconds: float  # until all data was on disk, or loaded
+    blocked_s: float  # time for which training was paused
+    seconds: float  # duration of the load, or of the save with hashing, manifest and rename
     mb_per_s: float  # bytes / 1e6 / seconds
 
 
@@ -66,7 +66,7 @@ def complete_checkpoints(out: Path) -> list[Path]:
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
-    """File name → SHA-256 of each shard of a complete checkpoint; without DCP's index, which contains the path.
+    """File name → SHA-256 of each shard of a complete checkpoint. DCP's index is excluded: it contains the path.
 
     Raises SeatrialError if the manifest cannot be read.
     """
@@ -210,7 +210,8 @@ class Checkpointer:
         checkpoints = complete_checkpoints(out)
         newest_by_rank = self._world.gather(str(checkpoints[-1]) if checkpoints else "")
         if len(seen := set(newest_by_rank)) > 1:
-            raise SeatrialError(f"ranks see different checkpoints: {sorted(seen)}; set --out to a shared folder")
+            listed = ", ".join(path or "none" for path in sorted(seen))
+            raise SeatrialError(f"ranks see different newest checkpoints: {listed}; set --out to a shared folder")
         if not checkpoints:
             return 0
         start = time.monotonic()
@@ -246,7 +247,9 @@ class Checkpointer:
                 break
             message = f"checkpoint {candidate} is damaged: {'; '.join(errors)}"
             if not (older and self._settings.requeue):
-                raise SeatrialError(f"{message}{f'; remove it to resume from {older}' if older else ''}")
+                raise SeatrialError(
+                    f"{message}; remove it to {f'resume from {older}' if older else 'restart at step 1'}"
+                )
             if self._world.is_rank_0:
                 print(f"{message}; using {older}", file=sys.stderr)
         return candidate
@@ -281,7 +284,8 @@ def _shape_difference(saved: Mapping[str, list[int]], current: Mapping[str, list
     """The first parameter whose shape differs between checkpoint and model; empty if all are equal."""
     for name in sorted({*saved, *current}):
         if saved.get(name) != current.get(name):
-            return f"{name} is {saved.get(name, 'missing')}, in this run's model {current.get(name, 'missing')}"
+            shapes = [model.get(name, "missing") for model in (saved, current)]
+            return f"shape of {name}: {shapes[0]} in the checkpoint, {shapes[1]} in this run's model"
     return ""
 
 

@@ -28,7 +28,7 @@ def train(config: Path, overrides: Sequence[str], out: Path | None, as_json: boo
 def run(config: TrainConfig, out: Path | None, started: float | None = None) -> dict[str, Any]:
     """Trains with the configured stack; returns the content of metrics.json. Raises SeatrialError.
 
-    ``started``: Unix time from which the phases of the start count, by default the start of this process.
+    ``started``: Unix time at which the first startup phase began, by default the start of this process.
     """
     started = started or psutil.Process().create_time()
     config = restarts.config_with_resume(config, out)

@@ -11,7 +11,7 @@ from typing import Any
 from seatrial.model import SeatrialError
 
 StepRecord = dict[str, Any]  # a line of steps.jsonl
-# The fields of a step that a repetition of the run must reproduce bit by bit; the others are times
+# The fields of a step that a repetition of the run must reproduce bit by bit
 _COMPUTED = ("loss", "grad_norm", "trained_tokens", "learning_rate")
 
 
@@ -24,7 +24,7 @@ class Difference:
 
 
 def read_steps(out: Path, after: int, last: int) -> list[StepRecord]:
-    """The records of steps ``after`` + 1 to ``last`` in ``out``/steps.jsonl. Raises SeatrialError if one is missing."""
+    """The records of steps ``after`` + 1 to ``last`` in ``out``/steps.jsonl. Raises SeatrialError."""
     path = out / "steps.jsonl"
     try:
         all_records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -32,7 +32,7 @@ def read_steps(out: Path, after: int, last: int) -> list[StepRecord]:
         raise SeatrialError(f"cannot read {path}: {error}") from error
     records = [record for record in all_records if after < record["step"] <= last]
     if [record["step"] for record in records] != list(range(after + 1, last + 1)):
-        raise SeatrialError(f"{path} has {len(records)} records of steps {after + 1} to {last}, not {last - after}")
+        raise SeatrialError(f"{path}: expected one record per step from {after + 1} to {last}, found {len(records)}")
     return records
 
 

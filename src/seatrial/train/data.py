@@ -24,7 +24,7 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 from seatrial.util.input_files import read_json
 
-# Generated sequences without data.samples: enough that an acceptance run reads each at most twice
+# Number of generated sequences if data.samples is not set: an acceptance run reads each at most twice
 DEFAULT_SEQUENCES = 4096
 
 
@@ -33,7 +33,7 @@ class Blocks:
     """``tokens``: int32 [blocks, seq_len + 1], memory-mapped; inputs and targets overlap by seq_len - 1 tokens.
 
     Shorter sequences are padded with IGNORE_INDEX. ``cached_share``: with data.cold, the share of the file, 0 to 1,
-    that is in the page cache after its eviction and before the training; the largest of all nodes.
+    that is still in the page cache after its eviction, before training starts; the largest of all nodes.
     """
 
     tokens: np.ndarray[Any, np.dtype[np.int32]]
@@ -67,7 +67,7 @@ def prepare(settings: TrainConfig, folder: Path, is_rank_0: bool, gather: Callab
         except (OSError, MemoryError) as error:
             action = f"cannot write the prepared data to {folder}"
             failure = disk.disk_full_error(error, folder, action)
-            rank0_result = failure or SeatrialError(f"{action}: {error or 'out of memory'}")
+            rank0_result = failure or SeatrialError(f"{action}: {str(error) or 'out of memory'}")
             rank0_result.__cause__ = error
     blocks_folder = gather(rank0_result)[0]
     if isinstance(blocks_folder, SeatrialError):
@@ -89,7 +89,7 @@ def prepare(settings: TrainConfig, folder: Path, is_rank_0: bool, gather: Callab
 
 
 def _prepare(settings: TrainConfig, folder: Path) -> data_cache.Prepared:
-    """The prepared data of rank 0, or of a node that generates its own: written if missing."""
+    """Writes the prepared data if it is missing; called on rank 0, and on nodes that do not share its folder."""
     if settings.data.path is not None:
         return blocks.prepare(settings, folder)
     values = [settings.data.samples, settings.data.variable_length, settings.seq_len, settings.seed]

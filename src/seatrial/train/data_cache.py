@@ -1,8 +1,8 @@
 """Prepared data on disk: one folder per key, named after a hash of everything that determines its tokens.
 
 ``key.json`` in the folder holds the key (SHA-256 of data and tokenizer, and the options), and size and SHA-256 of each
-other file. A folder is renamed when it is complete, so that no process reads a partial one. A training compares the
-sizes, `seatrial preprocess` also the digests. No torch: a login node may not have it.
+other file. A folder is renamed when it is complete, so that no process reads a partial one. A training run compares
+the sizes, `seatrial preprocess` also the digests. No torch: a login node may not have it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from seatrial.train.train_config import TrainConfig
 from seatrial.util.files import write_json
 from seatrial.util.input_files import open_file, read_json
 
-# Folder that is used if data.cache is not set: `seatrial preprocess` writes to it, and trainings only read it
+# Folder that is used if data.cache is not set: `seatrial preprocess` writes to it, training runs only read it
 CACHE_VARIABLE = "SEATRIAL_DATA_CACHE"
 KEY_FILE = "key.json"
-FORMAT = 2  # in every key: increase it with each change of seatrial to the tokens of the same rows, or to the files
-_FILES = "files"  # in key.json, in addition to the fields of the key
+FORMAT = 2  # part of every key; increase it if seatrial computes other tokens from the same rows, or writes other files
+_FILES = "files"  # field of key.json with size and SHA-256 of each file; not part of the key
 # The files of a tokenizer's folder that determine the tokens; the folder may also hold the weights of a model
 _TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 
@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
 
 
 def common_key(config: TrainConfig, *packages: str) -> dict[str, Any]:
-    """The part of a key that both stacks share; ``packages``: those whose version may change the tokens."""
+    """The part of a key that both stacks share; ``packages``: their versions may change the tokens."""
     return {
         "format": FORMAT,
         "seq_len": config.seq_len,
@@ -56,7 +56,7 @@ def common_key(config: TrainConfig, *packages: str) -> dict[str, Any]:
 
 
 def content_hashes(path: Path, description: str) -> dict[str, str]:
-    """Suffix → SHA-256 of a file, or file name → SHA-256 of the tokenizer's files in a folder. Raises UsageError."""
+    """{suffix: SHA-256} of a file, or {name: SHA-256} of the tokenizer files in a folder. Raises UsageError."""
     try:
         if not path.is_dir():
             return {path.suffix: _sha256(path)}
@@ -69,8 +69,8 @@ def content_hashes(path: Path, description: str) -> dict[str, str]:
 def locate(config: TrainConfig, folder: Path, prefix: str, key: Key) -> Prepared:
     """The existing folder of ``key`` in ``folder`` or SEATRIAL_DATA_CACHE; else the folder to write.
 
-    ``folder``: data.cache, or a folder of the run. A training never writes to SEATRIAL_DATA_CACHE. Raises UsageError
-    for a damaged folder in a cache: another key, or a file that is missing or has another size.
+    ``folder``: data.cache, or a folder of the run. A training run never writes to SEATRIAL_DATA_CACHE. Raises
+    UsageError for a damaged folder in a cache: another key, or a file that is missing or has another size.
     """
     environment_cache = os.environ.get(CACHE_VARIABLE)
     name = f"{prefix}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
@@ -116,7 +116,7 @@ def _miss_reason(cache: Path, prefix: str, key: Key) -> str:
     """The differences to the most similar key in ``cache``."""
     differences = [difference for path in cache.glob(f"{prefix}-*") if (difference := _key_difference(path, key))]
     if not differences:
-        return "it has no data of this kind (`seatrial preprocess CONFIG` writes it)"
+        return "no prepared data of this kind (written by `seatrial preprocess CONFIG`)"
     name, fields = min(differences, key=lambda difference: len(difference[1]))
     return f"{name} differs in {', '.join(fields)}"
 

@@ -52,8 +52,8 @@ class DdpComparison:
     Both end with the first step that is not finite.
     """
 
-    samples: int  # in the dataset
-    sample_counts: invariants.SampleCounts  # of the first epoch
+    samples: int  # number of samples in the dataset
+    sample_counts: invariants.SampleCounts  # reads in the first epoch
     order_errors: int  # ranks with another order in a repeated epoch, plus ranks with the same order in two epochs
     ddp_steps: list[Step]
     single_process_steps: list[Step] | None
@@ -121,7 +121,8 @@ def until_nonfinite(steps: list[Step]) -> list[Step]:
 class Speed:
     """Step times by rank and window, in pairs of an independent and a DDP window.
 
-    ``nonfinite_steps``: their number over all ranks. ``rank_times``: one per rank, for the steps of the DDP windows.
+    ``nonfinite_steps``: number of non-finite steps, summed over all ranks. ``rank_times``: one entry per rank, for the
+    steps of the DDP windows.
     """
 
     settings: TrainConfig

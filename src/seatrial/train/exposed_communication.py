@@ -69,7 +69,8 @@ def gpu_kernels(events: Iterable[Any]) -> Iterator[tuple[str, int, int]]:
 def measure(world: World, steps: int, run_step: StepFunction, replicated: bool) -> dict[str, Any]:
     """Runs additional steps; returns the metrics NAMES (median and maximum over ranks, control run) and the method.
 
-    All ranks call this as the last action of the run: it changes the weights, and the control run makes them diverge.
+    All ranks call this as the last action of the run: it changes the weights, and after the control
+    run they differ between ranks.
     """
     run_step(True)  # not measured: it refills caches
     rank_percent = _exposed_from_kernels(world, steps, run_step) if world.device.type == "cuda" else None

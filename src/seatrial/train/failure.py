@@ -93,7 +93,7 @@ def _watch_peers(finished: threading.Event) -> None:
 
 
 def _failed_rank() -> str | None:
-    """The rank that registered a failure, or the host of the store if that is lost; else None."""
+    """The name of the rank that registered a failure, or a text for a lost store; None without a failure."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     try:

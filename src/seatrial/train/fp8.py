@@ -18,8 +18,8 @@ from seatrial.model import UsageError
 from seatrial.train.architecture import Architecture
 
 FORWARD_DTYPE, GRADIENT_DTYPE = torch.float8_e4m3fn, torch.float8_e5m2  # max 448; max 57,344
-_SIZE_STEP = 16  # torch._scaled_mm requires that n and k of [m, k] @ [k, n] are multiples of it
-_MIN_CAPABILITY = (8, 9)  # of Ada Lovelace: the lowest with fp8 tensor cores
+_SIZE_STEP = 16  # torch._scaled_mm requires that n and k of [m, k] @ [k, n] are multiples of 16
+_MIN_CAPABILITY = (8, 9)  # Ada Lovelace, the first architecture with fp8 tensor cores
 
 
 def require_support(device: torch.device, architecture: Architecture) -> None:

@@ -137,7 +137,8 @@ def _find(folder: Path, name: str) -> Path:
 def _read_pair(images_path: Path, labels_path: Path) -> tuple[Tensor, Tensor]:
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     if images.shape[1:] != (SIZE, SIZE):
-        raise SeatrialError(f"{images_path} has images of {tuple(images.shape[1:])} pixels, expected {SIZE}×{SIZE}")
+        size = "×".join(map(str, images.shape[1:]))
+        raise SeatrialError(f"{images_path} has images of {size} pixels, expected {SIZE}×{SIZE}")
     if len(images) != len(labels):
         raise SeatrialError(f"{images_path} has {len(images)} images, but {labels_path} {len(labels)} labels")
     if labels.max() >= CLASSES:

@@ -114,7 +114,7 @@ def _check_model(settings: TrainConfig, built: BuiltModel, world: World) -> None
     """Raises SeatrialError for an incorrectly sharded parameter; rank 0 prints the number of trained parameters."""
     ranks, replicas = world.size, settings.parallel.replicas
     if settings.parallel.strategy == "fsdp2" and (errors := parallel.sharding_errors(built.model, ranks, replicas)):
-        raise SeatrialError(f"rank {world.rank}: {len(errors)} parameters are sharded incorrectly: {errors[0]}")
+        raise SeatrialError(f"rank {world.rank}: incorrectly sharded parameters: {len(errors)}, first: {errors[0]}")
     if world.is_rank_0:
         trained = parameter_count(built.trained_parameters)
         total = parameter_count(list(built.model.parameters()))

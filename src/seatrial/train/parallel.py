@@ -77,7 +77,7 @@ def process_group(timeout_s: float) -> Iterator[World]:
     rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _ENVIRONMENT)
     gpus = torch.cuda.device_count()
     if gpus and local_rank >= gpus:
-        raise SeatrialError(f"local rank {local_rank}, but this node has {gpus} GPUs: start one process per GPU")
+        raise SeatrialError(f"no GPU for local rank {local_rank}; GPUs on this node: {gpus}. Start one process per GPU")
     device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
@@ -225,7 +225,7 @@ def _mesh(world: World, replicas: int) -> DeviceMesh:
     shards, rest = divmod(world.size, replicas)
     if rest or shards == 1:
         raise UsageError(
-            f"parallel.replicas {replicas}: expected a divisor of {world.size} ranks, at least 2 ranks each"
+            f"parallel.replicas {replicas}: expected a divisor of {world.size} (ranks), at least 2 ranks per replica"
         )
     return init_device_mesh(world.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
 

@@ -1,4 +1,4 @@
-"""The command ``seatrial preprocess``: rows to tokens before a training, on a machine without GPU and without torch."""
+"""The command ``seatrial preprocess``: rows to tokens before training, on a machine without GPU and without torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from seatrial.train.train_config import TrainConfig
 def preprocess(config: TrainConfig) -> dict[str, Any] | None:
     """Write the tokens of ``config`` to data.cache or SEATRIAL_DATA_CACHE, unless that folder has them.
 
-    Returns the folder of the tokens, whether it existed, and the seconds; None if the training generates its sequences
-    from the seed. Raises UsageError if no cache is set or it is not writable, for invalid rows, and for a damaged
+    Returns the folder of the tokens, whether it existed, and the seconds; None if the config generates sequences from
+    the seed. Raises UsageError if no cache is set or it is not writable, for invalid rows, and for a damaged
     folder; SeatrialError on a full disk.
     """
     if config.data.path is None and (config.stack == "native" or config.data.layout == "markov_chain"):
@@ -33,7 +33,9 @@ def preprocess(config: TrainConfig) -> dict[str, Any] | None:
             data_cache.require_intact(prepared.folder)
     except (OSError, MemoryError) as error:
         action = f"cannot write the prepared data to {cache}"
-        raise disk.disk_full_error(error, cache, action) or SeatrialError(f"{action}: {error}") from error
+        raise disk.disk_full_error(error, cache, action) or SeatrialError(
+            f"{action}: {str(error) or 'out of memory'}"
+        ) from error
     return {"folder": str(prepared.folder), "existed": prepared.hit, "seconds": round(time.monotonic() - started, 1)}
 
 

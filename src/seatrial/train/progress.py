@@ -21,7 +21,7 @@ from seatrial.util.files import write_json
 
 STEPS_FILE = restarts.STEPS_FILE
 LOCK_TIMEOUT_S = 120.0  # how long a restarted job waits for the lock of its earlier start
-TERMINAL_INTERVAL_S = 1.0  # of the progress line on a terminal
+TERMINAL_INTERVAL_S = 1.0  # seconds between updates of the progress line on a terminal
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def create_run_folder(settings: TrainConfig, out: Path) -> None:
     if not settings.checkpoint.resume and (out / STEPS_FILE).exists():
         raise _existing_run_error(out)
     try:
-        if (out / STEPS_FILE).exists():  # do not overwrite the config of a training that is running
+        if (out / STEPS_FILE).exists():  # do not overwrite the config of a run that is still writing
             with (out / STEPS_FILE).open("a", encoding="utf-8") as steps:
                 _lock(steps, out)
         out.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ def _lock(file: TextIO, out: Path) -> None:
         time.sleep(1)
     if not locked:
         file.close()
-        raise UsageError(f"another training is running in {out}: stop it or wait for its end")
+        raise UsageError(f"another training run is writing to {out}: stop it or wait until it ends")
 
 
 def _open_steps_file(path: Path, completed_steps: int, resumed: bool) -> TextIO:

@@ -1,4 +1,4 @@
-"""Restarts of a training by Slurm: a job submitted with ``sbatch --requeue`` starts again after a lost node.
+"""Restarts of a training run by Slurm: a job submitted with ``sbatch --requeue`` starts again after a lost node.
 
 Slurm counts the starts of a job in SLURM_RESTART_COUNT (sbatch(1)): not set at the first one, then 1, 2, …
 """
@@ -19,7 +19,7 @@ from seatrial.util.journal import Journal
 
 COUNT_VARIABLE = "SLURM_RESTART_COUNT"
 STARTS_FILE = "starts.jsonl"
-STEPS_FILE = "steps.jsonl"  # of the training
+STEPS_FILE = "steps.jsonl"  # one line per completed training step
 
 
 def restart_count() -> int:

@@ -37,7 +37,7 @@ _FORCE_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch.load: stronger th
 
 
 class Reader(FileSystemReader):
-    """FileSystemReader of a folder whose metadata is refused if it names other functions or classes than DCP's.
+    """FileSystemReader that rejects metadata with functions or classes other than those that DCP writes.
 
     Raises UnpicklingError.
     """
@@ -53,11 +53,11 @@ class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"the checkpoint's metadata names {module}.{name}, which no checkpoint contains")
+        raise pickle.UnpicklingError(f"the checkpoint's metadata names {module}.{name}, which DCP never writes")
 
 
 class Planner(DefaultLoadPlanner):
-    """DefaultLoadPlanner that refuses values other than tensors and plain Python types. Raises UnpicklingError."""
+    """DefaultLoadPlanner that rejects values other than tensors and plain Python types. Raises UnpicklingError."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         torch.load(value, weights_only=True)
@@ -67,7 +67,7 @@ class Planner(DefaultLoadPlanner):
 
 @contextmanager
 def weights_only(*allowed: type) -> Iterator[None]:
-    """Make every torch.load in the context refuse functions and classes that are neither weights nor ``allowed``.
+    """Make every torch.load in the context reject functions and classes that are neither weights nor ``allowed``.
 
     It then raises UnpicklingError. DeepSpeed loads its checkpoints with ``weights_only=False``.
     """

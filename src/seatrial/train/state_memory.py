@@ -31,7 +31,7 @@ def gradient_bytes(model: nn.Module) -> int:
 def state_metrics(model: nn.Module, optimizer: Any, gradients: int | None) -> dict[str, Any]:
     """Fields of an entry of ``ranks`` in metrics.json: GiB of this rank by kind, and the device of the weights.
 
-    All are None if ``gradients`` is, as with ZeRO-3, whose weights are not in the parameters.
+    All fields are None if ``gradients`` is None, as with ZeRO-3, whose weights are not in the parameters.
     """
     names = ("parameters_gib", "gradients_gib", "optimizer_gib")
     if gradients is None:

@@ -11,10 +11,10 @@ from typing import Any
 from seatrial.model import UsageError
 from seatrial.util.input_files import MAX_RECORD_BYTES, open_file, read_bytes
 
-END_TOKEN = "<|end|>"  # of a tokenizer trained here; ends each row
+END_TOKEN = "<|end|>"  # the end token of a tokenizer trained here; it ends each row
 # Common end tokens; the first one in the tokenizer's vocabulary is used
 _END_TOKENS = (END_TOKEN, "</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>")
-MAX_TRAINED_VOCABULARY = 8192  # tokens of a tokenizer trained here; a larger one takes longer without benefit
+MAX_TRAINED_VOCABULARY = 8192  # vocabulary of a tokenizer trained here; a larger one takes longer without benefit
 
 
 def read_rows(path: Path, max_rows: int | None) -> list[str]:

@@ -127,7 +127,7 @@ def gzip_lines(path: Path) -> Iterator[bytes]:
 
 
 class LimitedGzip(gzip.GzipFile):
-    """A gzipped log. Reading raises ValueError once it has expanded more than MAX_GZIP_RATIO times, and above 1 GiB.
+    """A gzipped log. Reading raises ValueError above MAX_GZIP_RATIO times the packed bytes plus LOG_ALLOWANCE.
 
     ``file`` may be a pipe; ``name`` is for the message.
     """

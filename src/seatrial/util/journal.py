@@ -74,7 +74,7 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
         try:
             records.append(_record(line))
         except ValueError as problem:
-            warnings.append(f"{path}:{number}: incomplete record ignored: {problem}")
+            warnings.append(f"{path}:{number}: damaged record ignored: {problem}")
     return records, warnings
 
 

@@ -18,11 +18,11 @@ MAX_OPCODES = 5_000_000
 _MAX_MARKS = 100  # nested containers that are still open
 _MAX_INTEGER_BYTES = 16  # of one integer
 _KEY_TYPES = (str, int, float, bytes, type(None))  # the hash of nested tuples can take exponential time
-_REFUSED = (
+_UNSUPPORTED = (
     "GLOBAL STACK_GLOBAL INST OBJ NEWOBJ NEWOBJ_EX REDUCE BUILD PERSID BINPERSID EXT1 EXT2 EXT4 NEXT_BUFFER "
     "READONLY_BUFFER FROZENSET EMPTY_SET ADDITEMS"
 )
-_REFUSED_NAMES = {getattr(pickle, name)[0]: name for name in _REFUSED.split()}  # opcode → name
+_UNSUPPORTED_NAMES = {getattr(pickle, name)[0]: name for name in _UNSUPPORTED.split()}  # opcode → name
 
 
 def load(data: bytes) -> Any:
@@ -76,10 +76,10 @@ class _Reader:
             elif opcode == pickle.STOP[0]:
                 return stack[-1]
             else:
-                name = _REFUSED_NAMES.get(opcode, repr(bytes([opcode])))
+                name = _UNSUPPORTED_NAMES.get(opcode, repr(bytes([opcode])))
                 raise ValueError(
-                    f"the pickle has opcode {name} at byte {self.position}; only plain data is read, "
-                    "since loading anything else would run code"
+                    f"the pickle has opcode {name} at byte {self.position}; only opcodes of plain "
+                    "data are read, since others can run code"
                 )
         raise ValueError(f"the pickle has more than {MAX_OPCODES} opcodes")
 

@@ -23,7 +23,7 @@ def median_interval(samples: Sequence[float], *, independent: bool = False) -> t
     """Return the 95 % confidence interval of the median by order statistics, for ``samples`` in order of time.
 
     Consecutive windows of one run are correlated; the interval is that of as many independent samples as carry the same
-    information. None for fewer than 6 of those. ``independent``: the samples are known to be uncorrelated.
+    information. None for fewer than 6 independent samples. ``independent``: the samples are known to be uncorrelated.
     """
     ordered, count = sorted(samples), len(samples)
     effective = count if independent else floor(independent_samples(samples, cautious=True))

@@ -34,13 +34,16 @@ def read(name: str, key: str) -> bytes | None:
 
 
 def write(name: str, key: str, content: bytes) -> None:
-    """Store ``content`` under ``key``; results of ``name`` with other keys are removed. No folder of others changes."""
+    """Store ``content`` under ``key``; results of ``name`` with other keys are removed.
+
+    Writes nothing into a folder of another user.
+    """
     path = _path(name, key)
     if not path.is_absolute():  # no HOME
         return
     with contextlib.suppress(OSError):
         existing = next(folder for folder in path.parents if folder.exists())
-        if not _is_own(existing.stat()):  # HOME of a user, as with sudo
+        if not _is_own(existing.stat()):  # HOME belongs to another user, as with sudo
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         atomic_write(path, hashlib.sha256(content).digest() + content, sync=False, mode=0o600)

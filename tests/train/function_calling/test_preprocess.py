@@ -52,7 +52,7 @@ def test_splits_do_not_depend_on_row_order_or_spelling(tmp_path: Path) -> None:
 
 def test_existing_folder_is_kept_and_failure_leaves_no_folder(tmp_path: Path) -> None:
     out = tmp_path / "data"
-    with pytest.raises(UsageError, match=r"none of 1 rows.*fields_missing"):
+    with pytest.raises(UsageError, match=r"no row for training; rows: 1, .*rejected: 1 fields_missing"):
         preprocess([{}], out, "rows.jsonl")
     assert not out.exists()
     preprocess(ROWS[:50], out, "generated")

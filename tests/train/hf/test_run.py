@@ -113,7 +113,7 @@ def test_pickle_of_a_stranger_is_refused_on_resume(sft: tuple[Path, dict[str, An
 
 def test_complete_run_is_not_resumed(sft: tuple[Path, dict[str, Any]]) -> None:
     before = (sft[0] / "steps.jsonl").read_bytes()
-    with pytest.raises(SeatrialError, match="all of its 12 steps are done"):
+    with pytest.raises(SeatrialError, match="has 12 steps, max_steps is 12"):
         runs.train(runs.config("sft-smollm-135m", "checkpoint.resume=true"), sft[0])
     assert (sft[0] / "steps.jsonl").read_bytes() == before
 
@@ -148,7 +148,7 @@ def test_non_finite_loss_ends_the_run_and_names_the_rank(
     monkeypatch.setattr(CountingTrainer, "compute_loss", compute_loss)
     with pytest.raises(SeatrialError, match=r"step 6: loss is (nan|inf).*not finite in rank 0 on ") as caught:
         runs.train(runs.config("sft-smollm-135m"), tmp_path)
-    assert "Nothing was saved after step 5" in str(caught.value)
+    assert "No checkpoint of step 6 was written" in str(caught.value)
     assert runs.steps(tmp_path)[-1]["step"] == 5
     assert not list((tmp_path / "checkpoints").glob("*"))
     assert not (tmp_path / "final").exists()

@@ -65,12 +65,19 @@ def test_step_counts_the_tokens_of_all_ranks_since_the_last_one(recorder: StepRe
 @pytest.mark.parametrize("name", ["loss", "grad_norm"])
 @pytest.mark.parametrize(
     ("peer", "source"),
-    [(False, "not finite in rank 1 on n1"), (True, "all local losses are finite, so it came from gradients")],
+    [
+        (False, "the loss is not finite on rank 1 on n1"),
+        (
+            True,
+            "the last micro-batch's loss is finite on all ranks: "
+            "the cause is in an earlier micro-batch or the gradients",
+        ),
+    ],
 )
 def test_non_finite_step_names_the_rank(recorder: StepRecorder, name: str, peer: bool, source: str) -> None:
     begin(recorder)
     recorder._world.peer_is_finite = peer  # type: ignore[attr-defined]
-    with pytest.raises(SeatrialError, match=f"step 3: {name} is nan; {source}. Nothing was saved after step 2"):
+    with pytest.raises(SeatrialError, match=f"step 3: {name} is nan; {source}. No checkpoint of step 3 was written"):
         log(recorder, 3, **{"loss": 1.0, name: math.nan})
     assert recorder.steps == []
 

@@ -1,4 +1,4 @@
-"""The regular expression of the node that the drills of this folder run on."""
+"""A regular expression that matches the name of this host, on which the drills of this folder run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training that the drills on ranks disturb."""
+"""The training run that the drills on ranks disturb."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from seatrial.drill.faults import FAULTY_RANK
 from seatrial.drill.injection import Injection
 from seatrial.worker import Heartbeat
 
-RANKS = 2  # of a check on one node without GPUs
+RANKS = 2  # ranks of a check on one node without GPUs
 # tiny, and long enough that a signal arrives while both ranks train
 TRAINING: dict[str, dict[str, Any]] = {"train.ddp": {"parity_steps": 2, "steps": 12, "min_seconds": 10}}
 

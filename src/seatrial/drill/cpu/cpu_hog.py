@@ -11,7 +11,7 @@ from seatrial.drill.injection import Injection
 
 PROGRAM = "cpu-hog"
 LIMIT = "<= 25 %"  # host.load has this limit for GPU nodes; the trial sets it for a node without GPUs
-_LOOPS_START_S = 1.0  # until all loops run
+_LOOPS_START_S = 1.0  # seconds until all loops run
 
 
 def use_all_cpus(injection: Injection) -> None:

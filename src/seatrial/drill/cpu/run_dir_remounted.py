@@ -28,7 +28,7 @@ def remount(injection: Injection) -> None:
         "rank 0 is in a check",
     )
     injection.mark_injected()
-    # a new mount of the same folder: a remount of the first one is refused while files are open for writing
+    # a new mount of the same folder: a remount of the first one fails while files are open for writing
     folder = shlex.quote(str(injection.folder / FOLDER))
     injection.run_in_trial_mounts(f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from seatrial.drill.faults import call_after_import, is_faulty_rank
 
-BIT = 1 << 12  # of the mantissa: the value stays plausible
+BIT = 1 << 12  # a bit of the fp32 mantissa: the value stays plausible
 
 
 def install() -> None:

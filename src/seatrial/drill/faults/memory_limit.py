@@ -8,7 +8,7 @@ from typing import Any
 from seatrial.drill.faults import call_after_import, is_faulty_rank
 
 _BLOCK_BYTES = 64 * 2**20
-_HEADROOM_BYTES = 4 * _BLOCK_BYTES  # that the rank may still allocate
+_HEADROOM_BYTES = 4 * _BLOCK_BYTES  # bytes that the rank may still allocate
 
 
 def install() -> None:

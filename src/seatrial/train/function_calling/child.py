@@ -15,7 +15,7 @@ from seatrial.train import disk, hf, train_config
 
 
 def run(task: Mapping[str, Any]) -> Any:
-    """Evaluate the training with the ``config``, ``overrides`` and ``out`` of ``task``."""
+    """Evaluate the training run with the ``config``, ``overrides`` and ``out`` of ``task``."""
     out = Path(task["out"])
     with disk.convert_disk_full(out):
         return hf.evaluate(train_config.load(task["config"], task["overrides"]), out)

@@ -44,7 +44,7 @@ class Case:
 
 
 def evaluate(config: TrainConfig, out: Path) -> dict[str, Any]:
-    """Score the model before and after the training in ``out``; return the content of ``out``/evaluation.json."""
+    """Score the model before and after the training run in ``out``; return the content of ``out``/evaluation.json."""
     final = out / "final"
     if config.data.layout != "function_calling":
         raise UsageError(

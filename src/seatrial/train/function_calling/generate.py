@@ -17,7 +17,7 @@ from typing import Any
 from seatrial.train.function_calling.glaive import CALL_MARKER, END_OF_TURN
 from seatrial.util import data_files
 
-MAX_OTHER_FUNCTIONS = 3  # functions in a prompt besides those that are called
+MAX_OTHER_FUNCTIONS = 3  # largest number of functions in a prompt that the conversation does not call
 _CITIES = ("Berlin", "Oslo", "Lima", "Kyoto", "Nairobi", "São Paulo", "Zürich", "Quebec", "Cairo", "Hobart")
 _PEOPLE = ("Ada", "Grace", "Conan O'Brien", "Zoë", "Linus", "Margaret", "Søren", "Mei", "Amara", "Noor")
 _TEXTS = (

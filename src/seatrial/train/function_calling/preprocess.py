@@ -84,8 +84,11 @@ def preprocess(
                 files[split].write(json.dumps(conversation.record(), ensure_ascii=False) + "\n")
         report = {"source": source, **counts.record()}
         if not counts.splits["train"]:
+            rejected = ", ".join(f"{count} {reason}" for reason, count in counts.rejected.most_common()) or "none"
+            held_out_rows = counts.splits.total()
             raise UsageError(
-                f"{source}: none of {report['rows']} rows can be trained on; rejected: {report['rejected']}"
+                f"{source}: no row for training; rows: {report['rows']}, held out: {held_out_rows}, "
+                f"rejected: {rejected}"
             )
         write_json(folder / "report.json", report)
     return report

@@ -29,13 +29,13 @@ class Call:
 class Score:
     """Score of one answer; None if a criterion does not apply, such as arguments without an expected call."""
 
-    expected: int  # number of calls
-    emitted: int  # number of calls, including unreadable ones
+    expected: int  # number of expected calls
+    emitted: int  # number of emitted calls, including unreadable ones
     json_valid: bool | None  # every emitted call is a JSON object with a name and an object of arguments
     schema_valid: bool | None  # every emitted call is of an available function and matches its schema
     function_name_correct: bool | None  # the emitted names are the expected names
     arguments_correct: bool | None  # the emitted names and arguments are the expected ones
-    call_correct: bool  # all of these, or no call if none is expected
+    call_correct: bool  # all criteria above hold; if no call is expected: no call is emitted
 
     @property
     def over_call(self) -> bool:

@@ -1,4 +1,4 @@
-"""The blocks of tokens that a training of stack hf reads: rank 0 writes them once, all ranks read them."""
+"""The token blocks of stack hf: rank 0 writes the files once, all ranks read them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def _compare_with_export(trainer: Trainer, final: Path, sharded: bool) -> None:
         trained = dict(_parameters(model))
     if set(loaded) != set(trained):
         names = sorted(set(loaded) ^ set(trained))[:3]
-        raise SeatrialError(f"{final}: tensor names differ from the trained model, for example {names}")
+        raise SeatrialError(f"{final}: tensor names differ from the trained model, for example {', '.join(names)}")
     different = [name for name in loaded if not _is_equal(loaded[name], trained[name], sharded)]
     if different:
         raise SeatrialError(

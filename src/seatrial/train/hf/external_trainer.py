@@ -23,7 +23,7 @@ _ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", 
 
 
 def write_inputs(config: TrainConfig, folder: Path) -> dict[str, int]:
-    """Write ``folder``/rows.jsonl, and ``folder``/model for random weights; return rejected rows by reason.
+    """Write ``folder``/rows.jsonl, and ``folder``/model for random weights; return rejection reason → number of rows.
 
     The model folder has a config and a tokenizer trained on the rows; the external trainer initializes the weights.
     Raises OSError, and UsageError if rows cannot be read or none is usable.
@@ -36,7 +36,8 @@ def write_inputs(config: TrainConfig, folder: Path) -> dict[str, int]:
             rejected[str(error)] += 1
     if not rows:
         raise UsageError(
-            f"{config.data.path}: no usable row of layout {config.data.layout}; rejected: {dict(rejected)}"
+            f"{config.data.path}: no usable row of layout {config.data.layout}; rejected: "
+            + (", ".join(f"{count} ({reason})" for reason, count in rejected.most_common()) or "none")
         )
     text = "".join(f"{row}\n" for row in rows)
     atomic_write(folder / ROWS_FILE, text.encode())

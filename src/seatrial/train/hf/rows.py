@@ -1,6 +1,6 @@
 """Instruction rows in the layouts of no_robots and alpaca-cleaned: parsed, or generated.
 
-The generated tasks follow simple rules, so that a training can learn them.
+The generated tasks follow simple rules, so that a short training run can learn them.
 """
 
 from __future__ import annotations

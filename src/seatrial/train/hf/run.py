@@ -26,7 +26,7 @@ from seatrial.util.node_name import node_name
 
 
 def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, Any]:
-    """Train and write the results to ``out``; see seatrial.train.hf.train. ``phases``: those of the start so far."""
+    """Train and write the results to ``out``; see seatrial.train.hf.train. ``phases``: the startup phases so far."""
     config.architecture()
     require_tensorboard(config)
     models.disable_progress_bars()
@@ -48,7 +48,10 @@ def train(config: TrainConfig, out: Path, phases: StartupPhases) -> dict[str, An
             checkpoints.check_compatible(checkpoint, model, effective_strategy(config).partition(" ")[0])
             # Without this check, the Trainer takes one more step in the middle of an epoch
             if checkpoints.saved_step(checkpoint) >= config.max_steps:
-                raise SeatrialError(f"cannot resume {out}: all of its {config.max_steps} steps are done")
+                raise SeatrialError(
+                    f"nothing to resume: {out} has {checkpoints.saved_step(checkpoint)} steps, max_steps is "
+                    f"{config.max_steps}"
+                )
         if world.is_rank_0:
             restarts.record_start(config, out, checkpoints.saved_step(checkpoint) if checkpoint else 0)
         try:

@@ -119,7 +119,7 @@ class StepRecorder(TrainerCallback):
         self._step_start, self._tokens_at_step_start = now, self.trainer.tokens
 
     def _compute_s(self) -> float | None:
-        """The time of the forward passes since the last call. They have ended: the Trainer has read their loss."""
+        """The time of the forward passes since the last call; all have ended, since the Trainer has read the loss."""
         return None if self._forward_timer is None else self._forward_timer.seconds(self._forward_timer.take())
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -146,11 +146,14 @@ class StepRecorder(TrainerCallback):
         is_finite = local_loss is None or bool(torch.isfinite(local_loss).all())
         by_rank = self._world.gather((self._world.rank, self._world.host, is_finite))
         ranks = [f"rank {rank} on {host}" for rank, host, rank_is_finite in by_rank if not rank_is_finite]
+        earlier = "an earlier micro-batch or " if self._config.grad_accum > 1 else ""
         source = (
-            f"not finite in {', '.join(ranks)}" if ranks else "all local losses are finite, so it came from gradients"
+            f"the loss is not finite on {', '.join(ranks)}"
+            if ranks
+            else f"the last micro-batch's loss is finite on all ranks: the cause is in {earlier}the gradients"
         )
         values = ", ".join(f"{name} is {logs[name]}" for name in not_finite)
-        raise SeatrialError(f"step {step}: {values}; {source}. Nothing was saved after step {step - 1}")
+        raise SeatrialError(f"step {step}: {values}; {source}. No checkpoint of step {step} was written")
 
 
 def applied_strategy(model: nn.Module) -> str:
