@@ -110,7 +110,7 @@ def _is_collective_error(error: Exception) -> bool:
 
 
 def _lost_peer_message(error: Exception) -> str:
-    reason = str(error).strip().splitlines()[0]
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (
         f"{_rank_name()}: a peer disconnected without an error: {reason}. It was killed, or its node is down: see "
         f"torchrun's list of failures for the rank, and dmesg for an out-of-memory kill"
