@@ -185,7 +185,7 @@ def test_truncated_journal_loses_only_the_last_line(out: Path) -> None:
     (out / "trial.json").unlink()
     code, _, err = call("run", "--resume", out)
     assert code == 0, err
-    assert "measurements.jsonl:6: incomplete record" in err
+    assert "measurements.jsonl:6: damaged record" in err
     assert len(load(out).measurements) == 1
     assert len(load(out).sessions) == 2
     assert [job.name for job in load(out).jobs] == ["nodes"]

@@ -87,7 +87,7 @@ def test_invalid_label_files_are_rejected(tmp_path: Path, content: bytes, messag
     [
         (1, torch.zeros(3), "4 images, .*train-labels.* 3 labels"),
         (1, torch.tensor([1, 2, 10, 3]), "label 10"),
-        (2, torch.zeros(3, 32, 32), r"\(32, 32\) pixels"),
+        (2, torch.zeros(3, 32, 32), "32×32 pixels"),
     ],
 )
 def test_inconsistent_files_are_rejected(

@@ -78,7 +78,7 @@ def test_switches_by_host_name_or_slurms_name(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_file_must_have_every_node_and_slurm_need_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SeatrialError, match=r"topology racks\.yaml has no node n9"):
+    with pytest.raises(SeatrialError, match=r"topology racks\.yaml lacks n9"):
         switches_on("n9", Topology(source="racks.yaml", switches=LEAVES), monkeypatch)
     assert switches_on("n9", Topology(source="t", switches=LEAVES, is_file=False), monkeypatch) == {"n9": ()}
 

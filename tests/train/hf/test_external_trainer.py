@@ -54,7 +54,7 @@ def test_rows_are_converted_or_counted_by_reason(tmp_path: Path) -> None:
 def test_file_without_usable_rows_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "given.jsonl"
     path.write_text('{"prompt": "Hello"}\n')
-    with pytest.raises(UsageError, match=r"layout no_robots; rejected: {'no messages': 1}"):
+    with pytest.raises(UsageError, match=r"layout no_robots; rejected: 1 \(no messages\)"):
         write_inputs(tmp_path / "none", f"data.path={path}")
 
 
