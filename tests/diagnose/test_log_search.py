@@ -36,6 +36,14 @@ def test_last_line_needs_no_newline(text: bytes) -> None:
     assert [identifier for identifier, _ in found(text)] == ["cuda.out_of_memory"]
 
 
+def test_message_below_a_bare_error_names_the_failure() -> None:
+    """As programs print it that format exceptions themselves (torchmd/torchmd-net#323)."""
+    assert found(b"RuntimeError:\nPin memory thread exited unexpectedly\n") == [("data.pin_memory", "x:2")]
+    assert found(b"RuntimeError:\nsomething else\n") == [("exception.runtime", "x:1")]
+    above = [("exception.runtime", "x:1"), ("data.pin_memory", "x:2")]
+    assert found(b"RuntimeError: something else\nPin memory thread exited unexpectedly\n") == above
+
+
 def test_every_example_is_found() -> None:
     for signature in signatures():
         for example in signature.examples:

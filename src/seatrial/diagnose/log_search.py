@@ -61,7 +61,8 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
                 rejected[number] += 1
                 continue
             # others that match this line are in ``matched`` by now, since general signatures come last
-            if searched[number].role != "general" or not any(searched[other].matches(line) for other in matched):
+            is_named = any(searched[other].matches(line) for other in matched)
+            if searched[number].role != "general" or not (is_named or _is_named_below(text, line, end, candidates)):
                 matched.add(number)
                 earlier = [*context, *_last_lines(text[:begin])][-_CONTEXT_LINES:]
                 line_number = lines_before + block.count(b"\n", 0, begin) + 1
@@ -73,6 +74,26 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
                 )
         lines_before += block.count(b"\n")
         context = [*context, *_last_lines(text)][-_CONTEXT_LINES:]
+
+
+def _is_named_below(text: bytes, line: str, end: int, candidates: set[tuple[int, int, int]]) -> bool:
+    """Whether ``line`` is an error without its message, such as "RuntimeError:", and a signature matches the next line.
+
+    ``end``: the end of ``line`` in ``text``.
+    """
+    if not line.rstrip().endswith(":"):
+        return False
+    below = [
+        (begin, until, each)
+        for begin, until, number in candidates
+        if begin == end + 1
+        for each in (all_signatures()[number],)
+        if each.role != "general"
+    ]
+    return any(
+        each.matches(text[begin : min(until, begin + MAX_LINE)].decode("utf-8", errors="replace"))
+        for begin, until, each in below
+    )
 
 
 def _candidates(
