@@ -66,7 +66,8 @@ def upgrade(document: object) -> object:
 
 def upgrade_changes(text: str) -> list[str]:
     """What ``upgrade`` changes in the record with this JSON text, a line each; empty if it has the present names."""
-    old, new = json.loads(text), upgrade(json.loads(text))  # upgrade() changes its argument
+    old: Any = json.loads(text)
+    new: Any = upgrade(json.loads(text))  # it changes its argument
     if old == new:
         return []
     version = [f"schema version 1 -> {new['schema_version']}"] if old["schema_version"] == "1" else []
