@@ -42,6 +42,21 @@ def test_a_trial_json_is_upgraded(tmp_path: Path) -> None:
     assert load_trial(file) == load_trial(RECORD)
 
 
+def test_old_names_of_schema_version_2_are_replaced(tmp_path: Path) -> None:
+    record = load_trial(RECORD).model_dump(mode="json")
+    record["environment"]["nic.eth0.speed_mbps"] = 1000
+    file = tmp_path / "trial.json"
+    file.write_text(json.dumps(record))
+    code, out, _ = call("migrate", "--dry-run", str(file))
+    assert (code, json.loads(file.read_text())) == (0, record)
+    assert f"{file}: no longer used: nic.eth0.speed_mbps\n" in out
+    assert f"{file}: added: nic.eth0.speed_mbit_s\n" in out
+    assert call("migrate", str(file))[0] == 0
+    assert json.loads(Path(f"{file}.bak").read_text()) == record
+    assert "speed_mbps" not in file.read_text()
+    assert call("migrate", str(file))[1] == f"{file}: no old names\n"
+
+
 def test_a_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
     for content in (b"\xff\xfe", b"{", b"x: 1"):
         (tmp_path / "x.yaml").write_bytes(content)

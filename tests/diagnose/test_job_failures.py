@@ -73,6 +73,18 @@ def test_another_error_of_the_check_keeps_its_own_finding() -> None:
     assert diagnose((), [probe], (), [verdict], catalog(), JOB_DIR) == ()
 
 
+def test_a_failure_explains_no_error_of_another_job_whose_text_begins_alike() -> None:
+    failure = JobFailure(cause="kubernetes_out_of_memory", message="OOMKilled", nodes=("node-a",), first_command="k")
+    results = [result("a", 1, "exit code 1", (failure,)), result("b", 1, "exit code 127")]
+    errors = [
+        Measurement(check="host.inventory", subject="rank 0", error="rank 3 on node-a: exit code 1"),
+        Measurement(check="gpu.inventory", subject="rank 0", error="rank 3 on node-a: exit code 127"),
+    ]
+    verdicts = [Verdict(each.check, "rank 0", Outcome.ERROR) for each in errors]
+    (finding,) = diagnose(results, errors, (), verdicts, catalog(), JOB_DIR)
+    assert [each.check for each in finding.explains] == ["host.inventory"]
+
+
 def test_a_taint_of_a_node_that_is_not_ready_is_its_consequence() -> None:
     failure = JobFailure(cause="kubernetes_taint", name="x", message="untolerated taint {x: }", first_command="k")
     error = Measurement(check="host.inventory", subject="rank 0", error="the queue: untolerated taint {x: }")

@@ -54,7 +54,7 @@ def test_undefined_template_value_is_an_error() -> None:
 
 
 def test_compiled_templates_are_kept_in_the_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second process does not compile them again; a damaged file is compiled again."""
+    """A second process does not compile them again; a damaged file is compiled again, and one of another jinja2."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiled: list[str] = []
     compile_source = jinja2.Environment.compile
@@ -72,3 +72,6 @@ def test_compiled_templates_are_kept_in_the_cache_of_the_user(tmp_path: Path, mo
     file.write_bytes(file.read_bytes()[:-1])
     load("hook/timer.j2")
     assert compiled == ["hook/timer.j2"] * 2
+    monkeypatch.setattr("seatrial.launch.script.version", lambda name: f"another version of {name}")
+    load("hook/timer.j2")
+    assert compiled == ["hook/timer.j2"] * 3

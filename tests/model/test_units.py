@@ -27,6 +27,25 @@ def test_format_bytes_round_trip(count: int, unit: str) -> None:
     assert parse_bytes(format_bytes(size)) == size
 
 
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (1023.99 * 2**20, "1.0 GiB"),
+        (1023.94 * 2**20, "1023.9 MiB"),
+        (2**20 - 1, "1.0 MiB"),
+        (1023.99 * 2**40, "1024.0 TiB"),
+        (1023, "1023 B"),
+        (-5 * 2**30, "-5 GiB"),
+        (-(2**20) + 1, "-1.0 MiB"),
+        (-1, "-1 B"),
+        (0, "0 B"),
+        (float("inf"), "inf TiB"),
+    ],
+)
+def test_sizes_at_borders_of_units(count: float, text: str) -> None:
+    assert format_bytes(count) == text
+
+
 def test_format_value() -> None:
     assert format_value(2**30, "B") == "1 GiB"
     assert format_value(1, "bool") == "yes"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.config.schema import CheckSettings, Config
-from seatrial.model import Job, Measurement, Metric, Outcome, Threshold
+from seatrial.model import JOB_FAILURES, Job, JobFailure, JobResult, JobState, Measurement, Metric, Outcome, Threshold
 from seatrial.pipeline.results import TrialResults
 from seatrial.pipeline.run import show_completed_check
 from seatrial.pipeline.run_directory import Request, RunDir
@@ -80,6 +80,35 @@ def test_measurement_is_on_disk_before_it_is_judged(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         results.add_measurement(Measurement(check="host.inventory", subject="n0", rank=0))
     assert on_disk == ["host.inventory"]
+
+
+def test_secrets_in_messages_of_the_scheduler_are_not_recorded(tmp_path: Path) -> None:
+    """Kubernetes quotes the arguments of a container that cannot start."""
+    config = Config(name="t", env={"API_KEY": "s3cr3t-value"}, checks={"host.inventory": CheckSettings()})
+    request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    results = TrialResults(RunDir.create(tmp_path / "run", request), config, SilentDisplay(), show_completed_check)
+    message = "RunContainerError: exec: --key s3cr3t-value: not found"
+    failure = JobFailure(cause="kubernetes_container", message=message, first_command="kubectl describe pod a")
+    results.add_job_result(
+        JobResult(
+            job="nodes",
+            attempt=1,
+            launcher="kubernetes",
+            state=JobState.FAILED,
+            started=0,
+            seconds=1,
+            startup_s=0,
+            cause=message,
+            failures=(failure,),
+        )
+    )
+    facts = {JOB_FAILURES: [failure.model_dump(mode="json")]}
+    probe = {"check": "kubernetes.pods", "subject": "login", "facts": facts, "error": message}
+    results.add_measurement(Measurement.model_validate(probe))
+    assert "s3cr3t-value" not in (tmp_path / "run" / "measurements.jsonl").read_text()
+    (result,), (measurement,) = results.job_results, results.localization
+    assert result.failures[0].message == result.cause == measurement.error
+    assert measurement.facts == {JOB_FAILURES: [result.failures[0].model_dump(mode="json")]}
 
 
 def test_measurements_are_sorted_by_rank(tmp_path: Path) -> None:

@@ -68,3 +68,12 @@ def test_a_folder_that_cannot_be_used_is_no_error(value: str, monkeypatch: pytes
     user_cache.write("a", "1", b"content")
     assert user_cache.read("a", "1") is None
     assert not any(tmp_path.iterdir())
+
+
+def test_a_relative_folder_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The current folder may hold files that another user has written, such as an unpacked archive: they are code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    user_cache.write("a", "1", b"content")
+    monkeypatch.setenv("XDG_CACHE_HOME", ".")
+    assert user_cache.read("a", "1") is None

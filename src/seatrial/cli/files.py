@@ -17,6 +17,7 @@ def migrate(
     """Convert a file of an earlier version to the current names. The old content is kept as FILE.bak."""
     from seatrial.config import renames
     from seatrial.pipeline.run_directory import load_trial
+    from seatrial.pipeline.upgrade import upgrade_changes
     from seatrial.util.files import atomic_write
     from seatrial.util.input_files import MAX_CONFIG_BYTES, MAX_RECORD_BYTES, read_text
     from seatrial.util.text import plural
@@ -27,7 +28,7 @@ def migrate(
         raise UsageError(f"cannot read {file}: {error}") from error
     if text.lstrip().startswith("{"):  # a trial.json
         new = load_trial(file).model_dump_json(indent=2) + "\n"
-        changes = ["schema version 1 -> 2"] if '"schema_version": "1"' in text else []
+        changes = upgrade_changes(text)
     elif len(text) > MAX_CONFIG_BYTES:
         raise UsageError(f"{file} is larger than {MAX_CONFIG_BYTES} bytes, the limit of a YAML file")
     else:

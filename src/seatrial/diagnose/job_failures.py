@@ -65,8 +65,9 @@ def _failures_of_jobs(
 ) -> Iterator[tuple[JobFailure, list[Verdict], str]]:
     """The failures of jobs, each with the checks whose error has the reason of this attempt."""
     for result in results:
+        error = f"{result.failed_subject}: {result.cause}"  # how errors end; "exit code 1" is in "exit code 127" too
         without_value = {
-            (each.check, each.subject) for each in measurements if result.cause and result.cause in (each.error or "")
+            (each.check, each.subject) for each in measurements if result.cause and (each.error or "").endswith(error)
         }
         consequences = [
             verdict

@@ -14,6 +14,7 @@ from seatrial.model import Frozen, JobFailure
 from seatrial.util import data_files
 
 _FILE = "causes/kubernetes_jobs.yaml"
+_MAX_TEXT = 4096  # characters of a message that are searched and kept; the longest of Kubernetes have 2,000
 
 
 class Message(Frozen):
@@ -46,7 +47,8 @@ def start_causes() -> tuple[StartCause, ...]:
 
 
 def find_start_cause(text: str) -> StartCause | None:
-    """Return the first cause whose message is in ``text``; None for an unknown text."""
+    """Return the first cause whose message is in the beginning of ``text``; None for an unknown text."""
+    text = text[:_MAX_TEXT]
     return next((each for each in start_causes() if re.search(each.message.pattern, text)), None)
 
 
@@ -68,7 +70,8 @@ class Place(NamedTuple):
 def job_failures(texts: Mapping[str, Sequence[tuple[str, str]]], place: Place) -> tuple[JobFailure, ...]:
     """Return one failure for each known cause. ``texts``: message → name and node (or "") of the pods with it."""
     failures: dict[str, JobFailure] = {}
-    for text, pods in texts.items():
+    for whole, pods in texts.items():
+        text = whole[:_MAX_TEXT]
         cause = find_start_cause(text)
         if cause is None:
             continue

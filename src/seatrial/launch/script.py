@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from functools import cache, partial
+from functools import cache, cached_property, partial
+from importlib.metadata import version
+from pathlib import Path
 
 import jinja2
 
@@ -50,12 +52,19 @@ def template(name: str) -> jinja2.Template:
 class _CompiledTemplates(jinja2.BytecodeCache):
     """Compiled templates in the user's cache folder: compiling the templates of a trial takes 10 ms.
 
-    jinja2 compiles a template again if its source, jinja2's format of compiled templates or Python has changed.
+    A template is compiled again if its source, the settings in this file, jinja2 or Python has changed.
     """
 
+    @cached_property
+    def _compiler(self) -> tuple[bytes, bytes]:
+        return version("jinja2").encode(), Path(__file__).read_bytes()
+
+    def _key(self, bucket: jinja2.bccache.Bucket) -> str:
+        return user_cache.key(bucket.checksum.encode(), *self._compiler)
+
     def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-        if content := user_cache.read(f"template-{bucket.key}", bucket.checksum):
+        if content := user_cache.read(f"template-{bucket.key}", self._key(bucket)):
             bucket.bytecode_from_string(content)
 
     def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-        user_cache.write(f"template-{bucket.key}", bucket.checksum, bucket.bytecode_to_string())
+        user_cache.write(f"template-{bucket.key}", self._key(bucket), bucket.bytecode_to_string())

@@ -15,6 +15,7 @@ from seatrial.model.base import Frozen
 
 CLUSTER = "cluster"
 ERROR_COUNTERS = "error_counters"  # fact: error counters of GPUs and RDMA ports, see telemetry/error_counts.py
+JOB_FAILURES = "job_failures"  # fact: known causes why pods that the check creates do not start, as JobFailure
 NOT_REPORTED = "not_reported"  # fact: metric → why the check has no value for it
 NOT_REQUESTED = "not_requested"  # fact: metric → why it is not measured: not in the options, or the network is too slow
 # fact: size that the network is too slow for, such as 8GiB → the smaller size whose metrics are judged instead

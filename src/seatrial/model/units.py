@@ -90,10 +90,11 @@ def format_bytes(count: float) -> str:
 
 def _bytes_parts(count: float) -> tuple[str, str]:
     """Number and unit of ``count`` bytes, as texts."""
-    for unit in reversed(BINARY_UNITS):
-        scaled = count / BINARY_UNITS[unit]
-        if scaled >= 1:
-            return (f"{scaled:.0f}" if scaled == int(scaled) else f"{scaled:.1f}"), unit
+    for unit, size in reversed(BINARY_UNITS.items()):
+        scaled = count / size
+        # 1023.96 MiB is 1.0 GiB, not 1024.0 MiB
+        if abs(scaled) >= 1 or round(abs(scaled) * 1024, 1) >= 1024:
+            return (f"{scaled:.0f}" if scaled.is_integer() else f"{scaled:.1f}"), unit
     return f"{count:.0f}", "B"
 
 

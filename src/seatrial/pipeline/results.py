@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from seatrial.config.schema import Config
-from seatrial.model import Job, JobResult, Measurement, MissingNode, Outcome, Session, Timing
+from seatrial.model import JOB_FAILURES, Job, JobFailure, JobResult, Measurement, MissingNode, Outcome, Session, Timing
 from seatrial.pipeline.plan import LOCALIZATION_JOB
 from seatrial.pipeline.run_directory import RunDir
 from seatrial.util.secrets import redacted, secret_values
@@ -86,6 +86,9 @@ class TrialResults:
             measurement = measurement.model_copy(update={"retry": self.jobs[-1].retry})
         if measurement.error:
             measurement = measurement.model_copy(update={"error": redacted(measurement.error, self._secret_values)})
+        if JOB_FAILURES in measurement.facts:
+            failures = redacted(measurement.facts[JOB_FAILURES], self._secret_values)
+            measurement = measurement.model_copy(update={"facts": {**measurement.facts, JOB_FAILURES: failures}})
         self.run_dir.save_measurement(measurement)
         if measurement.check not in self.settings.checks:
             self.localization.append(measurement)
@@ -98,7 +101,14 @@ class TrialResults:
             self.on_complete(self, measurement.check)
 
     def add_job_result(self, result: JobResult) -> None:
-        result = result.model_copy(update={"cause": redacted(result.cause, self._secret_values)})
+        # messages of a scheduler can quote variables and arguments of the job
+        failures = redacted([each.model_dump() for each in result.failures], self._secret_values)
+        result = result.model_copy(
+            update={
+                "cause": redacted(result.cause, self._secret_values),
+                "failures": tuple(JobFailure.model_validate(each) for each in failures),
+            }
+        )
         self.run_dir.save_job_result(result)
         self.job_results.append(result)
         if result.job == LOCALIZATION_JOB:  # a node lost now is not missing: its checks are measured

@@ -1,7 +1,8 @@
-"""Upgrades trial records of schema version 1 to version 2. Pure."""
+"""Upgrades trial records of schema version 1, and of earlier versions of schema version 2. Pure."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,6 +62,18 @@ def upgrade(document: object) -> object:
         return _upgraded(document) if document["schema_version"] == "1" else _with_present_names(document)
     except (AttributeError, TypeError, KeyError):
         return document  # damaged: Trial.model_validate names the first error
+
+
+def upgrade_changes(text: str) -> list[str]:
+    """What ``upgrade`` changes in the record with this JSON text, a line each; empty if it has the present names."""
+    old: Any = json.loads(text)
+    new: Any = upgrade(json.loads(text))  # it changes its argument
+    if old == new:
+        return []
+    version = [f"schema version 1 -> {new['schema_version']}"] if old["schema_version"] == "1" else []
+    old_names, new_names = ({name for mapping in _mappings([each]) for name in mapping} for each in (old, new))
+    changed = (("no longer used", old_names - new_names), ("added", new_names - old_names))
+    return version or [f"{title}: {', '.join(sorted(names))}" for title, names in changed if names] or ["old names"]
 
 
 def _with_present_names(document: Record) -> Record:

@@ -20,8 +20,11 @@ def key(*inputs: bytes) -> str:
 
 def read(name: str, key: str) -> bytes | None:
     """What ``write`` stored; None if there is nothing, if it is damaged or if another user could have written it."""
+    path = _path(name, key)
+    if not path.is_absolute():  # the current folder can hold files of others, such as a cloned repository
+        return None
     try:
-        descriptor = os.open(_path(name, key), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or not _is_own(status) or status.st_mode & 0o022:
@@ -39,7 +42,7 @@ def write(name: str, key: str, content: bytes) -> None:
     Writes nothing into a folder of another user.
     """
     path = _path(name, key)
-    if not path.is_absolute():  # no HOME
+    if not path.is_absolute():
         return
     with contextlib.suppress(OSError):
         existing = next(folder for folder in path.parents if folder.exists())
@@ -53,6 +56,7 @@ def write(name: str, key: str, content: bytes) -> None:
 
 
 def _path(name: str, key: str) -> Path:
+    """The file of a result; relative without HOME, and with a relative XDG_CACHE_HOME: then it is not used."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(folder) / "seatrial" / f"{name}-{key[:32]}"
 

@@ -13,7 +13,7 @@ from seatrial.checks.kubernetes._probe_pods import ProbeOptions, ProbePods, open
 from seatrial.config.kubernetes import GPU_RESOURCE
 from seatrial.config.kubernetes_pod import container_name, image
 from seatrial.discover.kubernetes_messages import Place, job_failures
-from seatrial.model import Observation, Outcome, Phase, Rule, Scope, SeatrialError
+from seatrial.model import JOB_FAILURES, Observation, Outcome, Phase, Rule, Scope, SeatrialError
 from seatrial.util.text import and_more
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
         yield from _probe_metrics(context, options, devices, place)
     except KubectlError as error:
         if failures := job_failures({str(error): ()}, place):
-            yield from facts({"job_failures": [failure.model_dump(mode="json") for failure in failures]})
+            yield from facts({JOB_FAILURES: [failure.model_dump(mode="json") for failure in failures]})
         raise
 
 
@@ -180,7 +180,7 @@ def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iter
             "not_started": not_started,
             "warnings": [*warnings][:8],
             "events_unreadable": error,
-            "job_failures": [failure.model_dump(mode="json") for failure in failures] if started < probes.count else [],
+            JOB_FAILURES: [failure.model_dump(mode="json") for failure in failures] if started < probes.count else [],
         }
     )
     yield from metrics(METRICS, {"pods_started": started, "pods_missing": max(0, probes.count - started)})
@@ -299,7 +299,7 @@ CHECK = Check(
     scope=Scope.CONTROL,
     metrics=METRICS,
     rules=RULES,
-    fact_roles={"job_failures": "job_failures"},
+    fact_roles={"job_failures": JOB_FAILURES},
     rule_facts={
         "gpus_expected": RuleFact(reason="cluster.gpus_per_node is 0 or not set"),
         "pulls_compared": RuleFact(),
