@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
+from seatrial.config.argument_paths import is_folder, path_exists
 from seatrial.discover import slurm
 from seatrial.discover.gpu_use import FIRST_ANSWER_S, GpuUseStep, gpu_use_step
 from seatrial.discover.slurm_facts import UNKNOWN, JobRecord
@@ -62,8 +63,8 @@ class Watcher:
     def status(self) -> JobStatus:
         """Return the present status. Raises UsageError for an unknown target, SlurmUnavailable without an answer."""
         path = Path(self.target)
-        if path.is_dir():
-            if (path / "run.json").exists():
+        if is_folder(path):
+            if path_exists(path / "run.json"):
                 return self._run_directory(path)
             return self._training(path)
         if _JOB_ID.fullmatch(self.target):
