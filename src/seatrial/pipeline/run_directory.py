@@ -227,10 +227,12 @@ def load_trial(path: Path) -> Trial:
     file = path / "trial.json" if is_folder(path) else path
     has_journal = path_exists(file.parent / "measurements.jsonl")
     hint = f"; its measurements may be intact: seatrial run --resume {file.parent}" if has_journal else ""
+    text = ""
     try:
         from seatrial.pipeline.upgrade import upgrade  # it imports checks, which new runs do not need here
 
-        document = parse_json(read_text(file, MAX_RECORD_BYTES))
+        text = read_text(file, MAX_RECORD_BYTES)
+        document = parse_json(text)
         _check_version(document, file)
         return Trial.model_validate(upgrade(document))
     except OSError as error:
@@ -242,6 +244,8 @@ def load_trial(path: Path) -> Trial:
             f"{file} is not a trial.json of this version: {first_validation_error(error)}{hint}"
         ) from error
     except (ValueError, OverflowError) as error:
+        if not file.name.endswith("trial.json") and not text.lstrip().startswith("{"):  # such as report.html
+            raise UsageError(f"{file} is not a trial.json; give the run directory") from error
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
 
 
