@@ -35,6 +35,10 @@ def test_wrong_options_are_refused() -> None:
     )
     code, _, err = call("render", "jobsets")
     assert (code, "unknown LAUNCHER 'jobsets'; did you mean 'jobset'?; expected slurm, local" in err) == (2, True)
+    for launcher, name in (("kubernetes", "kubernetes"), ("jobset", "kubernetes (jobset)")):
+        code, _, err = call("render", launcher, "--nodes", "1", "--gpus-per-node", "8")
+        assert (code, f"with launcher {name}: --set kubernetes.image=IMAGE" in err) == (2, True), err
+    assert "render oumi needs a CONFIG" in call("render", "oumi")[2]
     assert "--out requires torchrun" in call("render", "kubernetes", "quick", *OPTIONS, "--out", "x")[2]
 
 

@@ -192,3 +192,23 @@ def test_the_report_is_printed_only_if_this_run_wrote_it(finished_run: Path, tmp
     (copy / "report.html").mkdir()
     code, out, _ = call("run", "--resume", copy)
     assert (code, "Report:" in out) == (3, False)
+
+
+def test_a_run_that_is_given_twice_is_learned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: list[list[Path]] = []
+
+    def learn(_name: str, runs: list[Path]) -> str:
+        learned.append(runs)
+        return "gpus: 8\n"
+
+    monkeypatch.setattr("seatrial.pipeline.rejudge.learn", learn)
+    a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "lab.yaml"
+    code, text, err = call("baseline", "learn", a, b, tmp_path / "b" / ".." / "a", a, "--out", out)
+    assert (code, text) == (0, f"{out}: 1 reference value from 2 runs\n")
+    assert learned == [[a, b]]
+    assert err == f"seatrial: {a} is given 3 times and counts as one run\n"
+
+
+def test_a_cpu_only_run_has_nothing_to_learn(finished_run: Path, tmp_path: Path) -> None:
+    code, _, err = call("baseline", "learn", finished_run, "--out", tmp_path / "lab.yaml")
+    assert (code, "CPU-only runs have no metrics to learn" in err) == (2, True), err

@@ -17,6 +17,11 @@ from tests.pipeline.test_judge_nccl_tests import judged, only_result, table
     [
         ({"gpus": "0xH100"}, "--gpus"),
         ({"gpus": ""}, "--gpus"),
+        ({"gpus": "8H100"}, "^--gpus 8H100: expected COUNTxMODEL, such as 8xH100; models with reference values: A100"),
+        ({"gpus": "H100"}, "^--gpus H100: expected COUNTxMODEL"),
+        ({"nics": "400x8"}, "^--nics 400x8: expected PORTSxGb/s of each port, such as 8x400"),
+        ({"nics": "8x8"}, "--nics"),
+        ({"nics": "16x4x100"}, "--nics"),
         ({"nodes": 0}, "--nodes"),
         ({"nics": "8"}, "--nics"),
         ({"nics": "8x0"}, "--nics"),
@@ -34,7 +39,7 @@ def test_invalid_options(options: dict[str, Any], text: str) -> None:
     [
         ("8xH200", ["NVIDIA H200 SXM"]),
         ("8 x NVIDIA H100 80GB HBM3", ["NVIDIA H100 SXM"]),
-        ("h100", ["NVIDIA H100 SXM"]),
+        ("8xh100", ["NVIDIA H100 SXM"]),
         ("8xH100 PCIe", ["NVIDIA H100 PCIe"]),
         ("8xA100 SXM 40GB", ["NVIDIA A100 SXM4 40GB"]),
         ("4xA100 SXM", ["NVIDIA A100 SXM4 40GB", "NVIDIA A100 SXM4 80GB"]),

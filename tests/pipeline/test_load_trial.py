@@ -100,3 +100,15 @@ def test_damaged_version_1_record_gives_one_message(tmp_path: Path) -> None:
         (tmp_path / "trial.json").write_text(record(schema_version="1", **changes))
         with pytest.raises(UsageError, match="of this version"):
             load_trial(tmp_path)
+
+
+def test_another_file_of_a_run_is_not_a_damaged_record(tmp_path: Path) -> None:
+    (tmp_path / "measurements.jsonl").write_text("")
+    for name, content in (("report.html", b"<!doctype html>"), ("plot.png", b"\x89PNG\xff")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageError) as error:
+            load_trial(tmp_path / name)
+        assert str(error.value) == f"{tmp_path / name} is not a trial.json; give the run directory"
+    (tmp_path / "copy.json").write_text(record()[:-9])
+    with pytest.raises(UsageError, match=r"is damaged: .*seatrial run --resume"):
+        load_trial(tmp_path / "copy.json")

@@ -189,6 +189,20 @@ def test_a_training_without_a_job(tmp_path: Path) -> None:
     assert (status(out).state, status(out).ended) == ("ended", True)
 
 
+def test_a_training_that_was_killed_is_not_shown_as_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seatrial.discover.slurm.installed", lambda: False)
+    log, out = site(tmp_path)
+    assert status(out).state == "training"
+    os.utime(out / "steps.jsonl", (time.time() - 100,) * 2)
+    assert status(out).state in ("no step for 100 s", "no step for 101 s")
+    log.write_text("step 7\nseatrial: interrupted; complete checkpoints in checkpoints/ remain\n")
+    assert status(out).state == status(out, lines=0).state == "interrupted"
+    slow = {"step": 7, "loss": 2.5, "tokens": 256, "seconds": 60}
+    (out / "steps.jsonl").write_text(json.dumps(slow) + "\n")
+    os.utime(out / "steps.jsonl", (time.time() - 100,) * 2)
+    assert status(out).state == "training", "less than five steps of 60 s"
+
+
 def run_directory(folder: Path, heartbeat_age_s: float = 0) -> Path:
     """A run directory whose rank 0 is in a check, and rank 1 has not started."""
     job = {

@@ -14,6 +14,7 @@ import typer
 
 from seatrial.cli.options import EXIT_NOTHING_KNOWN, EXIT_USAGE, AsJson
 from seatrial.cli.output import print_json, stdout
+from seatrial.config.argument_paths import is_folder
 from seatrial.model import UsageError
 from seatrial.util.input_files import open_file
 
@@ -108,7 +109,11 @@ class _Logs:
         from seatrial.diagnose.log_search import search
         from seatrial.discover.flight_recorder import is_dump
 
-        in_folder = path.is_dir()
+        try:
+            in_folder = is_folder(path)
+        except UsageError as error:
+            self.errors.append(str(error))
+            return
         for log in log_files(path, self.errors):
             if is_dump(log):
                 self.dumps[log] = None
@@ -130,7 +135,7 @@ def _follow(paths: list[Path], as_json: bool) -> None:
     from seatrial.diagnose.log_search import search
     from seatrial.report.inventory import print_findings
 
-    if as_json or len(paths) != 1 or paths[0].is_dir():
+    if as_json or len(paths) != 1 or is_folder(paths[0]):
         raise UsageError("--follow reads one log, and not with --json")
     has_findings = False
     try:

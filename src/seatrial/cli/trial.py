@@ -205,6 +205,10 @@ def render(
     if launcher == "oumi":
         from seatrial.train import oumi, train_config
 
+        if trial == "quick":  # the default, which is a trial
+            raise UsageError(
+                "render oumi needs a CONFIG: a shipped training config, such as throughput, or a .yaml file"
+            )
         print(oumi.render(train_config.load(trial, set_ or ()), out or Path("RUN")), end="")
         return
     if launcher not in RENDERED:
@@ -313,13 +317,19 @@ def learn(
     from seatrial.pipeline.rejudge import learn as learn_baseline
     from seatrial.util.text import plural
 
-    text = learn_baseline(name or out.stem, runs)
+    distinct: dict[Path, Path] = {}
+    for run in runs:
+        distinct.setdefault(run.resolve(), run)
+    for resolved, run in distinct.items():
+        if (count := sum(other.resolve() == resolved for other in runs)) > 1:
+            print(f"seatrial: {run} is given {count} times and counts as one run", file=sys.stderr)
+    text = learn_baseline(name or out.stem, list(distinct.values()))
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from error
-    print(f"{out}: {plural(text.count('gpus:'), 'reference value')} from {plural(len(runs), 'run')}")
+    print(f"{out}: {plural(text.count('gpus:'), 'reference value')} from {plural(len(distinct), 'run')}")
 
 
 def report(

@@ -208,7 +208,12 @@ class Config(Frozen):
         if self.launcher != "kubernetes":
             return self
         if not self.kubernetes.image:
-            raise ValueError("kubernetes.image is required with launcher kubernetes: an image with torch and seatrial")
+            workload = self.kubernetes.workload
+            launcher = "kubernetes" if workload == "job" else f"kubernetes ({workload})"
+            raise ValueError(
+                f"kubernetes.image is required with launcher {launcher}: --set kubernetes.image=IMAGE, an image with "
+                "torch and seatrial"
+            )
         if (names := self.kubernetes.nodes) and len(set(names)) != self.cluster.nodes:
             raise ValueError(
                 f"kubernetes.nodes has {len(set(names))} nodes, cluster.nodes (--nodes) is {self.cluster.nodes}: "

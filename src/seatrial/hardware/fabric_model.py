@@ -119,7 +119,7 @@ def _network(links: Links, tcp: TcpFabric | None) -> tuple[int, float, str] | st
             return "the rate of the RDMA ports is not known on all nodes, or the nodes have different ports"
         return links.ports.count, links.ports.gbps, f"RDMA ports ({links.ports.kind})"
     if links.network != "tcp":
-        return "the network between nodes is unknown: no check of this run read it from NCCL's log"
+        return "the network between nodes is unknown: no log of NCCL names it"
     if tcp is None:
         return "sockets between nodes have no reference value; without an RDMA network set cluster.fabric: {kind: tcp}"
     interfaces = ", ".join(links.tcp.names) if links.tcp else "TCP"

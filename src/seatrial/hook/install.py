@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from seatrial.config.argument_paths import path_exists
 from seatrial.model import Frozen, UsageError
 from seatrial.util.files import atomic_folder, write_json
 from seatrial.util.input_files import read_bytes
@@ -27,7 +28,8 @@ class Manifest(Frozen):
 
 def install(folder: Path, files: Mapping[str, str], version: str) -> None:
     """Write ``files`` (content by path) to a new folder, all or none. Raises UsageError; nothing is changed then."""
-    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+    exists = path_exists(folder)
+    if folder.is_symlink() or (exists and (not folder.is_dir() or any(folder.iterdir()))):
         raise UsageError(
             f"{folder} exists: nothing was written. Remove an earlier installation: seatrial hook uninstall {folder}"
         )

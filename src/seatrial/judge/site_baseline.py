@@ -95,7 +95,7 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
                     values_by_key[key].append(metric.value)
                     runs_by_key[key].add(path)
     if not values_by_key:
-        reason = and_more(problems_of_values, 1, "; ") if problems_of_values else "no metric has a reference key"
+        reason = and_more(problems_of_values, 1, "; ") if problems_of_values else _no_keys_reason(trials)
         raise UsageError(f"no values to learn in {', '.join(trials)}: {reason}")
     expected: dict[str, list[ReferenceValue]] = defaultdict(list)
     for key, values in sorted(values_by_key.items()):
@@ -113,6 +113,12 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
         )
         expected[reference_key].append(reference)
     return Baseline(name=name, learned_from=tuple(learned_from), expected={k: tuple(v) for k, v in expected.items()})
+
+
+def _no_keys_reason(trials: Mapping[str, Trial]) -> str:
+    if all(trial.decision.cpu_only for trial in trials.values()):
+        return "CPU-only runs have no metrics to learn: give runs on GPUs"
+    return "no metric has a reference key"
 
 
 def learned_run(path: str, host: str, started: float, measurements: Iterable[Measurement]) -> LearnedRun:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from seatrial.checks import catalog
+from seatrial.config.argument_paths import is_folder
 from seatrial.discover import nccl_tests_json, nccl_tests_output, nvbandwidth_output
 from seatrial.judge import plausibility, site_baseline
 from seatrial.model import Baseline, Outcome, UsageError
@@ -105,7 +106,7 @@ def open_benchmark(path: Path) -> BenchmarkFile | None:
         if sys.stdin is None:  # Python's value for a closed stream
             raise UsageError("standard input is closed")
         return _benchmark_file(cast(BinaryIO, sys.stdin.buffer), "standard input", is_stdin=True)
-    if path.is_dir():
+    if is_folder(path):
         return None
     try:
         file = open_file(path, pipes=True)

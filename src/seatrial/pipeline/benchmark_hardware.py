@@ -19,9 +19,10 @@ from seatrial.model.benchmark import BenchmarkHardware
 
 FABRICS = ("ib", "roce", "efa", "tcp")
 ALGORITHMS = {name.casefold(): name for name in ("Ring", "Tree", "NVLS", "NVLSTree", "CollNetChain", "CollNetDirect")}
-_GPUS = re.compile(r"(?:(\d{1,4})\s*[x×]\s*)?(.*\S)\s*")  # 8xH200, or H200
+_GPUS = re.compile(r"([1-9]\d{0,3})\s*[x×]\s*([A-Za-z].*\S)")  # 8xH200
 # 8x400: ports x Gbit/s of each; 4x2x200: NICs x ports of each x Gbit/s of a port
 _NICS = re.compile(r"(\d{1,3})\s*[x×]\s*(?:(\d{1,2})\s*[x×]\s*)?(\d{1,5}(?:\.\d+)?)")
+_MAX_PORTS, _MIN_PORT_GBPS = 32, 10  # of a node, and of each port: beyond, the numbers are swapped
 _GENERIC_NAMES = ("NVIDIA Graphics Device", "Graphics Device")  # of GPUs that the driver does not know
 _SEVERAL_PROCESSES = (
     "several processes printed a table each: nccl-tests without MPI=1 runs every process separately, and "
@@ -78,15 +79,18 @@ def hardware_options(
     notes: tuple[str, ...] = ()
     if gpus is not None:
         match = _GPUS.fullmatch(gpus.strip())
-        if not match or match[1] == "0":
-            raise UsageError(f"--gpus {gpus!r}: expected GPUs per node and their model, such as 8xH200")
-        count = int(match[1]) if match[1] else None
+        if not match:
+            raise UsageError(f"--gpus {gpus or repr('')}: expected COUNTxMODEL, such as 8xH100; {known_models()}")
+        count = int(match[1])
         models, notes = _named_models(match[2])
     if nodes is not None and nodes < 1:
         raise UsageError(f"--nodes {nodes}: expected a positive number")
     ports = _NICS.fullmatch(nics.strip()) if nics is not None else None
-    if nics is not None and (not ports or int(ports[1]) * float(ports[3]) <= 0):
-        raise UsageError(f"--nics {nics!r}: expected ports of a node and Gbit/s of each, such as 8x400")
+    if nics is not None and not (ports and _is_plausible(_port_count(ports), float(ports[3]))):
+        raise UsageError(
+            f"--nics {nics or repr('')}: expected PORTSxGb/s of each port, such as 8x400: 1 to {_MAX_PORTS} ports of a "
+            f"node, each from {_MIN_PORT_GBPS} Gb/s on"
+        )
     if fabric is not None and fabric not in FABRICS:
         raise UsageError(f"--fabric {fabric!r}: expected one of {', '.join(FABRICS)}")
     if algorithm is not None and algorithm.casefold() not in ALGORITHMS:
@@ -96,13 +100,26 @@ def hardware_options(
         gpus_per_node=count,
         models=models,
         nodes=nodes,
-        ports=int(ports[1]) * int(ports[2] or 1) if ports else None,
+        ports=_port_count(ports) if ports else None,
         port_gbps=float(ports[3]) if ports else None,
         nics_text=nics or "",
         fabric=fabric or "",
         algorithm=ALGORITHMS[algorithm.casefold()] if algorithm else "",
         notes=notes,
     )
+
+
+def _port_count(nics: re.Match[str]) -> int:
+    return int(nics[1]) * int(nics[2] or 1)
+
+
+def _is_plausible(ports: int, gbps: float) -> bool:
+    return 1 <= ports <= _MAX_PORTS and gbps >= _MIN_PORT_GBPS
+
+
+def known_models() -> str:
+    """The GPU models with reference values, as text."""
+    return f"models with reference values: {', '.join(sku.name.removeprefix('NVIDIA ') for sku in skus())}"
 
 
 def _named_models(text: str) -> tuple[tuple[Sku, ...], tuple[str, ...]]:
@@ -117,8 +134,7 @@ def _named_models(text: str) -> tuple[tuple[Sku, ...], tuple[str, ...]]:
     matching = [sku for sku in skus() if _matches(tokens, sku)]
     if not matching:
         unknown = Sku(name=text, nvml_names=(text,))
-        models = ", ".join(sku.name.removeprefix("NVIDIA ") for sku in skus())
-        return (unknown,), (f"no data of GPU model {text}; models with data: {models}",)
+        return (unknown,), (f"no data of GPU model {text}; {known_models()}",)
     modules = [sku for sku in matching if any(token.startswith("sxm") for token in _name_tokens(sku.name))]
     if len(matching) > 1 and len(modules) == 1:
         others = ", ".join(sku.name for sku in matching if sku not in modules)

@@ -15,7 +15,7 @@ from seatrial.discover.nccl_tests_output import NcclTestsOutput, Row, Table
 from seatrial.hardware.bounds import hardware_bound
 from seatrial.hardware.fabric_model import node_links
 from seatrial.hardware.network_bounds import default_algorithm, network_bound
-from seatrial.hardware.references import MODEL_SEPARATOR, NO_PEERS, Reference, References, Sku, select_references, skus
+from seatrial.hardware.references import NO_PEERS, Reference, References, Sku, select_references
 from seatrial.judge.plausibility import metric_lookup
 from seatrial.judge.rules import judge_check
 from seatrial.judge.thresholds import MAX_RATIO_OF_BOUND
@@ -26,7 +26,6 @@ from seatrial.model import (
     Measurement,
     Metric,
     Outcome,
-    Reason,
     Rule,
     UsageError,
     Verdict,
@@ -56,6 +55,7 @@ from seatrial.pipeline.nccl_tests_table import (
     variant_text,
     wrong_elements,
 )
+from seatrial.pipeline.next_step import with_next_step
 
 _NODE_SIZES = ("16GiB", "8GiB", "4GiB", "1GiB")  # sizes with reference values of one node in data/skus
 # The rule's own fix reads a fact that nccl-tests does not report
@@ -98,18 +98,6 @@ def judge_output(
         notes=tuple(notes),
         results=tuple(results),
     )
-
-
-def with_next_step(verdict: Verdict, gpu: str) -> Verdict:
-    """The verdict; without a reference value, its ``fix`` says where to get one. ``gpu``: the NVML name."""
-    missing = {Reason.NO_REFERENCE, Reason.NO_ABSOLUTE_REFERENCE}
-    if verdict.outcome is not Outcome.UNJUDGED or missing.isdisjoint(verdict.reasons):
-        return verdict
-    baseline = "give --baseline FILE, learned from good runs of `seatrial run`"
-    if not set(gpu.split(MODEL_SEPARATOR)) <= {name for sku in skus() for name in sku.nvml_names}:
-        return replace(verdict, fix=f"no reference values of this GPU model are known: {baseline}")
-    step = "`seatrial skus` lists the sizes and numbers of GPUs with a reference value: run again with one of them"
-    return replace(verdict, fix=f"{step}, or {baseline}")
 
 
 def overall_outcome(results: Sequence[BenchmarkResult]) -> Outcome:
@@ -272,9 +260,10 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
     hardware, series = candidate.hardware, candidate.series
     problems = [*candidate.table_hardware.problems]
     notes: list[str] = []
+    needs_ports = candidate.nodes > 1 and not hardware.ports
     verdicts, others, label = _wrong_data_verdicts(series, candidate.operation), tuple[Verdict, ...](), ""
     if not problems:
-        if candidate.nodes > 1 and not hardware.ports:
+        if needs_ports:
             notes.append("the rate of the network ports is unknown: give --nics, such as --nics 8x400")
         label, reference_label = _deciding_size(candidate)
         if reference_label != label:
@@ -299,7 +288,7 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
         path=_path(candidate),
         measured=measured_sizes(candidate.rows),
         bound=_bound(candidate, label) if label else None,
-        verdicts=tuple(with_next_step(verdict, hardware.gpu) for verdict in verdicts),
+        verdicts=tuple(with_next_step(verdict, hardware.gpu, needs_ports=needs_ports) for verdict in verdicts),
         other_sizes=others,
         problems=tuple(problems),
         notes=(*notes, *table_notes(series.table, series.rows)),

@@ -17,7 +17,7 @@ from seatrial.judge.rules import judge_check
 from seatrial.model import Baseline, Measurement, Metric, Outcome, Reason, Verdict, worst
 from seatrial.model.benchmark import BenchmarkBound, BenchmarkHardware, BenchmarkJudgement, BenchmarkResult
 from seatrial.pipeline.benchmark_hardware import HardwareOptions, gpu_name
-from seatrial.pipeline.judge_nccl_tests import with_next_step
+from seatrial.pipeline.next_step import with_next_step
 from seatrial.util.text import and_more, plural
 
 # Testcase → check and metric of seatrial that measure the same: copies of the copy engines

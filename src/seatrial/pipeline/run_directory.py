@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from seatrial.config.argument_paths import is_folder, path_exists
 from seatrial.config.schema import Config
 from seatrial.model import Frozen, JobResult, Machine, Measurement, Session, Trial, UsageError, first_validation_error
 from seatrial.util import journal
@@ -223,13 +224,15 @@ VERSIONS = ("1", "2")  # supported schema versions of trial.json; upgrade() conv
 
 def load_trial(path: Path) -> Trial:
     """Return the trial recorded in ``path``, a run directory or a trial.json. Raises UsageError."""
-    file = path / "trial.json" if path.is_dir() else path
-    has_journal = (file.parent / "measurements.jsonl").exists()
+    file = path / "trial.json" if is_folder(path) else path
+    has_journal = path_exists(file.parent / "measurements.jsonl")
     hint = f"; its measurements may be intact: seatrial run --resume {file.parent}" if has_journal else ""
+    text = ""
     try:
         from seatrial.pipeline.upgrade import upgrade  # it imports checks, which new runs do not need here
 
-        document = parse_json(read_text(file, MAX_RECORD_BYTES))
+        text = read_text(file, MAX_RECORD_BYTES)
+        document = parse_json(text)
         _check_version(document, file)
         return Trial.model_validate(upgrade(document))
     except OSError as error:
@@ -241,6 +244,8 @@ def load_trial(path: Path) -> Trial:
             f"{file} is not a trial.json of this version: {first_validation_error(error)}{hint}"
         ) from error
     except (ValueError, OverflowError) as error:
+        if not file.name.endswith("trial.json") and not text.lstrip().startswith("{"):  # such as report.html
+            raise UsageError(f"{file} is not a trial.json; give the run directory") from error
         raise UsageError(f"{file} is damaged: {error}{hint}") from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +14,15 @@ from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
+from seatrial.config.argument_paths import is_folder, path_exists
 from seatrial.discover import slurm
 from seatrial.discover.gpu_use import FIRST_ANSWER_S, GpuUseStep, gpu_use_step
 from seatrial.discover.slurm_facts import UNKNOWN, JobRecord
 from seatrial.launch.rank_status import read_ranks
 from seatrial.model import Job, SeatrialError, UsageError
-from seatrial.model.job_status import GpuUse, JobStatus
+from seatrial.model.job_status import GpuUse, JobStatus, TrainingSpeed
 from seatrial.telemetry.files import latest_samples
-from seatrial.train.step_speed import CONFIG_FILE, METRICS_FILE, STEPS_FILE, training_speed
+from seatrial.train.step_speed import CONFIG_FILE, INTERRUPTED, METRICS_FILE, STEPS_FILE, training_speed
 from seatrial.util import hostlist
 from seatrial.util.input_files import open_file, read_json, tail_lines
 from seatrial.util.text import error_text, plural
@@ -35,6 +36,7 @@ _LOG_HEAD_BYTES = 16 * 1024
 _MAX_LOGS = 2000  # logs of ranks whose modification times are compared
 T = TypeVar("T")
 _SILENT_S = 30.0  # a rank writes a heartbeat every second
+_SILENT_STEPS = 5  # a training without a step for the time of this many steps may have ended
 
 
 @dataclass
@@ -62,8 +64,8 @@ class Watcher:
     def status(self) -> JobStatus:
         """Return the present status. Raises UsageError for an unknown target, SlurmUnavailable without an answer."""
         path = Path(self.target)
-        if path.is_dir():
-            if (path / "run.json").exists():
+        if is_folder(path):
+            if path_exists(path / "run.json"):
                 return self._run_directory(path)
             return self._training(path)
         if _JOB_ID.fullmatch(self.target):
@@ -110,11 +112,15 @@ class Watcher:
         if folder and speed is None and not speed_note:
             speed_note = f"no step in {folder / STEPS_FILE} yet"
         lines, log_note = _result_or_error(lambda: _last_lines(log, self.log_lines)) if log else (None, "")
+        if log and not lines and not log_note:  # --lines 0
+            last, _ = _result_or_error(lambda: _last_lines(log, 1))
+        else:
+            last = lines
         ended = bool(folder and speed and _modified(folder / METRICS_FILE) >= _modified(folder / STEPS_FILE))
         return JobStatus(
             target=self.target,
             title=str(folder or self.target),
-            state="ended" if ended else "no data yet" if speed is None else "training",
+            state="ended" if ended else "no data yet" if speed is None else _training_state(speed, last or ()),
             ended=ended,
             training=speed,
             log=str(log or ""),
@@ -170,6 +176,15 @@ class Watcher:
             wait_s = 0.0
         gpus, note = self._step.read(wait_s)
         return gpus, f"GPU use: {note}" if note else ""
+
+
+def _training_state(speed: TrainingSpeed, log_lines: Sequence[str]) -> str:
+    """The state of a training without metrics.json. A killed process records no end, so silence is stated as such."""
+    if speed.age_s <= max(_SILENT_S, _SILENT_STEPS / speed.steps_per_second):
+        return "training"
+    if any(line.startswith(INTERRUPTED) for line in log_lines):
+        return "interrupted"
+    return f"no step for {speed.age_s:.0f} s"
 
 
 def _job_fields(job: JobRecord) -> dict[str, Any]:

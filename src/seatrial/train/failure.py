@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from seatrial.model import SeatrialError
+from seatrial.train.step_speed import INTERRUPTED
 from seatrial.util import signals
 
 STORE_KEY = "seatrial/failed"
@@ -54,7 +55,7 @@ def propagate_failure() -> Iterator[None]:
         raise
     except KeyboardInterrupt:  # Ctrl-C or SIGTERM, sent to all ranks or only to this one
         if _register_failure() in (None, _rank_name()):
-            print("seatrial: interrupted; complete checkpoints in checkpoints/ remain", file=sys.stderr)
+            print(f"{INTERRUPTED}; complete checkpoints in checkpoints/ remain", file=sys.stderr)
         raise
     finally:
         finished.set()

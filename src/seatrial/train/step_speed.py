@@ -12,6 +12,7 @@ from seatrial.model.job_status import TrainingSpeed
 from seatrial.util.input_files import read_json, tail_lines
 
 STEPS_FILE, CONFIG_FILE, METRICS_FILE = "steps.jsonl", "config.json", "metrics.json"
+INTERRUPTED = "seatrial: interrupted"  # start of the last line of a training that Ctrl-C or SIGTERM ended
 _MAX_STEPS = 20  # the speed is an average over at most this many steps
 _TAIL_BYTES = 64 * 1024  # a line of steps.jsonl has about 300 bytes
 
