@@ -22,7 +22,7 @@ ALGORITHMS = {name.casefold(): name for name in ("Ring", "Tree", "NVLS", "NVLSTr
 _GPUS = re.compile(r"([1-9]\d{0,3})\s*[x×]\s*([A-Za-z].*\S)")  # 8xH200
 # 8x400: ports x Gbit/s of each; 4x2x200: NICs x ports of each x Gbit/s of a port
 _NICS = re.compile(r"(\d{1,3})\s*[x×]\s*(?:(\d{1,2})\s*[x×]\s*)?(\d{1,5}(?:\.\d+)?)")
-_MAX_PORTS, _MIN_PORT_GBPS = 32, 10  # of a node, and of each port: beyond, the numbers are swapped
+_MAX_PORTS, _MIN_PORT_GBPS = 32, 1  # of a node, and of each port: beyond, the numbers are swapped
 _GENERIC_NAMES = ("NVIDIA Graphics Device", "Graphics Device")  # of GPUs that the driver does not know
 _SEVERAL_PROCESSES = (
     "several processes printed a table each: nccl-tests without MPI=1 runs every process separately, and "
