@@ -41,6 +41,7 @@ if ! grep -qsx 0x10de /sys/bus/pci/devices/*/vendor && [ -z "${PIP_EXTRA_INDEX_U
     echo "setup: no NVIDIA device. torch without CUDA is 0.2 instead of 3 GB:" \
         "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make ..." >&2
 fi
+echo "setup: pip prints nothing for up to a minute while it installs what it has downloaded" >&2
 "$python" -m venv "$venv"
 install() { "$venv/bin/python" -m pip install --constraint constraints.txt "$@"; }
 install --editable ".[$extras]"

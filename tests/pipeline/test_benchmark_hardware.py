@@ -20,7 +20,7 @@ from tests.pipeline.test_judge_nccl_tests import judged, only_result, table
         ({"gpus": "8H100"}, "^--gpus 8H100: expected COUNTxMODEL, such as 8xH100; models with reference values: A100"),
         ({"gpus": "H100"}, "^--gpus H100: expected COUNTxMODEL"),
         ({"nics": "400x8"}, "^--nics 400x8: expected PORTSxGb/s of each port, such as 8x400"),
-        ({"nics": "8x8"}, "--nics"),
+        ({"nics": "8x0.5"}, "--nics"),
         ({"nics": "16x4x100"}, "--nics"),
         ({"nodes": 0}, "--nodes"),
         ({"nics": "8"}, "--nics"),
