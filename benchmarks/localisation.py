@@ -116,7 +116,7 @@ def is_exact(conclusion: Conclusion, faults: Faults) -> bool:
     """Whether the search names the faulty nodes, directions and paths, and nothing else."""
     nodes = {*faults.sends, *faults.receives}
     paths = {(min(pair), max(pair)) for pair in faults.paths}
-    return {port.node for port in conclusion.ports} == nodes and {path.pair for path in conclusion.paths} == paths
+    return {rank.node for rank in conclusion.ranks} == nodes and {path.pair for path in conclusion.paths} == paths
 
 
 def has_direction(conclusion: Conclusion, faults: Faults) -> bool:
@@ -129,7 +129,7 @@ def has_direction(conclusion: Conclusion, faults: Faults) -> bool:
         else "receives"
         for node in {*faults.sends, *faults.receives}
     }
-    return all(expected.get(port.node) == port.direction for port in conclusion.ports)
+    return all(expected.get(rank.node) == rank.direction for rank in conclusion.ranks)
 
 
 def simulate(case: str, size: int, draws: int) -> dict[str, Any]:

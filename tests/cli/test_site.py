@@ -47,7 +47,7 @@ def test_an_existing_file_is_listed_and_nothing_is_changed(tmp_path: Path) -> No
     assert (code, out) == (2, "")
     assert "not empty (env.sh, notes.txt, z0, " in err
     assert "and 2 more" in err
-    assert "choose another folder" in err
+    assert "choose another directory" in err
     assert {path.read_text() for path in tmp_path.iterdir()} == {"mine"}
     assert len(list(tmp_path.iterdir())) == 12
 
@@ -58,7 +58,7 @@ def test_an_empty_folder_is_used_unless_it_is_the_current_one(tmp_path: Path, mo
     monkeypatch.chdir(folder)
     code, _, err = call("init", ".", *ARGUMENTS)
     assert (code, list(folder.iterdir())) == (2, [])
-    assert "is the current folder" in err
+    assert "is the current directory" in err
     monkeypatch.chdir(tmp_path)
     assert call("init", folder, *ARGUMENTS)[0] == 0
     assert (folder / "site.yaml").is_file()

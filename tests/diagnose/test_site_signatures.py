@@ -87,7 +87,7 @@ def test_wrong_row_is_named(rows: Any, reason: str, tmp_path: Path) -> None:
 
 def test_folder_of_the_variable_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEATRIAL_SIGNATURES", str(tmp_path / "nosuch"))
-    with pytest.raises(UsageError, match="this is not a folder"):
+    with pytest.raises(UsageError, match="this is not a directory"):
         check_signatures()
 
 

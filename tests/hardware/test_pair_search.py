@@ -50,7 +50,7 @@ def slow(*nodes: str, share: float = 0.9) -> Factor:
 
 
 def slow_nodes(conclusion: Conclusion) -> set[str]:
-    return {port.node for port in conclusion.ports}
+    return {rank.node for rank in conclusion.ranks}
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8, 33, 200])
@@ -61,9 +61,9 @@ def test_pairs_of_a_step_are_disjoint_and_the_record_gives_the_same_conclusion(c
         assert len(nodes) == len(set(nodes))
     assert conclude(rates, GPU_LIMITS) == conclusion
     assert slow_nodes(conclusion) == {"n0001"}
-    assert {port.rail for port in conclusion.ports} == set(range(RAILS))
-    assert {port.direction for port in conclusion.ports} == {"both"}
-    assert all(0.05 < deficit < 0.15 for port in conclusion.ports for deficit in port.deficits)
+    assert {rank.rail for rank in conclusion.ranks} == set(range(RAILS))
+    assert {rank.direction for rank in conclusion.ranks} == {"both"}
+    assert all(0.05 < deficit < 0.15 for rank in conclusion.ranks for deficit in rank.deficits)
     assert not conclusion.paths
     assert len(steps) < 25
 
@@ -71,7 +71,7 @@ def test_pairs_of_a_step_are_disjoint_and_the_record_gives_the_same_conclusion(c
 @pytest.mark.parametrize("count", [3, 4, 8, 9, 200])
 def test_healthy_nodes_have_no_fault(count: int) -> None:
     _, _, conclusion = search(count, slow())
-    assert (conclusion.ports, conclusion.paths, conclusion.slow_rails) == ((), (), {})
+    assert (conclusion.ranks, conclusion.paths, conclusion.slow_rails) == ((), (), {})
     assert conclusion.noise == pytest.approx(0.01, abs=0.007)
 
 
@@ -87,7 +87,7 @@ def test_direction_of_a_slow_node(direction: str) -> None:
         return 0.9 if (sender if direction == "sends" else receiver) == "n0003" else 1.0
 
     conclusion = search(8, factor)[2]
-    assert {(port.node, port.direction) for port in conclusion.ports} == {("n0003", direction)}
+    assert {(rank.node, rank.direction) for rank in conclusion.ranks} == {("n0003", direction)}
 
 
 def test_one_gpu_of_a_node() -> None:
@@ -95,7 +95,7 @@ def test_one_gpu_of_a_node() -> None:
         return 0.8 if rail == 2 and "n0003" in (sender, receiver) else 1.0
 
     conclusion = search(16, factor)[2]
-    assert [(port.node, port.rail) for port in conclusion.ports] == [("n0003", 2)]
+    assert [(rank.node, rank.rail) for rank in conclusion.ranks] == [("n0003", 2)]
 
 
 def test_slow_path_and_its_direction_but_neither_end() -> None:
@@ -106,7 +106,7 @@ def test_slow_path_and_its_direction_but_neither_end() -> None:
         return 0.8 if (sender, receiver) == path and rail == 1 else 1.0
 
     conclusion = search(8, factor)[2]
-    assert not conclusion.ports
+    assert not conclusion.ranks
     assert [(found.pair, found.rail, found.direction) for found in conclusion.paths] == [(path, 1, "sends")]
     assert len(conclusion.paths[0].deficits) == PATH_REPEATS
 
@@ -115,7 +115,7 @@ def test_rail_that_is_slow_on_all_nodes_is_no_fault_of_a_node() -> None:
     conclusion = search(8, lambda _a, _b, rail: 0.8 if rail == 3 else 1.0)[2]
     assert list(conclusion.slow_rails) == [3]
     assert conclusion.slow_rails[3] == pytest.approx(0.2, abs=0.02)
-    assert not conclusion.ports
+    assert not conclusion.ranks
 
 
 def test_a_rate_of_zero_is_slow() -> None:
@@ -128,6 +128,6 @@ def test_less_than_half_of_the_nodes_can_be_named() -> None:
 
 
 def test_on_cpus_only_a_large_difference_counts() -> None:
-    assert not search(4, slow("n0002", share=0.6), CPU_LIMITS, rails=1)[2].ports
+    assert not search(4, slow("n0002", share=0.6), CPU_LIMITS, rails=1)[2].ranks
     conclusion = search(4, slow("n0002", share=0.05), CPU_LIMITS, noise=0.3, rails=1)[2]
     assert slow_nodes(conclusion) == {"n0002"}

@@ -19,7 +19,7 @@ def test_two_nodes_name_the_rail_and_the_direction_of_the_pair() -> None:
         (("n0000", "n0001"), 2, "receives")
     ]
     assert all(0.15 < deficit < 0.25 for deficit in conclusion.paths[0].deficits)
-    assert not conclusion.ports
+    assert not conclusion.ranks
     assert len(steps) == 9
     assert {step.stage for step in steps} == {"rounds", "directions"}
 

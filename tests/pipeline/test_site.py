@@ -141,7 +141,7 @@ def test_options_replace_the_values_of_slurm(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", ["100%", "a:b", "a,b", "back\\slash", "line\nbreak", os.fsdecode(b"latin-\xe9")])
 def test_names_that_slurm_or_containers_interpret_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="choose another folder"):
+    with pytest.raises(UsageError, match="choose another directory"):
         site.require_new(tmp_path / name)
 
 

@@ -88,7 +88,7 @@ def test_settings_that_cannot_be_prepared(rows: Path, tmp_path: Path, monkeypatc
         return str(raised.value)
 
     cache = f"data.cache={tmp_path}/cache"
-    assert error().startswith("no folder for the tokens: --set data.cache=DIR, or export SEATRIAL_DATA_CACHE=DIR")
+    assert error().startswith("no directory for the tokens: --set data.cache=DIR, or export SEATRIAL_DATA_CACHE=DIR")
     assert error("data.cache=/proc/none").startswith("data.cache: /proc/none is not writable")
     assert error(cache, f"data.path={tmp_path}/none.jsonl").endswith("none.jsonl: No such file or directory")
     assert "cannot read the tokenizer" in error(cache, f"data.tokenizer={tmp_path}/none.json")

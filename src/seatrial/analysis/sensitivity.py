@@ -15,7 +15,7 @@ from seatrial.hardware.references import Reference, References
 from seatrial.judge.plausibility import reference_key
 from seatrial.model import Insight, Measurement, Rule, Threshold, format_value
 
-# A threshold that a network passes at this share of its line rate does not test the network
+# Below this share of the line rate, a threshold hardly tests the network
 _NETWORK_SHARE_TESTED = 0.7
 _LOWER_BOUNDS = (">", ">=")
 
@@ -116,7 +116,7 @@ def _busbw_medians(measurements: Sequence[Measurement]) -> dict[str, float]:
 def _rule_thresholds(
     rules: Sequence[Rule], measured: Mapping[str, float], facts: Mapping[str, Any], references: References
 ) -> Iterator[tuple[str, Threshold]]:
-    """Yield the value below which a measured metric fails its rule's reference."""
+    """Yield (metric, threshold): the value below which the rule FAILs, from its reference."""
     for rule in (rule for rule in rules if rule.reference and rule.metric in measured):
         if applied := references.applicable(rule.reference or "", facts):
             required = max(reference.required_value(rule.fail_below) for reference in applied)
@@ -126,7 +126,7 @@ def _rule_thresholds(
 def _threshold_insight(
     collective: Collective, metric: str, threshold: Threshold, reference: Reference | str, measured: float | None
 ) -> Iterator[Insight]:
-    """Yield the share of the expected value and the smallest detectable fault of a threshold on busbw."""
+    """Yield threshold / expected value, and the smallest detectable fault; expected: the reference, else measured."""
     label = metric.partition(".")[2]
     expected = reference.value if isinstance(reference, Reference) else measured
     if not expected:
@@ -140,7 +140,7 @@ def _threshold_insight(
             f"smallest detectable fault: {_nvlink_fault(collective, label, threshold.value, expected, values)}"
         )
     if collective.nodes > 1:
-        parts.append(_network_fault(collective, label, threshold.value, values))
+        parts.append(_port_load_text(collective, label, threshold.value, values))
     text = f"{metric} {threshold}: {'; '.join(parts)}"
     yield Insight(check=collective.check, title="threshold", text=text, values=dict(values))
 
@@ -150,7 +150,8 @@ def _nvlink_fault(
 ) -> str:
     """The number of NVLinks down at which a node fails the threshold; a share where no NVLinks are known.
 
-    A node passes while its remaining links can carry the threshold, also where more links would not be faster.
+    A node passes while its remaining NVLinks carry the traffic of the threshold, even if NVLink does not limit busbw.
+    Adds ``undetected_nvlinks_down`` to ``values``.
     """
     share, links = threshold / expected, collective.links
     if not links.nvlinks or not links.nvlink_gb_s:
@@ -164,11 +165,16 @@ def _nvlink_fault(
     return f"{undetected + 1} of a GPU's {links.nvlinks} NVLinks down{nvls}"
 
 
-def _network_fault(collective: Collective, label: str, threshold: float, values: dict[str, float]) -> str:
-    """The load of each port of a node at the threshold; the slowest port limits the collective."""
+def _port_load_text(collective: Collective, label: str, threshold: float, values: dict[str, float]) -> str:
+    """The load of each port of a node at the threshold; the slowest port limits the collective.
+
+    Adds ``port_share_needed`` to ``values``.
+    """
     ports, algorithm = collective.links.ports, collective.algorithm(label)
     ratio = network_to_busbw_ratio(collective.operation, algorithm, collective.ranks, collective.nodes)
-    if not ports or ratio is None:
+    if ratio is None:
+        return f"network load unknown: no model of the traffic of {collective.operation}"
+    if not ports:
         return "network load unknown: the nodes do not have the same known RDMA ports"
     required = threshold * ratio / ports.count * 8
     values["port_share_needed"] = required / ports.gbps
@@ -177,7 +183,7 @@ def _network_fault(collective: Collective, label: str, threshold: float, values:
     )
     algorithm_text = collective.algorithm_text(label)
     if required > ports.gbps:
-        return f"{algorithm_text}, above the line rate of the network: {derivation}"
+        return f"{algorithm_text}: the threshold needs more than the line rate: {derivation}"
     passes_at = f"passes with ports at {required / ports.gbps:.0%} of their line rate"
     if required >= _NETWORK_SHARE_TESTED * ports.gbps:
         return f"{algorithm_text}: {derivation}; {passes_at}"

@@ -31,7 +31,8 @@ from seatrial.util.node_name import node_name
 _POLL_S = 0.05  # period of polls of this rank's child process
 _READY_POLL_S = 0.5  # period of reads of the number of ready children in the store
 _STORE_POLL_S = 1.0  # period of reads of the failure key in the store, which thousands of ranks may read
-_STDERR_CHARACTERS = 1500  # the end of a failed child's stderr that its error quotes
+# Quoted at most: of the last message of stderr, of the text before it, and of an invalid last line of stdout
+_QUOTED_CHARACTERS = 1500
 EXIT_TIMEOUT = 124  # as timeout(1)
 _run_numbers = itertools.count()  # the same on all ranks: all run children equally often
 
@@ -40,8 +41,9 @@ _run_numbers = itertools.count()  # the same on all ranks: all run children equa
 class ChildResult:
     """Result of one rank's child: its JSON ``value``, or ``error`` if it failed.
 
-    ``exit_code`` is negative if a signal ended the child, EXIT_TIMEOUT after ``limit_s``. ``failure_order`` numbers the
-    failed children of a group from 1 in the order in which they ended. ``host`` is the host name of the rank.
+    ``exit_code`` is negative if a signal ended the child, EXIT_TIMEOUT after ``limit_s``, and 0 if the child ended
+    normally but printed no JSON. ``failure_order`` numbers the failed children of a
+    group from 1 in the order in which they ended. ``host`` is the host name of the rank.
     """
 
     value: Any = None
@@ -67,7 +69,10 @@ class StartedChildRanks:
     limit_s: float
 
     def wait_until_ready(self) -> None:
-        """Wait until all children have imported torch, or have failed; called by all ranks before a measurement."""
+        """Wait until all children have imported torch or failed, at most ``limit_s``; then return without an error.
+
+        Called by all ranks before a measurement.
+        """
         store, deadline = group.rendezvous_store(), time.monotonic() + self.limit_s
         failure_counted = False
         while store.add(f"{self.start_key}/ready", 0) < self.process_count and time.monotonic() < deadline:
@@ -78,7 +83,7 @@ class StartedChildRanks:
             time.sleep(_READY_POLL_S)
 
     def results(self, on_poll: Callable[[], None] = lambda: None) -> list[ChildResult]:
-        """Let the children go on, wait for their end and return their results, by rank. Called by all ranks together.
+        """Start the waiting children, wait until they end and return their results, by rank. Called by all ranks.
 
         Ranks wait by the rendezvous store: a collective would occupy the GPUs that the children measure.
         """
@@ -114,7 +119,7 @@ def run_child_ranks(
     ended after ``limit_s`` seconds, or when another child of its group fails. Called by all ranks together.
     """
     release_memory(device)
-    store_barrier()  # children of a module without a process group do not wait for each other
+    store_barrier()  # aligns the start: children of a module without a process group do not wait for each other
     with start_child_ranks(
         module,
         task,
@@ -145,7 +150,8 @@ def start_child_ranks(
     """Context manager: start the children of ``run_child_ranks``; at the exit those that still run are ended.
 
     A check that starts children several times can start all at once, so that the later ones import torch meanwhile.
-    ``limit_s`` counts from the call of ``results``. ``spare_gpus``: instead of starting a process, use a spare child
+    ``limit_s`` applies separately to ``wait_until_ready``, to ``results`` (from its call), and to each operation of the
+    children's process group. ``spare_gpus``: instead of starting a process, use a spare child
     that has imported the training code and sees these GPUs, if there is one and ``env`` allows it (spare_children.py).
     """
     release_memory(device)
@@ -201,9 +207,9 @@ def failure_text(rank: int, result: ChildResult) -> str:
 
 
 def first_failed_rank(failed: Mapping[int, ChildResult]) -> int:
-    """The rank whose error caused the errors of the others."""
+    """The rank whose error most likely came first; ``failure_order`` of different groups is not comparable."""
     return first_failure(
-        Failure(rank, result.exit_code, reported=True, order=result.failure_order)  # reported: stderr is always kept
+        Failure(rank, result.exit_code, reported=True, order=result.failure_order)  # reported: wrote an error message
         for rank, result in failed.items()
     ).rank
 
@@ -211,7 +217,8 @@ def first_failed_rank(failed: Mapping[int, ChildResult]) -> int:
 def open_child_group(task: Mapping[str, Any], backend: str = "") -> str:
     """Called first in a child: wait for the start, open the children's process group and return the device.
 
-    ``backend``: replaces the default (NCCL on GPUs, gloo on CPUs), e.g. "cpu:gloo,cuda:nccl"; it connects at first use.
+    ``backend``: replaces the default (NCCL on GPUs, gloo on CPUs), e.g. "cpu:gloo,cuda:nccl"; communicators are then
+    created at first use.
     """
     device, timeout = torch.device(task["device"]), timedelta(seconds=task["limit_s"])
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -231,7 +238,7 @@ def open_child_group(task: Mapping[str, Any], backend: str = "") -> str:
 
 
 def child_rank_main(run: Callable[[Mapping[str, Any], str], Any]) -> NoReturn:
-    """``child_result.child_main`` for ``run(task, device)`` in the children's process group."""
+    """Run ``run(task, device)`` in the children's process group, print its result as JSON and exit."""
 
     def run_in_group(task: Mapping[str, Any]) -> Any:
         result = run(task, open_child_group(task))
@@ -280,8 +287,8 @@ def _with_stderr(error: str, stderr: Path) -> str:
         return error
     start = max((number for number, line in enumerate(lines) if line[:1].strip()), default=0)
     last, before = ("\n".join(part).strip() for part in (lines[start:], lines[:start]))
-    earlier = f"\nearlier stderr: {before[-_STDERR_CHARACTERS:]}" if before else ""
-    return f"{error}; stderr ends with: {last[:_STDERR_CHARACTERS]}{earlier}"
+    earlier = f"\nearlier stderr: {before[-_QUOTED_CHARACTERS:]}" if before else ""
+    return f"{error}; stderr ends with: {last[:_QUOTED_CHARACTERS]}{earlier}"
 
 
 def _read_result(path: Path) -> ChildResult:
@@ -290,5 +297,5 @@ def _read_result(path: Path) -> ChildResult:
     try:
         return ChildResult(json.loads(lines[-1]))
     except (IndexError, ValueError):
-        printed = f"'{lines[-1][:_STDERR_CHARACTERS]}'" if lines else "no output"
+        printed = f"'{lines[-1][:_QUOTED_CHARACTERS]}'" if lines else "no output"
         return ChildResult(error=f"expected JSON as the last line of stdout, got {printed}")

@@ -82,6 +82,13 @@ def open_group(device: str, timeout_s: float) -> None:
         raise ValueError(f"device {device!r}: expected 'cpu' or 'cuda:N'")
 
 
+def nccl_version() -> str | None:
+    """NCCL's version; None if the process group has another backend."""
+    if dist.get_backend() != dist.Backend.NCCL:
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
 def nccl_log_path() -> Path:
     """Path of this process's NCCL log (NCCL User Guide, NCCL_DEBUG_FILE: %h is the host name, %p the process id)."""
     host = socket.gethostname().partition(".")[0]

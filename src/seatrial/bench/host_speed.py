@@ -1,7 +1,7 @@
 """Speed of the CPUs, the memory and a local disk of one node; the tests take seconds and need no torch.
 
-Python's threads suffice: the kernels (PBKDF2 of OpenSSL, memmove of libc, system calls) run without the interpreter's
-lock. The rates are for comparison with nodes of the same CPU model, not with other benchmarks.
+Python's threads suffice: these calls (PBKDF2 of OpenSSL, memmove of libc, system calls) release the interpreter's
+lock (GIL). The rates are for comparison with nodes of the same CPU model, not with other benchmarks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from threading import Barrier
 
-WINDOWS = 3  # one disturbed window does not change the median
+WINDOWS = 3  # one disturbed window hardly changes the median
 _CALIBRATION_ITERATIONS = 2000  # less than a millisecond: the basis for the number of iterations of a window
 COPY_BYTES = 2**25  # per thread and buffer: two of them exceed a thread's share of any cache
 DISK_CHUNK_BYTES = 2**22  # per read or write
@@ -59,9 +59,9 @@ def copy_rates(cpus_by_group: Sequence[Sequence[int]], seconds: float, block: in
 
 
 def disk_speed(path: Path, size: int, limit_s: float) -> DiskSpeed:
-    """Write and read a new file with O_DIRECT, up to ``size`` bytes or ``limit_s`` seconds each, and remove it.
+    """The rates of writing and reading a new file with O_DIRECT, up to ``size`` bytes or ``limit_s`` seconds each.
 
-    Raises OSError, with EINVAL if the filesystem does not support O_DIRECT.
+    The file is removed. Raises OSError, with EINVAL if the filesystem does not support O_DIRECT.
     """
     with mmap.mmap(-1, DISK_CHUNK_BYTES) as buffer, memoryview(buffer) as view:
         buffer.write(os.urandom(DISK_CHUNK_BYTES))  # not compressible
@@ -80,7 +80,7 @@ def disk_speed(path: Path, size: int, limit_s: float) -> DiskSpeed:
 def _stream(
     transfer: Callable[[], int], size: int, limit_s: float, finish: Callable[[], None] = lambda: None
 ) -> tuple[int, float]:
-    """(bytes, seconds) of repeated calls of ``transfer`` and ``finish``. Raises OSError if ``transfer`` returns 0."""
+    """(bytes, seconds) of repeated ``transfer`` calls and one ``finish``. Raises OSError if ``transfer`` returns 0."""
     started, total = time.perf_counter(), 0
     while total < size and time.perf_counter() - started < limit_s:
         count = transfer()

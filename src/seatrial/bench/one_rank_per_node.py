@@ -1,6 +1,7 @@
 """Selects one rank per node and runs steps on these ranks concurrently.
 
-Everything here is called by all ranks together, in an open process group (``bench.group``), gloo or NCCL.
+``select_participants`` and ``Participants.run_on_all`` are called by all ranks together, in an open process group
+(``bench.group``), gloo or NCCL. The other functions are local.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from seatrial.bench.rank import gather
@@ -55,7 +55,7 @@ class Participants:
         return Participants(self.names[:1], 0 if self.index == 0 else -1, self.several_nodes)
 
     def run_on_all(self, work: Callable[[], T], timeout_s: float = STEP_TIMEOUT_S) -> list[T]:
-        """Run ``work`` on all participants, starting within milliseconds; the results of all participants on all ranks.
+        """Run ``work`` on all participants concurrently, without a barrier; return the results of all on all ranks.
 
         Raises ParticipantError on all ranks if ``work`` raised OSError or ValueError on a participant, or took longer
         than ``timeout_s``.
@@ -100,11 +100,4 @@ def _run(work: Callable[[], T], timeout_s: float) -> _Done[T] | _Failed:
         return _Done(pending.result(timeout_s))
     except (OSError, ValueError) as error:
         timed_out = not pending.done()
-        return _Failed(f"no answer within {timeout_s:g} s" if timed_out else error_text(error), timed_out)
-
-
-def nccl_version() -> str | None:
-    """NCCL's version; None if the process group has another backend."""
-    if dist.get_backend() != dist.Backend.NCCL:
-        return None
-    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        return _Failed(f"did not end within {timeout_s:g} s" if timed_out else error_text(error), timed_out)

@@ -33,7 +33,7 @@ def drill(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Keep the records in this new or empty folder; with Slurm all nodes must share it."),
+        typer.Option(help="Keep the records in this new or empty directory; with Slurm all nodes must share it."),
     ] = None,
     clean: Annotated[
         int | None,
@@ -139,7 +139,7 @@ def _new_folder(out: Path | None) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
-            raise UsageError(f"--out {out} is not empty: use another folder")
+            raise UsageError(f"--out {out} is not empty: use another directory")
     except OSError as error:
         raise UsageError(f"cannot write to --out {out}: {error.strerror or error}") from error
     return out

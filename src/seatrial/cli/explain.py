@@ -27,7 +27,8 @@ _MAX_ERROR_LINES = 20
 
 def explain(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Logs (also .gz), folders, run directories or - for stdin.")
+        list[Path],
+        typer.Argument(metavar="PATH...", help="Logs (also .gz), directories, run directories or - for stdin."),
     ],
     as_json: AsJson = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new lines of one log.")] = False,
@@ -39,7 +40,7 @@ def explain(
     Dumps of torch's flight recorder (comm_lib_trace_rank_0, nccl_trace_rank_0, or JSON) name the rank that did not
     arrive in a collective.
 
-    YAML files in ~/.config/seatrial/signatures, or in the folder $SEATRIAL_SIGNATURES, add signatures of failures or
+    YAML files in ~/.config/seatrial/signatures, or in the directory $SEATRIAL_SIGNATURES, add signatures of failures or
     change the fields of known ones by their id, such as the action of xid.79 (docs/explain.md).
 
     Exit codes: 0 a known failure was found, 4 none, 2 if no log could be read.

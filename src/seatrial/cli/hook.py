@@ -42,7 +42,7 @@ NodesOption = Annotated[int | None, typer.Option(min=1, help="Nodes of the clust
 # Paths are text: typer would call stat on a Path, which never returns on a filesystem that does not answer
 StateOption = Annotated[
     str | None,
-    typer.Option(help="Folder of the drain limit, shared by all nodes. Without it a failure is only recorded."),
+    typer.Option(help="Directory of the drain limit, shared by all nodes. Without it a failure is only recorded."),
 ]
 ShareOption = Annotated[
     float,
@@ -148,7 +148,7 @@ def _run(request: Request, as_json: bool) -> None:
 
 @hook.command()
 def install(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, at the same path on every node.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory, at the same path on every node.")],
     site: SiteOption = None,
     gpus_per_node: GpusOption = None,
     gpu_model: ModelOption = None,
@@ -171,7 +171,7 @@ def install(
 ) -> None:
     """Write scripts and configuration of hooks to DIR, and print the next steps. Changes nothing outside DIR.
 
-    With --state-dir, also creates the record of the drain limit in that folder.
+    With --state-dir, also creates the record of the drain limit in that directory.
     """
     from seatrial import __version__
     from seatrial.hook import install as installation
@@ -200,7 +200,7 @@ def install(
             drain_limit.prepare(Path(state_dir))
         except OSError as error:
             raise UsageError(
-                f"--state-dir {state_dir}: {error.strerror}; expected an existing shared folder"
+                f"--state-dir {state_dir}: {error.strerror}; expected an existing shared directory"
             ) from error
     installation.install(Path(described.folder), files, __version__)
     for name in sorted(files):
@@ -249,7 +249,7 @@ def _next_steps(site: HookSite, callers: Collection[str]) -> list[str]:
 
 @hook.command()
 def uninstall(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of `seatrial hook install`.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of `seatrial hook install`.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files; remove nothing.")] = False,
 ) -> None:
     """Remove the files that `seatrial hook install` wrote; an error if one of them was changed.
@@ -264,7 +264,7 @@ def uninstall(
 
 @hook.command("list")
 def list_drains(
-    state_dir: Annotated[str, typer.Option(help="Folder of the drain limit.")],
+    state_dir: Annotated[str, typer.Option(help="Directory of the drain limit.")],
 ) -> None:
     """Print the nodes that hooks took out of service, with the command that gives Slurm the reason. Changes nothing."""
     from seatrial.hook.run import call_until

@@ -40,12 +40,12 @@ ReasonPrefixOption = Annotated[
     str, typer.Option(metavar="TEXT", help="With --undrain: also return nodes whose reason starts with this text.")
 ]
 # Text: typer would call stat on a Path, which never returns on a filesystem that does not answer
-StateDirOption = Annotated[str | None, typer.Option(help="Shared folder of the drain limit (docs/node-states.md).")]
+StateDirOption = Annotated[str | None, typer.Option(help="Shared directory of the drain limit (docs/node-states.md).")]
 DrainShareOption = Annotated[
     float, typer.Option(min=0, max=1, help="At most this share of the nodes is taken out of service, but always one.")
 ]
 DrainWindowOption = Annotated[float, typer.Option(min=1, metavar="MINUTES", help="Time in which --drain-share counts.")]
-OutOption = Annotated[Path | None, typer.Option(help="Folder of the record: new or empty, on a shared filesystem.")]
+OutOption = Annotated[Path | None, typer.Option(help="Directory of the record: new or empty, on a shared filesystem.")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print partners, plan and changes of node states; change nothing.")
 ]
@@ -121,7 +121,7 @@ def _require_consistent(launcher: str, flags: Flags, reason_prefix: str, state_d
     if launcher == "kubernetes" and (flags.comment or reason_prefix):
         raise UsageError("--comment and --reason-prefix are for Slurm; in Kubernetes, --condition shows the decision")
     if flags.drain and not state_dir:
-        raise UsageError("--drain needs --state-dir, the shared folder of the drain limit: see docs/node-states.md")
+        raise UsageError("--drain needs --state-dir, the shared directory of the drain limit: see docs/node-states.md")
     if reason_prefix and not flags.undrain:
         raise UsageError("--reason-prefix needs --undrain")
     if reason_prefix and not reason_prefix.strip():
@@ -170,7 +170,7 @@ def _new_folder(out: Path | None) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
-            raise UsageError(f"--out {out} is not empty: use another folder")
+            raise UsageError(f"--out {out} is not empty: use another directory")
     except OSError as error:
         raise UsageError(f"cannot write to --out {out}: {error.strerror or error}") from error
     return out.resolve()

@@ -11,7 +11,9 @@ import typer
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder on a filesystem that all nodes share.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A new directory on a filesystem that all nodes share.")
+    ],
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of the site; by default from Slurm.")] = None,
     gpus_per_node: Annotated[
         int | None, typer.Option(min=0, help="GPUs per node; by default from Slurm. 0: CPU only, tiny training runs.")

@@ -21,7 +21,7 @@ def train(
     run_args: Annotated[
         Path | None, typer.Option("--run-args", "--run_args", help="Set the keys in a run_args.json.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Output folder; by default a new one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output directory; by default a new one.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model in one process, or as one rank under torchrun.
@@ -66,7 +66,7 @@ def evaluate(
     config: Annotated[
         Path, typer.Argument(help="A shipped training config, such as function-calling-qwen2-7b, or a .yaml file.")
     ],
-    out: Annotated[Path, typer.Option(help="Output folder of the training run (its --out).")],
+    out: Annotated[Path, typer.Option(help="Output directory of the training run (its --out).")],
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated.")
     ] = None,

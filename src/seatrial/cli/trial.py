@@ -141,7 +141,7 @@ def new_run_folder(name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UsageError(f"cannot write to {path}: {error.strerror}; name another folder with --out") from error
+            raise UsageError(f"cannot write to {path}: {error.strerror}; name another directory with --out") from error
     return path
 
 

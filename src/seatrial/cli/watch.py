@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def watch(
     target: Annotated[
         str,
-        typer.Argument(metavar="JOBID|DIR", help="A job ID of Slurm, a run directory, or a folder of seatrial train."),
+        typer.Argument(
+            metavar="JOBID|DIR", help="A job ID of Slurm, a run directory, or a directory of seatrial train."
+        ),
     ],
     once: Annotated[bool, typer.Option("--once", help="Print the status once, also on a terminal.")] = False,
     as_json: AsJson = False,
@@ -31,7 +33,7 @@ def watch(
     changed: GPU use is read by nvidia-smi in an overlapping step of the Slurm job (srun --overlap), or from the
     telemetry of the run directory. docs/watch.md explains the fields.
 
-    Exit codes: 0 the status was shown, 2 unknown job or folder, 3 Slurm does not answer.
+    Exit codes: 0 the status was shown, 2 unknown job or directory, 3 Slurm does not answer.
     """
     from seatrial.pipeline.watch import Watcher
 

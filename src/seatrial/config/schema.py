@@ -162,7 +162,7 @@ class Slurm(Frozen):
     interface: str = "eth0"
     scratch: str = Field(
         default="/tmp",
-        description="folder on each node for results until they are fetched, if the run directory is not shared",
+        description="directory on each node for results until they are fetched, if the run directory is not shared",
     )
 
 
@@ -226,7 +226,7 @@ class Config(Frozen):
             )
         if self.environment.venv:
             raise ValueError(
-                f"environment.venv {self.environment.venv} is a folder of this host, which pods do not have: install "
+                f"environment.venv {self.environment.venv} is a directory of this host, which pods lack: install "
                 "seatrial in kubernetes.image and set environment.venv to null"
             )
         return self

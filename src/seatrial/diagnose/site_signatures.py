@@ -61,7 +61,9 @@ def _files() -> list[Path]:
     value = os.environ.get(VARIABLE)
     folder = Path(value) if value else _default_folder()
     if value and not folder.is_dir():
-        raise UsageError(f"{VARIABLE}={value}: this is not a folder; name a folder with *.yaml files, or unset it")
+        raise UsageError(
+            f"{VARIABLE}={value}: this is not a directory; name a directory with *.yaml files, or unset it"
+        )
     try:
         return sorted(folder.glob("*.yaml"))
     except OSError as error:

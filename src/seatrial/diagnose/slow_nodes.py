@@ -20,7 +20,7 @@ from seatrial.hardware.pair_rates import (
     Direction,
     PairRate,
     SlowPath,
-    SlowPort,
+    SlowRank,
 )
 from seatrial.hardware.pair_search import conclude
 from seatrial.judge.retry import PerformanceMetrics
@@ -228,19 +228,19 @@ class _FindingWriter:
                 f"rank {rail} of every node is {deficit:.0%} slower with its partners than other ranks of the nodes"
             )
             yield self._finding("slow_rail", f"network rail {rail} is slow on all nodes", CLUSTER, evidence, "high")
-        for node in dict.fromkeys(port.node for port in self.conclusion.ports):
-            yield self._node_finding([port for port in self.conclusion.ports if port.node == node])
+        for node in dict.fromkeys(rank.node for rank in self.conclusion.ranks):
+            yield self._node_finding([rank for rank in self.conclusion.ranks if rank.node == node])
         for pair in dict.fromkeys(path.pair for path in self.conclusion.paths):
             yield self._path_finding([path for path in self.conclusion.paths if path.pair == pair])
 
-    def _node_finding(self, ports: Sequence[SlowPort]) -> Finding:
-        node, deficits = ports[0].node, [deficit for port in ports for deficit in port.deficits]
-        whole_node = len(ports) == self.conclusion.rails
+    def _node_finding(self, ranks: Sequence[SlowRank]) -> Finding:
+        node, deficits = ranks[0].node, [deficit for rank in ranks for deficit in rank.deficits]
+        whole_node = len(ranks) == self.conclusion.rails
         subjects = self._subjects(node)
-        slow = [subjects[port.rail] if port.rail < len(subjects) else f"{node}/rank{port.rail}" for port in ports]
+        slow = [subjects[rank.rail] if rank.rail < len(subjects) else f"{node}/rank{rank.rail}" for rank in ranks]
         subject = node if whole_node else ", ".join(slow)
         evidence = (
-            f"{subject} is {_range_text(deficits)} slower in every pair{_direction_text(ports)} "
+            f"{subject} is {_range_text(deficits)} slower in every pair{_direction_text(ranks)} "
             f"({self._node_rates(node)}); all other pairs {_healthy_text(self.conclusion)}."
         )
         likely = self._likely_cause(node)
@@ -350,6 +350,6 @@ def _healthy_text(conclusion: Conclusion) -> str:
     return f"({conclusion.healthy_pairs}) reach {low:.3g} to {high:.3g} GB/s"
 
 
-def _direction_text(ports: Sequence[SlowPort]) -> str:
-    directions = {port.direction for port in ports}
+def _direction_text(ranks: Sequence[SlowRank]) -> str:
+    directions = {rank.direction for rank in ranks}
     return _DIRECTION_TEXTS[directions.pop()] if len(directions) == 1 else ""

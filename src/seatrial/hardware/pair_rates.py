@@ -75,7 +75,7 @@ class PairRate(Frozen):
 
 
 @dataclass(frozen=True)
-class SlowPort:
+class SlowRank:
     """A rank of a node that is slow with every partner; ``rail``: its index on the node.
 
     ``deficits``: 1 - rate / healthy rate of each repetition. ``direction``: None if it is unknown.
@@ -91,7 +91,7 @@ class SlowPort:
 class SlowPath:
     """Two nodes that are slow with each other on a rail, but not with other nodes.
 
-    ``deficits`` as in SlowPort. ``direction``: "sends" is from the first to the second node of ``pair``.
+    ``deficits`` as in SlowRank. ``direction``: "sends" is from the first to the second node of ``pair``.
     """
 
     pair: Pair
@@ -102,7 +102,7 @@ class SlowPath:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The slow ports, paths and rails among ``nodes`` nodes with ``rails`` rails each.
+    """The slow ranks, paths and rails among ``nodes`` nodes with ``rails`` rails each.
 
     ``suspects``: nodes that were slow in the first rounds, fewer than half of all. ``noise``: relative standard
     deviation of healthy pairs. ``healthy_gb_s``: their typical rate per rail. ``healthy_pairs``: their number in the
@@ -111,7 +111,7 @@ class Conclusion:
 
     nodes: int
     rails: int
-    ports: tuple[SlowPort, ...] = ()
+    ranks: tuple[SlowRank, ...] = ()
     paths: tuple[SlowPath, ...] = ()
     slow_rails: Mapping[int, float] = field(default_factory=dict)  # rail → deficit
     suspects: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ from seatrial.hardware.pair_rates import (
     PairRate,
     PairStep,
     SlowPath,
-    SlowPort,
+    SlowRank,
     Stage,
     log_ratio,
 )
@@ -77,7 +77,7 @@ def pair_search(
     good = [node for node in nodes if node not in suspects]
     for step in _steps("suspects", _with_partners(suspects, good, REPEATS), good):
         rates += yield step
-    slow_nodes = list(dict.fromkeys(port.node for port in _slow_ports(rates, first)))
+    slow_nodes = list(dict.fromkeys(rank.node for rank in _slow_ranks(rates, first)))
     paths = [pair for pair in first.suspect_paths if not set(slow_nodes) & set(pair)]
     for step in _steps("paths", _disjoint(paths) * PATH_REPEATS, good):
         rates += yield step
@@ -90,7 +90,7 @@ def pair_search(
 
 
 def conclude(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
-    """The slow ports, paths and rails according to the rates of a search; no slow port or path without repetitions."""
+    """The slow ranks, paths and rails according to the rates of a search; no slow rank or path without repetitions."""
     if len({node for rate in rates for node in rate.pair}) == 2:
         return conclude_two_nodes(rates, limits)
     return _conclude(rates, _FirstRounds(rates, limits))
@@ -99,8 +99,8 @@ def conclude(rates: Sequence[PairRate], limits: Limits) -> Conclusion:
 def _conclude(rates: Sequence[PairRate], first: _FirstRounds) -> Conclusion:
     if not first.rails:  # a record without rates
         return Conclusion(nodes=0, rails=0)
-    ports = list(_slow_ports(rates, first))
-    slow_nodes = {port.node for port in ports}
+    ranks = list(_slow_ranks(rates, first))
+    slow_nodes = {rank.node for rank in ranks}
     paths = list(_slow_paths(rates, first, slow_nodes))
     slow_pairs = {path.pair for path in paths}
     healthy = [
@@ -112,7 +112,7 @@ def _conclude(rates: Sequence[PairRate], first: _FirstRounds) -> Conclusion:
     return Conclusion(
         nodes=len({node for rate in first.rates for node in rate.pair}),
         rails=first.rails,
-        ports=tuple(directions.with_port_direction(port) for port in ports),
+        ranks=tuple(directions.with_rank_direction(rank) for rank in ranks),
         paths=tuple(directions.with_path_direction(path) for path in paths),
         slow_rails=first.slow_rails(),
         suspects=tuple(first.suspect_nodes),
@@ -261,7 +261,7 @@ def _steps(stage: Stage, steps: Sequence[Sequence[Pair]], good: Sequence[str]) -
         yield PairStep(stage, ((good[0], good[1]),))
 
 
-def _slow_ports(rates: Sequence[PairRate], first: _FirstRounds) -> Iterator[SlowPort]:
+def _slow_ranks(rates: Sequence[PairRate], first: _FirstRounds) -> Iterator[SlowRank]:
     suspects = set(first.suspect_nodes)
     repeated = [rate for rate in rates if rate.stage == "suspects"]
     controls = [rate for rate in repeated if not suspects & set(rate.pair)]
@@ -269,7 +269,7 @@ def _slow_ports(rates: Sequence[PairRate], first: _FirstRounds) -> Iterator[Slow
         first_rates = [rate for rate in first.rates if suspects & set(rate.pair) == {node}]
         node_rates = [rate for rate in repeated if node in rate.pair]
         for rail, deficits in _confirmed_rails(first_rates, node_rates, controls, first):
-            yield SlowPort(node, rail, deficits)
+            yield SlowRank(node, rail, deficits)
 
 
 def _slow_paths(rates: Sequence[PairRate], first: _FirstRounds, slow_nodes: Collection[str]) -> Iterator[SlowPath]:
@@ -315,10 +315,10 @@ class _Directions:
         self._rates = [rate for rate in rates if rate.stage == "directions"]
         self._controls = [rate for rate in self._rates if not set(slow) & set(rate.pair)]
 
-    def with_port_direction(self, port: SlowPort) -> SlowPort:
-        sent = [rate.gb_s[port.rail] for rate in self._rates if rate.first == port.node]
-        received = [rate.gb_s[port.rail] for rate in self._rates if rate.second == port.node]
-        return replace(port, direction=self._direction(sent, received, port.rail))
+    def with_rank_direction(self, rank: SlowRank) -> SlowRank:
+        sent = [rate.gb_s[rank.rail] for rate in self._rates if rate.first == rank.node]
+        received = [rate.gb_s[rank.rail] for rate in self._rates if rate.second == rank.node]
+        return replace(rank, direction=self._direction(sent, received, rank.rail))
 
     def with_path_direction(self, path: SlowPath) -> SlowPath:
         first, second = path.pair

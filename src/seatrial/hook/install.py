@@ -78,7 +78,7 @@ def _manifest(folder: Path) -> Manifest:
         manifest = Manifest.model_validate(json.loads(read_bytes(path, _MAX_FILE_BYTES)))
     except (OSError, ValueError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a list of installed files"
-        raise UsageError(f"{path}: {reason}; expected a folder of `seatrial hook install`") from error
+        raise UsageError(f"{path}: {reason}; expected a directory of `seatrial hook install`") from error
     if outside := [name for name in manifest.files if not _is_below(folder, name)]:
         names = printable(", ".join(outside))
         raise UsageError(f"{path} lists files outside its folder: {names}; nothing was removed")

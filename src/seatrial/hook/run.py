@@ -132,7 +132,7 @@ def _request_drain(request: Request, run_id: str, reason: str, nodes: int | None
             answer.reason or f"drain limit: granted, {len(answer.drains)} of at most {limit.max_nodes}",
         ]
 
-    answer, error = call_until(ask, deadline, f"the folder {folder} does not answer")
+    answer, error = call_until(ask, deadline, f"the directory {folder} does not answer")
     return (False, error) if error else (answer[0], answer[1])
 
 

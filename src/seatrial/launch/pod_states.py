@@ -46,7 +46,7 @@ def node(pod: Object) -> str:
 
 
 def has_started(pod: Object) -> bool:
-    """Return whether the container of a pod runs or has ended, so that it has a log."""
+    """Return whether the current state of a pod's container is running or terminated."""
     states = [status.get("state", {}) for status in _container_statuses(pod)]
     return any("running" in state or "terminated" in state for state in states)
 
@@ -69,12 +69,12 @@ def pending(
     expected: int,
     workload: Object | None,
     events: Iterable[Object] = (),
-    queued: Iterable[Object] = (),
+    kueue_workloads: Iterable[Object] = (),
     place: Place = _CONTEXT_NAMESPACE,
 ) -> Pending:
     """Return why fewer than ``expected`` pods have started.
 
-    ``events``: of the workload and its pods; ``queued``: the Workload objects of Kueue for it.
+    ``workload``: the job; ``events``: of the job and its pods; ``kueue_workloads``: Kueue's Workload objects for it.
     """
     reasons: dict[str, list[tuple[str, str]]] = {}  # text → pods with it, and their nodes
     events = list(events)
@@ -82,7 +82,7 @@ def pending(
     for pod in waiting:
         reasons.setdefault(_pod_reason(pod, events), []).append((name(pod), node(pod)))
     if len(pods) < expected:
-        reasons.setdefault(_reason_without_pods(workload, events, queued), [])
+        reasons.setdefault(_reason_without_pods(workload, events, kueue_workloads), [])
     texts = sorted(reasons, key=lambda text: not find_start_cause(text))  # those with a known cause first
     match = find_start_cause(texts[0]) if texts else None
     parts = [f"{_subject([pod for pod, _ in reasons[text]], expected - len(pods))}: {text}" for text in texts]
@@ -97,7 +97,7 @@ def pending(
 
 
 def end_reason(pods: Iterable[Object], expected: int, workload: Object | None) -> str:
-    """Return how the pods of a failed job ended, one sentence each, and the workload's reason; empty if unknown."""
+    """Return the workload's reason and how the pods of a failed job ended, joined by semicolons; empty if unknown."""
     pods = list(pods)
     failed = condition(workload, "Failed", "FailureTarget") if workload else None
     sentences = [f"{failed.get('reason', '')}: {failed.get('message', '')}".strip(" :")] if failed else []
@@ -132,7 +132,7 @@ def pod_end(pod: Object) -> str:
         if code:
             shown = exit_reason(128 - code if 128 < code <= 128 + 64 else code)  # 137: SIGKILL
             texts.append(shown + (f" ({why})" if why and why != "Error" else ""))
-            # the end of the log, which has lines with the token too
+            # the message is the end of the log: other lines may contain the token and are not quoted
             lines = str(ended.get("message", "")).splitlines()
             texts += [line.removeprefix(_SCRIPT_PREFIX) for line in lines if line.startswith(_SCRIPT_PREFIX)][-1:]
     return "; ".join(filter(None, texts))
@@ -149,7 +149,7 @@ def free_gpus(nodes: Iterable[KubernetesNode], users: Iterable[GpuUser]) -> list
 
     Such as ``node-b: 7 of 8 GPUs free, ml/notebook-0 uses 1``. Raises SeatrialError for an invalid number of GPUs.
     """
-    from seatrial.discover.kubernetes import device_count  # `seatrial render` needs no facts
+    from seatrial.discover.kubernetes import device_count  # imported late: keeps `seatrial render` fast
 
     users_by_node: dict[str, list[GpuUser]] = {}
     for user in users:
@@ -189,10 +189,10 @@ def _pod_reason(pod: Object, events: Sequence[Object]) -> str:
     return warnings[-1] if warnings else f"starting on {node(pod)}" if node(pod) else "waiting for the scheduler"
 
 
-def _reason_without_pods(workload: Object | None, events: Sequence[Object], queued: Iterable[Object]) -> str:
+def _reason_without_pods(workload: Object | None, events: Sequence[Object], kueue_workloads: Iterable[Object]) -> str:
     """Return why pods of a workload do not exist yet."""
     if workload and workload.get("spec", {}).get("suspend"):
-        for item in queued:
+        for item in kueue_workloads:
             for each in item.get("status", {}).get("conditions") or []:
                 if each.get("type") == "QuotaReserved" and each.get("status") == "False" and each.get("message"):
                     return str(each["message"])
@@ -221,7 +221,7 @@ def _container_statuses(pod: Object) -> list[Object]:
 
 
 def _ends(pod: Object) -> list[Object]:
-    """Return how the containers of a pod ended: the first time, if an operator lets them restart."""
+    """Return how the containers of a pod ended: the previous termination, if the container restarted."""
     states = [(each.get("lastState", {}), each.get("state", {})) for each in _container_statuses(pod)]
     ends = [last.get("terminated") or state.get("terminated") for last, state in states]
     return [end for end in ends if end]

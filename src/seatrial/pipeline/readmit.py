@@ -133,7 +133,7 @@ def _drain_refusal(
 ) -> str:
     """Ask the drain limit for ``node``; return why it must stay in service, empty if it may be taken out."""
     if (folder := options.state_dir) is None:
-        return "no folder for the drain limit: set --state-dir"
+        return "no directory for the drain limit: set --state-dir"
     limit = DrainLimit(options.drain_share, options.drain_window_s, cluster_nodes)
 
     def ask() -> DrainAnswer:

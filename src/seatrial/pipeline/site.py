@@ -58,25 +58,25 @@ def write(folder: Path, files: dict[str, str]) -> None:
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}; nothing was written") from error
     if not all((folder / name).is_file() for name in files):  # atomic_folder keeps a folder that appeared meanwhile
-        raise UsageError(f"{folder}: another process created it meanwhile; choose another folder")
+        raise UsageError(f"{folder}: another process created it meanwhile; choose another directory")
 
 
 def require_new(folder: Path) -> None:
     """Raise UsageError unless a site's folder can have this absolute path, and it is free or an empty folder."""
     if character := _UNUSABLE_CHARACTERS.search(str(folder)):
         raise UsageError(
-            f"{str(folder)!r} contains {character[0]!r}, which job scripts cannot use: choose another folder"
+            f"{str(folder)!r} contains {character[0]!r}, which job scripts cannot use: choose another directory"
         )
     try:
         names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
         is_current = folder.exists() and folder.samefile(Path.cwd())
     except OSError as error:  # a file, or a folder that this user may not read
-        raise UsageError(f"cannot use {folder}: {error.strerror}; choose another folder") from error
+        raise UsageError(f"cannot use {folder}: {error.strerror}; choose another directory") from error
     if names:
         shown = ", ".join(names[:_MAX_NAMES]) + (f" and {len(names) - _MAX_NAMES} more" if names[_MAX_NAMES:] else "")
-        raise UsageError(f"{folder} is not empty ({shown}): nothing was changed; choose another folder")
+        raise UsageError(f"{folder} is not empty ({shown}): nothing was changed; choose another directory")
     if is_current:  # it is replaced by a rename, and the shell would stay in the removed one
-        raise UsageError(f"{folder} is the current folder: name a new one, such as {folder / 'site'}")
+        raise UsageError(f"{folder} is the current directory: name a new one, such as {folder / 'site'}")
 
 
 def _venv() -> SiteValue:

@@ -88,13 +88,15 @@ class Watcher:
 
     def _training(self, folder: Path) -> JobStatus:
         match = _ID_IN_NAME.search(folder.resolve().name)
-        job, note = _job_of_folder(match[1]) if match else (None, "no Slurm job: the name of the folder has no job ID")
+        job, note = (
+            _job_of_folder(match[1]) if match else (None, "no Slurm job: the name of the directory has no job ID")
+        )
         site = folder.resolve().parent.parent
         log = Path(job.stdout) if job and job.stdout else site / "logs" / f"{folder.resolve().name}.out"
         has_files = any((folder / name).exists() for name in (STEPS_FILE, CONFIG_FILE))
         if not has_files and any(folder.iterdir()):
             raise UsageError(
-                f"{folder}: neither a run directory (run.json) nor a folder of seatrial train ({CONFIG_FILE})"
+                f"{folder}: neither a run directory (run.json) nor a directory of seatrial train ({CONFIG_FILE})"
             )
         if job:
             return self._slurm_job_status(job, folder, log)

@@ -15,7 +15,7 @@ class CauseView:
 
     finding: Finding
     groups: tuple[Group, ...]
-    explained_earlier: int  # number of verdicts that this cause explains, and an earlier one too
+    explained_earlier: int  # number of keys (check, metric, subject) that an earlier cause already explains
 
 
 def causes(trial: Trial) -> list[CauseView]:
@@ -43,7 +43,7 @@ def cause_of_each_verdict(trial: Trial) -> dict[Explained, str]:
 
 
 def cause_text(trial: Trial) -> str:
-    """The causes on one line, with the number of failures that each explains; empty if none is known."""
+    """The causes on one line, each with the number of failures first explained by it; empty if none is known."""
     failures = sum(verdict.outcome is Outcome.FAIL for verdict in trial.verdicts)
     texts = []
     for cause in causes(trial):

@@ -164,7 +164,7 @@ def _read_config(name: str) -> Any:
         return read_json(path)
     except FileNotFoundError as error:
         raise UsageError(
-            f"unknown model {name!r}: expected one of {', '.join(presets())}, or a local folder with a config.json"
+            f"unknown model {name!r}: expected one of {', '.join(presets())}, or a local directory with a config.json"
         ) from error
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}") from error

@@ -211,7 +211,7 @@ class Checkpointer:
         newest_by_rank = self._world.gather(str(checkpoints[-1]) if checkpoints else "")
         if len(seen := set(newest_by_rank)) > 1:
             listed = ", ".join(path or "none" for path in sorted(seen))
-            raise SeatrialError(f"ranks see different newest checkpoints: {listed}; set --out to a shared folder")
+            raise SeatrialError(f"ranks see different newest checkpoints: {listed}; set --out to a shared directory")
         if not checkpoints:
             return 0
         start = time.monotonic()

@@ -75,7 +75,7 @@ def prepare(settings: TrainConfig, folder: Path, is_rank_0: bool, gather: Callab
     if blocks_folder is None or not (blocks_folder / INFO_FILE).is_file():
         if settings.data.path is not None:
             raise UsageError(
-                f"{socket.gethostname()} cannot read {blocks_folder}: set data.cache to a folder shared by all nodes"
+                f"{socket.gethostname()} cannot read {blocks_folder}: set data.cache to a directory shared by all nodes"
             )
         blocks_folder = _prepare(settings, folder).folder
     loaded = _load_blocks(blocks_folder)
@@ -113,7 +113,7 @@ def _load_blocks(blocks_folder: Path) -> Blocks:
         return Blocks(tokens, info)
     except (OSError, ValueError, TypeError, EOFError) as error:
         raise SeatrialError(
-            f"cannot read the prepared data in {blocks_folder}: {error}. Remove this folder; it is written again"
+            f"cannot read the prepared data in {blocks_folder}: {error}. Remove this directory; it is written again"
         ) from error
 
 

@@ -105,7 +105,7 @@ def _compare_files(folder: Path, read: Callable[[Path], Mapping[str, Any]]) -> N
 
 
 def _damage_error(folder: Path, problem: str) -> UsageError:
-    return UsageError(f"{folder} is damaged: {problem}. Remove this folder; the next call writes it again")
+    return UsageError(f"{folder} is damaged: {problem}. Remove this directory; the next call writes it again")
 
 
 def _properties(path: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _SHORT_WRITE = re.compile(
 _DISK_FULL = re.compile(rf"{_DISK_FULL_TEXT}|{_SHORT_WRITE.pattern}")
 _PROBE_BYTES = 2**20  # size of the test file in ``_is_full``
 
-REMEDY = "Free space there, or set --out (prepared data: data.cache) to a folder on a larger filesystem"
+REMEDY = "Free space there, or set --out (prepared data: data.cache) to a directory on a larger filesystem"
 
 
 def disk_full_error(error: BaseException, path: Path, action: str = "") -> DiskFullError | None:

@@ -24,7 +24,9 @@ def preprocess(config: TrainConfig) -> dict[str, Any] | None:
         return None
     cache_name = config.data.cache or os.environ.get(data_cache.CACHE_VARIABLE)
     if not cache_name:
-        raise UsageError(f"no folder for the tokens: --set data.cache=DIR, or export {data_cache.CACHE_VARIABLE}=DIR")
+        raise UsageError(
+            f"no directory for the tokens: --set data.cache=DIR, or export {data_cache.CACHE_VARIABLE}=DIR"
+        )
     cache, started = Path(cache_name).absolute(), time.monotonic()
     disk.require_writable(cache, "data.cache" if config.data.cache else data_cache.CACHE_VARIABLE)
     try:

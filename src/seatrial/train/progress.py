@@ -160,7 +160,7 @@ def create_run_folder(settings: TrainConfig, out: Path) -> None:
         write_json(out / "config.json", settings.model_dump(mode="json"))
         write_run_args(settings, out)
     except OSError as error:
-        raise UsageError(f"cannot write to {out}: {error.strerror}; set --out to another folder") from error
+        raise UsageError(f"cannot write to {out}: {error.strerror}; set --out to another directory") from error
 
 
 def require_tensorboard(settings: TrainConfig) -> None:

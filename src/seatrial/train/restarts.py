@@ -38,7 +38,7 @@ def config_with_resume(config: TrainConfig, out: Path | None) -> TrainConfig:
     if not settings.requeue:
         return config
     if out is None:
-        raise UsageError("checkpoint.requeue requires --out: each start of the job must find the same folder")
+        raise UsageError("checkpoint.requeue requires --out: each start of the job must find the same directory")
     if restarts > settings.max_restarts:
         job = os.environ.get("SLURM_JOB_ID", "JOB")
         raise UsageError(

@@ -32,7 +32,7 @@ class Model(Frozen):
 
     name: str
     weights: str = Field(
-        default="random", description="random, or a folder with *.safetensors; with stack hf also hub:OWNER/NAME"
+        default="random", description="random, or a directory with *.safetensors; with stack hf also hub:OWNER/NAME"
     )
 
     layers: int | None = Field(
@@ -63,10 +63,12 @@ class Data(Frozen):
     )
     tokenizer: str | None = Field(
         default=None,
-        description="tokenizer.json; with stack hf also a folder or hub:OWNER/NAME; null: trained on the rows",
+        description="tokenizer.json; with stack hf also a directory or hub:OWNER/NAME; null: trained on the rows",
     )
     samples: int | None = Field(default=None, gt=0, description="number of rows to read or sequences to generate")
-    cache: str | None = Field(default=None, description="folder for prepared data, shared by all nodes; null: in --out")
+    cache: str | None = Field(
+        default=None, description="directory for prepared data, shared by all nodes; null: in --out"
+    )
     cold: bool = Field(
         default=False,
         description="stack native: drop the prepared data from the page cache, and read it without readahead",

@@ -135,7 +135,7 @@ def create_folder(parent: Path, shared: bool = False) -> Path:
     unshared = sorted({host for host in gather(creating_host) if host})
     if shared and unshared:
         hosts = ", ".join(unshared)
-        raise SeatrialError(f"{parent} is not shared between rank 0 and {hosts}: set --out to a shared folder")
+        raise SeatrialError(f"{parent} is not shared between rank 0 and {hosts}: set --out to a shared directory")
     return path
 
 

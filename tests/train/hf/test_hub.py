@@ -52,7 +52,7 @@ def test_load_errors_name_local_alternatives(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv(hub.OFFLINE_VARIABLE, "1")
     with (
         pytest.raises(
-            UsageError, match=r"cannot get hub:a/b from the Hub \(offline\): no such file. .*local folder.*HF_HOME"
+            UsageError, match=r"cannot get hub:a/b from the Hub \(offline\): no such file. .*local directory.*HF_HOME"
         ),
         hub.explain_load_errors("hub:a/b"),
     ):

@@ -227,7 +227,7 @@ class _Modes:
             suffix = _results.VARIANT_SUFFIXES[variant.in_place]
             label = "in place" if variant.in_place else "out of place"
             results = yield from self._time_back_to_back(variant, label, suffix)
-            yield from _results.count_facts(results, self.subjects, suffix)
+            yield from _results.timing_facts(results, self.subjects, suffix)
 
     def _time_back_to_back(self, operation: Operation, label: str, suffix: str = "") -> ModeResults:
         from seatrial.bench.collectives import measure_back_to_back
@@ -345,8 +345,8 @@ _WRONG_DATA_RULE = Rule(
     metric="wrong_elements",
     evidence_facts=("wrong_data",),
     expect="== 0",
-    meaning="Data was corrupted in transfer: the expected result is exact in every bit. Gradients "
-    "take the same path in training.",
+    meaning="Data was corrupted in transfer: the expected result is exact in every bit. Training "
+    "uses the same ports and links.",
     fix="Do not train on these nodes. The fact wrong_data names rank, offset and flipped bits. On the "
     "rank's node run `nvidia-smi -q -d ECC,ROW_REMAPPER`, `nvidia-smi nvlink -e`, `dmesg | grep -i xid`. "
     "Then repeat with NCCL_P2P_DISABLE=1. On one node: wrong data without P2P suggests a GPU's memory, correct data "

@@ -17,7 +17,9 @@ from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, limit_with_netwo
 from seatrial.model import Fact, Observation, Rule, SeatrialError, format_bytes, parse_bytes, size_label
 
 SIZE = parse_bytes("8GiB")  # the largest default size of the all-reduce
-OPERATIONS = OPERATIONS_PER_SIZE + 1  # the timed ones, and the first one, whose algorithm NCCL logs
+OPERATIONS = (
+    OPERATIONS_PER_SIZE + 1
+)  # those of a size (one of them is timed), and the first one, whose algorithm NCCL logs
 ENVIRONMENT = {"NCCL_ALGO": "Ring"}
 LIMIT_S = 300.0  # time limit of the child processes; the time of the transfers on a slow network is added
 _ALL_RANKS = "all_ranks"
@@ -30,8 +32,8 @@ RULES = (
         reference=f"all_reduce.{BUSBW}",
         applies_if={"backend": "nccl"},
         min_nodes=2,
-        meaning="A ring sends its whole bus bandwidth over the network ports: some port, path or PCIe link between "
-        "GPU and NIC is slow, which the default algorithm may hide on two nodes.",
+        meaning="A ring sends its whole bus bandwidth over the network ports: a port, a path or a PCIe link between "
+        "GPU and NIC is slow. On two nodes the default algorithm may hide this.",
         fix="collectives.pairs and collectives.rails name the node and the rail. On that node: ibstat (rate of each "
         "port), lspci -vv | grep LnkSta (slot of the NIC), nvidia-smi topo -m. In the NCCL log look for GDRDMA in "
         "NET/IB lines: without it, each byte passes through host memory. In virtual machines check ACS and the IOMMU.",
@@ -41,7 +43,7 @@ RULES = (
         expect="== 0",
         applies_if={"backend": "nccl"},
         min_nodes=2,
-        meaning="Data was corrupted in transfer with NCCL_ALGO=Ring; gradients take the same path in training.",
+        meaning="Data was corrupted in transfer with NCCL_ALGO=Ring; training uses the same ports and links.",
         fix="Do not train on these nodes. collectives.pairs names sender and receiver.",
     ),
 )
@@ -77,7 +79,7 @@ def measure(context: Context, options: CollectiveOptions) -> Iterator[Observatio
         file_prefix=context.artifacts_dir / "ring",
         limit_s=limit_with_network(LIMIT_S, network, "all_reduce", size, OPERATIONS),
     )
-    if failed := {number: result for number, result in enumerate(results) if result.error}:
+    if failed := {child_rank: result for child_rank, result in enumerate(results) if result.error}:
         first = child_ranks.first_failed_rank(failed)
         raise SeatrialError(f"all-reduce with NCCL_ALGO=Ring: {child_ranks.failure_text(first, failed[first])}")
     if context.rank == 0:

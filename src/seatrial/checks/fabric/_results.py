@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Results = Mapping[int, "CollectiveResult"]  # by requested size in bytes
 
-UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us", "latency_max": "us"}
+UNITS = {"busbw": "GB/s", "algbw": "GB/s", "latency": "us", "latency_max": "us"}  # latency_max: of the slowest rank
 BACKEND = {"backend": RuleFact("nccl|gloo")}  # Check.rule_facts
 P99_RATIO = {"p99_ratio_measured": RuleFact()}  # Check.rule_facts; see p99_ratio_fact
 P99_RATIO_SIZE = "1GiB"
@@ -56,7 +56,10 @@ class GroupOptions(Options):
 def back_to_back_metrics(
     size: int, result: CollectiveResult, operation: Operation, suffix: str = ""
 ) -> Iterator[Metric]:
-    """Yield the metrics of UNITS: median over windows, one sample per window; latency_max is of the slowest rank."""
+    """Yield busbw, algbw, latency (mean over ranks) and latency_max (slowest rank): medians over windows.
+
+    ``samples`` has one value per window.
+    """
     return _metrics({f"{name}{suffix}": name for name in UNITS}, size, result, operation)
 
 
@@ -110,10 +113,10 @@ def rank_time_metric(subject: str, size: int, seconds: Sequence[float]) -> Metri
 def curves_and_counts(results: Results, subjects: Sequence[str], operation: Operation) -> Iterator[Observation]:
     """Yield the curves and facts of mode back_to_back over all sizes."""
     yield from size_curves(results, operation)
-    yield from count_facts(results, subjects)
+    yield from timing_facts(results, subjects)
 
 
-def count_facts(results: Results, subjects: Sequence[str], suffix: str = "") -> Iterator[Fact]:
+def timing_facts(results: Results, subjects: Sequence[str], suffix: str = "") -> Iterator[Fact]:
     """Yield exact bytes, iterations, spread (us) and drift (%) by size."""
     columns: dict[str, Callable[[CollectiveResult], JsonValue]] = {
         "sizes": lambda result: result.size,
@@ -228,7 +231,7 @@ def wrong_data_rule(fix: str) -> Rule:
         metric="wrong_elements",
         expect="== 0",
         evidence_facts=("wrong_data",),
-        meaning="Data was corrupted in transfer; gradients take the same path in training.",
+        meaning="Data was corrupted in transfer; training uses the same ports and links.",
         fix=f"Do not train on these nodes. {fix}",
     )
 
@@ -255,7 +258,7 @@ def method_text(
     results: Results,
     operation: Operation,
 ) -> str:
-    """The fact ``method``: transport, ranks, timing and confidence interval, from results of mode back_to_back."""
+    """Text of the fact ``method``: transport, ranks, timing, confidence interval; ``results``: of mode back_to_back."""
     nodes = f"{facts['nodes']} {'node' if facts['nodes'] == 1 else 'nodes'}"
     parts = [
         f"{transport_text(group)}, {group['world_size']} ranks on {nodes}, "

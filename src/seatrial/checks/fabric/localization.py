@@ -22,7 +22,6 @@ from seatrial.checks.base import Check, Context, Needs, Options, facts, metric
 from seatrial.checks.fabric import _nccl_log
 from seatrial.checks.fabric._results import (
     BACKEND,
-    BANDWIDTH_BOUNDS,
     pair_wrong_data_results,
     transport_text,
     wrong_data_rule,
@@ -84,7 +83,7 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
     subjects, group = rank.gather(context.subject), collectives.describe_group()
     rails = min(map(len, ranks.values())) if context.on_gpu else 1
     members = {node: node_ranks[:rails] for node, node_ranks in ranks.items()}
-    names = {node: [subjects[number] for number in node_ranks] for node, node_ranks in members.items()}
+    names = {node: [subjects[member] for member in node_ranks] for node, node_ranks in members.items()}
     limits = GPU_LIMITS if context.on_gpu else CPU_LIMITS
     size = options.size or default_size(context.on_gpu, context.tcp_network)
     rates: list[PairRate] = []
@@ -112,10 +111,10 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
     yield from facts({**group, "nodes": len(members), "size": size, "steps": number})
     yield Fact(name=RANKS_BY_NODE, value={node: list(node_ranks) for node, node_ranks in names.items()})
     yield Fact(name=PAIR_RATES, value=[rate.model_dump(mode="json") for rate in rates])
-    slow = [names[port.node][port.rail] for port in conclusion.ports]
+    slow = [names[rank.node][rank.rail] for rank in conclusion.ranks]
     slow += [f"{first}->{second}" for first, second in dict.fromkeys(path.pair for path in conclusion.paths)]
     yield Fact(name="slow", value=[*slow, *(f"rail {rail}" for rail in conclusion.slow_rails)])
-    yield metric("slow_ranks", len(conclusion.ports), "ranks")
+    yield metric("slow_ranks", len(conclusion.ranks), "ranks")
     yield metric("slow_paths", len({path.pair for path in conclusion.paths}), "paths")
     yield metric("slow_rails", len(conclusion.slow_rails), "rails")
     yield from pair_wrong_data_results(results)
@@ -124,7 +123,8 @@ def measure(context: Context, options: LocalizationOptions) -> Iterator[Observat
         name="method",
         value=f"{transport_text(group)}: {format_bytes(size)} between pairs of {len(members)} nodes in {number} steps, "
         f"{rails} ranks per node; the {statistic} window of each pair; slow: at least {limits.min_deficit:.1%} below "
-        "the pairs of good nodes in the same step",
+        f"{'the other rails or direction' if len(members) == 2 else 'the pairs of good nodes in the same step'}, and "
+        "beyond the noise",
     )
 
 
@@ -189,7 +189,12 @@ CHECK = Check(
     scope=Scope.CLUSTER,
     metrics={"slow_ranks": "ranks", "slow_paths": "paths", "slow_rails": "rails", "wrong_elements": "count"},
     rules=(
-        _rule("slow_ranks", "ranks", "These ranks are slow with every partner, so the cause is in their node.", _FIX),
+        _rule(
+            "slow_ranks",
+            "ranks",
+            "These ranks are slow with every partner: the node, its cable or its switch port is slow.",
+            _FIX,
+        ),
         _rule(
             "slow_paths",
             "paths",
@@ -206,7 +211,6 @@ CHECK = Check(
     ),
     rule_facts=BACKEND,
     measure=measure,
-    bounds=BANDWIDTH_BOUNDS,
     limit_s=600.0,
     needs=Needs(min_ranks=2),
     options=LocalizationOptions,

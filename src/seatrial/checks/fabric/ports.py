@@ -97,7 +97,7 @@ def _state_observations(compute: ComputePorts) -> Iterator[Observation]:
         max_counts |= count
     for node, ports in compute.by_node.items():
         yield metric("active_ports", sum(port.is_active for port in ports), "ports", node)
-        # a node without any port lacks those of the most frequent model
+        # a node without any port lacks those of the model with the most ports on one node
         models = counts[node] or dict(max_counts.most_common(1))
         yield metric("ports_missing", sum(max_counts[model] - counts[node][model] for model in models), "ports", node)
         yield metric("ports_unreadable", sum(port.rate_gbps is None for port in ports), "ports", node)
@@ -109,7 +109,10 @@ def _state_observations(compute: ComputePorts) -> Iterator[Observation]:
 
 
 def _rate_observations(compute: ComputePorts) -> Iterator[Observation]:
-    """Yield each port's rate in Gb/s, and the shares of the best peer, of the capability and of the PCI link."""
+    """Yield each port's rate in Gb/s, and the ratios rate / fastest port, rate / capability and PCI link / rate.
+
+    The fastest port can be the port itself.
+    """
     best_by_name: dict[str, float] = {}
     best_by_node: dict[str, float] = {}
     for node, port in compute:
@@ -118,7 +121,7 @@ def _rate_observations(compute: ComputePorts) -> Iterator[Observation]:
     slow_ports: dict[str, str] = {}
     for node, port in compute:
         subject, rate = f"{node}/{port.name}", port.rate_gbps
-        if rate is None:  # ports_unreadable
+        if rate is None:  # counted by ports_unreadable
             continue
         yield metric("port_rate", rate, "Gb/s", subject)
         for name, best in (("rate_vs_nodes", best_by_name[port.name]), ("rate_vs_node_ports", best_by_node[node])):
@@ -159,8 +162,9 @@ SEVERAL_NODES, ONE_NODE = {"several_nodes": "yes"}, {"several_nodes": "no"}
 OUTCOMES_BY_CONDITION = ((SEVERAL_NODES, Outcome.FAIL), (ONE_NODE, Outcome.WARN))
 LINK_FIX = (
     "Run mlxlink -d DEVICE -m -c on the node (speed, width, errors, cable), then compare the cable and the switch port "
-    "with those of a good port. Polling: check the cable and the switch port; LinkUp but INIT: no subnet manager "
-    "(sminfo). A port that is not for compute: list the compute ports in NCCL_IB_HCA (env of the trial)."
+    "with those of a good port. If the port is Polling, check the cable and the switch port. If it is LinkUp but "
+    "INIT, no subnet manager answers: run sminfo. If it is not for compute, list the compute ports in NCCL_IB_HCA (env "
+    "of the trial)."
 )
 
 
@@ -174,6 +178,8 @@ def _rate_rules() -> Iterator[Rule]:
         "the slowest port.",
         fix=LINK_FIX,
     )
+    # FAIL only on one node with three or more ports: over several nodes rate_vs_nodes judges; a difference between
+    # two ports does not show which one is slow
     for condition, outcome in (({**ONE_NODE, "three_or_more_ports": "yes"}, Outcome.FAIL), ({}, Outcome.WARN)):
         yield Rule(
             metric="rate_vs_node_ports",
@@ -254,9 +260,9 @@ RULES = (
             evidence_facts=("gids_unusable",),
             meaning="NCCL finds no RoCE v2 GID with a routable address at the index that it uses: connections fail or "
             "time out.",
-            fix="show_gids on the node. No IP address on the interface: ip addr. Another index: set NCCL_IB_GID_INDEX "
-            "to that of the RoCE v2 GID with an IPv4 address, or unset it (NCCL 2.21 and newer choose it themselves). "
-            "If NCCL should use TCP: NCCL_NET=Socket.",
+            fix="Run show_gids on the node. If the interface has no IP address (ip addr), assign one. If the index is "
+            "wrong, set NCCL_IB_GID_INDEX to that of the RoCE v2 GID with an IPv4 address, or unset it (NCCL 2.21 and "
+            "newer choose it themselves). If NCCL should use TCP, set NCCL_NET=Socket.",
         )
         for condition, outcome in OUTCOMES_BY_CONDITION
     ),
@@ -291,14 +297,15 @@ CHECK = Check(
     },
     rules=RULES,
     rule_facts={
-        "several_nodes": RuleFact(reason="this rule is for another number of nodes"),
+        "several_nodes": RuleFact(reason="several nodes: {}; this rule is for the other case"),
         "three_or_more_ports": RuleFact(reason="fewer than three ports: a difference does not show which one is slow"),
         "any_active": RuleFact(reason="no compute port is ACTIVE"),
         "roce": RuleFact(reason="InfiniBand ports need no RoCE v2 GID"),
         "capability_known": RuleFact(
-            reason="unknown: ethtool lists the modes of Ethernet ports only; on the node, as root: mlxlink -d DEVICE"
+            reason="unknown: no active port, or ethtool gave no value (it lists the modes of Ethernet ports only). On "
+            "the node, as root: mlxlink -d DEVICE"
         ),
-        "pci_link_known": RuleFact(reason="the PCI links of the NICs cannot be read"),
+        "pci_link_known": RuleFact(reason="unknown: no active port, or sysfs gave no PCI link of a NIC"),
     },
     measure=measure,
     required_per={"settings_differing": "port"},

@@ -249,7 +249,7 @@ RULES = (
         outcome_if_violated=Outcome.WARN,
         evidence_facts=("misplaced",),
         meaning="Temporary files and compile caches are on a network filesystem: processes of the node wait for it.",
-        fix="Set TMPDIR to a folder on a disk of the node.",
+        fix="Set TMPDIR to a directory on a disk of the node.",
     ),
     _tiers.RULE,
     *(rule for name in tiers() for rule in _tier_rules(name)),

@@ -29,7 +29,7 @@ PROBE_METRICS = {
 
 def _absolute(path: str) -> str:
     if not os.path.isabs(path):
-        raise ValueError(f"{path!r} is not an absolute path; relative paths may name another folder on each node")
+        raise ValueError(f"{path!r} is not an absolute path; relative paths may name another directory on each node")
     return path
 
 
@@ -239,7 +239,7 @@ RULES = (
         metric="paths_unusable",
         evidence_facts=("unusable",),
         expect="== 0 paths",
-        meaning="A node cannot write to the folder, or gets no answer from the filesystem.",
+        meaning="A node cannot write to the directory, or gets no answer from the filesystem.",
         fix="The fact unusable lists path, node and reason. On that node: ls -ld PATH; df -h PATH; df -i PATH; "
         "findmnt -T PATH",
     ),
@@ -258,8 +258,8 @@ RULES = (
         # WARN: seatrial does not need a shared run directory.
         outcome_if_violated=Outcome.WARN,
         applies_if={"several_nodes": "yes", "any_path_usable": "yes", "paths_from": "run directory"},
-        meaning="The run directory is not shared, and no shared folder is configured; shared folders were not tested.",
-        fix="Set the shared folders of this cluster: --set 'checks.filesystem.shared.options.paths=[/shared]'",
+        meaning="The run directory is not shared, and no shared directory is configured; others were not tested.",
+        fix="Set the shared directories of this cluster: --set 'checks.filesystem.shared.options.paths=[/shared]'",
     ),
     Rule(
         metric="user_id_mismatches",

@@ -32,7 +32,7 @@ NOT_COMPARED = ("rendezvous", "interface")  # components of fact network whose n
 
 def measure(context: Context, options: Options) -> Iterator[Observation]:
     """Yield from rank 0 unresolved names, unreachable pairs, clock skews in s, and differences between nodes."""
-    from seatrial.bench import connectivity, one_rank_per_node
+    from seatrial.bench import connectivity, group, one_rank_per_node
 
     participants = one_rank_per_node.select_participants(context.node)
     if context.rank == 0:
@@ -40,7 +40,7 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
     if not participants.several_nodes:
         return
     context.progress("comparing versions")
-    nccl = one_rank_per_node.nccl_version()
+    nccl = group.nccl_version()
     versions = participants.run_on_all(lambda: read_versions(context.root, nccl))
     networks = participants.run_on_all(lambda: read_network(context.root, connectivity.local_address()))
     context.progress("connecting all pairs")

@@ -30,7 +30,8 @@ class CnnOptions(Options):
     """Options of train.cnn."""
 
     data: str | None = Field(
-        default=None, description="folder with MNIST's four IDX files, plain or gzipped; default: scikit-learn's digits"
+        default=None,
+        description="directory with MNIST's four IDX files, plain or gzipped; default: scikit-learn's digits",
     )
     epochs: int = Field(default=5, ge=1)
     batch: int = Field(default=128, ge=2)

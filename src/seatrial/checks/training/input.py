@@ -26,7 +26,7 @@ MAX_DATA_WAIT: Mapping[str, int] = {"cuda": 10, "cpu": 30}
 class InputOptions(WorkloadOptions):
     """Options of train.input."""
 
-    path: AbsolutePath | None = Field(default=None, description="folder for the data; default: the run directory")
+    path: AbsolutePath | None = Field(default=None, description="directory for the data; default: the run directory")
 
 
 def measure(context: Context, options: InputOptions) -> Iterator[Observation]:

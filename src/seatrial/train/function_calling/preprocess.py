@@ -73,7 +73,7 @@ def preprocess(
     ``source``: where the rows are from. Raises UsageError if no row can be trained on or ``out`` exists.
     """
     if out.exists():
-        raise UsageError(f"{out} exists: prepared data is never overwritten; use another folder or remove it")
+        raise UsageError(f"{out} exists: prepared data is never overwritten; use another directory or remove it")
     with atomic_write_folder(out) as folder:
         counts = RowCounts()
         with ExitStack() as stack:

@@ -34,7 +34,7 @@ class Blocks(Dataset[dict[str, Tensor]]):
             self._labels = np.load(folder / "labels.npy", mmap_mode="r")
         except (OSError, ValueError, EOFError) as error:
             raise SeatrialError(
-                f"cannot read the prepared data in {folder}: {error}. Remove this folder; it is written again"
+                f"cannot read the prepared data in {folder}: {error}. Remove this directory; it is written again"
             ) from error
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ def prepare(config: TrainConfig, out: Path) -> PreparedData:
     folder = ranks.gather(written[0].folder if written else cache)[0]
     if not folder.exists():
         raise UsageError(
-            f"{folder} does not exist on rank {ranks.rank()}: set data.cache to a folder that all nodes share"
+            f"{folder} does not exist on rank {ranks.rank()}: set data.cache to a directory that all nodes share"
         )
     prepared = load(config, folder)
     if ranks.rank() == 0:

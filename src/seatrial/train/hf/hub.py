@@ -17,7 +17,7 @@ PROBE_TIMEOUT_S = 5.0  # for a TCP connection to the Hub
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 LOGIN_HINT = "Request access on the repository's page, then run `hf auth login` or set HF_TOKEN."
 LOCAL_HINT = (
-    "Without the Hub, use a local folder or file (on a machine with network access: `hf download OWNER/NAME "
+    "Without the Hub, use a local directory or file (on a machine with network access: `hf download OWNER/NAME "
     "--local-dir DIR`, with --repo-type dataset for data), set HF_HOME to a cache that has it, or remove the setting, "
     "for random weights, generated data and a trained tokenizer"
 )
@@ -51,7 +51,7 @@ def explain_load_errors(name: str) -> Iterator[None]:
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
         if hub_repository(name) is None and not Path(name).exists():  # transformers looks it up on the Hub
             raise UsageError(
-                f"cannot load {name}: no such file or folder; a Hub repository is written {HUB_PREFIX}OWNER/NAME"
+                f"cannot load {name}: no such file or directory; a Hub repository is written {HUB_PREFIX}OWNER/NAME"
             ) from error
         if hub_repository(name) is None:
             raise UsageError(f"cannot load {name}: {first_line}") from error

@@ -44,7 +44,7 @@ def _end_token(path: str) -> str:
     vocabulary = Tokenizer.from_file(path).get_vocab()
     end_token = next((token for token in (template.END_OF_TURN, "</s>", "<|endoftext|>") if token in vocabulary), None)
     if end_token is None:
-        raise UsageError(f"{path}: no end-of-text token; use a folder with tokenizer_config.json")
+        raise UsageError(f"{path}: no end-of-text token; use a directory with tokenizer_config.json")
     return end_token
 
 
