@@ -13,6 +13,7 @@ import pytest
 from pydantic import JsonValue
 
 from seatrial.checks import catalog
+from seatrial.diagnose import diagnose
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.causes import cause_findings
 from seatrial.judge.rules import judge_check
@@ -299,7 +300,8 @@ def test_each_cause_is_one_finding_at_its_place_with_a_complete_command(cause: C
     pattern, metrics = next(iter(cause.evidence.items()))
     check = next(name for name in catalog() if fnmatchcase(name, pattern))
     shown, follows = bad(check, subject, metrics[0].replace("*", "x")), consequence(cause)
-    findings = found(shown, follows, prefix="srun --nodelist={node}")
+    facts: dict[str, JsonValue] = {cause.with_fact: "text"} if cause.with_fact else {}
+    findings = found(shown, follows, facts=facts, check=check, prefix="srun --nodelist={node}")
     assert [(finding.cause, finding.subject) for finding in findings if finding.cause == cause.id] == [
         (cause.id, subject)
     ]
@@ -344,3 +346,43 @@ def test_a_version_on_one_node_explains_the_failure() -> None:
     (finding,) = found(failure, facts=facts, check="nodes.connectivity")
     assert (finding.cause, finding.subject) == ("node_differs", "n1")
     assert finding.first_command == "python3 -m torch.utils.collect_env"
+
+
+NVML = "NVML: NVML Shared Library Not Found (libnvidia-ml.so.1 not found: no driver installed)"
+
+
+def test_missing_gpus_are_a_driver_fault_where_the_driver_does_not_answer() -> None:
+    missing = [bad("gpu.inventory", node, "gpus_missing") for node in ("n0", "n1")]
+    quoting = Verdict("filesystem.speed", CLUSTER, Outcome.ERROR, detail=f"8 GPUs expected, 0 usable: {NVML}")
+    other = Verdict("filesystem.shared", CLUSTER, Outcome.ERROR, detail="read-only file system")
+    measurements = [
+        Measurement(check="gpu.inventory", subject="n0", facts={"nvml_unavailable": NVML}),
+        Measurement(check="gpu.inventory", subject="n1", facts={"gpus_lost": ["gpu3"]}),
+        Measurement(check="host.inventory", subject="n1", facts={"nvml_unavailable": NVML}),  # of another check
+    ]
+    driver, lost = sorted(
+        cause_findings([*missing, quoting, other], measurements, catalog()), key=lambda finding: finding.subject
+    )
+    assert (driver.cause, driver.subject, driver.confidence) == ("driver_unusable", "n0", "high")
+    assert driver.first_command == "cat /proc/driver/nvidia/version; ldconfig -p | grep nvidia-ml"
+    assert explained(driver) == {("gpu.inventory", "n0"), ("filesystem.speed", CLUSTER)}
+    assert (lost.cause, lost.subject) == ("gpus_missing", "n1")
+    assert explained(lost) == {("gpu.inventory", "n1")}
+
+
+def test_error_that_quotes_the_fact_of_a_cause_is_no_finding_of_its_own(tmp_path: Path) -> None:
+    def findings(fact: str) -> list[tuple[str, str]]:
+        error = f"8 GPUs expected, 0 usable: {NVML}"
+        measurements = [
+            Measurement(check="gpu.inventory", subject="n0", facts={fact: NVML}),
+            Measurement(check="train.ddp", subject=CLUSTER, error=error),
+        ]
+        verdicts = [
+            bad("gpu.inventory", "n0", "gpus_missing"),
+            Verdict("train.ddp", CLUSTER, Outcome.ERROR, detail=error),
+        ]
+        found = diagnose([], measurements, [], verdicts, catalog(), tmp_path)
+        return [(finding.cause, finding.signature) for finding in found]
+
+    assert findings("nvml_unavailable") == [("driver_unusable", "")]
+    assert findings("another_fact") == [("gpus_missing", ""), ("", "driver.nvml_library")]

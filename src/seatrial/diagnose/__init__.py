@@ -9,7 +9,7 @@ from pathlib import Path
 
 from seatrial.checks.base import Check
 from seatrial.diagnose.causes import cause_findings
-from seatrial.diagnose.confirm import merge, unmerged, with_confirmations
+from seatrial.diagnose.confirm import merge, unmerged, with_confirmations, without_quotes
 from seatrial.diagnose.failed_rank import RANK_FAILED, SIGTERM_SIGNATURES, failed_rank_finding
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
@@ -69,7 +69,7 @@ def diagnose(
             findings.setdefault((finding.title, finding.subject), finding)
     failures, causes = _all_causes(failures, verdicts, measurements, searches, checks, node_prefix)
     jobs = frozenset(result.job for result in results)
-    others = [*hangs, *findings.values()]
+    others = without_quotes([*hangs, *findings.values()], causes, measurements)
     return (*missing_nodes, *failures, *merge(causes, others, jobs), *localize(verdicts, measurements, checks))
 
 
@@ -114,7 +114,11 @@ def refreshed_findings(
     failures = job_failure_findings(trial.results, trial.measurements, verdicts, checks)
     failures, causes = _all_causes(failures, verdicts, trial.measurements, trial.localization, checks, node_prefix)
     jobs = frozenset(result.job for result in trial.results)
-    return (*failures, *merge(causes, kept, jobs), *localize(verdicts, trial.measurements, checks))
+    return (
+        *failures,
+        *merge(causes, without_quotes(kept, causes, trial.measurements), jobs),
+        *localize(verdicts, trial.measurements, checks),
+    )
 
 
 def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:

@@ -20,6 +20,8 @@ class Cause(Frozen):
     the same place follow from it. ``wrong_results``: it explains any bad verdict, such as damaged data, and not only
     low speed. ``consequence_of``: causes, or environment variables, that explain its evidence at the same place; it is
     reported without them only.
+    ``with_fact``, ``without_fact``: a verdict is evidence only if its check has, or has not, this fact on the node; an
+    ERROR that quotes the text of ``with_fact`` follows from the cause, whatever its check.
     ``report_warning``: it is reported for a WARN that explains no other bad verdict, too.
     ``place`` rank: the rank of the verdict; its node, or the cluster, if all ranks there are bad.
 
@@ -40,6 +42,8 @@ class Cause(Frozen):
     explains: tuple[str, ...]
     wrong_results: bool = False
     report_warning: bool = False
+    with_fact: str = ""
+    without_fact: str = ""
     consequence_of: tuple[str, ...] = ()
     first_command: str
     rank_command: str = ""

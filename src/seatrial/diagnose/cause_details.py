@@ -14,11 +14,35 @@ _MAX_PIDS = 8
 
 
 class Details:
-    """The facts of ``measurements`` that name processes and paths; a fact of another shape names none."""
+    """The facts of ``measurements`` on which causes depend; a fact of another shape names no process and no path."""
 
     def __init__(self, measurements: Sequence[Measurement]) -> None:
         self._measurements = measurements
         self._entries_by_fact: dict[str, dict[str, list[Mapping[str, JsonValue]]]] = {}
+        self._texts_by_fact: dict[str, dict[tuple[str, str], str]] = {}
+
+    def facts_allow(self, cause: Cause, verdict: Verdict) -> bool:
+        """Whether the check of ``verdict`` has ``with_fact`` of the cause on the node, and not ``without_fact``."""
+        key = verdict.check, verdict.subject.partition("/")[0]
+        has_fact = not cause.with_fact or key in self._texts(cause.with_fact)
+        return has_fact and not (cause.without_fact and key in self._texts(cause.without_fact))
+
+    def quotable_texts(self, cause: Cause, evidence: Sequence[Verdict]) -> frozenset[str]:
+        """The texts of ``with_fact`` of the cause at the places of ``evidence``."""
+        texts = self._texts(cause.with_fact) if cause.with_fact else {}
+        keys = {(verdict.check, verdict.subject.partition("/")[0]) for verdict in evidence}
+        return frozenset(texts[key] for key in keys if key in texts)
+
+    def _texts(self, fact: str) -> dict[tuple[str, str], str]:
+        """(check, node) → the text of a fact that is not empty; computed once, for thousands of nodes."""
+        if fact not in self._texts_by_fact:
+            values = ((each, each.facts.get(fact)) for each in self._measurements)
+            self._texts_by_fact[fact] = {
+                (each.check, each.subject.partition("/")[0]): text
+                for each, text in values
+                if text and isinstance(text, str)
+            }
+        return self._texts_by_fact[fact]
 
     def process_names(self, cause: Cause, evidence: Sequence[Verdict]) -> list[str]:
         """``NAME (pid PID)`` of each process in the cause's fact at the places of ``evidence``."""

@@ -40,6 +40,7 @@ class _Suspect:
     consequence_of: tuple[str, ...] = ()  # causes or variables that explain them at the same place
     variable: str = ""  # name of the environment variable, if it is one
     report_warning: bool = False  # see Cause
+    quotable_texts: frozenset[str] = frozenset()  # an ERROR that quotes one of them follows from the cause
 
 
 _FaultPlaces = dict[tuple[str, str], dict[str, list[str]]]  # see _fault_places
@@ -131,6 +132,8 @@ def _is_explained(
     if shown_cause is not None:
         name = suspect.variable or suspect.finding.cause
         return name in shown_cause.consequence_of and overlap(suspect.place, verdict.subject)
+    if verdict.outcome is Outcome.ERROR and any(text in verdict.detail for text in suspect.quotable_texts):
+        return overlap(suspect.place, verdict.subject)
     if not any(fnmatchcase(verdict.check, pattern) for pattern in suspect.explains):
         return False
     is_slow = verdict.check in performance and performance[verdict.check][verdict.metric]
@@ -194,7 +197,8 @@ def _suspects_by_verdict(
 ) -> Iterator[_Suspect]:
     details = Details(measurements)
     for cause in causes():
-        evidence = [v for v in bad if v.outcome in (Outcome.FAIL, Outcome.WARN) and cause.is_evidence(v)]
+        violations = [v for v in bad if v.outcome in (Outcome.FAIL, Outcome.WARN) and cause.is_evidence(v)]
+        evidence = [verdict for verdict in violations if details.facts_allow(cause, verdict)]
         for place, evidence_verdicts in _by_place(cause, evidence, verdicts, places).items():
             has_failed = any(verdict.outcome is Outcome.FAIL for verdict in evidence_verdicts)
             names = details.process_names(cause, evidence_verdicts)
@@ -223,6 +227,7 @@ def _suspects_by_verdict(
                 tuple(evidence_verdicts),
                 consequence_of=cause.consequence_of,
                 report_warning=cause.report_warning,
+                quotable_texts=details.quotable_texts(cause, evidence_verdicts),
             )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 
 from seatrial.diagnose.cause_data import causes
 from seatrial.diagnose.causes import overlap
 from seatrial.diagnose.signatures import Match, signatures
-from seatrial.model import Finding
+from seatrial.model import Finding, Measurement
 from seatrial.model.trial import Confidence
 
 _RAISED_CONFIDENCE: dict[Confidence, Confidence] = {"low": "medium", "medium": "high", "high": "high"}
@@ -39,6 +39,17 @@ def merge(cause_findings: Sequence[Finding], others: Sequence[Finding], jobs: fr
         cause = _confirmed(merged[shown], f"The log shows it too: {other.title}. {other.evidence} ({other.source})")
         merged[shown] = cause.model_copy(update={"confirmed_by": (*cause.confirmed_by, other)})
     return [*merged, *rest]
+
+
+def without_quotes(
+    others: Iterable[Finding], cause_findings: Sequence[Finding], measurements: Iterable[Measurement]
+) -> list[Finding]:
+    """``others`` without findings whose line quotes ``with_fact`` of a cause: its own text confirms nothing."""
+    found = {finding.cause for finding in cause_findings}
+    facts = {cause.with_fact for cause in causes() if cause.with_fact and cause.id in found}
+    values = {each.facts.get(fact) for fact in facts for each in measurements if isinstance(each.facts.get(fact), str)}
+    texts = [str(value) for value in values if value]
+    return [other for other in others if not any(text in other.evidence for text in texts)]
 
 
 def unmerged(findings: Sequence[Finding]) -> list[Finding]:
