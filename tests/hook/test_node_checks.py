@@ -41,13 +41,24 @@ def test_a_good_node_passes_and_lists_what_was_measured(monkeypatch: pytest.Monk
     result = looked(monkeypatch, h200(0), h200(1), expected=2)
     assert failures(result) == set()
     assert result.not_measured == {}
-    assert set(result.seconds) == {
+    assert {"host.inventory", "gpu.inventory"} <= set(result.seconds)
+    assert not set(result.seconds) & set(result.not_applicable)
+    assert {*result.seconds, *result.not_applicable} == {
         "host.inventory",
         "gpu.inventory",
         "gpu.model",
         "gpu.kernel_log",
         "fabric.node_ports",
     }
+
+
+def test_checks_without_anything_to_measure_are_not_said_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = looked(monkeypatch)
+    assert "no NVIDIA GPU" in result.not_applicable["gpu.inventory"]
+    assert "gpu.model" in result.not_applicable
+    assert "host.inventory" in result.seconds
+    assert not set(result.seconds) & set(result.not_applicable)
+    assert failures(result) == set()
 
 
 def test_faults_are_those_of_the_checks_rules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,3 +177,10 @@ def test_an_unmeasured_check_uses_no_place_of_the_limit(tmp_path: Path, monkeypa
         record, _ = run(request(tmp_path, kind="prolog", caller=caller, state_dir=state, nodes=4))
         assert (record.result, record.limit) == (Result.INCOMPLETE, "")
     assert list((state / "drains").iterdir()) == []
+
+
+def test_text_names_checks_that_do_not_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_result(monkeypatch, replace(GOOD, seconds={"host.inventory": 0.1}, not_applicable={"gpu.model": "no GPU"}))
+    record, _ = run(request(tmp_path))
+    assert record.result == Result.PASSED
+    assert "  not applicable: gpu.model: no GPU\n  measured: host.inventory, in " in record.text()

@@ -46,7 +46,25 @@ def test_metrics_without_a_reference_value_are_named_before_the_start(
         name="t", launcher="local", cluster=Cluster(gpus_per_node=1), checks={"device.gemm": CheckSettings()}
     )
     request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
-    unjudged, display = preview(request).unjudged, SilentDisplay()
-    assert any("device.gemm: tflops.bf16" in line for line in unjudged) is is_noted
+    notes, display = preview(request).notes, SilentDisplay()
+    assert any("device.gemm: tflops.bf16" in line for line in notes) is is_noted
     run(RunDir.create(tmp_path / "run", request), display)
-    assert tuple(display.notes) == unjudged
+    assert tuple(display.notes) == notes
+
+
+@pytest.mark.parametrize(("gpus_per_node", "is_noted"), [(None, True), (0, False)])
+def test_run_without_gpu_says_before_the_start_that_it_will_not_be_accepted(
+    gpus_per_node: int | None, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("run", "planned_jobs"):
+        monkeypatch.setattr(f"seatrial.pipeline.{module}.discover", this_host)
+    monkeypatch.setattr("seatrial.pipeline.run._run_job", lambda _job, _results: None)
+    cluster = Cluster(gpus_per_node=gpus_per_node)
+    config = Config(name="t", launcher="local", cluster=cluster, checks={"host.inventory": CheckSettings()})
+    request = Request(config=config, origins={}, only=(), skip=(), command=(), started=1.0)
+    notes, display = preview(request).notes, SilentDisplay()
+    expected = "no GPU on this host: the decision will be INCOMPLETE at best; for a CPU-only run: --gpus-per-node 0"
+    assert notes == ((expected,) if is_noted else ())
+    trial = run(RunDir.create(tmp_path / "run", request), display)
+    assert tuple(display.notes) == notes
+    assert (trial.decision.reason_code is not None) is is_noted

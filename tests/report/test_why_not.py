@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from seatrial.model import Basis, BasisKind, DecisionValue, Outcome, Reason, ReasonCode, Trial, Verdict
 from seatrial.report import why_not
@@ -64,12 +65,15 @@ def test_causes_besides_verdicts() -> None:
     incomplete = trial(stop_reason="interrupted", gpu_error="1 of 8 GPUs", excluded_checks={"a.b": "--only"})
     decision = incomplete.decision.model_copy(update={"reason_code": ReasonCode.NO_GPU})
     lines = why_not.lines(incomplete.model_copy(update={"decision": decision}))
-    for line, text in zip(lines, ("no_gpu: because", "interrupted", "1 of 8 GPUs", "--only: a.b"), strict=True):
+    for line, text in zip(
+        lines, ("no GPU was used: because", "interrupted", "1 of 8 GPUs", "--only: a.b"), strict=True
+    ):
         assert text in line
 
 
 def test_paragraph_has_evidence_and_next_step_on_lines_of_their_own() -> None:
-    title, text, next_step = why_not.paragraphs(trial(FAIL))
+    decision, title, text, next_step = why_not.paragraphs(trial(FAIL))
+    assert decision == "INCOMPLETE, because:"
     assert title == "FAIL a.b on n0/gpu3"
     assert text.startswith("  speed is 50 GB/s")
     assert next_step == "  next: look at the cable"
@@ -80,7 +84,26 @@ def test_long_text_is_a_list_of_at_most_eight_items() -> None:
     long = replace(
         UNJUDGED, outcome=Outcome.ERROR, reasons=(Reason.MEASUREMENT_FAILED,), value=None, detail="; ".join(items)
     )
-    _, *listed, last, _next = why_not.paragraphs(trial(long))
+    _decision, _title, *listed, last, _next = why_not.paragraphs(trial(long))
     assert [line.strip() for line in listed] == [f"- {item}" for item in items[:7]]
     assert last == "  - 33 more: `seatrial judge RUN` lists all"
     assert len(why_not.lines(trial(long))) == 1
+
+
+def test_reason_code_is_text_with_a_next_step_and_is_said_once() -> None:
+    no_gpu = trial()
+    update = {"reason_code": ReasonCode.NO_GPU, "reason": "no GPU was used: pass --gpus-per-node 0; 1 node untested"}
+    lines = why_not.paragraphs(no_gpu.model_copy(update={"decision": no_gpu.decision.model_copy(update=update)}))
+    assert lines[:3] == ["INCOMPLETE, because:", "no GPU was used", "  1 node untested"]
+    assert "`seatrial run --gpus-per-node 0`" in lines[3]
+    assert "no_gpu" not in " ".join(lines)
+    assert set(why_not._REASON_CODES) == set(ReasonCode)
+
+
+def test_next_step_names_the_run_directory_if_it_is_known() -> None:
+    error = replace(UNJUDGED, outcome=Outcome.ERROR, reasons=(Reason.MEASUREMENT_FAILED,), detail="no answer", fix="")
+    *_, placeholder = why_not.paragraphs(trial(error))
+    assert placeholder == "  next: read the logs in RUN/jobs, then `seatrial run --resume RUN`"
+    *_, named = why_not.paragraphs(trial(error), Path("runs/my run"))
+    assert named == "  next: read the logs in 'runs/my run'/jobs, then `seatrial run --resume 'runs/my run'`"
+    assert "--resume 'runs/my run'" in why_not.lines(trial(error), Path("runs/my run"))[0]

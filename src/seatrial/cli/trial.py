@@ -168,7 +168,7 @@ def _print_plan(preview: Preview, as_json: bool) -> None:
     for name, flag in preview.plan.excluded_checks.items():
         if flag != TIME_LIMIT:  # in the lines above
             print(f"# excluded by {flag}: {name}")
-    for line in preview.unjudged:
+    for line in preview.notes:
         print(f"# {line}")
     if job := preview.localization:
         print(
@@ -297,12 +297,13 @@ def _judge_record(run: Path, baseline: Path | None, why_not: bool, as_json: bool
     from seatrial.report import why_not as causes
 
     result = rejudge(load_trial(run), baseline)
+    run_dir = run if run.is_dir() else run.parent if run.name == "trial.json" else None
     if not why_not:
         print_result(result, as_json)
     elif as_json:
-        print_json(causes.lines(result))
+        print_json(causes.lines(result, run_dir))
     else:
-        print_lines(causes.paragraphs(result))
+        print_lines(causes.paragraphs(result, run_dir))
     raise typer.Exit(EXIT_CODES[result.decision.value])
 
 

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -34,11 +34,12 @@ _GPU_PROCESSES = "foreign_processes"  # fact of gpu.inventory: processes that co
 class NodeResult:
     """The results of the checks; ``failures`` and ``warnings`` are verdicts of the checks' own rules."""
 
-    seconds: Mapping[str, float]  # check → duration of its measurement
+    seconds: Mapping[str, float]  # check → duration of its measurement; without checks that do not apply
     not_measured: Mapping[str, str]  # check → reason
     not_judged: Mapping[str, str]  # GPU → reason
     failures: tuple[Verdict, ...]
     warnings: tuple[Verdict, ...]
+    not_applicable: Mapping[str, str] = field(default_factory=dict)  # check → why this node has nothing to measure
 
 
 def check_node(
@@ -68,11 +69,12 @@ def check_node(
             continue
         bad[verdict.outcome].append(verdict)
     return NodeResult(
-        seconds={each.check: round(each.seconds, 3) for each in measurements if not each.error},
+        seconds={each.check: round(each.seconds, 3) for each in measurements if not each.error and not each.skipped},
         not_measured=_not_measured(measurements, verdicts),
         not_judged=used_gpus,
         failures=tuple(bad[Outcome.FAIL]),
         warnings=tuple(bad[Outcome.WARN]),
+        not_applicable={each.check: printable(each.skipped) for each in measurements if each.skipped},
     )
 
 

@@ -48,6 +48,7 @@ class Record(Frozen):
     seconds: float
     measured: dict[str, float]  # check → seconds
     not_measured: dict[str, str]  # check → reason
+    not_applicable: dict[str, str] = {}  # check → why this node has nothing to measure
     not_judged: dict[str, str]  # GPU → reason
     failures: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
@@ -60,6 +61,7 @@ class Record(Frozen):
         lines += [f"  {self.limit}"] if self.limit else []
         lines += [f"  warning: {each.check} {each.subject}: {each.text}" for each in self.warnings]
         lines += [f"  not measured: {check}: {reason}" for check, reason in self.not_measured.items()]
+        lines += [f"  not applicable: {check}: {reason}" for check, reason in self.not_applicable.items()]
         lines += [f"  not judged: {subject}: {reason}" for subject, reason in self.not_judged.items()]
         return "\n".join([*lines, f"  measured: {', '.join(self.measured) or 'nothing'}, in {self.seconds:.1f} s"])
 

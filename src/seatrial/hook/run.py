@@ -77,6 +77,7 @@ def run(request: Request) -> tuple[Record, str]:
         seconds=round(time.monotonic() - request.started, 3),
         measured=dict(node.seconds),
         not_measured=not_measured,
+        not_applicable=dict(node.not_applicable),
         not_judged=dict(node.not_judged),
         failures=failures,
         warnings=tuple(map(Problem.of_verdict, node.warnings)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,27 +9,31 @@ from seatrial.analysis.known_references import unjudged_metrics
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.judge import plausibility
-from seatrial.launch import select_launcher
+from seatrial.launch import runs_remotely, select_launcher
 from seatrial.model import Baseline, Job
 from seatrial.pipeline.plan import Plan, localization_job
 from seatrial.pipeline.planned_jobs import plan_request, planning_host, rendered_job
 from seatrial.pipeline.rejudge import load_baseline
 from seatrial.pipeline.run_directory import Request, RunDir
+from seatrial.pipeline.tested_hardware import cpu_only
+from seatrial.pipeline.this_host import ThisHost
 from seatrial.report import known_references
 from seatrial.util.files import atomic_write
 from seatrial.util.secrets import PRIVATE
+
+_NO_GPU = "no GPU on {place}: the decision will be INCOMPLETE at best; for a CPU-only run: --gpus-per-node 0"
 
 
 @dataclass(frozen=True)
 class Preview:
     """The plan of a run. ``rendered``: each job with its command as text, both without secrets.
 
-    ``unjudged``: the metrics without a reference value on the GPUs of this host, as text.
+    ``notes``: that no GPU will be used, and the metrics without a reference value on the GPUs of this host.
     """
 
     plan: Plan
     rendered: tuple[tuple[Job, str], ...]
-    unjudged: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     localization: Job | None = None  # starts only if a multi-node metric violates a threshold
 
 
@@ -42,7 +45,7 @@ def preview(request: Request) -> Preview:
     plan = plan_request(request, this_host)
     rendered = tuple(rendered_job(settings, job, Path("RUN")) for job in plan.jobs)
     search = localization_job(settings, catalog(), plan.jobs, request.time_limit_s)
-    return Preview(plan, rendered, planned_unjudged_lines(settings, plan, gpus, baseline), search)
+    return Preview(plan, rendered, planned_notes(settings, plan, this_host, baseline), search)
 
 
 def prepare(request: Request, path: Path) -> Preview:
@@ -67,10 +70,15 @@ def prepare(request: Request, path: Path) -> Preview:
     return Preview(plan, tuple(rendered))
 
 
-def planned_unjudged_lines(
-    settings: Config, plan: Plan, gpus: Sequence[str], baseline: Baseline | None
-) -> tuple[str, ...]:
-    """Return the lines on planned metrics that will be UNJUDGED; none if the GPU model is not known before the run."""
+def planned_notes(settings: Config, plan: Plan, this_host: ThisHost, baseline: Baseline | None) -> tuple[str, ...]:
+    """Return what is known about the decision before the run: no GPU, and planned metrics that will be UNJUDGED.
+
+    None of these metrics is named if the GPU model is not known before the run.
+    """
+    gpus = this_host.gpu_models(settings)
+    no_gpu = cpu_only(plan.jobs) and settings.cluster.gpus_per_node != 0 and not this_host.gpu_error(settings)
+    place = "the nodes of this trial" if runs_remotely(settings) else "this host"
+    no_gpu_lines = [_NO_GPU.format(place=place)] if no_gpu else []
     planned = [check for job in plan.jobs for check in job.checks]
     unjudged = unjudged_metrics(settings, catalog(), planned, gpus, baseline)
-    return tuple(known_references.unjudged_lines(unjudged, gpus, settings.cluster.nodes))
+    return (*no_gpu_lines, *known_references.unjudged_lines(unjudged, gpus, settings.cluster.nodes))

@@ -41,7 +41,7 @@ from seatrial.model.telemetry import Telemetry
 from seatrial.pipeline.localization import localize
 from seatrial.pipeline.node_environments import node_environments
 from seatrial.pipeline.plan import LOCALIZATION_JOB, Plan, jobs_as_run, retry_jobs
-from seatrial.pipeline.preview import planned_unjudged_lines
+from seatrial.pipeline.preview import planned_notes
 from seatrial.pipeline.rejudge import includes_run, load_baseline, make_decision
 from seatrial.pipeline.results import Display, NodesRefused, TrialResults
 from seatrial.pipeline.resume import load_earlier_sessions, remaining_plan, startable_plan
@@ -74,7 +74,7 @@ def run(run_dir: RunDir, display: Display) -> Trial:
     with _record_stop_reason(results):
         load_earlier_sessions(results, this_host.machine(results.settings))
         remaining = remaining_plan(plan, results, this_host, nodes)
-        for line in planned_unjudged_lines(results.settings, plan, gpu_models, baseline):
+        for line in planned_notes(results.settings, plan, this_host, baseline):
             display.show_note(line)
         for measurement in remaining.not_run:
             results.add_measurement(measurement)

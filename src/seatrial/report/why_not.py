@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from seatrial.model import TIME_LIMIT, DecisionValue, Explained, Outcome, Trial, Verdict
+from seatrial.model import TIME_LIMIT, DecisionValue, Explained, Outcome, ReasonCode, Trial, Verdict
 from seatrial.report.causes import CauseView, causes
 from seatrial.report.text import sanitized, single_line
 from seatrial.util.text import and_more, plural
@@ -20,6 +23,15 @@ _NEXT_STEPS = {
     Outcome.ERROR: "read the logs in RUN/jobs, then `seatrial run --resume RUN`",
     Outcome.UNJUDGED: "set a threshold in the trial: `seatrial checks NAME` lists the metrics of a check",
 }
+
+# Title and next step of a decision's reason
+_REASON_CODES = {
+    ReasonCode.NO_GPU: (
+        "no GPU was used",
+        "`seatrial run --gpus-per-node 0` for a CPU-only run, or --gpus-per-node N if GPUs are expected",
+    )
+}
+_RUN = re.compile(r"(\bjudge |--resume |\bin )RUN\b")  # stands for the run directory
 
 
 @dataclass(frozen=True)
@@ -48,14 +60,28 @@ class NotAcceptedReason:
         return [single_line(self.title), *(f"  {mark}{item}" for item in items), *next_step]
 
 
-def lines(trial: Trial) -> list[str]:
-    """One line per reason, with check, subjects, value, limit and next step; ``accepted`` for an accepted trial."""
-    return [reason.line for reason in reasons(trial)] or ["accepted"]
+def lines(trial: Trial, run_dir: Path | None = None) -> list[str]:
+    """One line per reason, with check, subjects, value, limit and next step; ``accepted`` for an accepted trial.
+
+    ``run_dir`` is named in commands; they have the placeholder RUN without it.
+    """
+    return [_with_run_dir(reason.line, run_dir) for reason in reasons(trial)] or ["accepted"]
 
 
-def paragraphs(trial: Trial) -> list[str]:
-    """The lines of all reasons, each with its evidence and next step indented; ``accepted`` for an accepted trial."""
-    return [line for reason in reasons(trial) for line in reason.paragraph] or ["accepted"]
+def paragraphs(trial: Trial, run_dir: Path | None = None) -> list[str]:
+    """The decision, then the lines of all reasons, each with its evidence and next step indented.
+
+    ``accepted`` for an accepted trial.
+    """
+    found = reasons(trial)
+    if not found:
+        return ["accepted"]
+    texts = [_with_run_dir(line, run_dir) for reason in found for line in reason.paragraph]
+    return [f"{trial.decision.value}, because:", *texts]
+
+
+def _with_run_dir(line: str, run_dir: Path | None) -> str:
+    return _RUN.sub(lambda match: match[1] + shlex.quote(str(run_dir)), line) if run_dir else line
 
 
 def reasons(trial: Trial) -> list[NotAcceptedReason]:
@@ -77,11 +103,13 @@ def reasons(trial: Trial) -> list[NotAcceptedReason]:
 def _trial_reasons(trial: Trial) -> Iterator[NotAcceptedReason]:
     """The reasons that are not verdicts: no GPU, an early end, missing GPUs."""
     if trial.decision.reason_code:
-        yield NotAcceptedReason(trial.decision.reason_code, trial.decision.reason)
+        title, next_step = _REASON_CODES[trial.decision.reason_code]
+        others = [part for part in trial.decision.reason.split("; ") if not part.startswith(title)]
+        yield NotAcceptedReason(title, "; ".join(others), next_step)
     if trial.stop_reason:
         yield NotAcceptedReason("the trial ended early", trial.stop_reason, "`seatrial run --resume RUN`")
     if trial.gpu_error:
-        yield NotAcceptedReason("GPUs are missing", trial.gpu_error)
+        yield NotAcceptedReason("GPUs cannot be used", trial.gpu_error)
 
 
 def _excluded(trial: Trial) -> Iterator[NotAcceptedReason]:
