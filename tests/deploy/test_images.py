@@ -101,7 +101,7 @@ def test_an_image_has_labels_and_no_rights_of_root(name: str) -> None:
 def test_the_stage_of_the_tests_runs_them() -> None:
     base, body = stages()["test"]
     assert base == "full"
-    assert re.search(r"^RUN make .*\btest$", body, re.MULTILINE)
+    assert re.search(r"^RUN make .*\btest && ", body, re.MULTILINE)
 
 
 def test_files_of_the_definition_exist() -> None:
