@@ -51,10 +51,11 @@ seatrial drill cpu --clean 40         # the same checks 40 times without a fault
 
 - Each drill starts `seatrial run` as a user does, in a directory of its own.
 - It signals, starts and ends only processes of this trial. Mounts are in a mount namespace of the trial.
-- Its processes and mounts end with the drill, also after Ctrl-C or SIGKILL: the kernel ends the processes, and with them the mounts.
+- Its processes and mounts end with the drill, also after Ctrl-C or SIGKILL: the kernel ends the processes, and with
+  them the mounts.
   After SIGKILL its directory `/tmp/seatrial-drill-…` remains.
-- Drills of the test cluster also change this cluster: a drained node, rules of `tc` and `iptables`. They undo it at their end; after
-  SIGKILL it remains until the test cluster ends.
+- Drills of the test cluster also change this cluster: a drained node, rules of `tc` and `iptables`. They undo it at
+  their end; after SIGKILL it remains until the test cluster ends.
 - Some faults are inside Python processes, such as a flipped bit. The drill writes a file `sitecustomize.py` into its
   own directory, and adds this directory to `PYTHONPATH` of its trial. No option, variable or config key of seatrial
   injects a fault.
