@@ -24,7 +24,7 @@ from typing import Any
 Figures = dict[str, float]
 
 _METRICS = {
-    ("collectives.all_reduce", "busbw.100MiB"): "all_reduce_GB_per_s",
+    ("collectives.all_reduce", "busbw.10MiB"): "all_reduce_GB_per_s",
     ("train.cnn", "images_per_second"): "cnn_images_per_s",
     ("train.ddp", "tokens_per_second"): "ddp_tokens_per_s",
 }

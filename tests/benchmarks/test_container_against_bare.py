@@ -18,7 +18,7 @@ END
 
 def record(seconds: float, rate: float) -> dict[str, object]:
     metrics = {
-        "collectives.all_reduce": [("busbw.100MiB", 1.0), ("busbw.1MiB", 9.0)],
+        "collectives.all_reduce": [("busbw.10MiB", 1.0), ("busbw.1MiB", 9.0)],
         "train.cnn": [("images_per_second", rate), ("images_per_second", rate + 50)],  # two ranks
         "train.ddp": [("tokens_per_second", 200.0)],
     }
