@@ -65,9 +65,7 @@ def test_causes_besides_verdicts() -> None:
     incomplete = trial(stop_reason="interrupted", gpu_error="1 of 8 GPUs", excluded_checks={"a.b": "--only"})
     decision = incomplete.decision.model_copy(update={"reason_code": ReasonCode.NO_GPU})
     lines = why_not.lines(incomplete.model_copy(update={"decision": decision}))
-    for line, text in zip(
-        lines, ("no GPU was used: because", "interrupted", "1 of 8 GPUs", "--only: a.b"), strict=True
-    ):
+    for line, text in zip(lines, ("because", "interrupted", "1 of 8 GPUs", "--only: a.b"), strict=True):
         assert text in line
 
 
@@ -94,10 +92,7 @@ def test_reason_code_is_text_with_a_next_step_and_is_said_once() -> None:
     no_gpu = trial()
     update = {"reason_code": ReasonCode.NO_GPU, "reason": "no GPU was used: pass --gpus-per-node 0; 1 node untested"}
     lines = why_not.paragraphs(no_gpu.model_copy(update={"decision": no_gpu.decision.model_copy(update=update)}))
-    assert lines[:3] == ["INCOMPLETE, because:", "no GPU was used", "  1 node untested"]
-    assert "`seatrial run --gpus-per-node 0`" in lines[3]
-    assert "no_gpu" not in " ".join(lines)
-    assert set(why_not._REASON_CODES) == set(ReasonCode)
+    assert lines == ["INCOMPLETE, because:", "no GPU was used: pass --gpus-per-node 0; 1 node untested"]
 
 
 def test_next_step_names_the_run_directory_if_it_is_known() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.model import TIME_LIMIT, DecisionValue, Explained, Outcome, ReasonCode, Trial, Verdict
+from seatrial.model import TIME_LIMIT, DecisionValue, Explained, Outcome, Trial, Verdict
 from seatrial.report.causes import CauseView, causes
 from seatrial.report.text import sanitized, single_line
 from seatrial.util.text import and_more, plural
@@ -24,13 +24,6 @@ _NEXT_STEPS = {
     Outcome.UNJUDGED: "set a threshold in the trial: `seatrial checks NAME` lists the metrics of a check",
 }
 
-# Title and next step of a decision's reason
-_REASON_CODES = {
-    ReasonCode.NO_GPU: (
-        "no GPU was used",
-        "`seatrial run --gpus-per-node 0` for a CPU-only run, or --gpus-per-node N if GPUs are expected",
-    )
-}
 _RUN = re.compile(r"(\bjudge |--resume |\bin )RUN\b")  # stands for the run directory
 
 
@@ -103,9 +96,7 @@ def reasons(trial: Trial) -> list[NotAcceptedReason]:
 def _trial_reasons(trial: Trial) -> Iterator[NotAcceptedReason]:
     """The reasons that are not verdicts: no GPU, an early end, missing GPUs."""
     if trial.decision.reason_code:
-        title, next_step = _REASON_CODES[trial.decision.reason_code]
-        others = [part for part in trial.decision.reason.split("; ") if not part.startswith(title)]
-        yield NotAcceptedReason(title, "; ".join(others), next_step)
+        yield NotAcceptedReason(trial.decision.reason)  # it has the next step
     if trial.stop_reason:
         yield NotAcceptedReason("the trial ended early", trial.stop_reason, "`seatrial run --resume RUN`")
     if trial.gpu_error:
