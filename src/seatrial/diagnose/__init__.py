@@ -130,7 +130,7 @@ def explain(matches: Iterable[Match]) -> tuple[Finding, ...]:
     findings = []
     for match in ordered_matches(all_matches):
         near = [other for other in all_matches if _is_near(other, match)]
-        confidence = "low" if match.signature.role == "general" else "medium"
+        confidence = "low" if match.signature.role in ("family", "general") else "medium"
         finding = with_confirmations(_finding(match, _rank_name(match), confidence), match, near)
         if (count := len(logs[match.signature.id])) > 1:
             finding = finding.model_copy(update={"evidence": f"In {count} logs. {finding.evidence}"})
@@ -149,8 +149,11 @@ def ordered_matches(matches: Iterable[Match]) -> tuple[Match, ...]:
     """The roots of failures, or the cascade if there is no root: the earliest match of each signature.
 
     They are ordered by time and, at the same time, by rank. Lines without a time come last, in the order of the logs.
+    Failed steps come after families, which name their reason.
     """
     ordered = sorted(_matches_to_report(matches), key=_order)
+    if not any(match.signature.role == "root" for match in ordered):
+        ordered.sort(key=lambda match: match.signature.role == "step")
     first_of_each: dict[str, Match] = {}
     for match in ordered:
         first_of_each.setdefault(match.signature.id, match)
@@ -227,9 +230,9 @@ def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[F
             failed_rank = failed_rank_finding(result, folder)
             # the finding of the rank has its error, so that a general one adds nothing
             reported = _matches_to_report(
-                match for match in matches if not failed_rank or match.signature.role != "general"
+                match for match in matches if not (failed_rank and match.signature.role in ("family", "general"))
             )
-            has_root = any(match.signature.role == "root" for match in reported)
+            has_root = any(match.signature.role in ("root", "step") for match in reported)
             if failed_rank and not has_root and not result.missing_nodes:
                 yield failed_rank
             for match in reported if has_root or not result.missing_nodes else ():
@@ -243,17 +246,18 @@ def _findings_of_completed_job(logs: Iterable[Path], run_dir: Path, job: str) ->
     NCCL INFO lines are ignored too: thousands of ranks write gigabytes of them.
     """
     for match in (match for log in logs for match in _search_log(log, run_dir, ignore="NCCL INFO")):
-        if match.signature.role == "root":
+        if match.signature.role in ("root", "step"):
             finding = _finding(match, job, "low")
             yield finding.model_copy(update={"evidence": f"The job completed nevertheless. {finding.evidence}"})
 
 
 def _matches_to_report(matches: Iterable[Match]) -> list[Match]:
-    """The matches of roots; if there are none, those of general errors; if there are none either, those of cascades."""
-    by_role: dict[str, list[Match]] = {}
-    for match in matches:
-        by_role.setdefault(match.signature.role, []).append(match)
-    return by_role.get("root") or by_role.get("general") or by_role.get("cascade", [])
+    """The matches of roots and failed steps, or of the first other role that the log has; families go with steps."""
+    all_matches = list(matches)
+    roles = {match.signature.role for match in all_matches}
+    first = next((role for role in ("root", "family", "step", "general", "cascade") if role in roles), "root")
+    reported = {first, "step"} if first in ("root", "family") else {first}
+    return [match for match in all_matches if match.signature.role in reported]
 
 
 def _finding(match: Match, subject: str, confidence: str) -> Finding:
@@ -264,7 +268,7 @@ def _finding(match: Match, subject: str, confidence: str) -> Finding:
             "subject": subject,
             "confidence": confidence,
             "evidence": f"{signature.cause} Log line: {match.line[:300]}",
-            "first_command": signature.filled(signature.first_command, match.line),
+            "first_command": signature.command(match.line),
             "fix": signature.filled(signature.fix, match.line),
             "action": signature.action,
             "source": match.source,

@@ -9,13 +9,14 @@ editors.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
+from seatrial.diagnose.healthy_lines import is_healthy
 from seatrial.diagnose.log_text import TO_NEWLINES, line_blocks
 from seatrial.diagnose.patterns import compile_patterns, literal_database
-from seatrial.diagnose.signature import MAX_LINE
+from seatrial.diagnose.signature import MAX_LINE, Signature
 from seatrial.diagnose.signatures import Match, all_signatures
 from seatrial.util.input_files import Readable
 from seatrial.util.log_time import log_time
@@ -24,7 +25,8 @@ from seatrial.util.log_time import log_time
 # that a cut line gives the same result
 _CONTEXT_LINES = 50
 _CONTEXT_BYTES = 200
-# Lines with the literals of a pattern that do not match it: beyond them compiling the pattern takes less time
+# Lines with the literals of a pattern that do not match it: beyond them compiling the pattern takes less time. A reason
+# that so many healthy lines have is not searched any more
 _MAX_REJECTED = 5000
 # Events of signatures that literals no longer decide: beyond them a database without these signatures takes less time
 _MAX_IGNORED = 2_000_000
@@ -37,8 +39,11 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
     is read, for a log that is still written. Raises OSError if the stream cannot be read.
     """
     searched = all_signatures()
+    reasons = {number for number, each in enumerate(searched) if each.role in ("family", "general")}
     matched: set[int] = set()
+    finished: set[int] = set()  # not searched any more: matched, or without use
     rejected: Counter[int] = Counter()
+    not_new: Counter[int] = Counter()
     database: Any = None  # an empty log needs none
     ignored_events = 0
     lines_before = 0
@@ -47,23 +52,27 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
         text = block.translate(TO_NEWLINES)
         by_pattern = frozenset(number for number, lines in rejected.items() if lines > _MAX_REJECTED)
         database = database or _database()
-        candidates, ignored = _candidates(database, text, matched, by_pattern)
+        candidates, ignored = _candidates(database, text, finished, by_pattern)
         ignored_events += ignored
         if ignored_events > _MAX_IGNORED:
             undecided = enumerate(searched)
-            database = compile_patterns({n: each for n, each in undecided if n not in matched and n not in by_pattern})
+            database = compile_patterns({n: each for n, each in undecided if n not in finished | by_pattern})
             ignored_events = 0
         for begin, end, number in sorted(candidates):
             line = text[begin : min(end, begin + MAX_LINE)].decode("utf-8", errors="replace")
-            if number in matched or (ignore and ignore in line):
+            if number in finished or (ignore and ignore in line):
                 continue
             if not searched[number].matches(line):
                 rejected[number] += 1
                 continue
-            # others that match this line are in ``matched`` by now, since general signatures come last
-            is_named = any(searched[other].matches(line) for other in matched)
-            if searched[number].role != "general" or not (is_named or _is_named_below(text, line, end, candidates)):
+            # others that match this line are in ``matched`` by now, since families and general signatures come last
+            if _is_new(searched[number], line, [searched[other] for other in matched]) and not (
+                searched[number].role == "general" and _is_named_below(text, line, end, candidates)
+            ):
                 matched.add(number)
+                finished.add(number)
+                if searched[number].role == "root":  # families and general errors are not reported with it
+                    finished |= reasons
                 earlier = [*context, *_last_lines(text[:begin])][-_CONTEXT_LINES:]
                 line_number = lines_before + block.count(b"\n", 0, begin) + 1
                 yield Match(
@@ -72,8 +81,33 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
                     source=f"{source}:{line_number}",
                     time=_latest_time(earlier, line),
                 )
+            else:
+                not_new[number] += 1
+                if not_new[number] > _MAX_REJECTED:
+                    finished.add(number)
         lines_before += block.count(b"\n")
         context = [*context, *_last_lines(text)][-_CONTEXT_LINES:]
+
+
+def _is_new(signature: Signature, line: str, matched: Iterable[Signature]) -> bool:
+    """Whether ``signature``, which matches ``line``, adds something to the others, by their roles.
+
+    A general signature adds nothing to another one. A family adds the reason to a failed step of the line, such as
+    "MountVolume.SetUp failed for volume x: permission denied", and to a consequence on its left. Neither is searched in
+    healthy lines.
+    """
+    if signature.role not in ("family", "general"):
+        return True
+    if is_healthy(line):
+        return False
+    if signature.role == "general":
+        return not any(other.matches(line) for other in matched)
+    begin, _ = signature.span(line) or (0, 0)
+    spans = [(other.role, other.span(line)) for other in matched]
+    is_named = any(
+        span and role != "step" and (role != "cascade" or span[1] > begin) for role, span in spans
+    )
+    return not is_named
 
 
 def _is_named_below(text: bytes, line: str, end: int, candidates: set[tuple[int, int, int]]) -> bool:
@@ -97,9 +131,9 @@ def _is_named_below(text: bytes, line: str, end: int, candidates: set[tuple[int,
 
 
 def _candidates(
-    database: Any, block: bytes, matched: set[int], by_pattern: frozenset[int]
+    database: Any, block: bytes, finished: set[int], by_pattern: frozenset[int]
 ) -> tuple[set[tuple[int, int, int]], int]:
-    """(begin of the line, end of the line, signature) of each line that may match a signature not in ``matched``.
+    """(begin of the line, end of the line, signature) of each line that may match a signature not in ``finished``.
 
     ``by_pattern``: the signatures that are searched by their whole patterns and not by the literals of ``database``.
     Second: the number of hyperscan's events of literals that were ignored.
@@ -117,11 +151,11 @@ def _candidates(
             seen_until[number] = line_end = block.find(b"\n", line_begin)
             candidates.add((line_begin, line_end, number))
 
-    ignored = matched | by_pattern
+    ignored = finished | by_pattern
     database.scan(block, match_event_handler=on_match)
     of_literals = ignored_events
     if by_pattern:
-        ignored = matched
+        ignored = finished
         _pattern_database(by_pattern).scan(block, match_event_handler=on_match)
     return candidates, of_literals
 

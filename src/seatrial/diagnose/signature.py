@@ -17,14 +17,17 @@ from seatrial.model.trial import Action
 Row = dict[str, Any]  # the fields of a signature, as they are in a file
 # Patterns are applied to this many bytes of a line, since logs may contain lines of any length
 MAX_LINE = 4096
-Role = Literal["root", "general", "cascade", "confirmation", "advice"]
+Role = Literal["root", "family", "step", "general", "cascade", "confirmation", "advice"]
 
 
 class Signature(Frozen):
     """One kind of failure.
 
-    Role ``root``: a cause. ``general``: the last line of any Python error or crash, reported if the log has no root and
-    no other signature matches the line. ``cascade``: a consequence of another failure, reported if the log has neither.
+    Role ``root``: a cause. ``family``: a reason that any program can print, such as an errno text, with its object;
+    reported if the log has no root. ``step``: a step that failed, such as the mount of a volume, without the reason:
+    as a root, but after the families of a log without a root. ``general``: the last line of any Python error or crash, reported if the log has
+    none of them and no other signature matches the line. ``cascade``: a consequence of another failure, reported if the
+    log has none of the others.
     ``confirmation``: evidence of a failure that other lines name. ``advice``: text that a program prints with many
     failures. The last two are never reported alone. ``confirms``: patterns of the signatures that a confirmation
     supports; by default those of its component, the part of the id before the dot.
@@ -51,6 +54,11 @@ class Signature(Frozen):
         """Whether the pattern occurs in ``line``."""
         return self._regex.search(line[:MAX_LINE]) is not None
 
+    def span(self, line: str) -> tuple[int, int] | None:
+        """Begin and end of the first match of the pattern in ``line``; None if there is none."""
+        match = self._regex.search(line[:MAX_LINE])
+        return match.span() if match else None
+
     def confirms_signature(self, identifier: str) -> bool:
         """Whether this confirmation supports the signature with this id."""
         patterns = self.confirms or (f"{self.id.partition('.')[0]}.*",)
@@ -60,6 +68,15 @@ class Signature(Frozen):
         """Whether an unbounded repetition contains another one, such as ``(a+)+``, whose search can take hours."""
         parser: Any = import_module("re._parser")
         return _has_nested_repeat(parser.parse(self.pattern), parser.MAXREPEAT, repeated=False)
+
+    def command(self, line: str) -> str:
+        """The first command with the values of ``line``, without the parts that need a value which the line lacks."""
+        match = self._regex.search(line[:MAX_LINE])
+        found = {name.rstrip("0123456789") for name, value in (match.groupdict() if match else {}).items() if value}
+        names = {name.rstrip("0123456789") for name in self._regex.groupindex} - found
+        parts = self.first_command.split("; ")
+        kept = [part for part in parts if not any(f"{{{name}}}" in part for name in names)]
+        return self.filled("; ".join(kept or parts), line)
 
     def filled(self, text: str, line: str) -> str:
         """``text`` with the named groups of the pattern, such as ``{gpu}``, replaced by their values in ``line``.

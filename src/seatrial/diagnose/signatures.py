@@ -26,8 +26,10 @@ class Match(Frozen):
 @cache
 def _signatures_and_errors() -> tuple[tuple[Signature, ...], tuple[Signature, ...], tuple[str, ...]]:
     rows, errors = with_site_rows({row["id"]: row for row in _shipped_rows()})
-    specific = tuple(signature for signature in rows if signature.role != "general")
-    return specific, tuple(signature for signature in rows if signature.role == "general"), tuple(errors)
+    specific = tuple(signature for signature in rows if signature.role not in ("family", "general"))
+    families = tuple(signature for signature in rows if signature.role == "family")
+    general = tuple(signature for signature in rows if signature.role == "general")
+    return specific, (*families, *general), tuple(errors)
 
 
 def _shipped_rows() -> list[Row]:
@@ -49,7 +51,7 @@ def signatures() -> tuple[Signature, ...]:
 
 
 def all_signatures() -> tuple[Signature, ...]:
-    """The signatures of known failures, then those of role ``general``."""
+    """The signatures of known failures, then those of role ``family``, then those of role ``general``."""
     return (*signatures(), *_signatures_and_errors()[1])
 
 
