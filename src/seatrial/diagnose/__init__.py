@@ -149,11 +149,10 @@ def ordered_matches(matches: Iterable[Match]) -> tuple[Match, ...]:
     """The roots of failures, or the cascade if there is no root: the earliest match of each signature.
 
     They are ordered by time and, at the same time, by rank. Lines without a time come last, in the order of the logs.
-    Failed steps come after families, which name their reason.
+    Failed steps come after roots and families, which name their reason.
     """
     ordered = sorted(_matches_to_report(matches), key=_order)
-    if not any(match.signature.role == "root" for match in ordered):
-        ordered.sort(key=lambda match: match.signature.role == "step")
+    ordered.sort(key=lambda match: match.signature.role == "step")
     first_of_each: dict[str, Match] = {}
     for match in ordered:
         first_of_each.setdefault(match.signature.id, match)

@@ -24,8 +24,8 @@ class Signature(Frozen):
     """One kind of failure.
 
     Role ``root``: a cause. ``family``: a reason that any program can print, such as an errno text, with its object;
-    reported if the log has no root. ``step``: a step that failed, such as the mount of a volume, without the reason:
-    as a root, but after the families of a log without a root. ``general``: the last line of any Python error or crash, reported if the log has
+    reported if the log has no root. ``step``: a step that failed, such as the mount of a volume, without the reason;
+    reported after the roots or, in a log without a root, after the families. ``general``: the last line of any Python error or crash, reported if the log has
     none of them and no other signature matches the line. ``cascade``: a consequence of another failure, reported if the
     log has none of the others.
     ``confirmation``: evidence of a failure that other lines name. ``advice``: text that a program prints with many
