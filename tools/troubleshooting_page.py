@@ -25,6 +25,7 @@ _EXAMPLE_LENGTH = 110
 COMPONENTS: dict[str, tuple[str, str]] = {
     "cuda": ("CUDA", "output of a program"),
     "python": ("Python environment", "output of a program"),
+    "reasons": ("Any program: error texts of the system, exit codes, refused values", "output of a program, journal"),
     "exceptions": ("Other Python errors and crashes", "output of a program"),
     "ddp-fsdp": ("PyTorch: DDP, FSDP, data loading, checkpoints", "output of a program"),
     "torchrun": ("torchrun and rendezvous", "output of a program"),
@@ -125,6 +126,8 @@ def _placeholders(rows: list[dict[str, Any]]) -> list[str]:
 def _entry(row: Mapping[str, Any]) -> Iterator[str]:
     roles = {
         "root": "root cause",
+        "family": "a reason that any program can print (reported with confidence low if no signature names the cause)",
+        "step": "a step that failed (the reason is in this line or another one)",
         "general": "any error of this kind (reported if no signature names its cause)",
         "cascade": "consequence (look for an earlier failure)",
         "confirmation": "evidence (other lines name the failure)",

@@ -6,6 +6,7 @@ import json
 import runpy
 
 import pytest
+import yaml
 
 from tests.paths import BENCHMARKS
 
@@ -51,3 +52,13 @@ def test_speed_is_measured_and_judged() -> None:
     assert SPEED["meets_limits"](good)
     for name, value in (("cpu_seconds", 22.0), ("megabytes_per_cpu_second", 49.0), ("peak_memory_mb", 201)):
         assert not SPEED["meets_limits"](good | {name: value})
+
+
+def test_judgements_of_families_are_of_logs_of_their_round() -> None:
+    rows = yaml.safe_load(HELD_OUT["JUDGED"].read_text(encoding="utf-8"))
+    rounds = {log.file: log.round for log in HELD_OUT["read_logs"]() if log.expected}
+    assert [row["file"] for row in rows if rounds.get(row["file"]) != row["round"]] == []
+    assert [row["file"] for row in rows if row["command"] and not row["cause"]] == []
+    assert len({row["file"] for row in rows}) == len(rows)
+    unseen = json.loads(HELD_OUT["RESULT"].read_text(encoding="utf-8"))["unseen"]
+    assert set(unseen) == {f"round {number}" for number in HELD_OUT["BEFORE"]}

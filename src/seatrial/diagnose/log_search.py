@@ -51,7 +51,7 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
     for block in line_blocks(file):
         text = block.translate(TO_NEWLINES)
         by_pattern = frozenset(number for number, lines in rejected.items() if lines > _MAX_REJECTED)
-        database = database or _database()
+        database = database or _database(has_reasons=not reasons <= finished)
         candidates, ignored = _candidates(database, text, finished, by_pattern)
         ignored_events += ignored
         if ignored_events > _MAX_IGNORED:
@@ -71,8 +71,9 @@ def search(file: Readable, source: str, ignore: str = "") -> Iterator[Match]:
             ):
                 matched.add(number)
                 finished.add(number)
-                if searched[number].role == "root":  # families and general errors are not reported with it
-                    finished |= reasons
+                if searched[number].role == "root" and not reasons <= finished:
+                    finished |= reasons  # not reported with a root
+                    database = None
                 earlier = [*context, *_last_lines(text[:begin])][-_CONTEXT_LINES:]
                 line_number = lines_before + block.count(b"\n", 0, begin) + 1
                 yield Match(
@@ -104,9 +105,7 @@ def _is_new(signature: Signature, line: str, matched: Iterable[Signature]) -> bo
         return not any(other.matches(line) for other in matched)
     begin, _ = signature.span(line) or (0, 0)
     spans = [(other.role, other.span(line)) for other in matched]
-    is_named = any(
-        span and role != "step" and (role != "cascade" or span[1] > begin) for role, span in spans
-    )
+    is_named = any(span and role != "step" and (role != "cascade" or span[1] > begin) for role, span in spans)
     return not is_named
 
 
@@ -161,8 +160,13 @@ def _candidates(
 
 
 @cache
-def _database() -> Any:
-    return literal_database(dict(enumerate(all_signatures())))
+def _database(*, has_reasons: bool) -> Any:
+    """The literals of all signatures; ``has_reasons``: of families and general errors too."""
+    numbered = dict(enumerate(all_signatures()))
+    if has_reasons:
+        return literal_database(numbered)
+    roots = {number: each for number, each in numbered.items() if each.role not in ("family", "general")}
+    return literal_database(roots, "patterns_of_roots")
 
 
 @cache

@@ -53,20 +53,23 @@ def compile_patterns(signatures: Mapping[int, Signature], *, by_literals: bool =
     return database
 
 
-def literal_database(signatures: Mapping[int, Signature]) -> Any:
-    """``compile_patterns`` by literals, from the user's cache if it has it: to compile takes half a second."""
+def literal_database(signatures: Mapping[int, Signature], cache_name: str = "patterns") -> Any:
+    """``compile_patterns`` by literals, from the user's cache if it has it: to compile takes half a second.
+
+    ``cache_name``: the cache keeps the last database of each name.
+    """
     import hyperscan
 
     numbered = [[number, signature.pattern] for number, signature in signatures.items()]
     inputs = (json.dumps(numbered), version("hyperscan"), Path(__file__).read_text(encoding="utf-8"))
     key = user_cache.key(*map(str.encode, inputs))
-    if content := user_cache.read("patterns", key):
+    if content := user_cache.read(cache_name, key):
         with contextlib.suppress(hyperscan.error):  # compiled for another CPU
             database = hyperscan.loadb(content, hyperscan.HS_MODE_BLOCK)
             database.scratch = hyperscan.Scratch(database)
             return database
     database = compile_patterns(signatures)
-    user_cache.write("patterns", key, hyperscan.dumpb(database))
+    user_cache.write(cache_name, key, hyperscan.dumpb(database))
     return database
 
 

@@ -25,12 +25,12 @@ class Signature(Frozen):
 
     Role ``root``: a cause. ``family``: a reason that any program can print, such as an errno text, with its object;
     reported if the log has no root. ``step``: a step that failed, such as the mount of a volume, without the reason;
-    reported after the roots or, in a log without a root, after the families. ``general``: the last line of any Python error or crash, reported if the log has
-    none of them and no other signature matches the line. ``cascade``: a consequence of another failure, reported if the
-    log has none of the others.
-    ``confirmation``: evidence of a failure that other lines name. ``advice``: text that a program prints with many
-    failures. The last two are never reported alone. ``confirms``: patterns of the signatures that a confirmation
-    supports; by default those of its component, the part of the id before the dot.
+    reported after the roots or, in a log without a root, after the families. ``general``: the last line of any Python
+    error or crash, reported if the log has none of them and no other signature matches the line. ``cascade``: a
+    consequence of another failure, reported if the log has none of the others. ``confirmation``: evidence of a failure
+    that other lines name. ``advice``: text that a program prints with many failures. The last two are never reported
+    alone. ``confirms``: patterns of the signatures that a confirmation supports; by default those of its component, the
+    part of the id before the dot.
     """
 
     id: str
