@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seatrial.model import SeatrialError
 from seatrial.train import (
@@ -265,7 +265,7 @@ class Trainer:
             total_loss += loss.detach()
         rank_finite = torch.stack([total_loss.isfinite(), self._gradient_finite])
         gradients = [p.grad for p in self.built.trained_parameters if p.grad is not None]
-        norm = parallel.unshard(nn.utils.get_total_norm(gradients)).to(total_loss.device, torch.float)
+        norm = parallel.gradient_norm(gradients).to(total_loss.device, torch.float)
         mean_loss = self.world.all_reduce_sum(total_loss) / tokens
         # once 1 it stays 1, so that no later step changes the weights
         self._nonfinite = torch.maximum(self._nonfinite, (~(mean_loss.isfinite() & norm.isfinite())).float())
