@@ -27,13 +27,13 @@ def run_drills(drills: Iterable[Drill], folder: Path, progress: Progress) -> Ite
             yield DrillResult(name=drill.name, title=drill.title, machine=drill.machine, could_not_run=reason)
             continue
         progress(f"{drill.name}: {drill.title}")
-        yield run_drill(drill, folder / drill.name)
+        yield run_drill(drill, folder / drill.name, progress)
 
 
-def run_drill(drill: Drill, folder: Path) -> DrillResult:
+def run_drill(drill: Drill, folder: Path, progress: Progress) -> DrillResult:
     """Run one drill in the new folder ``folder``. Raises OSError if it cannot be created."""
     folder.mkdir(parents=True)
-    injection = Injection(drill, folder.resolve())
+    injection = Injection(drill, folder.resolve(), lambda text: progress(f"{drill.name}: {text}"))
     failure, seconds = "", 0.0
     try:
         if drill.fault:
@@ -46,6 +46,7 @@ def run_drill(drill: Drill, folder: Path) -> DrillResult:
         failure = f"{type(error).__name__}: {error}"
     finally:
         seconds = time.monotonic() - injection.started if injection.started else 0.0
+        progress(f"{drill.name}: undoing its changes")
         injection.close()
     record = None
     try:
