@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seatrial.discover import slurm
-from seatrial.discover.slurm_facts import SlurmNode
+from seatrial.discover.slurm_facts import RETURNING_STATES, SlurmNode
 from seatrial.model import DecisionValue, SeatrialError, UsageError
 from seatrial.node_state.change import (
     COMMENT,
@@ -41,7 +41,6 @@ from seatrial.util.text import and_more
 _DRAINED = {"DRAIN", "DRAINED", "DRAINING"}
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 _NO_JOBS = {"ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "UNKNOWN"}
-_RETURNING = {"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
 _RESPONSE_LIMIT_S = 60.0  # slurmctld asks a resumed node within a few seconds
 _MAX_RESERVATION_NAME = 60
 
@@ -215,7 +214,7 @@ class SlurmCandidates:
             )
         if "NOT_RESPONDING" in node.states:
             return f"its slurmd does not respond. Run first: scontrol show node {node.name}"
-        if states := node.states & (_NO_JOBS | _RETURNING):
+        if states := node.states & (_NO_JOBS | RETURNING_STATES):
             return f"Slurm starts no job on a node that is {' and '.join(sorted(states))}"
         if states := node.states & _BUSY:
             return f"jobs run on it ({' and '.join(sorted(states))}); repeat when they have ended"
