@@ -1,4 +1,4 @@
-"""Clean runs: the trials of drills without a fault, and the alarms that they raise nevertheless."""
+"""Clean runs: the trials of drills without a fault, and the false alarms that these trials raise."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CONFIDENCE = 0.95  # confidence level of ``upper_bound``
 
 
 class Alarm(Frozen):
-    """A bad verdict or a finding of a clean run; ``run``: its number from 1.
+    """A verdict with a bad outcome, or a finding, of a clean run. ``run``: number of the clean run, from 1.
 
-    For a finding ``check`` is "finding", ``metric`` is its cause, and ``outcome`` is empty.
+    For a finding ``check`` is "finding", ``metric`` is the cause of the finding, and ``outcome`` is empty.
     """
 
     run: int
@@ -39,9 +39,10 @@ class Alarm(Frozen):
 
 
 class CleanRuns(Frozen):
-    """The alarms of ``runs`` clean runs. ``ignored``: patterns of alarms that are not counted.
+    """The result of ``runs`` clean runs. ``alarms``: those that match no pattern of ``ignored``.
 
-    ``upper_bound``: largest share of runs with a false alarm that these runs allow, with confidence CONFIDENCE.
+    ``upper_bound``: with confidence CONFIDENCE, at most this share of all runs has a false alarm. ``seconds``: duration
+    of each clean run.
     """
 
     runs: int
@@ -56,9 +57,10 @@ class CleanRuns(Frozen):
 def run_clean(
     drills: Sequence[Drill], runs: int, ignored: Sequence[str], folder: Path, progress: Callable[[str], None]
 ) -> CleanRuns:
-    """Run the trials of all ``drills`` ``runs`` times, without a fault. After Ctrl-C only the complete runs count.
+    """Run the trials of all ``drills`` ``runs`` times, without a fault.
 
-    Raises UsageError if the drills need different machines, SeatrialError if one cannot run here or leaves no record.
+    After Ctrl-C the complete runs count; without one, KeyboardInterrupt is raised. Raises UsageError if the drills need
+    different machines, SeatrialError if a trial cannot run here or leaves no record.
     """
     trials = clean_trials(drills)
     for trial in trials:
@@ -106,9 +108,10 @@ def _run(trial: Drill, folder: Path) -> Trial:
 
 
 def clean_trials(drills: Sequence[Drill]) -> list[Drill]:
-    """Drills without a fault, with the checks, options, thresholds and limits of the trials of all ``drills``.
+    """Drills without a fault whose trials have the checks, options, thresholds and limits of ``drills``.
 
-    Trials that do not differ in these are merged. Raises UsageError if the drills need different machines.
+    Trials whose settings do not contradict each other are merged. Raises UsageError if the drills need different
+    machines.
     """
     machines = {drill.machine for drill in drills}
     if len(machines) != 1:

@@ -20,7 +20,7 @@ Progress = Callable[[str], None]
 
 
 def run_drills(drills: Iterable[Drill], folder: Path, progress: Progress) -> Iterator[DrillResult]:
-    """Run the drills in order; yield the result of each when it ends. Records stay in ``folder``/NAME."""
+    """Run the drills in order; yield the result of each drill when it ends. Its files are in ``folder``/NAME."""
     for drill in drills:
         if reason := unmet_need(drill.needs):
             progress(f"{drill.name}: cannot run here: {reason}")
@@ -57,12 +57,15 @@ def run_drill(drill: Drill, folder: Path, progress: Progress) -> DrillResult:
 
 
 def load_record(run_dir: Path) -> Trial | None:
-    """The record of an ended trial; None if it left none. Raises UsageError if it is damaged."""
+    """The record of an ended trial; None if there is none. Raises UsageError if the record is damaged."""
     return load_trial(run_dir) if (run_dir / "trial.json").exists() else None
 
 
 def unmet_need(needs: Needs) -> str:
-    """The first of ``needs`` that this machine does not meet, as text; empty if it meets all."""
+    """The first of ``needs`` that this machine does not meet, as text; empty if it meets all.
+
+    Reads the driver if the drill needs GPUs, and asks Slurm if it needs several nodes.
+    """
     if needs.root and os.geteuid() != 0:
         return "needs root"
     if missing := [name for name in needs.programs if not shutil.which(name)]:

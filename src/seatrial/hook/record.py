@@ -9,12 +9,12 @@ from seatrial.hook.exit_codes import Result
 from seatrial.model import Frozen, Verdict
 from seatrial.util.text import and_more, printable
 
-_MAX_REASON = 300  # characters; Slurm keeps a node's Reason of any length, `sinfo -R` shows the first ones
-_MAX_NAMED = 3
+_MAX_REASON = 300  # characters; Slurm keeps a longer Reason of a node, but `sinfo -R` shows its start only
+_MAX_NAMED = 3  # failures in the reason
 
 
 class Problem(Frozen):
-    """A verdict of FAIL or WARN, as text and with the fix of its rule."""
+    """A verdict FAIL or WARN. ``text``: its summary. ``fix``: the fix of its rule."""
 
     check: str
     subject: str
@@ -52,7 +52,7 @@ class Record(Frozen):
     not_judged: dict[str, str]  # GPU → reason
     failures: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
-    limit: str = ""  # the answer of the drain limit; empty if it was not asked
+    limit: str = ""  # the answer of the drain limit; empty if the hook did not ask it
 
     def text(self) -> str:
         """Return the record as lines for a person."""

@@ -1,7 +1,7 @@
 """Candidates of a readmission in Kubernetes: testable nodes, their partners, their condition and taint.
 
-The pods of the test tolerate the taint and a cordon, so that a node is tested before it is returned. seatrial changes
-only its own condition (a patch of the status subresource, merged by type) and its own taint; it never cordons.
+The pods of the test tolerate the taint and a cordon, so that a node is tested before it returns to service. seatrial
+changes only its own condition (a patch of the status subresource, merged by type) and its own taint; it never cordons.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from seatrial.node_state.change import (
 from seatrial.util.text import and_more
 
 CONDITION_TYPE, TAINT, EFFECT = "seatrial.dev/Accepted", "seatrial.dev/not-accepted", "NoSchedule"
-# of deploy/readmit/node-readiness-rules.yaml; Node Readiness Controller adds and removes them by the condition
+# Taints in deploy/readmit/node-readiness-rules.yaml. Node Readiness Controller adds and removes them by the condition
 READINESS_TAINTS = ("readiness.k8s.io/seatrial-new", "readiness.k8s.io/seatrial-rejected")
 _STATUS = {DecisionValue.ACCEPTED: "True", DecisionValue.REJECTED: "False", DecisionValue.INCOMPLETE: "Unknown"}
 _TOLERATED = (
@@ -80,7 +80,7 @@ class KubernetesCandidates:
         return [("seatrial readmit", key, value) for key, value in values]
 
     def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
-        """Return no change: the pods tolerate the taint and a cordon."""
+        """Return no change: the pods of the test tolerate the taint and a cordon."""
         del partners
         return []
 
@@ -92,7 +92,7 @@ class KubernetesCandidates:
         return {}
 
     def after_test(self, results: Mapping[str, NodeResult]) -> list[NodeChange]:
-        """Return the changes of condition and taint; the condition first, which controllers read."""
+        """Return the changes of condition and taint; of each node first the condition, which controllers read."""
         changes = []
         for node in self._nodes:
             result = results[node.name]
@@ -111,7 +111,7 @@ class KubernetesCandidates:
         self._kubectl.run(*change.command[prefix:])
 
     def _set_condition(self, node: KubernetesNode, result: NodeResult) -> NodeChange:
-        """Return the patch; lastTransitionTime changes only with the status, as in the kubelet's conditions."""
+        """Return the change of the condition; lastTransitionTime changes only with the status, as by the kubelet."""
         now, status, before = datetime.now(UTC), _STATUS[result.decision], _condition(node)
         since = before.last_transition_time if before and before.status == status else None
         cause = "" if result.decision is DecisionValue.ACCEPTED else result.reason

@@ -5,9 +5,9 @@ without an end, then resumed inside the reservation: only the jobs of the test c
 when the reservation is deleted, and is drained again before that unless it was accepted. If seatrial is killed, the
 reservation keeps other jobs off the node.
 
-The reservation has the first partners too. A job starts at once if all its nodes are in the reservation. FLEX permits
-other nodes too, for a partner that replaces another one (scontrol(1)), but such a job waits for the backfill scheduler:
-0.6 s and 26 s with Slurm 22.05.
+The reservation has the first partners too: a job whose nodes are all in the reservation starts at once (after 0.6 s
+with Slurm 22.05). The flag FLEX (scontrol(1)) permits nodes outside of it, for a partner that replaces another one, but
+such a job waits for the backfill scheduler (26 s).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _MAX_RESERVATION_NAME = 60
 class SlurmCandidates:
     """The candidates as Slurm shows them at the start.
 
-    ``reason_prefix``: the start of the reason of nodes that someone else drained and that may be returned too.
-    ``partition``, ``reservation``: settings of the trial; by default a partition that has all candidates.
+    ``reason_prefix``: nodes that someone else drained may be returned too if their reason starts with this text.
+    ``partition``: of the trial; None: a partition that has all candidates. ``reservation``: of the trial; None: none.
     """
 
     def __init__(
@@ -104,7 +104,10 @@ class SlurmCandidates:
         return [("seatrial readmit", key, value) for key, value in values]
 
     def before_test(self, partners: Sequence[str]) -> list[NodeChange]:
-        """Return the reservation of the drained candidates with their partners, and their return inside it."""
+        """Return the changes for drained candidates: a reservation of candidates and partners, and a resume inside it.
+
+        Empty if no candidate is drained.
+        """
         if not self._drained:
             return []
         names, states = tuple(_names(self._drained)), "; ".join(f"{node.name} is {node}" for node in self._drained)
@@ -132,7 +135,10 @@ class SlurmCandidates:
                 time.sleep(1)
 
     def changed_meanwhile(self) -> dict[str, str]:
-        """Return the state of each candidate that something else took out of service during the test."""
+        """Return the state of each candidate that something else took out of service during the test.
+
+        ``after_test`` leaves such a drain as it is.
+        """
         changed = {}
         for name in _names(self._nodes):
             node = slurm.node(name)
