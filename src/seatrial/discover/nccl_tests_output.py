@@ -323,7 +323,9 @@ class _Reader:
         """Add the numbers of a line to the row with the same prefix."""
         for prefix, row in self.open_rows.items():
             text = line.strip()
-            if text.startswith(prefix) and _only_numbers(text[len(prefix) :].replace(prefix, " ") if prefix else text):
+            if text.startswith(prefix) and _starts_with_number(
+                text[len(prefix) :].replace(prefix, " ") if prefix else text
+            ):
                 self._add_numbers(row, text[len(prefix) :])
                 return
 
@@ -378,8 +380,8 @@ class _Reader:
         return bool(redop) and self.table.counts_wrong and not self.has_cpu_time and program not in OTHER_ALGBW
 
 
-def _only_numbers(text: str) -> bool:
-    """Whether ``text`` begins with numbers; NCCL's log may follow the last one."""
+def _starts_with_number(text: str) -> bool:
+    """Whether the first word of ``text`` is a number. Text after the numbers, such as NCCL's log, is ignored later."""
     match = _NUMBER.match(text.strip())
     return match is not None and (match.end() == len(text.strip()) or text.strip()[match.end()] in " \t")
 

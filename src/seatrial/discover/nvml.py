@@ -271,7 +271,7 @@ def read_gpu(reader: NvmlReader, index: int, handle: Any) -> Gpu:
     if capability := query("compute_capability", "nvmlDeviceGetCudaComputeCapability"):
         fields["compute_capability"] = "{}.{}".format(*capability)
     if mig := query("mig_mode", "nvmlDeviceGetMigMode"):
-        fields["mig_mode"] = mig[0]
+        fields["mig_mode"] = mig[0]  # current, pending
     fields |= read_load(reader, handle)
     fields["clocks_event_reasons"] = clocks_event_reason_names(nvml, fields["clocks_event_reasons"])
     fields["sm_clock_max_mhz"] = query("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
@@ -323,7 +323,7 @@ def _memory(reader: NvmlReader, handle: Any) -> dict[str, Any]:
     ):
         fields |= {"memory_total_bytes": memory.total, "memory_used_bytes": memory.used}
     if ecc := reader.query("ecc_mode", "nvmlDeviceGetEccMode", handle):
-        fields["ecc_mode"] = ecc[0]
+        fields["ecc_mode"] = ecc[0]  # current, pending
     for suffix, counter in (("", nvml.NVML_VOLATILE_ECC), ("_aggregate", nvml.NVML_AGGREGATE_ECC)):
         for error in ("corrected", "uncorrected"):
             field, kind = f"ecc_{error}{suffix}", getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{error.upper()}")
@@ -428,10 +428,10 @@ def _fabric(reader: NvmlReader, handle: Any) -> Fabric | None:
     if info.state >= len(_FABRIC_STATES):
         reader.unreadable["fabric"] = f"unknown fabric state {info.state} from NVML"
         return None
-    problems = [name for shift, name in _FABRIC_HEALTH.items() if info.healthMask >> shift & 3 == 1]
+    problems = [name for shift, name in _FABRIC_HEALTH.items() if (info.healthMask >> shift) & 3 == 1]
     uuid = bytes(info.clusterUuid)
     if any(uuid):
-        problems += filter(None, [_FABRIC_MISCONFIGURATION.get(info.healthMask >> 8 & 0xF)])
+        problems += filter(None, [_FABRIC_MISCONFIGURATION.get((info.healthMask >> 8) & 0xF)])
     return Fabric(
         state=_FABRIC_STATES[info.state],
         status=info.status,

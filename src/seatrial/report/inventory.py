@@ -63,7 +63,7 @@ def _shortened_mounts(mounts: Mapping[str, Any]) -> dict[str, Any]:
     counts = Counter(mount["type"] for mount in others).most_common()
     text = f"and {len(others)} more ({', '.join(f'{count} {kind}' for kind, count in counts)})"
     if hung := sum(not mount["responding"] for mount in others):
-        text += f", of which {hung} do not respond"
+        text += f"; {hung} of them do not respond"
     more = f"{text}; all: seatrial discover --json"
     return {**mounts, "filesystems": [*sorted(shown, key=lambda mount: str(mount["target"])), more]}
 
