@@ -57,7 +57,7 @@ def find_start_cause(text: str) -> StartCause | None:
 
 
 class Place(NamedTuple):
-    """Where pods are created, and their image. Empty ``namespace``: that of the context; None: the current context."""
+    """Where pods are created, and their image. Empty ``namespace``: that of the context. None: the current context."""
 
     namespace: str
     context: str | None = None

@@ -83,7 +83,7 @@ class NcclLog(Frozen):
     def find_choice(self, operation: str, size: int) -> AlgorithmChoice | None:
         """NCCL's choice for an operation, such as ``AllReduce``, and a size in bytes; None if not logged.
 
-        Of several different choices: the one that was new last.
+        If NCCL logged several different choices: the one that it logged for the first time last.
         """
         matching = [choice for choice in self.choices if choice.size == size and choice.operation in (operation, None)]
         return matching[-1] if matching else None
@@ -176,7 +176,7 @@ def _transports(text: str) -> Iterator[str]:
 def _network_transport(text: str) -> Iterator[str]:
     """The transport between nodes, for a log without connections.
 
-    None of it for a log of one node, nor for RDMA if NCCL does not log whether it uses GPUDirect.
+    Yields nothing for a log of one node, nor for RDMA if NCCL does not log whether it uses GPUDirect.
     """
     network, nodes = _first_match(_NETWORK, text), _first_match(_NODES, text)
     if network and nodes and int(nodes) > 1:

@@ -323,10 +323,9 @@ class _Reader:
         """Add the numbers of a line to the row with the same prefix."""
         for prefix, row in self.open_rows.items():
             text = line.strip()
-            if text.startswith(prefix) and _starts_with_number(
-                text[len(prefix) :].replace(prefix, " ") if prefix else text
-            ):
-                self._add_numbers(row, text[len(prefix) :])
+            rest = text[len(prefix) :]
+            if text.startswith(prefix) and _starts_with_number(rest.replace(prefix, " ") if prefix else rest):
+                self._add_numbers(row, rest)
                 return
 
     def _add_numbers(self, row: _OpenRow, text: str) -> None:

@@ -54,17 +54,13 @@ def error_kind(error: Exception) -> str:
 
 
 class NvmlReader:
-    """Queries one GPU, or the driver, and records the errors.
-
-    ``unreadable``: field → error. ``unsupported``, ``permission_denied``: those of these fields that the GPU does not
-    support, or that this user may not read.
-    """
+    """Queries one GPU, or the driver, and records the errors."""
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
-        self.unreadable: dict[str, str] = {}
-        self.unsupported: set[str] = set()
-        self.permission_denied: set[str] = set()
+        self.unreadable: dict[str, str] = {}  # field → error
+        self.unsupported: set[str] = set()  # those of the unreadable fields that the GPU does not support
+        self.permission_denied: set[str] = set()  # those that this user may not read
         self.gpu_lost: str | None = None  # the error that shows that the GPU is lost
         self._skipped: frozenset[str] = frozenset()
 
@@ -78,10 +74,7 @@ class NvmlReader:
         self._skipped = frozenset(self.unreadable)
 
     def query(self, fields: str | Sequence[str], function: str, *arguments: Any) -> Any:
-        """The result of an NVML function that reads ``fields``; None if it fails, or if ``fields`` are skipped.
-
-        The error is recorded for each of ``fields``.
-        """
+        """The result of an NVML function; None if it fails (recorded for each of ``fields``) or is skipped."""
         names = [fields] if isinstance(fields, str) else fields
         if names[0] in self._skipped:
             return None
@@ -271,7 +264,7 @@ def read_gpu(reader: NvmlReader, index: int, handle: Any) -> Gpu:
     if capability := query("compute_capability", "nvmlDeviceGetCudaComputeCapability"):
         fields["compute_capability"] = "{}.{}".format(*capability)
     if mig := query("mig_mode", "nvmlDeviceGetMigMode"):
-        fields["mig_mode"] = mig[0]  # current, pending
+        fields["mig_mode"] = mig[0]  # of (current, pending)
     fields |= read_load(reader, handle)
     fields["clocks_event_reasons"] = clocks_event_reason_names(nvml, fields["clocks_event_reasons"])
     fields["sm_clock_max_mhz"] = query("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
@@ -323,7 +316,7 @@ def _memory(reader: NvmlReader, handle: Any) -> dict[str, Any]:
     ):
         fields |= {"memory_total_bytes": memory.total, "memory_used_bytes": memory.used}
     if ecc := reader.query("ecc_mode", "nvmlDeviceGetEccMode", handle):
-        fields["ecc_mode"] = ecc[0]  # current, pending
+        fields["ecc_mode"] = ecc[0]  # of (current, pending)
     for suffix, counter in (("", nvml.NVML_VOLATILE_ECC), ("_aggregate", nvml.NVML_AGGREGATE_ECC)):
         for error in ("corrected", "uncorrected"):
             field, kind = f"ecc_{error}{suffix}", getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{error.upper()}")

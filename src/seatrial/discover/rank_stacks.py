@@ -115,7 +115,8 @@ class HangEvidence:
 
         1. Some, but not all ranks have an abnormal state: these.
         2. The flight recorder's dumps show ranks at fault (``CollectiveHang.ranks_at_fault``): these.
-        3. The stacks of all ranks are known and show exactly two places: the ranks at the less frequent one.
+        3. The stacks of all ranks are known and show exactly two places: the ranks at one of them, if they are fewer
+           than half of all ranks.
         """
         abnormal = tuple(snapshot.rank for snapshot in self.snapshots if snapshot.abnormal_state)
         if abnormal and len(abnormal) < len(self.snapshots):

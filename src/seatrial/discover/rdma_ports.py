@@ -88,8 +88,8 @@ class PortDetails(Frozen):
         return self.model or "unknown model", self.board or "", self.link_layer or "unknown link layer"
 
     @property
-    def card(self) -> str:
-        """The PCI address without the function, which the ports of one card share; empty if unknown."""
+    def nic_address(self) -> str:
+        """The PCI address without the function number, which all ports of a NIC share; empty if unknown."""
         return self.pci_path[-1].rpartition(".")[0] if self.pci_path else ""
 
     def roce_gid(self, configured_index: int | None) -> Gid | None:

@@ -210,7 +210,7 @@ class Injection:
         self._progress(f"{activity}, at most {limit_s:g} s")
         while (waited_s := time.monotonic() - started) <= limit_s:
             if time.monotonic() >= last_message + _PROGRESS_S:
-                last_message += _PROGRESS_S
+                last_message = time.monotonic()
                 self._progress(f"{activity}: {waited_s:.0f} s so far; ranks: {self._statuses()}")
             yield
             time.sleep(POLL_S)

@@ -177,16 +177,16 @@ def _unused_ports(compute: Mapping[str, Sequence[PortDetails]]) -> dict[str, str
     """NODE/PORT → reason, for each port that is not ACTIVE and need not be.
 
     A port should be ACTIVE if the port of this name is ACTIVE on another node, or if most ports of its node are ACTIVE
-    and its card has no ACTIVE port. On a node without an ACTIVE port all ports should be ACTIVE.
+    and its NIC has no ACTIVE port. On a node without an ACTIVE port all ports should be ACTIVE.
     """
     active_names = {port.name for ports in compute.values() for port in ports if port.is_active}
     unused = {}
     for node, ports in compute.items():
         active = [port for port in ports if port.is_active]
-        active_cards = {port.card for port in active if port.card}
+        active_nics = {port.nic_address for port in active if port.nic_address}
         most_are_active = 2 * len(active) > len(ports)
         for port in ports if active else ():
-            should_be_active = most_are_active and port.card not in active_cards
+            should_be_active = most_are_active and port.nic_address not in active_nics
             if port.state and not port.is_active and port.name not in active_names and not should_be_active:
                 unused[f"{node}/{port.name}"] = f"unused: {port.state}, and not ACTIVE on any other node"
     return unused
