@@ -79,8 +79,8 @@ def collective_hangs(dumps: Iterable[Dump], world_size: int = 0) -> list[Collect
             hangs.append(replace(hang, members_recorded=members_recorded or (is_default and world_size > 0)))
         else:
             hangs += _transfer_hangs(name, members, group_by_rank, by_rank)
-    waits_in = {rank: hang.group for hang in hangs for rank in hang.waiting}
-    located = [_with_elsewhere(hang, waits_in) for hang in hangs]
+    group_by_waiting_rank = {rank: hang.group for hang in hangs for rank in hang.waiting}
+    located = [_with_elsewhere(hang, group_by_waiting_rank) for hang in hangs]
     return sorted(located, key=lambda hang: (not hang.ranks_at_fault, hang.group))
 
 
@@ -157,6 +157,6 @@ def _transfer_hangs(
     return hangs
 
 
-def _with_elsewhere(hang: CollectiveHang, waits_in: Mapping[int, str]) -> CollectiveHang:
-    elsewhere = {rank: waits_in[rank] for rank in hang.absent if waits_in.get(rank, hang.group) != hang.group}
-    return replace(hang, elsewhere=elsewhere)
+def _with_elsewhere(hang: CollectiveHang, group_by_waiting_rank: Mapping[int, str]) -> CollectiveHang:
+    groups = {rank: group_by_waiting_rank.get(rank, hang.group) for rank in hang.absent}
+    return replace(hang, elsewhere={rank: group for rank, group in groups.items() if group != hang.group})

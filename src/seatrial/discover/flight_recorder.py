@@ -223,7 +223,7 @@ def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
 
 
 def _number(record: Mapping[Any, Any], key: str) -> int:
-    """An integer, which JSON's pg_status has as text; -1 if there is none."""
+    """An integer, also from text (pg_status in JSON has text); -1 if there is none."""
     value = record.get(key)
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
         return int(value)

@@ -101,7 +101,7 @@ def read(root: Path = Path("/")) -> GpuFacts:
 
 
 def read_with_timeout(timeout_s: float = _DRIVER_TIMEOUT_S, root: Path = Path("/")) -> GpuFacts:
-    """GPU facts as from ``read``, but NVML is read in a separate process that ends after ``timeout_s`` seconds.
+    """GPU facts as from ``read``, but a separate process reads NVML, for at most ``timeout_s`` seconds.
 
     If that process does not answer in time, or fails, ``nvml_unavailable`` is set. A thread instead of a process could
     be stuck in the kernel, and would keep this process from exiting.

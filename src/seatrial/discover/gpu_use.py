@@ -60,7 +60,7 @@ class GpuUseStep:
         deadline = time.monotonic() + wait_s
         while True:
             ended = self.child.poll() is not None
-            self._readings.add(tail_lines(self._out, _MAX_BYTES, _MAX_BYTES))
+            self._readings.add(tail_lines(self._out, _MAX_BYTES, _MAX_BYTES))  # all lines
             missing = self._nodes - len(self._readings.answered)
             if missing <= 0 or ended or time.monotonic() > deadline:
                 break

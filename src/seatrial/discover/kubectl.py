@@ -48,7 +48,7 @@ class ApiUnavailable(KubectlError):
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl with a namespace and a context of the kubeconfig; None: the kubeconfig's own."""
+    """kubectl with a namespace and a context of the kubeconfig; None: the current ones of the kubeconfig."""
 
     namespace: str | None = None
     context: str | None = None

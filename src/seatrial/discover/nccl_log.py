@@ -153,7 +153,7 @@ def _choices(text: str) -> Iterator[AlgorithmChoice]:
 
 
 def _upper_name(text: str, names: Sequence[str]) -> str:
-    """The name in upper case; a number is replaced by its name if it has one."""
+    """``text`` in upper case; a number is replaced by the name at this position of ``names``, if there is one."""
     if text.isdecimal():
         return names[int(text)] if int(text) < len(names) else text
     return text.upper()

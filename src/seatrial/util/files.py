@@ -23,8 +23,8 @@ Content = bytes | Callable[[BinaryIO], object]  # the bytes, or a function that 
 def atomic_write(path: Path, content: Content, *, sync: bool = True, mode: int | None = None) -> None:
     """Replace the file ``path`` atomically; on failure the previous file remains. Raises OSError.
 
-    ``sync``: fsync before returning; without it a crash of the machine can lose the content. ``mode``: by default the
-    mode of the previous file, or 0o666 without the umask's bits for a new file.
+    ``sync``: fsync before returning; without it a crash of the machine can lose the content. ``mode``: by default that
+    of the previous file, or 0o666 for a new file; without the bits of the umask in all cases.
     """
     stage(path, content, sync=sync, mode=mode).replace(path)
 
