@@ -140,14 +140,13 @@ def _transfer_hangs(
         for operation in group.transfers:
             kind, _, ends = operation.name.partition(" ")  # send 0->1, recv 1<-0: ranks within the group
             arrow, peer_kind, peer_arrow = ("->", "recv", "<-") if kind == "send" else ("<-", "send", "->")
-            own_index, _, index = ends.partition(arrow)
-            peer = sorted(members)[int(index)] if index.isdecimal() and int(index) < len(members) else None
-            if peer is None:
+            own_index, _, peer_index = ends.partition(arrow)
+            if not peer_index.isdecimal() or int(peer_index) >= len(members):
                 continue
+            peer = sorted(members)[int(peer_index)]
             other = group_by_rank.get(peer)
-            if other and any(
-                candidate.name == f"{peer_kind} {index}{peer_arrow}{own_index}" for candidate in other.transfers
-            ):
+            matching_name = f"{peer_kind} {peer_index}{peer_arrow}{own_index}"
+            if other and any(candidate.name == matching_name for candidate in other.transfers):
                 continue
             last = other.collectives.get(other.last) if other else None
             absent = {peer: last} if peer in by_rank else {}

@@ -22,7 +22,7 @@ _START_BYTES = 4096  # of a file, in which is_dump looks for _KEYS
 _RANK = re.compile(r"(?P<prefix>.*?)(?P<rank>\d{1,7})(?:\.(?:json|pkl|pickle|bin))?")
 _KEYS = (b'"comm_lib_version"', b'"pg_config"', b'"collective_seq_id"')  # one is near the start of a dump in JSON
 _KEPT = 20  # number of collectives that are kept before and after the first one that is not completed
-_MAX_TENSORS, _MAX_DIMENSIONS, _MAX_FRAMES, _MAX_TEXT = 64, 8, 100, 300
+_MAX_TENSORS, _MAX_DIMENSIONS, _MAX_FRAMES, _MAX_TEXT = 64, 8, 100, 300  # of an entry that are kept; characters
 _MAX_ENTRIES, _MAX_RANKS = 100_000, 1_000_000
 # Files of libraries: a frame in any other file is the user's
 _LIBRARY_FILE = re.compile(r"/(?:site|dist)-packages/(?!seatrial/)|/torch/|/lib/python\d[^/]*/(?!site-)|^<")
@@ -159,7 +159,7 @@ def _members(config: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
     members = {}
     for name, group in config.items():
         ranks = group.get("ranks") if isinstance(group, dict) else None
-        if isinstance(ranks, str) and len(ranks) < 8 * _MAX_RANKS:
+        if isinstance(ranks, str) and len(ranks) < 8 * _MAX_RANKS:  # up to 8 characters for each rank
             members[_text(name)] = tuple(int(rank) for rank in re.findall(r"\d{1,7}", ranks))
     return members
 

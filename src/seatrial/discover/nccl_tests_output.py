@@ -2,6 +2,9 @@
 
 The text may have the prefixes of mpirun, srun, pdsh or kubectl, colours, NCCL's log in between, and rows that are
 broken into several lines. Formats: NVIDIA/nccl-tests src/common.cu (since 2.17.3 src/util.cu).
+
+Of each number at most as many digits are read as an intact output can have, such as ``[:19]``. So damaged text cannot
+give integers of any size.
 """
 
 from __future__ import annotations
@@ -220,7 +223,7 @@ class _Reader:
         elif match := _REDUCED.search(line):
             self.table.max_bytes = int(match[1][:19])
         elif _CONCLUDED not in line and (match := _PROGRAM.search(line)) and not _FAILURES.search(line):
-            self._start_table()
+            self._start_table()  # the command of a program
             self.mentioned, self.settings = match[1], dict(_SETTING.findall(line))
         elif _EXPORT.match(line):
             self.exported |= dict(_SETTING.findall(line))

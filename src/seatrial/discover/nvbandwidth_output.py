@@ -13,7 +13,7 @@ from typing import Any
 
 _MAX_LINE = 2**12  # characters of a line that are read; a row of 72 GPUs has 730
 _MAX_MATRICES = 2**12
-_MAX_TITLE = 200
+_MAX_TITLE, _MAX_MESSAGE, _MAX_VERSION = 200, 300, 40  # characters that are kept
 _TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _RUNNING = re.compile(r"\bRunning (\w+)\.")
 _DEVICE = re.compile(r"\bDevice (\d+): (.+?)(?: \([0-9a-fA-F:.]+\))?\s*$")
@@ -85,17 +85,17 @@ def parse_json(document: dict[str, Any]) -> NvbandwidthOutput:
             title = str(testcase.get("bandwidth_description", ""))
             matrices.append(_json_matrix(name, title, rows))
         elif status not in ("Waived", "Passed"):
-            failures[name] = str(testcase.get("error") or f"status {status or 'unknown'}")[:300]
+            failures[name] = str(testcase.get("error") or f"status {status or 'unknown'}")[:_MAX_MESSAGE]
     devices = report.get("GPU Device list")
-    texts = [str(text)[:300] for text in devices] if isinstance(devices, list) else []
+    texts = [str(text)[:_MAX_MESSAGE] for text in devices] if isinstance(devices, list) else []
     named = [match for match in map(_JSON_DEVICE.fullmatch, texts) if match]
     return NvbandwidthOutput(
-        version=str(report.get("version", ""))[:40],
+        version=str(report.get("version", ""))[:_MAX_VERSION],
         devices=tuple(match[2] for match in named),
         hosts=tuple(dict.fromkeys(match[3] for match in named if match[3])),
         matrices=tuple(matrices),
         failures=failures,
-        failure=str(report.get("error") or "")[:300],
+        failure=str(report.get("error") or "")[:_MAX_MESSAGE],
     )
 
 
@@ -145,7 +145,7 @@ class _Reader:
         elif match := _DEVICE.search(line):
             self.devices[int(match[1][:6])] = match[2]
         elif match := re.search(r"nvbandwidth Version: (\S+)", line):
-            self.version = match[1][:40]
+            self.version = match[1][:_MAX_VERSION]
         elif match := _FAILURE.search(line):
             self._fail(match[0])
         elif self.matrix:
@@ -167,9 +167,9 @@ class _Reader:
 
     def _fail(self, text: str) -> None:
         if self.testcase:
-            self.failures.setdefault(self.testcase, text[:300])
+            self.failures.setdefault(self.testcase, text[:_MAX_MESSAGE])
         else:
-            self.failure = self.failure or text[:300]
+            self.failure = self.failure or text[:_MAX_MESSAGE]
 
     def _start_matrix(self, title: str) -> None:
         self.columns = 0

@@ -49,7 +49,7 @@ class KubernetesCandidates:
         if unknown := [name for name in names if name not in self._every_node]:
             raise UsageError(f"Kubernetes has no node {and_more(unknown, 8)}. Run first: kubectl get nodes")
         self._nodes = [self._every_node[name] for name in names]
-        if refusals := [f"{node.name}: {why}" for node in self._nodes if (why := self._untestable(node))]:
+        if refusals := [f"{node.name}: {why}" for node in self._nodes if (why := self._refusal(node))]:
             raise SeatrialError(f"not tested, nothing was changed: {'; '.join(refusals)}")
 
     @property
@@ -60,13 +60,13 @@ class KubernetesCandidates:
     def partners(self, names: Sequence[str] = ()) -> list[Partner]:
         """Return ``names``, or all schedulable nodes with the condition True. Raises UsageError."""
         if names:
-            if wrong := [f"{name}: {why}" for name in names if (why := self._unusable_as_partner(name))]:
+            if wrong := [f"{name}: {why}" for name in names if (why := self._partner_refusal(name))]:
                 raise UsageError(f"--partner {'; '.join(wrong)}")
             return [Partner(node=name, why="--partner") for name in names]
         return [
             Partner(node=name, why=str(condition))
             for name, node in self._every_node.items()
-            if not self._unusable_as_partner(name) and (condition := _condition(node)) and condition.status == "True"
+            if not self._partner_refusal(name) and (condition := _condition(node)) and condition.status == "True"
         ]
 
     def settings(self, nodes: Sequence[str]) -> list[tuple[str, str, Any]]:
@@ -132,14 +132,14 @@ class KubernetesCandidates:
         before = f"{_condition(node) or f'no condition {CONDITION_TYPE}'}; {taints}"
         return NodeChange(nodes=(node.name,), action=action, command=tuple(self._kubectl.command(*args)), before=before)
 
-    def _untestable(self, node: KubernetesNode) -> str:
+    def _refusal(self, node: KubernetesNode) -> str:
         """Return why no pod of the test can start on the node; empty if it can."""
         if node.ready_condition.status != "True":
             return f"{node.ready_condition}. Run first: kubectl describe node {node.name}"
         taints = node.untolerated_taints(self._tolerations)
         return f"untolerated taint {', '.join(map(str, taints))}: add it to kubernetes.tolerations" if taints else ""
 
-    def _unusable_as_partner(self, name: str) -> str:
+    def _partner_refusal(self, name: str) -> str:
         """Return why the node cannot be a partner; empty if it can."""
         node, candidate = self._every_node.get(name), self._nodes[0]
         if node is None:
@@ -148,7 +148,7 @@ class KubernetesCandidates:
             return "it is a candidate"
         if node.spec.unschedulable or any(taint.key in (TAINT, *READINESS_TAINTS) for taint in node.spec.taints):
             return "it is cordoned or not accepted"
-        if why := self._untestable(node):
+        if why := self._refusal(node):
             return why
         same = node.allocatable(GPU_RESOURCE) == candidate.allocatable(GPU_RESOURCE)
         return "" if same else f"it has another number of GPUs than {candidate.name}"

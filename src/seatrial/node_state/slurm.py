@@ -87,10 +87,10 @@ class SlurmCandidates:
         Raises UsageError if one of ``names`` cannot be a partner.
         """
         if names:
-            if wrong := [f"{name}: {why}" for name in names if (why := self._unusable_as_partner(name))]:
+            if wrong := [f"{name}: {why}" for name in names if (why := self._partner_refusal(name))]:
                 raise UsageError(f"--partner {'; '.join(wrong)}")
             return [Partner(node=name, why="--partner") for name in names]
-        pool = [node for name, node in self._every_node.items() if not self._unusable_as_partner(name)]
+        pool = [node for name, node in self._every_node.items() if not self._partner_refusal(name)]
         pool.sort(key=lambda node: not _accepted(node))
         return [
             Partner(node=node.name, why=f"idle; {node.comment if _accepted(node) else 'no comment of a readmission'}")
@@ -177,7 +177,7 @@ class SlurmCandidates:
         """Run the command. Raises SeatrialError if Slurm refuses it."""
         slurm.command_output(change.command)
 
-    def _unusable_as_partner(self, name: str) -> str:
+    def _partner_refusal(self, name: str) -> str:
         """Return why the node cannot be a partner; empty if it can."""
         node = self._every_node.get(name)
         if node is None:

@@ -237,7 +237,7 @@ def run_sampler(sampler: Sampler, file: TextIO, hz: float) -> None:
     for _ in ticks(1 / hz):
         if os.getppid() != parent:
             return
-        cpu_limit_s += SAMPLE_CPU_S * max(1, 1 / hz)
+        cpu_limit_s += SAMPLE_CPU_S * max(1, 1 / hz)  # at less than one sample per second: the limit is per second
         _write(file, sampler.sample(cpu_limit_s))
         if (unreadable := sampler.unreadable()) != reported:
             reported = unreadable
