@@ -66,7 +66,7 @@ class Curves:
             if means := self._step_means(device.column(gauge), samples):
                 earlier = by_device.get(device.subject, means)
                 pairs = zip(earlier, means, strict=True)
-                by_device[device.subject] = array("f", (a if math.isnan(b) else b for a, b in pairs))
+                by_device[device.subject] = array("f", (old if math.isnan(new) else new for old, new in pairs))
         if self._kind == "gpu":
             steps = range(self._step(axis_begin), min(self._step(axis_begin + end - begin) + 1, self._steps))
             self._add_reasons(device, samples, steps)

@@ -27,10 +27,10 @@ def median_interval(samples: Sequence[float], *, independent: bool = False) -> t
     """
     ordered, count = sorted(samples), len(samples)
     effective = count if independent else floor(independent_samples(samples, cautious=True))
-    if not (excluded := samples_outside_interval(effective)):
+    if not (rank := interval_rank(effective)):
         return None
-    below = max(1, floor(excluded * count / effective))
-    return ordered[below - 1], ordered[count - below]
+    scaled_rank = max(1, floor(rank * count / effective))  # the same quantile among all samples
+    return ordered[scaled_rank - 1], ordered[count - scaled_rank]
 
 
 def independent_samples(samples: Sequence[float], *, cautious: bool = False) -> float:
@@ -50,11 +50,11 @@ def expected_half_width(count: int) -> float:
 
     If there are too few samples for an interval: half of the range of the samples, which the judge uses instead.
     """
-    correlation = 1 / sqrt(count)  # its standard error: in one of six draws the estimate is higher
+    correlation = 1 / sqrt(count)  # one standard error: of uncorrelated samples, one in six draws estimates more
     independent = count / _variance_ratio(min(correlation + _margin(count, correlation), 0.99))
-    if not (excluded := samples_outside_interval(floor(independent))):
+    if not (rank := interval_rank(floor(independent))):
         return NormalDist().inv_cdf(count / (count + 1))
-    return NormalDist().inv_cdf(1 - (excluded - 0.5) / floor(independent))
+    return NormalDist().inv_cdf(1 - (rank - 0.5) / floor(independent))
 
 
 def spread(values: Sequence[float]) -> float:
@@ -77,18 +77,18 @@ def binomial_tail(successes: int, trials: int, probability: float) -> float:
 
 
 @cache
-def samples_outside_interval(count: int) -> int:
+def interval_rank(count: int) -> int:
     """Return k: the interval reaches from the k-th smallest to the k-th largest of ``count`` independent samples.
 
     0 if there are too few samples for an interval.
     """
     if count > _MAX_EXACT_COUNT:
         return floor(count / 2 - NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * sqrt(count) / 2)
-    excluded, tail = 0, 1 / 2**count  # tail: probability that at most ``excluded`` samples are below the true median
+    rank, tail = 0, 1 / 2**count  # tail: probability that at most ``rank`` samples are below the true median
     while 2 * tail <= 1 - CONFIDENCE:
-        excluded += 1
-        tail += comb(count, excluded) / 2**count
-    return excluded
+        rank += 1
+        tail += comb(count, rank) / 2**count
+    return rank
 
 
 def _lag_1_correlation(samples: Sequence[float], *, cautious: bool) -> float:
