@@ -158,7 +158,7 @@ def read_evidence(attempt: Path, rank_count: int) -> HangEvidence | None:
             continue
     if not any(snapshot.frames or snapshot.state for snapshot in snapshots):
         return None
-    # a rank without a dump counts as absent, except if no rank has a dump
+    # a rank without a dump can be at fault (CollectiveHang.without_dump), but not if no rank has a dump
     hangs = collective_hangs(dumps, rank_count) if dumps else ()
     return HangEvidence(tuple(snapshots), tuple(hangs))
 
@@ -167,7 +167,7 @@ def _workers(text: str) -> tuple[dict[int, _Worker], dict[tuple[str, int], tuple
     """The workers by rank, and the stack of the main thread by node and pid, from STATES_SCRIPT's output."""
     workers: dict[tuple[str, int], tuple[int, _Worker]] = {}
     stacks: dict[tuple[str, int], list[Frame]] = {}
-    current: dict[str, tuple[int, bool]] = {}  # node → process whose stack follows, and whether it is the main thread's
+    current: dict[str, tuple[int, bool]] = {}  # node → pid whose stack follows, and whether it is of the main thread
     for line in filter(None, map(_LINE.match, text.splitlines())):
         node, content = printable(line["node"]), line["text"]
         pid, is_main = current.get(node, (0, False))
@@ -180,7 +180,7 @@ def _workers(text: str) -> tuple[dict[int, _Worker], dict[tuple[str, int], tuple
             current[node] = pid, "MainThread" in content
         elif is_main and (match := _PY_SPY_FRAME.match(content)):
             stacks.setdefault((node, pid), []).append(_frame(match))
-    # a process whose parent is a worker too was forked by it, such as a data loader
+    # without the processes that a worker has forked, such as data loaders: their parent is in ``workers`` too
     by_rank = {rank: worker for rank, worker in workers.values() if (worker.node, worker.parent) not in workers}
     return by_rank, {process: tuple(frames) for process, frames in stacks.items()}
 
