@@ -117,7 +117,9 @@ class Table:
     ``counts_wrong``: True if the columns ``#wrong`` count wrong elements. Before 2.13 the columns are named ``error``
     and have the largest deviation.
     ``is_checked``: False with the option -c 0, with which some versions print 0 wrong elements.
-    ``settings``: the variables NCCL_* in the command above the table.
+    ``out_of_bounds``: number in the line "Out of bounds values", None without this line.
+    ``failure``: the first message that ended the run of the program; empty if there is none.
+    ``settings``: the variables NCCL_* in the command and in exports above the table.
     """
 
     program: str = ""
@@ -179,7 +181,8 @@ class _OpenRow:
 class _Reader:
     """Reads line by line. ``open_rows``: incomplete rows by the prefix of their lines, as lines of several ranks mix.
 
-    ``mentioned``: the program in the last command; ``settings``: the NCCL_ variables in that command.
+    ``mentioned``, ``settings``: the program and the variables NCCL_* in the last command. ``exported``: the variables
+    in ``export`` lines so far.
     """
 
     def __init__(self) -> None:

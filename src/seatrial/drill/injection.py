@@ -31,7 +31,7 @@ _NEW_MOUNTS = ("unshare", "--mount", "--propagation", "private")
 
 
 class TrialEndedEarly(SeatrialError):
-    """The trial ended before the drill could inject its fault, or did not reach that point within the time limit."""
+    """The fault was not injected: the trial ended first, or the point of the injection was not reached in time."""
 
 
 class Injection:
