@@ -80,7 +80,7 @@ def read_quota(
     if tool == "statvfs":
         return _statvfs_quota(path)
     if tool == "beegfs" and mounted > 1:
-        reason = "several BeeGFS filesystems are mounted, and the output does not name one"
+        reason = "several BeeGFS filesystems are mounted, and the output does not say which one it is for"
         return QuotaReading(command="beegfs quota list-usage", reason=reason)
     current = ["--uids", "current", "--gids", "current"]
     beegfs_8 = ["beegfs", "quota", "list-usage", *current, "--raw", "--output", "ndjson"]

@@ -1,9 +1,9 @@
 """Candidates of a readmission in Slurm: which nodes may be tested, with which partners, and the changes of their state.
 
 Slurm starts no job on a drained node, not even in a reservation. So a drained candidate is first reserved for this user
-without an end, then resumed inside the reservation: only the jobs of the test can start on it. It returns to service
-when the reservation is deleted, and is drained again before that unless it was accepted. If seatrial is killed, the
-reservation keeps other jobs off the node.
+without an end, then resumed inside the reservation: only the jobs of the test can start on it. A candidate that was not
+accepted is then drained again. Last the reservation is deleted, which returns the accepted candidates to service. If
+seatrial is killed, the reservation keeps other jobs off the nodes.
 
 The reservation has the first partners too: a job whose nodes are all in the reservation starts at once (after 0.6 s
 with Slurm 22.05). The flag FLEX (scontrol(1)) permits nodes outside of it, for a partner that replaces another one, but
@@ -38,11 +38,12 @@ from seatrial.node_state.change import (
 )
 from seatrial.util.text import and_more
 
+# States and flags of a node: drained; with jobs; without new jobs, although it is not drained
 _DRAINED = {"DRAIN", "DRAINED", "DRAINING"}
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 _NO_JOBS = {"ERROR", "FAIL", "FAILING", "INVAL", "INVALID_REG", "UNKNOWN"}
 _RESPONSE_LIMIT_S = 60.0  # slurmctld asks a resumed node within a few seconds
-_MAX_RESERVATION_NAME = 60
+_MAX_RESERVATION_NAME = 60  # characters
 
 
 class SlurmCandidates:
@@ -125,7 +126,7 @@ class SlurmCandidates:
         ]
 
     def wait_until_testable(self) -> None:
-        """Wait until the slurmd of each resumed node has answered. Raises SeatrialError after a minute."""
+        """Wait until each resumed node responds and is usable. Raises SeatrialError after a minute."""
         deadline = time.monotonic() + _RESPONSE_LIMIT_S
         for drained in self._drained:
             while not ((node := slurm.node(drained.name)) and node.usable):

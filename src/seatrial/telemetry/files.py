@@ -110,7 +110,8 @@ def merge_samples(folder: Path) -> str:
     with gzip.open(compressed, "wb") as file:
         for line in (*_merged_lines(folder / TELEMETRY_FILE), *_new_lines(sample_files)):
             device = _parse_object(line)
-            key = (*(device.get(name) for name in ("attempt", "rank", "device")), repr(device.get("time"))[:40])
+            first_times = repr(device.get("time"))[:40]  # they differ between two samplers of one attempt and rank
+            key = (*(device.get(name) for name in ("attempt", "rank", "device")), first_times)
             if device and key not in merged:  # duplicates if an earlier call was killed before it removed the files
                 merged.add(key)
                 # all devices of a sampler have the same number: count it once
