@@ -55,7 +55,7 @@ class Injection:
         self.new_mounts = False
         self.settings: dict[str, JsonValue] = dict(drill.trial.settings)
         self.started = 0.0  # time.monotonic() of the injection, or of the start of the trial
-        self._progress = progress
+        self.progress = progress
         self._trial: processes.Child | None = None
         self._at_end = ExitStack()
 
@@ -92,7 +92,7 @@ class Injection:
         if self.setup:
             argv = ["bash", "-c", "\n".join(["set -e", *self.setup, 'exec "$@"']), "bash", *argv]
         self.started = time.monotonic()
-        self._progress(f"starting a trial with {', '.join(drill.trial.checks)}")
+        self.progress(f"starting a trial with {', '.join(drill.trial.checks)}")
         self._trial = self.start_process(
             [*(_NEW_MOUNTS if self.new_mounts else ()), *argv], "trial", self.environment, without=ENV_PREFIX
         )
@@ -131,7 +131,7 @@ class Injection:
     def mark_injected(self) -> None:
         """Record that the fault starts now. Without this call ``started`` is the start of the trial."""
         self.started = time.monotonic()
-        self._progress("injecting the fault")
+        self.progress("injecting the fault")
 
     def wait_for(self, condition: Callable[[], bool], goal: str, limit_s: float = 120.0) -> None:
         """Wait for ``condition()``, which ``goal`` states as a clause: ``the run directory exists``.
@@ -187,7 +187,7 @@ class Injection:
         """Wait for the end of the trial and return its exit code. Raises SeatrialError after ``limit_s``."""
         for _ in self._polls("waiting for the end of the trial", limit_s):
             if (code := self.trial.poll()) is not None:
-                self._progress(f"the trial ended with exit code {code}")
+                self.progress(f"the trial ended with exit code {code}")
                 return code
         raise SeatrialError(f"the trial did not end within {limit_s:g} s; ranks: {self._statuses()}")
 
@@ -207,11 +207,11 @@ class Injection:
     def _polls(self, activity: str, limit_s: float) -> Iterator[None]:
         """Yield every POLL_S until ``limit_s`` has passed; report ``activity`` at once, then every _PROGRESS_S."""
         started = last_message = time.monotonic()
-        self._progress(f"{activity}, at most {limit_s:g} s")
+        self.progress(f"{activity}, at most {limit_s:g} s")
         while (waited_s := time.monotonic() - started) <= limit_s:
             if time.monotonic() >= last_message + _PROGRESS_S:
                 last_message = time.monotonic()
-                self._progress(f"{activity}: {waited_s:.0f} s so far; ranks: {self._statuses()}")
+                self.progress(f"{activity}: {waited_s:.0f} s so far; ranks: {self._statuses()}")
             yield
             time.sleep(POLL_S)
 

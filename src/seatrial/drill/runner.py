@@ -22,11 +22,11 @@ Progress = Callable[[str], None]
 def run_drills(drills: Iterable[Drill], folder: Path, progress: Progress) -> Iterator[DrillResult]:
     """Run the drills in order; yield the result of each drill when it ends. Its files are in ``folder``/NAME."""
     for drill in drills:
+        progress(f"{drill.name}: {drill.title}")
         if reason := unmet_need(drill.needs):
             progress(f"{drill.name}: cannot run here: {reason}")
             yield DrillResult(name=drill.name, title=drill.title, machine=drill.machine, could_not_run=reason)
             continue
-        progress(f"{drill.name}: {drill.title}")
         yield run_drill(drill, folder / drill.name, progress)
 
 

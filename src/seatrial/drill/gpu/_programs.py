@@ -28,6 +28,7 @@ def start_on_gpu(injection: Injection, mode: str) -> None:
 
     Raises TrialEndedEarly if the program ends, or is not ready within 120 s.
     """
+    injection.progress(f"starting a program on GPU {GPU}, at most {_START_TIMEOUT_S:g} s")
     ready = injection.folder / "ready"
     argv = [sys.executable, "-c", _LOAD, str(ready), mode]
     child = injection.start_process(argv, "gpu-program", {"CUDA_VISIBLE_DEVICES": str(GPU)})
