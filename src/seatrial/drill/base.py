@@ -51,7 +51,7 @@ class DrillTrial:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the trial must report.
+    """What the trial must report: verdicts, each on one metric of a check, and findings, each with a diagnosed cause.
 
     ``check`` and ``metric`` are patterns of fnmatch; ``place``, ``command`` and ``refusal`` are regular expressions;
     ``cause`` is compared as text.

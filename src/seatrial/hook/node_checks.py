@@ -25,7 +25,7 @@ from seatrial.util import data_files
 from seatrial.util.node_name import node_name
 from seatrial.util.text import printable
 
-TRIAL = "hook"
+TRIAL = "hook"  # data/trials/hook.yaml
 MODEL_CHECK = "gpu.model"  # its option ``expected`` is the site's model
 _GPU_PROCESSES = "foreign_processes"  # fact of gpu.inventory: processes that compute on GPUs
 
@@ -60,7 +60,7 @@ def check_node(
     plan = make_plan(config, checks, NodeGpus(expected_gpus or 0, expected_gpus=expected_gpus))
     verdicts = judge(config, plan.jobs, measurements, checks, {})
     used_gpus = _used_gpus(measurements, ended_job, root)
-    policy = data_files.read("hooks.yaml")
+    policy = data_files.read("hooks.yaml")  # metrics that no hook judges, or only on GPUs without processes
     bad: dict[Outcome, list[Verdict]] = {Outcome.FAIL: [], Outcome.WARN: []}
     for verdict in verdicts:
         if verdict.outcome not in bad or verdict.metric in policy["not_of_a_job"]:

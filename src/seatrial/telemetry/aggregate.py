@@ -79,7 +79,7 @@ class Segment:
 
 
 class PhaseAxis:
-    """Time axis of a phase, in seconds, without the pauses between its checks.
+    """Time axis of a phase (a group of checks, such as collectives), in seconds, without the pauses between its checks.
 
     The axis consists of segments; no check ran in the pauses between them. On each node a segment begins with the first
     check of that node in it. The segment is as long as on the slowest node.
