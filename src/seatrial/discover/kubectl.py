@@ -141,7 +141,7 @@ class Kubectl:
                 ApiUnavailable if reason in ("ServiceUnavailable", "Timeout", "TooManyRequests") else KubectlError
             )
             command = args
-            if args[0] == "create":  # repeated by the user, it makes objects that no run deletes
+            if args[0] == "create":  # a user who repeats it makes objects that no run deletes
                 quota = "exceeded quota" in message
                 command = ("describe", "resourcequotas") if quota else ("auth", "can-i", "--list")
             return error_type(f"{error}. Run first: {self.command_text(*command)}", reason)

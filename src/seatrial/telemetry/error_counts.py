@@ -3,7 +3,7 @@
 The result is the fact of a check, here with an example of each part:
 
     {"counters_read": 13,                                               number of counters read both times
-     "increased": {"gpu3": {"ecc_corrected": [0, 2]}, "mlx5_0/1": {"symbol_error": [7, 9]}},
+     "increased": {"gpu3": {"ecc_corrected": [0, 2]}, "mlx5_0/1": {"symbol_error": [7, 9]}},   before, after
      "xids": [43],                                                      Xids reported during the check
      "unreadable": {"gpu3 pcie_replays": "Unknown Error"},              read error
      "permission_denied": {"Insufficient Permissions": ["gpu3 xid"]},
