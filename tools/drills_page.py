@@ -32,6 +32,8 @@ seatrial drill --all --json           # all drills; those that cannot run here s
 seatrial drill cpu --clean 40         # the same checks 40 times without a fault: count the alarms
 ```
 
+While a drill runs, it writes its steps and what it waits for to stderr.
+
 | column | it holds if |
 | --- | --- |
 | seen | the check that must see the fault is FAIL, WARN or ERROR; or the trial ends with an error at its start |
