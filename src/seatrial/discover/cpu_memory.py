@@ -44,7 +44,7 @@ class CpuFacts(Frozen):
 
 
 class MemoryFacts(Frozen):
-    """Memory in bytes. ``limit_bytes``: the lowest limit of the cgroups; None without an error: no limit."""
+    """Memory in bytes. ``limit_bytes``: the lowest limit of the cgroups; None and not in ``unreadable``: no limit."""
 
     total_bytes: int | None
     available_bytes: int | None
@@ -87,7 +87,7 @@ def read_memory(root: Path = Path("/")) -> MemoryFacts:
 
 
 def _read_field(path: Path, key: str) -> str:
-    """The value of the first ``key: value`` line of a /proc file. Raises OSError or ValueError."""
+    """The value of the first line ``key: value`` of a /proc file or a meminfo. Raises OSError or ValueError."""
     match = re.search(rf"^(?:Node \d+ )?{re.escape(key)}\s*:[ \t]*(\S.*?)[ \t]*$", read_text(path), re.MULTILINE)
     if not match:
         raise ValueError(f"{path}: no line {key!r}")
@@ -110,9 +110,9 @@ def _read_kib(path: Path, key: str) -> int:
 
 
 def _distinct_values(root: Path, cpus: list[int] | None, file: str) -> int:
-    """The number of different values that a topology file has for ``cpus``: of packages, or of cores.
+    """The number of different values that the topology file ``file`` has over ``cpus``.
 
-    All threads of a core have the same value in ``thread_siblings_list``.
+    physical_package_id has one value for each socket, thread_siblings_list one for each core.
     """
     if cpus is None:
         raise ValueError("the list of online CPUs could not be read")

@@ -53,7 +53,7 @@ class GpuUseStep:
         self._readings = Readings()
 
     def read(self, wait_s: float = FIRST_ANSWER_S) -> tuple[tuple[GpuUse, ...], str]:
-        """Return the last use of each GPU, and why the use on some nodes is unknown: empty if it is known on all.
+        """Return the newest reading of each GPU, and why nodes are without one: empty if all nodes reported their GPUs.
 
         Waits for the first answer of all nodes, at most ``wait_s`` seconds.
         """
@@ -70,7 +70,7 @@ class GpuUseStep:
             lines = tail_lines(self._err, 1, 4096)
             reason = printable(lines[0]) if lines else "the step ended" if ended else f"no answer within {wait_s:g} s"
             reasons.append(f"{missing} of {self._nodes} nodes: {reason}")
-        with self._out.open("r+b") as file:  # the step opened it to append, and continues at the new end
+        with self._out.open("r+b") as file:  # keep the file small; safe, since the step appends (O_APPEND)
             if file.seek(0, os.SEEK_END) > _MAX_BYTES // 2:
                 file.truncate(0)
         return self._readings.uses, "; ".join(reasons[:_MAX_REASONS])
@@ -99,7 +99,7 @@ def gpu_use_step(job_id: str, nodes: int, interval_s: float) -> Iterator[GpuUseS
 
 
 class Readings:
-    """The last use of each GPU. ``answered``: nodes that were read at least once. ``errors``: node → last error."""
+    """The newest reading of each GPU. ``answered``: nodes with a reading or an error. ``errors``: node → last error."""
 
     def __init__(self) -> None:
         self.errors: dict[str, str] = {}
@@ -108,7 +108,7 @@ class Readings:
 
     @property
     def uses(self) -> tuple[GpuUse, ...]:
-        """The last use of each GPU, by node and index."""
+        """The newest reading of each GPU, by node and index."""
         return tuple(self._uses[key] for key in sorted(self._uses))
 
     def add(self, lines: Sequence[str]) -> None:

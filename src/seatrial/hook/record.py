@@ -40,19 +40,19 @@ class Record(Frozen):
     time: float  # Unix seconds
     node: str
     kind: str
-    caller: str
+    caller: str  # what started the hook: slurm, soperator, npd or systemd
     job: str  # Slurm's job id, or empty
     result: Result
     exit_code: int
     reason: str
     seconds: float
     measured: dict[str, float]  # check → seconds
-    not_measured: dict[str, str]  # check → reason
+    not_measured: dict[str, str]  # check, or "site" → reason
     not_applicable: dict[str, str] = {}  # check → why this node has nothing to measure
     not_judged: dict[str, str]  # GPU → reason
     failures: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
-    limit: str = ""  # the answer of the drain limit; empty if the hook did not ask it
+    limit: str = ""  # what the drain limit allows, or why it was not asked; empty if the result takes no node out
 
     def text(self) -> str:
         """Return the record as lines for a person."""
