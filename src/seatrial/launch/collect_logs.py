@@ -2,9 +2,9 @@
 
 Fetching needs no permission to run commands in pods. A pod prints lines ``TOKEN NUMBER NODE DATA``, where ``NODE
 DATA`` is a line of ``collect.NODE_SCRIPT``. The token is random, and only the pod's script knows it, from the
-environment of the pod; all other lines of the log are ignored. The kubelet keeps the log until the pod is deleted, so
-that a stream that breaks is read again from the last complete package; lines that were read before are skipped by
-their numbers.
+environment of the pod; all other lines of the log are ignored. The kubelet keeps the log until the pod is deleted.
+After an interrupted stream, the log is read again from the last complete package on. Lines that were read before are
+skipped by their numbers.
 
 A process in the pod that reads the environment of process 1 can forge lines; it could write the result files as well.
 """
@@ -23,7 +23,7 @@ from seatrial.launch.collect import NODE_SCRIPT
 # A kubelet rotates a log of 10 MiB by default (containerLogMaxSize), and kubectl reads the latest file only
 POD_LIMIT_BYTES = 6 * 2**20  # compressed; 8 MiB in base64
 SILENT_S = 15.0  # without a line from a pod: its stream is started again
-NODE_DIR = "/run-directory-of-the-pod"  # stands for the run directory in a pod, which has the pod's name
+NODE_DIR = "/run-directory-of-the-pod"  # placeholder: ``command`` replaces it by $SEATRIAL_SCRATCH/$SEATRIAL_POD
 _FRAME = re.compile(rb"(?P<token>[0-9a-f]{32}) (?P<number>\d{1,12}) (?P<payload>(?P<node>\d{1,6}) (?P<data>\S.*))$")
 _TIME = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?= )")  # kubectl logs --timestamps
 
@@ -83,11 +83,10 @@ run_command() {
 
 
 def send_results(nodes: int) -> str:
-    """Return the bash lines of a pod's script that send its files until its end, also after SIGTERM.
+    """Return the bash lines of a pod's script that send its files until the script ends, also after SIGTERM.
 
-    They define ``run_command``, by which the script starts what takes long.
-
-    They need JOB_COMPLETION_INDEX, SEATRIAL_TOKEN, SEATRIAL_RUN_DIR, and SEATRIAL_ATTEMPT_DIR as an existing folder.
+    They define ``run_command``, by which the script starts long commands. They need the variables JOB_COMPLETION_INDEX,
+    SEATRIAL_TOKEN, SEATRIAL_RUN_DIR, and SEATRIAL_ATTEMPT_DIR; the last names an existing folder.
     """
     script = "'" + NODE_SCRIPT.strip().replace("'", "'\\''") + "'"
     return (_SEND % {"nodes": nodes, "script": script, "limit": POD_LIMIT_BYTES}).strip()
@@ -111,7 +110,7 @@ class LogTransport:
     _times: dict[bytes, str] = field(default_factory=dict)  # node → timestamp of the last line of its last package
     _damaged: bool = False  # lines are missing
     _last_line: dict[bytes, float] = field(default_factory=dict)  # node that has not sent all → time of its last line
-    _gaps: set[tuple[bytes, int]] = field(default_factory=set)  # missing lines, also when they were read again
+    _gaps: set[tuple[bytes, int]] = field(default_factory=set)  # node and last number before lines found missing once
 
     @property
     def test_command(self) -> str:
@@ -132,7 +131,7 @@ class LogTransport:
 
     @property
     def needs_restart(self) -> bool:
-        """Whether lines are missing, or the stream of a pod ended without an error: each sends a line every 2 s."""
+        """Whether lines are missing, or a pod that sends a line every 2 s has sent none for ``SILENT_S``."""
         return self._damaged or any(time.monotonic() - last > SILENT_S for last in self._last_line.values())
 
     def payload(self, line: bytes) -> bytes | None:
@@ -150,14 +149,14 @@ class LogTransport:
             self._damaged = True
         if self._damaged:
             return None
-        if frame["data"].startswith(b".all"):  # not complete: it is read again until its files have arrived
+        if frame["data"].startswith(b".all"):  # not added to _complete: it is read again until all files have arrived
             self._last_line.pop(node, None)
         elif frame["data"].startswith(b".") and (stamp := _TIME.search(line)):
             self._complete[node], self._times[node] = number, stamp[0].decode()
         return frame["payload"]
 
     def command(self, *argv: str) -> list[str]:
-        """Return a command that runs ``argv`` in all pods of the job; NODE_DIR in it is the pod's own folder."""
+        """Return a command that runs ``argv`` in all pods; NODE_DIR in it becomes the run directory of each pod."""
         run = self.kubectl.command_text("exec", f"--container={self.container}")
         in_pod = 'exec "${@/#"$0"/"$SEATRIAL_SCRATCH/$SEATRIAL_POD"}"'
         script = f'for pod in {shlex.join(self.nodes.split(","))}; do {run} "$pod" -- "$@" & done; wait'

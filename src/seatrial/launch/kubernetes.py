@@ -1,6 +1,6 @@
 """Kubernetes launcher: one workload per job, one pod per node, results through the pods' logs.
 
-seatrial creates, watches and deletes objects; it changes none that exists. Its objects have a label.
+seatrial creates, watches and deletes its own objects, which it finds by their label. It changes no other object.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def require_access(settings: Config) -> None:
 
 
 def _with_token(item: Any, token: str) -> Any:
-    """Return an object with the token in the environment of its containers, and its label added to the run's labels."""
+    """Return an object with the token in the environment of its containers, and the label of the token on all parts."""
     if isinstance(item, list):
         return [_with_token(each, token) for each in item]
     if not isinstance(item, dict):

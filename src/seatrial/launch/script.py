@@ -22,7 +22,7 @@ def environment(settings: Config, job: Job) -> list[str]:
     site = [shellcheck, f"source {shlex.quote(config.source)} || exit"] if config.source else []
     site += [f"module load {shlex.join(config.modules)} || exit"] if config.modules else []
     site += [shellcheck, f"source {shlex.quote(f'{config.venv}/bin/activate')} || exit"] if config.venv else []
-    if site:  # the site's files may fail under `set -euo pipefail`, and may change the directory
+    if site:  # files of a site may fail under `set -euo pipefail`, and may change the directory
         site = ["job_cwd=$PWD", "set +euo pipefail", *site, "set -euo pipefail", 'cd "$job_cwd"']
     hf_home = [f"export HF_HOME={shlex.quote(config.hf_home)}"] if config.hf_home else []
     variables = [f"export {name}={shlex.quote(value)}" for name, value in job.env.items()]
@@ -34,8 +34,8 @@ def environment(settings: Config, job: Job) -> list[str]:
 
 @cache
 def template(name: str) -> jinja2.Template:
-    """Return a template of this folder; its filter ``quote`` is for a shell, ``yaml`` for a YAML file."""
-    # no autoescape, which is for HTML: the templates of scripts and YAML files quote values with the filters below
+    """Return a template of this folder. Its filter ``quote`` quotes a value for a shell, ``yaml`` for a YAML file."""
+    # no autoescape, which is for HTML
     loader = jinja2.Environment(
         loader=jinja2.PackageLoader("seatrial.launch", "."),
         undefined=jinja2.StrictUndefined,
@@ -50,7 +50,7 @@ def template(name: str) -> jinja2.Template:
 
 
 class _CompiledTemplates(jinja2.BytecodeCache):
-    """Compiled templates in the user's cache folder: compiling the templates of a trial takes 10 ms.
+    """Keeps compiled templates in the user's cache folder, since compiling those of a trial takes 10 ms.
 
     A template is compiled again if its source, the settings in this file, jinja2 or Python has changed.
     """

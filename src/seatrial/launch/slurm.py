@@ -27,7 +27,7 @@ from seatrial.util.secrets import PRIVATE
 def require_client() -> None:
     """Raise UsageError if Slurm's client cannot work on this machine, for example without slurm.conf.
 
-    A controller that does not respond is left to the checks, which name its host.
+    A controller that does not respond is no error here: a check reports it, with the controller's host.
     """
     try:
         slurm.ping()
