@@ -58,7 +58,7 @@ def skus(
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Name of a GPU model, or part of it.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the metrics with a reference value by GPU model, with the source of each value."""
+    """List GPU models with their numbers of metrics with a reference value; with MODEL, show values and sources."""
     from seatrial.analysis.known_references import reference_metrics
     from seatrial.checks import catalog
     from seatrial.hardware import references
