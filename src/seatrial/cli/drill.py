@@ -85,7 +85,6 @@ def drill(
 
 
 def _run(selected: list[Drill], folder: Path, as_json: bool) -> int:
-    """Run the drills, print their results and return the exit code."""
     from seatrial.drill.runner import run_drills
     from seatrial.drill.text import print_results
 
@@ -101,7 +100,6 @@ def _run(selected: list[Drill], folder: Path, as_json: bool) -> int:
 
 
 def _run_clean(selected: list[Drill], runs: int, ignored: list[str], folder: Path, as_json: bool) -> int:
-    """Run the clean runs, print their alarms and return the exit code."""
     from seatrial.drill.clean import run_clean
     from seatrial.drill.text import print_clean
 

@@ -125,7 +125,6 @@ def _request(
 
 
 def _require_no_options_with_resume(*options: object) -> None:
-    """Raise UsageError if an option is set."""
     if any(options):
         raise UsageError("--resume continues with the settings of the run directory: give no trial and no other option")
 

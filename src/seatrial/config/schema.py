@@ -201,8 +201,8 @@ class Config(Frozen):
     def _min_nodes_needs_slurm(self) -> Self:
         if self.cluster.min_nodes is not None and not self.uses_slurm:
             raise ValueError(
-                "cluster.min_nodes (--min-nodes) needs --launcher slurm: without a scheduler nothing tells which nodes "
-                "are missing; set --nodes to the number of available nodes"
+                "cluster.min_nodes (--min-nodes) needs --launcher slurm, which knows the missing nodes: with another "
+                "launcher set --nodes to the number of available nodes"
             )
         return self
 

@@ -6,8 +6,9 @@ unpacked into the run directory under the same relative paths. The lines of the 
 of the Slurm job, or the logs of pods.
 
 A file atomically replaces its earlier version. After a damaged or incomplete package the script runs again, or the log
-is read again. The nodes keep the files until all have arrived: a Slurm job at most two minutes after its end, a pod
-until it is deleted.
+is read again. The script of a Slurm job removes the files from the nodes when all have arrived. It waits for this at
+most two minutes after the end of the checks, and otherwise leaves the files on the nodes. A pod keeps its files until
+it is deleted.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class Collector:
         return self.finished and self._nodes > 0
 
     def fetch(self, nodes: str = "") -> None:
-        """Unpack the files that have arrived, without waiting. ``nodes``: see Transport."""
+        """Start the step, or unpack the files that have arrived; does not wait for more. ``nodes``: see Transport."""
         self.transport.nodes = nodes or self.transport.nodes
         first_fetch_s = 0.0 if self.transport.starts_at_once else FIRST_FETCH_S
         if self._started is None:
@@ -309,7 +310,8 @@ class Unpacked(NamedTuple):
 def unpack(package: bytes, folder: Path) -> Unpacked:
     """Unpack a gzipped tar below ``folder``, each file atomically.
 
-    A truncated package is unpacked up to its end; a damaged package not at all. Paths outside ``folder`` are ignored.
+    A truncated package is unpacked as far as it goes, a damaged or too large one not at all. Paths outside ``folder``
+    are ignored.
     """
     expected, arrived = dict[str, tuple[str, ...]](), dict[str, tuple[str, str]]()
     complete = _is_complete(package)

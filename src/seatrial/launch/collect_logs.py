@@ -105,11 +105,12 @@ class LogTransport:
     name: str = "kubectl logs"
     starts_at_once: bool = True
     keeps_files: bool = True
-    _read: dict[bytes, int] = field(default_factory=dict)  # node → number of its last line
-    _complete: dict[bytes, int] = field(default_factory=dict)  # node → number of the last line of its last package
+    _last_number: dict[bytes, int] = field(default_factory=dict)  # node → number of its last line
+    _last_complete: dict[bytes, int] = field(default_factory=dict)  # node → number of the last line of its last package
     _times: dict[bytes, str] = field(default_factory=dict)  # node → timestamp of the last line of its last package
     _damaged: bool = False  # lines are missing
-    _last_line: dict[bytes, float] = field(default_factory=dict)  # node that has not sent all → time of its last line
+    # node that has not sent all its files → time of its last line
+    _last_line_time: dict[bytes, float] = field(default_factory=dict)
     _gaps: set[tuple[bytes, int]] = field(default_factory=set)  # node and last number before lines found missing once
 
     @property
@@ -121,8 +122,8 @@ class LogTransport:
         """Return the command that prints the logs from the last complete package on."""
         del node_dir, limit_bytes  # known to the pod's script
         self._damaged = False
-        self._read = dict(self._complete)
-        self._last_line = {str(node).encode(): time.monotonic() for node in range(self.pods)}
+        self._last_number = dict(self._last_complete)
+        self._last_line_time = {str(node).encode(): time.monotonic() for node in range(self.pods)}
         # with a selector kubectl prints ten lines of five pods by default
         options = ["--follow", "--timestamps", "--tail=-1", f"--max-log-requests={self.pods}"]
         if len(self._times) == self.pods:
@@ -132,7 +133,7 @@ class LogTransport:
     @property
     def needs_restart(self) -> bool:
         """Whether lines are missing, or a pod that sends a line every 2 s has sent none for ``SILENT_S``."""
-        return self._damaged or any(time.monotonic() - last > SILENT_S for last in self._last_line.values())
+        return self._damaged or any(time.monotonic() - last > SILENT_S for last in self._last_line_time.values())
 
     def payload(self, line: bytes) -> bytes | None:
         """Return the line of a package in a line of the log; None for other output and for a line read before."""
@@ -140,19 +141,20 @@ class LogTransport:
         if not frame or not hmac.compare_digest(frame["token"], self.token.encode()) or int(frame["node"]) >= self.pods:
             return None
         node, number = frame["node"], int(frame["number"])
-        last = self._read.get(node, 0)
+        last = self._last_number.get(node, 0)
         if number <= last:
             return None
-        self._read[node], self._last_line[node] = number, time.monotonic()
+        self._last_number[node], self._last_line_time[node] = number, time.monotonic()
         if number != last + 1 and (node, last) not in self._gaps:
             self._gaps.add((node, last))
             self._damaged = True
         if self._damaged:
             return None
-        if frame["data"].startswith(b".all"):  # not added to _complete: it is read again until all files have arrived
-            self._last_line.pop(node, None)
+        if frame["data"].startswith(b".all"):
+            # not added to _last_complete: the package is read again until all files have arrived
+            self._last_line_time.pop(node, None)
         elif frame["data"].startswith(b".") and (stamp := _TIME.search(line)):
-            self._complete[node], self._times[node] = number, stamp[0].decode()
+            self._last_complete[node], self._times[node] = number, stamp[0].decode()
         return frame["payload"]
 
     def command(self, *argv: str) -> list[str]:

@@ -126,7 +126,6 @@ def _with_token(item: Any, token: str) -> Any:
 
 
 def _pod_count(workload: Any) -> int:
-    """Return the number of pods of a workload from its object."""
     if isinstance(workload, dict):
         counts = [workload[key] for key in ("completions", "numNodes") if key in workload]
         return int(counts[0]) if counts else max(map(_pod_count, workload.values()), default=0)

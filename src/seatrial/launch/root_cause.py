@@ -51,7 +51,7 @@ _SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals(
 _ENDED_BY_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal")
 _MAX_NAMED = 8  # ranks or nodes listed in a message
 SILENT_AT_END_S = 10.0  # a node without a heartbeat for this long when the job ends has failed before the others
-NodeState = Callable[[str], tuple[str, str]]  # see StartedJob
+QueryNodeState = Callable[[str], tuple[str, str]]  # see StartedJob
 # Bytes that are read from the end of a log; torchrun's summary of failures has about 300 bytes per rank
 _LAUNCHER_LOG_BYTES, _RANK_LOG_BYTES = 1 << 20, 1 << 16
 
@@ -116,7 +116,7 @@ def silent_nodes(ranks: Sequence[Rank], job: Job, folder: Path, silent_s: float)
     return {hosts[node]: seconds for node, seconds in silent.items() if node not in ended}
 
 
-def lost_nodes(job: Job, silent: Mapping[str, float], node_state: NodeState, show_node_command: str) -> RootCause:
+def lost_nodes(job: Job, silent: Mapping[str, float], node_state: QueryNodeState, show_node_command: str) -> RootCause:
     """Return the cause for nodes that went silent during ``job``.
 
     ``node_state``, ``show_node_command``: see StartedJob.
@@ -129,9 +129,9 @@ def lost_nodes(job: Job, silent: Mapping[str, float], node_state: NodeState, sho
         missing.append(MissingNode(name=name, state=lost))
     names = [node.name for node in missing]
     cause = "; ".join(node.state if len(names) == 1 else str(node) for node in missing[:_MAX_NAMED])
-    first = f"ping {names[0]}; {show_node_command.format(node=names[0])}; on its console: dmesg -T | tail"
+    command = f"ping {names[0]}; {show_node_command.format(node=names[0])}; on its console: dmesg -T | tail"
     shortage = NodeShortage(usable=job.nodes - len(names), missing=tuple(missing))
-    return RootCause(and_more(names, _MAX_NAMED), f"{cause}. Run first: {first}", None, shortage)
+    return RootCause(and_more(names, _MAX_NAMED), f"{cause}. Run first: {command}", None, shortage)
 
 
 def over_limit(late: Sequence[Rank], name: str, limit_s: float) -> RootCause:
@@ -163,7 +163,7 @@ def job_ended(
     code: int,
     folder: Path,
     scheduler_reason: str = "",
-    node_state: NodeState = lambda host: (host, ""),
+    node_state: QueryNodeState = lambda host: (host, ""),
     show_node_command: str = "scontrol show node {node}",
 ) -> RootCause:
     """Return the cause for a job that ended with the non-zero exit code ``code``.
@@ -277,7 +277,7 @@ def _last_errors(ranks: Sequence[Rank]) -> dict[int, _ReportedError]:
     }
 
 
-def node_error(job: Job, folder: Path, node_state: NodeState = lambda host: (host, "")) -> RootCause | None:
+def node_error(job: Job, folder: Path, node_state: QueryNodeState = lambda host: (host, "")) -> RootCause | None:
     """Return the cause if a node failed during the job, or had an error before its start; None if no node did.
 
     Nodes with the same error are listed together.
@@ -285,10 +285,10 @@ def node_error(job: Job, folder: Path, node_state: NodeState = lambda host: (hos
     log = _tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)
     if failed := list(dict.fromkeys(_NODE_FAILURE.findall(log))):
         cause = f"Slurm reports a node failure during job {job.name}"
-        first = f"scontrol show node {failed[0]}; ping {failed[0]}"
+        command = f"scontrol show node {failed[0]}; ping {failed[0]}"
         states = [f"; {state}" for _, state in map(node_state, failed[:1]) if state]
         lost = _shortage(job, failed, f"{cause}{''.join(states)}")
-        return RootCause(and_more(failed, _MAX_NAMED), f"{cause}. Run first: {first}", None, lost)
+        return RootCause(and_more(failed, _MAX_NAMED), f"{cause}. Run first: {command}", None, lost)
     errors = [(match["node"], _LAUNCH_ERROR.format(**match.groupdict())) for match in _LAUNCH_FAILED.finditer(log)]
     preflight_errors = [(match["node"], match["error"]) for match in _PREFLIGHT.finditer(log)]
     errors = errors or preflight_errors
@@ -313,12 +313,12 @@ def _unresponsive_nodes(ranks: Sequence[Rank], job: Job, folder: Path) -> RootCa
     tasks = [task for id_list in id_lists for task in parse_id_list(id_list) if task < job.nodes]
     first_ranks = [ranks[task * job.ranks_per_node] for task in tasks]
     nodes = sorted({rank.heartbeat.node if rank.heartbeat else rank.name for rank in first_ranks})
-    cause = "the task on this node does not respond to srun (node reset or hung?)"
-    first = "Run first, on the node: uptime; dmesg; journalctl -u slurmd -n 50"
     if not nodes:
         return None
+    cause = "the task on this node does not respond to srun (node reset or hung?)"
+    text = f"{cause}. Run first, on the node: uptime; dmesg; journalctl -u slurmd -n 50"
     hosts = sorted({rank.heartbeat.node for rank in first_ranks if rank.heartbeat})
-    return RootCause(and_more(nodes, _MAX_NAMED), f"{cause}. {first}", None, _shortage(job, hosts, cause))
+    return RootCause(and_more(nodes, _MAX_NAMED), text, None, _shortage(job, hosts, cause))
 
 
 def _shortage(job: Job, nodes: Sequence[str], state: str) -> NodeShortage | None:

@@ -95,7 +95,6 @@ def _job_id(output: str) -> str:
 
 
 def _sbatch_options(job: Job, config: Slurm) -> list[str]:
-    """Return one option per #SBATCH line."""
     gpus = f"gpu:{job.expected_gpus}" if job.expected_gpus else None
     minutes = config.time_min or math.ceil(job.requested_s / 60)
     options: list[tuple[str, object]] = [

@@ -130,9 +130,9 @@ class _Attempt:
         try:
             running = launcher.start(rendered, self.folder)
         except SeatrialError as error:
-            lost = f"; submitted without {job.exclude}, lost in an earlier job" if job.exclude else ""
-            known = error.failures if isinstance(error, JobRefused) else ()
-            refused = RootCause(f"launcher {launcher.name}", f"{error}{lost}", None, failures=known)
+            excluded = f"; submitted without {job.exclude}, lost in an earlier job" if job.exclude else ""
+            failures = error.failures if isinstance(error, JobRefused) else ()
+            refused = RootCause(f"launcher {launcher.name}", f"{error}{excluded}", None, failures=failures)
             end = AttemptEnd(JobState.FAILED, root_cause.node_error(job, self.folder) or refused, 0.0)
         else:
             end = self._watch_and_stop(running)
@@ -155,7 +155,6 @@ class _Attempt:
         return end, result
 
     def _watch_and_stop(self, running: StartedJob) -> AttemptEnd:
-        """Watch the job, then end its remaining processes."""
         try:
             try:
                 end = self._with_stacks(self._watch(running), running)
@@ -262,7 +261,7 @@ class _Attempt:
             _sleep(self.ranks)
 
     def _ended(self, running: StartedJob, code: int | None) -> tuple[JobState, RootCause | None] | None:
-        """Return the state and cause if the job has ended, or lost a node; else None."""
+        """Return the state and cause if the job has ended, lost a node or has a damaged journal; else None."""
         if damaged := next((rank for rank in self.ranks if rank.damage), None):
             return JobState.FAILED, root_cause.damaged_journal(damaged)
         if code is not None:

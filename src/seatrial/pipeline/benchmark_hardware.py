@@ -230,9 +230,9 @@ def table_hardware(options: HardwareOptions, output: NcclTestsOutput, table: Tab
     gpu = gpu_name(options, (device.name for device in table.devices))
     sources = {"gpu": gpu.source} if gpu.name else {}
     contradictions = [gpu.contradiction] if gpu.contradiction else []
-    measured = rank_range(table.rows, operation)
-    problems = _process_problems(table, measured)
-    ranks, ranks_source = _rank_count(options, output, table, measured)
+    column_ranks = rank_range(table.rows, operation)
+    problems = _process_problems(table, column_ranks)
+    ranks, ranks_source = _rank_count(options, output, table, column_ranks)
     nodes, gpus = _nodes_and_gpus_per_node(options, output, table, ranks)
     if nodes:
         sources["nodes"] = "--nodes" if options.nodes else "output"
@@ -241,7 +241,7 @@ def table_hardware(options: HardwareOptions, output: NcclTestsOutput, table: Tab
     if ranks:
         sources["ranks"] = ranks_source
     if not problems:
-        problems += _shape_problems(options, output, table, measured)
+        problems += _shape_problems(options, output, table, column_ranks)
     if not problems and not (ranks and nodes):
         problems.append("the output does not name the number of GPUs and nodes: give --gpus and --nodes")
     problems += [_ONE_RANK] if ranks == 1 else []
@@ -270,8 +270,8 @@ def _is_complete_list(devices: Sequence[Device]) -> bool:
     return bool(devices) and sorted(device.rank for device in devices) == list(range(len(devices)))
 
 
-def _process_problems(table: Table, measured: tuple[int, float] | None) -> list[str]:
-    """Return why the table is not that of one group of ranks; empty if it is. ``measured``: see ``rank_range``."""
+def _process_problems(table: Table, column_ranks: tuple[int, float] | None) -> list[str]:
+    """Return why the table is not that of one group of ranks; empty if it is. ``column_ranks``: by rank_range."""
     processes: dict[int, set[tuple[str, int]]] = {}
     for device in table.devices:
         processes.setdefault(device.rank, set()).add((device.host, device.pid))
@@ -289,7 +289,7 @@ def _process_problems(table: Table, measured: tuple[int, float] | None) -> list[
             "NCCL_TESTS_SPLIT made several communicators: the bandwidth is that of one of them, and no reference "
             "value applies"
         ]
-    if measured and measured[0] > measured[1]:
+    if column_ranks and column_ranks[0] > column_ranks[1]:
         return ["the rows of the table are those of different numbers of ranks: several runs in one table"]
     return []
 
@@ -313,14 +313,14 @@ def _interleaved_sizes(rows: Sequence[Row]) -> tuple[int, int] | None:
 
 
 def _rank_count(
-    options: HardwareOptions, output: NcclTestsOutput, table: Table, measured: tuple[int, float] | None
+    options: HardwareOptions, output: NcclTestsOutput, table: Table, column_ranks: tuple[int, float] | None
 ) -> tuple[int | None, str]:
     """Return the number of ranks and its source: the table, else NCCL's log, the list of devices or the options."""
-    if measured and measured[0] == measured[1]:
-        return measured[0], "columns of the table"
+    if column_ranks and column_ranks[0] == column_ranks[1]:
+        return column_ranks[0], "columns of the table"
     if len(output.comm_sizes) == 1:
         return next(iter(output.comm_sizes))[0], "NCCL's log"
-    fits = measured is None or measured[0] <= len(table.devices) <= measured[1]
+    fits = column_ranks is None or column_ranks[0] <= len(table.devices) <= column_ranks[1]
     if _is_complete_list(table.devices) and fits:
         return len(table.devices), "list of devices"
     return (options.ranks, "--gpus and --nodes") if options.ranks else (None, "")
@@ -351,14 +351,14 @@ def _nodes_and_gpus_per_node(
 
 
 def _shape_problems(
-    options: HardwareOptions, output: NcclTestsOutput, table: Table, measured: tuple[int, float] | None
+    options: HardwareOptions, output: NcclTestsOutput, table: Table, column_ranks: tuple[int, float] | None
 ) -> list[str]:
     """Return the first contradiction of table, NCCL's log, list of devices and options on ranks and nodes, if any."""
     hosts = {device.host for device in table.devices}
     last_rank = max((device.rank for device in table.devices), default=-1)
     last_device = max((device.index for device in table.devices), default=-1)
     listed = len(table.devices) if _is_complete_list(table.devices) else None
-    if listed and measured and not measured[0] <= listed <= measured[1]:
+    if listed and column_ranks and not column_ranks[0] <= listed <= column_ranks[1]:
         listed = None  # an excerpt of the list
     counts = {f"{_option_text(options)} are {options.ranks} GPUs": options.ranks, f"{listed} GPUs are listed": listed}
     if len(output.comm_sizes) == 1:
@@ -367,14 +367,14 @@ def _shape_problems(
         if options.nodes and nodes != options.nodes:
             hint = f". If all nodes were started, {_SEVERAL_PROCESSES}" if nodes == 1 else ""
             return [f"--nodes {options.nodes} contradicts NCCL's log: {ranks} ranks, {nodes} nodes{hint}"]
-    if measured:
-        text = f"{measured[0]}" if measured[0] == measured[1] else f"{measured[0]} to {measured[1]:.0f}"
-        columns = f"the columns of the table are those of {text} ranks"
-        if wrong := [name for name, count in counts.items() if count and not measured[0] <= count <= measured[1]]:
-            is_single_node = bool(options.gpus_per_node and measured[1] <= options.gpus_per_node)
+    if column_ranks:
+        low, high = column_ranks
+        columns = f"the columns of the table are those of {low if low == high else f'{low} to {high:.0f}'} ranks"
+        if wrong := [name for name, count in counts.items() if count and not low <= count <= high]:
+            is_single_node = bool(options.gpus_per_node and high <= options.gpus_per_node)
             hint = f". If all GPUs were started, {_SEVERAL_PROCESSES}" if is_single_node else ""
             return [f"{columns}, but {wrong[0]}{hint}"]
-        if last_rank >= measured[1]:
+        if last_rank >= high:
             return [f"{columns}, but rank {last_rank} is listed"]
     if len({count for count in counts.values() if count}) > 1:
         return ["; ".join(name for name, count in counts.items() if count)]

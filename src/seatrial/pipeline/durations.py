@@ -18,6 +18,8 @@ from seatrial.hardware.network_time import OPERATIONS_PER_SIZE, TcpNetwork
 from seatrial.model import ByteSize, Frozen
 from seatrial.util import data_files
 
+# gpu: GPUs of a node; gpu_pair: ordered pairs of these; node: nodes except the first; the others: 1 if the trial has
+# several ranks, uses Slurm or uses Kubernetes, else 0
 Unit = Literal["gpu", "gpu_pair", "node", "several_ranks", "slurm", "kubernetes"]
 UNKNOWN_RATE: Literal["unknown rate"] = "unknown rate"
 # The TCP network between the nodes of a job. None: cluster.fabric is not set, or the job has one node or no GPUs.

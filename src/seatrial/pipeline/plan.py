@@ -99,7 +99,11 @@ def make_plan(
     if time_limit_s is not None:
         excluded |= dict.fromkeys(_checks_over_time_limit(runnable, config, node_gpus, nodes, time_limit_s), TIME_LIMIT)
     remaining = [check for check in runnable if check.name not in {*excluded, *done}]
-    jobs = [part for job in _jobs(remaining, config, node_gpus, nodes) for part in _split_job(job, config, max_job_s)]
+    jobs = [
+        part
+        for job in _jobs_by_placement(remaining, config, node_gpus, nodes)
+        for part in _split_job(job, config, max_job_s)
+    ]
     jobs = [job.model_copy(update={"topology": topology}) if job.placement == "ranks" else job for job in jobs]
     preflight = _preflight(remaining, jobs)
     jobs = [job if job.placement == "control" else job.model_copy(update={"preflight": preflight}) for job in jobs]
@@ -187,7 +191,7 @@ def _checks_over_time_limit(
     """Yield the checks that do not fit into ``time_limit_s``. Raises UsageError if none fits."""
     kept = sorted(runnable, key=lambda check: not config.checks[check.name].required)  # required checks first
     while kept:
-        expected_s = sum(job.expected_s for job in _jobs(kept, config, node_gpus, nodes))
+        expected_s = sum(job.expected_s for job in _jobs_by_placement(kept, config, node_gpus, nodes))
         if expected_s <= time_limit_s:
             return
         yield kept.pop().name
@@ -198,9 +202,9 @@ def _checks_over_time_limit(
             )
 
 
-def _jobs(checks: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int) -> list[Job]:
+def _jobs_by_placement(checks: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int) -> list[Job]:
     placements: tuple[Placement, ...] = ("control", "nodes", "ranks")
-    jobs = [_job(placement, checks, config, node_gpus, nodes) for placement in placements]
+    jobs = [_job_of_placement(placement, checks, config, node_gpus, nodes) for placement in placements]
     return [job for job in jobs if job.checks]
 
 
@@ -292,7 +296,9 @@ def _options(check: Check, config: Config, network: Network) -> dict[str, JsonVa
     return {**defaults, **settings.options}
 
 
-def _job(placement: Placement, runnable: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int) -> Job:
+def _job_of_placement(
+    placement: Placement, runnable: Sequence[Check], config: Config, node_gpus: NodeGpus, nodes: int
+) -> Job:
     checks = [check for check in runnable if _PLACEMENTS[check.scope] == placement]
     expected_gpus = config.cluster.gpus_per_node
     ranks_per_node = _ranks_per_node(config, node_gpus)

@@ -215,7 +215,6 @@ class Session:
         return self._add_results(self._untested, _INCOMPLETE, f"a node was at fault in each of {_MAX_TRIALS} trials")
 
     def _run_trial(self, number: int, partners: Sequence[str]) -> Trial:
-        """Run one trial of the untested candidates with the partners."""
         folder = self.folder / f"trial{number}"
         self.note(f"trial {number}: {and_more(self._untested, 8)} with {and_more(list(partners), 8)} in {folder}")
         request = _request(self.options, self.candidates, [*self._untested, *partners])
