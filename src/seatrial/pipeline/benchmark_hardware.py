@@ -295,10 +295,7 @@ def _process_problems(table: Table, column_ranks: tuple[int, float] | None) -> l
 
 
 def _interleaved_sizes(rows: Sequence[Row]) -> tuple[int, int] | None:
-    """Return a size of at least 1 MiB that one ascending sweep contains several times, and its rows in the table.
-
-    None if there is no such size.
-    """
+    """Return a size from 1 MiB on that one ascending sweep has several times, and its number of rows; else None."""
     seen: dict[tuple[object, ...], int] = {}
     last = 0
     for row in rows:

@@ -72,10 +72,7 @@ def judge_output(
     operation: str = "",
     baseline: Baseline | None = None,
 ) -> BenchmarkJudgement:
-    """Return the verdicts on all tables. ``operation``: the option --operation, empty if not set.
-
-    Raises UsageError for an unknown operation.
-    """
+    """Return the verdicts on all tables. ``operation``: of --operation, or empty. Raises UsageError if unknown."""
     if operation and operation not in OPERATIONS.values():
         raise UsageError(f"--operation {operation!r}: expected one of {', '.join(OPERATIONS.values())}")
     judged = [
@@ -196,9 +193,8 @@ class _Candidate:
 def _judge_series(series: _Series, operation: str) -> tuple[BenchmarkResult, TableHardware]:
     """Return the result of one series, and its hardware.
 
-    The operation is the one that the output or --operation names. Without a name, the columns show which operations
-    are possible, and operations are excluded that cannot reach the measured bandwidth. If several remain, the result
-    is UNJUDGED.
+    If neither the output nor --operation names the operation, it is the only one that the columns allow and that can
+    reach the measured bandwidth; if several can, the result is UNJUDGED.
     """
     if not series.rows:
         return _without_rows(series, operation), series.table_hardware("")
@@ -267,7 +263,6 @@ def _unjudged(series: _Series, name: str, operation: str, problems: Sequence[str
 
 
 def _judge(candidate: _Candidate) -> BenchmarkResult:
-    """Return the verdicts on one operation, by the rules of its check."""
     hardware, series = candidate.hardware, candidate.series
     problems = [*candidate.table_hardware.problems]
     notes: list[str] = []
@@ -309,7 +304,7 @@ def _judge(candidate: _Candidate) -> BenchmarkResult:
 def _outcome(verdicts: Sequence[Verdict], others: Sequence[Verdict], problems: Sequence[str]) -> Outcome:
     """Return FAIL if a verdict fails; else UNJUDGED with a problem, or without a verdict on the bandwidth.
 
-    Else the worst outcome of the verdicts, but at least WARN if a verdict at another size (``others``) fails.
+    Else the worst outcome of the verdicts, and WARN instead of it if a verdict at another size (``others``) fails.
     """
     outcome = worst(verdict.outcome for verdict in verdicts if verdict.outcome is not Outcome.SKIP)
     if outcome is Outcome.FAIL:
@@ -341,7 +336,6 @@ def _deciding_size(candidate: _Candidate) -> tuple[str, str]:
 
 
 def _other_sizes(candidate: _Candidate, deciding: str) -> tuple[Verdict, ...]:
-    """Return the verdicts on the other sizes that saturate the links and have a reference value."""
     labels = dict.fromkeys(nominal_size_label(row.size) for row in candidate.rows if row.size >= SATURATING_BYTES)
     return tuple(
         verdict
@@ -392,10 +386,7 @@ def _wrong_data_verdicts(series: _Series, operation: str) -> tuple[Verdict, ...]
 
 
 def _depends_on_algorithm(candidate: _Candidate, verdicts: Sequence[Verdict], label: str) -> str:
-    """Return why a FAIL is inconclusive; empty if it is not.
-
-    It is inconclusive if the output does not name the algorithm, and the bandwidth would be good for Ring.
-    """
+    """Return why a FAIL is inconclusive: the algorithm is unknown, and the bandwidth is good for Ring. Else empty."""
     failed = next((verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL and verdict.basis), None)
     is_assumed = candidate.operation == "all_reduce" and not candidate.algorithm and candidate.nodes in (2, 3)
     if not is_assumed or not failed or not failed.basis or failed.basis.kind is not BasisKind.FABRIC_MODEL:
