@@ -132,12 +132,12 @@ class KubernetesJob:
         workload = self._workload
         if not self._answered:
             return None
-        failed = max((pod_states.exit_code(pod) or 0 for pod in self._pods.values()), default=0) or 1
+        failure_code = max((pod_states.exit_code(pod) or 0 for pod in self._pods.values()), default=0) or 1
         if workload is None:
-            return failed  # deleted by another user or controller
+            return failure_code  # deleted by another user or controller
         if pod_states.condition(workload, "Complete", "Completed"):
-            return failed if self._was_restarted else 0
-        return failed if pod_states.condition(workload, "Failed", "FailureTarget") else None
+            return failure_code if self._was_restarted else 0
+        return failure_code if pod_states.condition(workload, "Failed", "FailureTarget") else None
 
     @property
     def _was_restarted(self) -> bool:
@@ -195,12 +195,14 @@ class KubernetesJob:
         names = [self.identity.name, *self._pods]
         self._events = [
             event
-            for event in self._additional("events", "--field-selector=type=Warning")
+            for event in self._objects_if_readable("events", "--field-selector=type=Warning")
             if str(event.get("involvedObject", {}).get("name", "")).startswith(tuple(names))
         ]
         uid = (self._workload or {}).get("metadata", {}).get("uid", "")
         if self._workload and self._workload.get("spec", {}).get("suspend"):
-            self._queued = self._additional("workloads.kueue.x-k8s.io", f"--selector=kueue.x-k8s.io/job-uid={uid}")
+            self._queued = self._objects_if_readable(
+                "workloads.kueue.x-k8s.io", f"--selector=kueue.x-k8s.io/job-uid={uid}"
+            )
         if self.settings.cluster.gpus_per_node and now - self._gpus_queried > _GPUS_POLL_S:
             self._gpus_queried = now
             from seatrial.discover.kubernetes import read_gpu_users, read_nodes  # `seatrial render` needs no facts
@@ -208,8 +210,8 @@ class KubernetesJob:
             with contextlib.suppress(SeatrialError):  # such as a user who may not list nodes
                 self._gpu_use = pod_states.gpu_use(read_nodes(self.kubectl), read_gpu_users(self.kubectl))
 
-    def _additional(self, *args: str) -> list[Object]:
-        """Return objects that only complete a message; none if they cannot be read."""
+    def _objects_if_readable(self, *args: str) -> list[Object]:
+        """Return objects whose absence only makes a message less precise; none if they cannot be read."""
         try:
             return [*self.kubectl.get(*args)]
         except KubectlError:  # such as a user who may not list events
@@ -236,11 +238,11 @@ class KubernetesJob:
         return ". ".join(filter(None, sentences))
 
     def node_state(self, host: str) -> tuple[str, str]:
-        nodes = self._additional("node", host)
+        nodes = self._objects_if_readable("node", host)
         return host, pod_states.node_state(nodes[0]) if nodes else ""
 
     def node_is_free(self, name: str) -> bool:
-        nodes = self._additional("node", name)
+        nodes = self._objects_if_readable("node", name)
         return bool(nodes) and pod_states.node_state(nodes[0]).startswith("Ready") and not self._present
 
     def run_on_nodes(self, script: str, attempt: Path, limit_s: float) -> processes.CommandResult:

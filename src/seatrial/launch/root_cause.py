@@ -26,7 +26,7 @@ from seatrial.util.input_files import open_file, read_json
 from seatrial.util.text import and_more
 
 # "rank      : 1 (local_rank: 1)" and "exitcode  : -9 (pid: 4711) (SIGKILL)", as torchrun 2.11 to 2.13 print them
-_FAILURE = re.compile(
+_TORCHRUN_FAILURE = re.compile(
     r"rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s+: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
 )
 # printed by the scripts of jobs and by bench/preflight.py for each requirement that a node does not meet
@@ -48,7 +48,7 @@ _NO_RESPONSE = re.compile(r"^srun: StepId=\S+ tasks? (?P<tasks>[\d,-]+): running
 _STEP_TIMEOUT = "Timed out waiting for job step to complete"
 _LABEL = re.compile(r"^(?:(?P<task>\d+): )?(?P<line>.*)$")  # srun --label
 _SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()} | {"Out Of Memory": signal.SIGKILL}
-_ENDED_BY_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal")
+_ENDED_BY_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal")  # printed by torchrun
 _MAX_NAMED = 8  # ranks or nodes listed in a message
 SILENT_AT_END_S = 10.0  # a node without a heartbeat for this long when the job ends has failed before the others
 QueryNodeState = Callable[[str], tuple[str, str]]  # see StartedJob
@@ -98,7 +98,8 @@ def silent_nodes(ranks: Sequence[Rank], job: Job, folder: Path, silent_s: float)
     """Return host name → seconds since the last heartbeat of any rank, for nodes without one for ``silent_s``.
 
     A node is not silent if one of its ranks is done, terminates or reported an error, or if torchrun or srun reported
-    the end of its processes. Empty if all nodes are silent: then none of them failed before the others.
+    the end of its processes. A node that never had a heartbeat does not count. Empty if all nodes are silent: then none
+    of them failed before the others.
     """
     now, silent = time.monotonic(), dict[int, float]()
     size = job.ranks_per_node
@@ -220,7 +221,9 @@ def _exit_codes(folder: Path, ranks: Sequence[Rank], job: Job) -> dict[int, int]
     exit_codes: dict[int, int] = {}
     for node, log in _log_by_node(_tail(folder / "launcher.err", _LAUNCHER_LOG_BYTES)).items():
         terminated_pids = {match["pid"] for match in _ENDED_BY_TORCHRUN.finditer(log)}
-        failures = {int(match["rank"]): match for match in _FAILURE.finditer(log) if int(match["rank"]) < len(ranks)}
+        failures = {
+            int(match["rank"]): match for match in _TORCHRUN_FAILURE.finditer(log) if int(match["rank"]) < len(ranks)
+        }
         exit_codes |= {
             rank: int(match["code"]) for rank, match in failures.items() if match["pid"] not in terminated_pids
         }

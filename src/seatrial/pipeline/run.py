@@ -72,6 +72,10 @@ def run(run_dir: RunDir, display: Display) -> Trial:
         gpu_models = this_host.gpu_models(results.settings)
         plausibility.validate_thresholds(results.settings, catalog(), gpu_models, baseline)
         check_signatures()  # an invalid file of the site must be reported now, not after hours of measurements
+
+    def run_job_on_same_nodes(job: Job) -> None:
+        _run_job(_on_same_nodes(job, results, nodes), results)
+
     with _record_stop_reason(results):
         load_earlier_sessions(results, this_host.machine(results.settings))
         remaining = remaining_plan(plan, results, this_host, nodes)
@@ -80,12 +84,12 @@ def run(run_dir: RunDir, display: Display) -> Trial:
         for measurement in remaining.not_run:
             results.add_measurement(measurement)
         for job in remaining.jobs:
-            _run_job(_on_same_nodes(job, results, nodes), results)
+            run_job_on_same_nodes(job)
         _discard_incomplete_retries(results)
         for number in range(1, MAX_RETRIES + 1) if results.settings.retry else ():
             for job in _retry_jobs(plan, results, baseline, number):
-                _run_job(_on_same_nodes(job, results, nodes), results)
-        localize(plan, results, baseline, nodes, lambda job: _run_job(_on_same_nodes(job, results, nodes), results))
+                run_job_on_same_nodes(job)
+        localize(plan, results, baseline, nodes, run_job_on_same_nodes)
     plan = replace(plan, jobs=jobs_as_run(plan.jobs, results.jobs))
     # a Ctrl-C between two report files would leave files that contradict each other
     with signals.stop_signals_ignored():

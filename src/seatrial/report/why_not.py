@@ -21,7 +21,7 @@ _BLOCKING = (Outcome.FAIL, Outcome.ERROR, Outcome.UNJUDGED)
 _NEXT_STEPS = {  # for verdicts without a fix
     Outcome.FAIL: "read the evidence: `seatrial judge RUN`",
     Outcome.ERROR: "read the logs in RUN/jobs, then `seatrial run --resume RUN`",
-    Outcome.UNJUDGED: "set a threshold in the trial: `seatrial checks NAME` lists the metrics of a check",
+    Outcome.UNJUDGED: "set a threshold in the trial: `seatrial checks NAME` shows the rules of a check",
 }
 # RUN, where it is a placeholder for the run directory
 _RUN = re.compile(r"(\bjudge |--resume |\bin )RUN\b")
