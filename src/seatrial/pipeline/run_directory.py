@@ -190,9 +190,10 @@ def _check_format(path: Path) -> None:
     """Raise UsageError if the journal was begun by a build of seatrial that writes other records than this one."""
     begun = [record for record in journal.read(path / "measurements.jsonl")[0] if "request" in record]
     if begun and begun[0].get("format") != record_format():
-        version = reprlib.repr(begun[0].get("seatrial", "of an unknown version"))
+        version = begun[0].get("seatrial")
+        writer = f"seatrial {reprlib.repr(version)}" if version else "an older seatrial"
         raise UsageError(
-            f"--resume {path}: the run was begun by seatrial {version}, whose records differ from those of this build "
+            f"--resume {path}: the run was begun by {writer}, whose records differ from those of this build "
             f"({__version__}): resume it with the build that began it, or start a new run: seatrial run"
         )
 
