@@ -53,7 +53,7 @@ def drill(
 ) -> None:
     """Start one trial per fault, inject the fault, and check that the report names place, cause and first command.
 
-    Changes only its own processes, files and mounts, and with drills on several nodes the test cluster; undoes all
+    Changes only its own processes, files and mounts, and in drills on several nodes the test cluster. Undoes all
     changes.
 
     Exit codes: 0 all reports name the injected faults as expected, 1 a report does not, 3 all reports do, but a drill

@@ -27,7 +27,7 @@ hook = typer.Typer(
     help="Fast checks of this node for Slurm, soperator, node-problem-detector and systemd.\n\n"
     "Exit codes are those that the caller expects: seatrial hook health --help.",
 )
-_DETAIL_DESCRIPTOR = 3  # soperator appends its text to the reason of a drained node
+_DETAIL_DESCRIPTOR = 3  # soperator appends the text written to it to the reason of a drained node
 _LIST_TIMEOUT_S = 10.0  # a filesystem in use answers within seconds
 _RECORDS = "/var/log/seatrial/hook.jsonl"
 
@@ -251,7 +251,7 @@ def uninstall(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of `seatrial hook install`.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files; remove nothing.")] = False,
 ) -> None:
-    """Remove the files that `seatrial hook install` wrote; an error if one of them was changed.
+    """Remove the files that `seatrial hook install` wrote; fails if one of them was changed.
 
     Remove the lines of slurm.conf first: Slurm drains a node if its Prolog is missing.
     """

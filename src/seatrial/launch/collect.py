@@ -43,7 +43,7 @@ STOP_TIMEOUT_S = 20.0  # limit for fetching the remaining files when a job is st
 LIMIT_BYTES = 64 * 2**20
 MAX_UNPACKED_BYTES = 64 * LIMIT_BYTES  # logs compress 10 to 20 times; more is a damaged or hostile package
 _MANIFEST_BYTES = 64 * 2**20
-# If the output file of a step exceeds this, it is deleted and the step restarted; all packages of the end fit in it
+# A step whose output file exceeds this is restarted with an empty file; the packages at the end of a job fit in it
 MAX_STEP_BYTES = 4 * LIMIT_BYTES
 
 # Runs on each node. The transport sets `node` (its index from 0) and `nodes` (their number); $0 is the run directory

@@ -54,7 +54,7 @@ def python_array(settings: Config, job: Job) -> list[str]:
 
 def python_name(settings: Config) -> str:
     """Return the shortest command that starts the Python of ``python_array``, for messages; pyxis: after ``srun``."""
-    # not ``python``: the activate script of a venv that was moved leaves another one in the PATH
+    # not ``python``: with the activate script of a venv that was moved, it is another Python in the PATH
     python = f"{settings.environment.venv}/bin/python" if settings.environment.venv else sys.executable
     image = shlex.quote(settings.container.image or "")
     return {

@@ -77,7 +77,7 @@ def node_state(host: str) -> tuple[str, str]:
 
 
 def _state(node: SlurmNode, silent: bool = False) -> str:
-    """Return the state of a node; if it does not respond or is ``silent``, also what its slurmd answers."""
+    """Return the state of a node, and its slurmd's answer if it does not respond or its ranks are ``silent``."""
     does_not_respond = "NOT_RESPONDING" in node.states or "not responding" in node.reason.lower()
     if not (silent or does_not_respond):
         return str(node)

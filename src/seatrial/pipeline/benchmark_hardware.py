@@ -196,7 +196,7 @@ def _is_one_of(listed: str, models: Sequence[Sku]) -> bool:
 def rank_range(rows: Sequence[Row], operation: str) -> tuple[int, float] | None:
     """Return the lowest and the highest number of ranks that agree with ``rows``; None if the rows do not show it.
 
-    For operations in _COUNT_PER_RANK it follows from size and count; for an all-reduce from busbw ÷ algbw = 2(n−1)/n.
+    For operations in _COUNT_PER_RANK n follows from size and count; for an all-reduce from busbw ÷ algbw = 2(n−1)/n.
     If the rows contradict each other, the lowest is above the highest.
     """
     low, high = 1, math.inf

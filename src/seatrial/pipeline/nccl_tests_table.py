@@ -61,7 +61,7 @@ def possible_operations(table: Table, rows: Sequence[Row]) -> list[str]:
     if is_rooted:
         return [] if is_part else ["broadcast"]
     if not is_part:
-        return ["send_receive"]  # before 2.13 it has no column redop
+        return ["send_receive"]  # before nccl-tests 2.13 its table has no column redop
     if is_checked_once:
         return ["all_to_all"]
     return ["all_gather"] if is_checked_twice else ["all_gather", "all_to_all"]

@@ -87,7 +87,7 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
 
 
 def with_derived_hardware(trial: Trial) -> Trial:
-    """Return the trial with the hardware that it tested computed again; its decision stays the same."""
+    """Return the trial with ``tested_hardware`` and ``cpu_only`` of its decision computed again, and nothing else."""
     try:
         settings = _settings(trial)
         conflict = "" if trial.gpu_error else device_conflict(settings, trial.jobs, trial.environment)

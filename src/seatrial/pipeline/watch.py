@@ -184,7 +184,7 @@ class Watcher:
 def _training_state(speed: TrainingSpeed, log_lines: Sequence[str]) -> str:
     """Return the state of a training without metrics.json: training, interrupted, or how long it made no step.
 
-    A killed process records no end, so it cannot be told from one that hangs.
+    A killed process records no end, so it cannot be distinguished from one that hangs.
     """
     if speed.age_s <= max(_SILENT_S, _SILENT_STEPS / speed.steps_per_second):
         return "training"
