@@ -155,8 +155,8 @@ class Slurm(Frozen):
     time_min: int | None = Field(
         default=None,
         gt=0,
-        description="time limit in minutes; by default limits.startup_s plus, for each check, four times its typical "
-        "duration but at most its time limit; at least 10 minutes",
+        description="time limit in minutes; by default limits.startup_s plus four times the typical duration of each "
+        "check: at least 10 minutes, at most limits.startup_s plus all time limits",
     )
     extra: tuple[str, ...] = Field(default=(), description="further sbatch options, without #SBATCH")
     # a new cluster has no queue; on a busy cluster the progress shows Slurm's reason while the job is pending
