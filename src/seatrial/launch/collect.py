@@ -81,7 +81,7 @@ done
 END_SCRIPT = r"""
 touch "$0/collected"
 for file in /proc/[0-9]*/cmdline; do
-    mapfile -d "" words <"$file" && [[ ${words[*]} == *" $0/jobs/"* ]] && kill -KILL "$(cut -d / -f 3 <<<"$file")"
+    mapfile -d "" argv <"$file" && [[ ${argv[*]} == *" $0/jobs/"* ]] && kill -KILL "$(cut -d / -f 3 <<<"$file")"
 done 2>/dev/null
 exit 0
 """

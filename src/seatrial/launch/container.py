@@ -73,8 +73,8 @@ def _apptainer(container: Container, job: Job) -> list[str]:
         '--bind "$SEATRIAL_RUN_DIR:$SEATRIAL_RUN_DIR" "${hf_home[@]}"',
         *(f"--bind {shlex.quote(mount)}" for mount in container.mounts),
     ]
-    words = " ".join(["apptainer exec", *gpus, *mounts, shlex.quote(container.image or ""), "python3"])
-    return ["hf_home=()", '[ ! -d "${HF_HOME:-}" ] || hf_home=(--bind "$HF_HOME:$HF_HOME")', f"python=({words})"]
+    command = " ".join(["apptainer exec", *gpus, *mounts, shlex.quote(container.image or ""), "python3"])
+    return ["hf_home=()", '[ ! -d "${HF_HOME:-}" ] || hf_home=(--bind "$HF_HOME:$HF_HOME")', f"python=({command})"]
 
 
 def _docker_or_podman(container: Container, job: Job) -> list[str]:

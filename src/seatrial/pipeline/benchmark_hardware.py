@@ -219,7 +219,7 @@ def rank_range(rows: Sequence[Row], operation: str) -> tuple[int, float] | None:
 def _ratio_range(busbw: float, algbw: float) -> tuple[float, float]:
     """Return the range of busbw ÷ algbw before rounding.
 
-    nccl-tests prints two decimals, from 1,000 on one, and from 10,000 on none.
+    nccl-tests prints two decimals, one from 1,000 on, and none from 10,000 on.
     """
     rounding = [0.0051 if value < 1000 else 0.051 if value < 10000 else 0.51 for value in (busbw, algbw)]
     return (busbw - rounding[0]) / (algbw + rounding[1]), (busbw + rounding[0]) / (algbw - rounding[1])

@@ -176,7 +176,8 @@ def _digest(text: str) -> str:
 def record_format() -> str:
     """Return a digest of the names in the records of a run: fields, checks and metrics.
 
-    Builds with equal digests read each other's journals. Another build could take an old name for a new one.
+    Builds with equal digests read each other's journals. A build with another digest could misread renamed fields,
+    checks or metrics.
     """
     from seatrial.checks import catalog
 
