@@ -248,7 +248,7 @@ def test_drains_stop_at_the_limit(runner: Runner) -> None:
 
 
 def test_a_drain_limit_that_hangs_refuses(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readmit, "_DRAIN_LIMIT_S", 0.0)
+    monkeypatch.setattr(readmit, "_DRAIN_ANSWER_LIMIT_S", 0.0)
     monkeypatch.setattr(readmit, "request_drain", lambda *_, **__: time.sleep(5))
     result = runner.run(FakeCandidates(), bad("c1"))
     assert [(change.outcome, "did not answer" in change.detail) for change in result.changes] == [("refused", True)]

@@ -105,6 +105,17 @@ def _short(value: Any) -> str:
     return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
+def print_check_list(checks: Mapping[str, Check], console: Console) -> None:
+    """Print name, scope and title of each check on one line."""
+    console.print(f"{SCOPES}\nRules of a check: seatrial checks NAME\n", highlight=False)
+    widths = [
+        max(map(len, texts)) for texts in zip(*((check.name, check.scope) for check in checks.values()), strict=True)
+    ]
+    for check in checks.values():
+        line = f"{check.name:<{widths[0]}}  {check.scope:<{widths[1]}}  {check.title}"
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+
 def print_checks(checks: Mapping[str, Check], console: Console) -> None:
     """Print each check with its title, scope, needs and rules."""
     console.print(f"{SCOPES}\n", highlight=False)
