@@ -17,7 +17,7 @@ from seatrial.diagnose import diagnose
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.causes import cause_findings
 from seatrial.judge.rules import judge_check
-from seatrial.model import CLUSTER, Explained, Finding, Measurement, Metric, Outcome, Reason, Trial, Verdict
+from seatrial.model import CLUSTER, Finding, Measurement, Metric, Outcome, Reason, Trial, Verdict, VerdictKey
 from seatrial.pipeline.rejudge import rejudge
 from seatrial.pipeline.run_directory import load_trial
 from tests.paths import ROOT
@@ -217,7 +217,7 @@ def test_record_with_a_busy_gpu_has_one_finding_that_names_the_process() -> None
     (finding,) = cause_findings([*judged, *failed], [*inventory, *busy.measurements], checks)
     assert finding.title == "another program uses the GPU: python3 (pid 1800)"
     assert finding.subject == "vm/gpu1"
-    assert {Explained.key(verdict) for verdict in failed} < set(finding.explains)
+    assert {VerdictKey.from_verdict(verdict) for verdict in failed} < set(finding.explains)
     assert len({verdict.check for verdict in failed}) == 5
     assert finding.first_command.endswith("; ps -o pid,user,lstart,args -p 1800")
 

@@ -21,7 +21,7 @@ from seatrial.diagnose.log_search import search
 from seatrial.diagnose.missing_nodes import missing_node_causes, missing_node_findings
 from seatrial.diagnose.signatures import Match, search_lines
 from seatrial.diagnose.slow_nodes import localization_findings
-from seatrial.model import Explained, Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict
+from seatrial.model import Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
 from seatrial.util.input_files import open_file
 
 # The first of a message's commands, which semicolons separate; a quoted part of a command may have semicolons
@@ -207,7 +207,7 @@ def _findings_in_exit_codes(verdicts: Sequence[Verdict]) -> Iterator[Finding]:
                 is_named = named_rank.removeprefix("rank ").isdigit()
                 subject = named_rank if is_named else rank[0] if rank else verdict.subject
                 finding = _finding(match, subject, "high")
-                yield finding.model_copy(update={"explains": (Explained.key(verdict),)})
+                yield finding.model_copy(update={"explains": (VerdictKey.from_verdict(verdict),)})
 
 
 def _findings_in_logs(results: Sequence[JobResult], run_dir: Path) -> Iterator[Finding]:

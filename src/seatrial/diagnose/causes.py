@@ -14,7 +14,7 @@ from seatrial.diagnose.cause_data import Cause, causes, variables
 from seatrial.diagnose.cause_details import Details
 from seatrial.hardware.links import FactRole, role_facts
 from seatrial.judge.retry import PerformanceMetrics
-from seatrial.model import CLUSTER, Explained, Finding, Measurement, Outcome, Reason, Verdict
+from seatrial.model import CLUSTER, Finding, Measurement, Outcome, Reason, Verdict, VerdictKey
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
@@ -98,16 +98,16 @@ def _needed_findings(explained: Sequence[tuple[_Suspect, Sequence[Verdict]]]) ->
         if verdict not in suspect.evidence_verdicts
     }
     findings: list[Finding] = []
-    best: dict[Explained, int] = {}  # verdict → index in _CONFIDENCE_ORDER of the most certain cause that explains it
+    best: dict[VerdictKey, int] = {}  # verdict → index in _CONFIDENCE_ORDER of the most certain cause that explains it
     for suspect, consequences in explained:
         if suspect.consequence_of and evidence_explained.issuperset(suspect.evidence_verdicts):
             continue  # a cause of this cause has a finding
         rank = _CONFIDENCE_ORDER.index(suspect.finding.confidence)
-        keys = [Explained.key(verdict) for verdict in consequences]
+        keys = [VerdictKey.from_verdict(verdict) for verdict in consequences]
         is_needed = any(best.get(key, rank) >= rank for key in keys)
         is_warning = suspect.report_warning and suspect.evidence_verdicts
         if is_needed or is_warning or any(v.outcome is Outcome.FAIL for v in suspect.evidence_verdicts):
-            all_keys = dict.fromkeys([*map(Explained.key, suspect.evidence_verdicts), *keys])
+            all_keys = dict.fromkeys([*map(VerdictKey.from_verdict, suspect.evidence_verdicts), *keys])
             for key in all_keys:
                 best.setdefault(key, rank)
             findings.append(suspect.finding.model_copy(update={"explains": tuple(all_keys)}))

@@ -10,7 +10,7 @@ from seatrial.checks.base import Check
 from seatrial.diagnose.cause_data import Cause, causes
 from seatrial.diagnose.causes import needs_cause, overlap
 from seatrial.hardware.links import role_facts
-from seatrial.model import CLUSTER, Explained, Finding, JobFailure, JobResult, Measurement, Outcome, Reason, Verdict
+from seatrial.model import CLUSTER, Finding, JobFailure, JobResult, Measurement, Outcome, Reason, Verdict, VerdictKey
 from seatrial.util.text import and_more
 
 _MAX_NAMED = 6
@@ -57,7 +57,7 @@ def under_causes(failures: Sequence[Finding], found: Sequence[Finding]) -> tuple
 
 def is_explained_by(verdict: Verdict, findings: Sequence[Finding]) -> bool:
     """Whether one of ``findings`` explains the verdict."""
-    return any(Explained.key(verdict) in finding.explains for finding in findings)
+    return any(VerdictKey.from_verdict(verdict) in finding.explains for finding in findings)
 
 
 def _failures_of_jobs(
@@ -110,7 +110,7 @@ def _finding(cause: Cause, members: Sequence[tuple[JobFailure, list[Verdict], st
     failures = [failure for failure, _, _ in members]
     first = next((each for each in failures if each.cause == cause.id), failures[0])
     nodes = list(dict.fromkeys(node for each in failures for node in each.nodes))
-    keys = dict.fromkeys(Explained.key(verdict) for _, consequences, _ in members for verdict in consequences)
+    keys = dict.fromkeys(VerdictKey.from_verdict(verdict) for _, consequences, _ in members for verdict in consequences)
     place = f"{and_more(nodes, _MAX_NAMED)}: " if nodes else ""
     return Finding(
         cause=cause.id,

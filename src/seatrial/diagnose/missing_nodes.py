@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
-from seatrial.model import Explained, Finding, Frozen, JobResult, Outcome, Verdict
+from seatrial.model import Finding, Frozen, JobResult, Outcome, Verdict, VerdictKey
 from seatrial.model.trial import Action
 from seatrial.util import data_files
 
@@ -35,7 +35,7 @@ def missing_node_causes() -> tuple[MissingNodeCause, ...]:
 
 def missing_node_findings(results: Sequence[JobResult], verdicts: Sequence[Verdict]) -> list[Finding]:
     """One finding per node that a job lost or did not get; it explains the checks that were not measured."""
-    not_measured = tuple(Explained.key(verdict) for verdict in verdicts if verdict.outcome is Outcome.ERROR)
+    not_measured = tuple(VerdictKey.from_verdict(verdict) for verdict in verdicts if verdict.outcome is Outcome.ERROR)
     findings: dict[str, Finding] = {}
     for result in results:
         for node in result.missing_nodes:

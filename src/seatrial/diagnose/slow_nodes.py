@@ -24,7 +24,7 @@ from seatrial.hardware.pair_rates import (
 )
 from seatrial.hardware.pair_search import conclude
 from seatrial.judge.retry import PerformanceMetrics
-from seatrial.model import CLUSTER, Explained, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict
+from seatrial.model import CLUSTER, Finding, Insight, Measurement, Metric, Outcome, Phase, Scope, Verdict, VerdictKey
 from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
@@ -161,7 +161,9 @@ def localization_findings(
         writer = _FindingWriter(conclusion, search, node_differences(measurements, checks), causes, node_prefix)
         for finding in writer.findings():
             explains = tuple(
-                dict.fromkeys(Explained.key(each) for each in bad if _can_follow(each, finding.subject.split(", ")))
+                dict.fromkeys(
+                    VerdictKey.from_verdict(each) for each in bad if _can_follow(each, finding.subject.split(", "))
+                )
             )
             findings[finding.cause, finding.subject] = finding.model_copy(update={"explains": explains})
     return list(findings.values())

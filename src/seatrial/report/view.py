@@ -21,7 +21,6 @@ from seatrial.model import (
     Basis,
     Decision,
     DecisionValue,
-    Explained,
     Insight,
     Measurement,
     Metric,
@@ -29,6 +28,7 @@ from seatrial.model import (
     Phase,
     Trial,
     Verdict,
+    VerdictKey,
     worst,
 )
 from seatrial.model.verdict_text import LAX_THRESHOLD
@@ -312,7 +312,11 @@ def problems(trial: Trial) -> list[Group]:
     If a job does not start, each of its checks has the same ERROR: these are one group too.
     """
     explained = {key for finding in trial.findings for key in finding.explains}
-    bad = [v for v in trial.verdicts if v.outcome in NOT_PASSED and not (explained and Explained.key(v) in explained)]
+    bad = [
+        v
+        for v in trial.verdicts
+        if v.outcome in NOT_PASSED and not (explained and VerdictKey.from_verdict(v) in explained)
+    ]
     groups: dict[object, list[Group]] = {}
     for group in grouped(bad):
         fields = tuple((v.subject, v.metric, v.detail, v.evidence, v.fix) for v in group.verdicts)
