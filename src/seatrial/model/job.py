@@ -12,8 +12,8 @@ from seatrial.model.base import Frozen
 from seatrial.model.topology import Topology
 from seatrial.util.secrets import redacted, secret_values
 
-# seatrial requests this multiple of the typical duration on H200 from a scheduler, and at least this time: hardware may
-# be several times slower, and a job that ends early costs nothing
+# The time that seatrial requests from a scheduler: this multiple of the typical duration on H200, and at least
+# MIN_REQUEST_S. Hardware may be several times slower, and a job that ends early costs nothing.
 REQUEST_FACTOR, MIN_REQUEST_S = 4.0, 600.0
 
 
@@ -123,9 +123,10 @@ class JobState(StrEnum):
 
 
 class JobFailure(Frozen):
-    """A known cause, by its id in data/causes, why a job did not start or failed on ``nodes``; empty: no certain one.
+    """A known cause why a job did not start or failed. ``cause``: its id in data/causes.
 
-    ``name``: of the object at fault, such as the image; ``message``: as the scheduler gives it.
+    ``nodes``: the nodes on which it failed; empty if unknown. ``name``: the object at fault, such as the image.
+    ``message``: the text of the scheduler.
     """
 
     cause: str
