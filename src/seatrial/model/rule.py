@@ -93,7 +93,7 @@ class Rule(Frozen):
     min_nodes: int = 1  # with fewer or more nodes (fact ``nodes``) the rule gives no verdict
     max_nodes: int | None = None
     default_options: tuple[str, ...] = ()  # the rule applies if the trial leaves these options of the check unchanged
-    # False: a negative value that meets ``expect`` is a measurement error; so is a negative time, size, count or rate
+    # If False, a negative value that meets ``expect`` is a measurement error. A negative time, size or rate always is.
     may_be_negative: bool = False
     evidence_facts: tuple[str, ...] = ()  # facts shown with a violation, such as a rank, a pid or a driver message
     meaning: str  # what a bad value means

@@ -84,7 +84,7 @@ class Load(Frozen):
 
 
 class Span(Frozen):
-    """Begin and end of a check in seconds since the start of its phase. ``Dashboard.cuts``: time that does not count."""
+    """Begin and end of a check in seconds since the start of its phase; time at ``Dashboard.cuts`` does not count."""
 
     check: str
     begin: FiniteFloat
