@@ -32,7 +32,7 @@ def test_a_ring_sends_its_bus_bandwidth_over_the_ports() -> None:
 @pytest.mark.parametrize(("gbps", "left_out"), [(100, []), (20, []), (10, [GIB8]), (0.1, [GIB8])])
 def test_sizes_above_the_smallest_judged_one_are_left_out(gbps: float, left_out: list[int]) -> None:
     network = TcpNetwork(4, 8, gbps)
-    assert network.left_out_sizes("all_reduce", [parse_bytes("1MiB"), GIB, GIB8]) == left_out
+    assert network.too_slow_sizes("all_reduce", [parse_bytes("1MiB"), GIB, GIB8]) == left_out
     assert all(network.size_s("all_reduce", size) > MAX_SIZE_S for size in left_out)
 
 

@@ -16,7 +16,7 @@ from seatrial.model import format_bytes, format_value, parse_bytes
 if TYPE_CHECKING:
     from seatrial.hardware.references import Sku
 
-# Metric → the forced algorithm; "": NCCL's own choice
+# Metric → the algorithm that the check forces; empty: NCCL chooses
 _ALGORITHM_BY_METRIC = {"busbw": "", "busbw_ring": "Ring"}
 # Sizes at which the all-reduce of one node reaches its full bandwidth (data/skus)
 _SATURATING_SIZES = ("1GiB", "4GiB", "8GiB", "16GiB")
@@ -39,7 +39,7 @@ class ModelValue:
 
     @property
     def source(self) -> str:
-        """The reason and the source of the limits, and the NCCL setting that the value depends on."""
+        """The reason and the source of the limits, and the NCCL variable that the limits depend on."""
         setting = f"; depends on {self.limit.setting}" if self.limit.setting else ""
         return f"{self.limit.reason}: {self.limit.source}{setting}"
 
@@ -49,7 +49,8 @@ def model_value(
 ) -> ModelValue | str:
     """The expected value of ``key`` (such as all_gather.busbw.1GiB) on several nodes, or why there is none.
 
-    Reads the facts ``world_size``, ``nodes`` and ``backend_environment``. For mixed GPU models it is the lowest value.
+    Reads the facts ``world_size``, ``nodes`` and ``backend_environment``. With several GPU models it is the lowest of
+    their values.
     """
     operation, _, metric = key.partition(".")
     quantity, _, size = metric.partition(".")

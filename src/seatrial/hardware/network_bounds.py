@@ -13,8 +13,8 @@ from seatrial.hardware.links import network_to_busbw_ratio, nvlink_to_busbw_rati
 from seatrial.model import format_value
 from seatrial.util.text import plural
 
-# Share of the PCIe rate that GPUs without NVLink are assumed to reach among each other, through the root complexes. If
-# the network is faster than this share, PCIe is the bound, and no limit is known.
+# The share of the PCIe rate that GPUs without NVLink are assumed to reach between each other, through the root
+# complexes. If the network is faster than this share, PCIe is the binding link, and no limit is known.
 PCIE_SHARE = 1 / 3
 
 
@@ -100,7 +100,10 @@ def _ports_bound(operation: str, algorithm: str, ratio: float, node: NodeLinks) 
 
 
 def _point_to_point_bound(node: NodeLinks) -> _Bound:
-    """The bound of a shift from rank to rank: it leaves a node over one GPU's share of the ports, at least one port."""
+    """The bound of send_receive, in which each rank sends to the next rank.
+
+    Only the last GPU of a node sends to another node, over the GPU's share of the ports or at least one port.
+    """
     value = max(node.port_rate / node.gpus, node.port_gbps / 8)
     text = f"{_rate_text(node)}; one of {plural(node.gpus, 'GPU')} sends to the next node: {_gbs(value)} over its ports"
     return value, Link.PORTS, text
@@ -113,7 +116,7 @@ def _node_bounds(operation: str, algorithm: str, ranks: int, nodes: int, node: N
         return bounds
     if operation == "all_reduce" and algorithm != "Ring":
         return bounds + _hierarchical_bounds(algorithm, ranks, nodes, node)
-    # One of the g hops of a node is over the network, so that its NVLinks carry g−1 of g parts
+    # Data takes g hops per node with g GPUs. One of them is over the network, so that NVLinks carry g−1 of g hops
     value = node.nvlink * node.gpus / (node.gpus - 1)
     text = f"{_gbs(node.nvlink)} of NVLink × {node.gpus} ÷ {node.gpus - 1} = {_gbs(value)}"
     return [*bounds, (value, Link.NVLINK, text)]
