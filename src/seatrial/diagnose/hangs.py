@@ -40,8 +40,8 @@ def hang_findings(
         attempt = run_dir / "jobs" / result.job / f"attempt{result.attempt}"
         if result.state not in (JobState.HUNG, JobState.TIMEOUT) or not (attempt / FOLDER).is_dir():
             continue
-        numbers = [re.fullmatch(r"rank(\d{1,7})\.heartbeat\.json", path.name) for path in attempt.glob("rank*")]
-        rank_count = max((int(number[1]) for number in numbers if number), default=-1) + 1
+        heartbeats = [re.fullmatch(r"rank(\d{1,7})\.heartbeat\.json", path.name) for path in attempt.glob("rank*")]
+        rank_count = max((int(match[1]) for match in heartbeats if match), default=-1) + 1
         if evidence := read_evidence(attempt, rank_count):
             errors = [verdict for verdict in verdicts if verdict.outcome is Outcome.ERROR]
             explained = [

@@ -1,4 +1,4 @@
-"""The conclusion from the speeds of several implementations of the same work: the machine or one software. Pure."""
+"""Compares the speeds of several implementations of the same work: is the machine slow, or one software? Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def implementation_findings(
     """One finding per check: all implementations are slow, or some are slow and another is as fast as its reference.
 
     An implementation is slow if its speed FAILs, and fast if it PASSes against a reference value of the SKU or the
-    site; other outcomes show neither. There is no finding for a slow machine if ``causes`` explain all of its verdicts.
+    site; other outcomes show neither. There is no finding for a slow machine if ``causes`` with high confidence explain
+    all of its verdicts.
     """
     explained = {key for cause in causes if cause.confidence == "high" for key in cause.explains}
     by_metric: dict[tuple[str, str], list[Verdict]] = {}

@@ -24,7 +24,7 @@ def job_failure_findings(
 ) -> list[Finding]:
     """One finding per cause and named object; it explains the checks that were not measured for this reason.
 
-    A cause is left out if it explains nothing: a resumed trial has measured the checks.
+    A cause that explains nothing is omitted: a resumed trial has measured the checks since.
     """
     bad = [verdict for verdict in verdicts if needs_cause(verdict)]
     by_id = {cause.id: cause for cause in causes() if cause.message}
@@ -63,9 +63,12 @@ def is_explained_by(verdict: Verdict, findings: Sequence[Finding]) -> bool:
 def _failures_of_jobs(
     results: Sequence[JobResult], measurements: Sequence[Measurement], bad: Sequence[Verdict]
 ) -> Iterator[tuple[JobFailure, list[Verdict], str]]:
-    """The failures of jobs, each with the checks whose error has the reason of this attempt."""
+    """(failure, verdicts that it explains, source) of each failure of a job.
+
+    The verdicts are those on checks whose error ends with the reason why this attempt ended.
+    """
     for result in results:
-        error = f"{result.failed_subject}: {result.cause}"  # how errors end; "exit code 1" is in "exit code 127" too
+        error = f"{result.failed_subject}: {result.cause}"  # end of an error; "exit code 1" is also in "exit code 127"
         without_value = {
             (each.check, each.subject) for each in measurements if result.cause and (each.error or "").endswith(error)
         }
@@ -81,7 +84,10 @@ def _failures_of_jobs(
 def _failures_of_checks(
     measurements: Sequence[Measurement], bad: Sequence[Verdict], checks: Mapping[str, Check]
 ) -> Iterator[tuple[JobFailure, list[Verdict], str]]:
-    """The failures of pods that a check creates: each with its errors and the evidence of its consequences."""
+    """(failure, verdicts that it explains, source) of each failure of pods that a check creates.
+
+    The verdicts are errors of the check, and evidence of causes with ``explained_by_job_failure`` at the same place.
+    """
     shown = [cause for cause in causes() if cause.explained_by_job_failure]
     for measurement, value in role_facts("job_failures", measurements, checks):
         for row in value if isinstance(value, list) else ():
@@ -89,21 +95,20 @@ def _failures_of_checks(
                 failure = JobFailure.model_validate(row)
             except ValidationError:  # a fact of another shape
                 continue
-            own = [verdict for verdict in bad if verdict.check == measurement.check]
+            of_check = [verdict for verdict in bad if verdict.check == measurement.check]
             evidence = [
                 verdict
-                for verdict in own
+                for verdict in of_check
                 if any(overlap(place, verdict.subject) for place in failure.nodes or (CLUSTER,))
                 and any(cause.is_evidence(verdict) for cause in shown)
             ]
             is_error = failure.message in (measurement.error or "")
             errors = [
                 verdict
-                for verdict in own
+                for verdict in of_check
                 if verdict.outcome is Outcome.ERROR and (is_error or Reason.METRIC_MISSING in verdict.reasons)
             ]
-            consequences = [*evidence, *errors]
-            yield failure, consequences, f"check {measurement.check}"
+            yield failure, [*evidence, *errors], f"check {measurement.check}"
 
 
 def _finding(cause: Cause, members: Sequence[tuple[JobFailure, list[Verdict], str]]) -> Finding:

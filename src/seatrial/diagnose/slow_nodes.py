@@ -29,11 +29,11 @@ from seatrial.model.trial import Confidence
 from seatrial.util.text import and_more
 
 SLOW_CAUSES = ("slow_node", "slow_gpu", "slow_path", "slow_rail")
-# Below this share of its peers the unjudged speed of a node or rank is a reason to search. Over gloo on four nodes that
-# share two loaded CPU cores, healthy ranks reached 0.37 at the least, those behind a link of 200 Mbit/s 0.11 at most.
+# A node or rank whose speed has no verdict is a reason to search below this share of its peers. Over gloo on four nodes
+# that share two loaded CPU cores, healthy ranks reached at least 0.37, ranks behind a link of 200 Mbit/s at most 0.11.
 UNJUDGED_SHARE = 0.25
 _MAX_NAMED = 6
-_NARROW = 0.2  # a larger spread is shown as a range of rates
+_NARROW = 0.2  # a larger relative spread is shown as a range of rates
 _JUDGED = (Outcome.PASS, Outcome.WARN, Outcome.FAIL)
 _DIRECTION_TEXTS: dict[Direction | None, str] = {
     "sends": ", only when it sends",
@@ -49,10 +49,12 @@ def reasons_to_localize(
     checks: Mapping[str, Check],
     nodes: int | None = None,
 ) -> dict[str, str]:
-    """Check of several nodes → the reason to search: a metric is below a threshold, or has no reference value.
+    """Check that moves data between nodes → the reason to search for slow nodes with its communication.
 
-    Without a reference value this needs a large difference between nodes; or, on three ``nodes`` or more, that no check
-    compares nodes. Two nodes are one pair, without another one to compare. ``nodes`` None: the search has run already.
+    There are three reasons. First: a performance metric of the check has a WARN or FAIL. Second: a share that compares
+    nodes or ranks has no verdict and is below UNJUDGED_SHARE. Third, if neither applies: no metric of the check has a
+    verdict, and no check compares nodes. The third reason does not count on two ``nodes``, which are only one pair.
+    ``nodes`` is None if the search has run already; the third reason then counts.
     """
     inter_node = {name: check for name, check in checks.items() if _is_inter_node(check)}
     performance = {name: PerformanceMetrics(check) for name, check in inter_node.items()}
@@ -82,9 +84,9 @@ def reasons_to_localize(
 def _inter_node_shares(
     measurements: Sequence[Measurement], inter_node: Mapping[str, Check]
 ) -> Iterator[tuple[str, Metric]]:
-    """Check and metric of all shares that compare nodes or ranks by their paths to other nodes.
+    """(check, metric) of all shares that compare nodes or ranks by their paths to other nodes.
 
-    Shares of single pairs are left out: over gloo, healthy pairs reach a fifth of the best one by chance.
+    Shares of single pairs do not count: over gloo, healthy pairs reach only a fifth of the best pair by chance.
     """
     for measurement in measurements:
         comparisons = inter_node[measurement.check].comparisons if measurement.check in inter_node else {}
@@ -95,7 +97,10 @@ def _inter_node_shares(
 
 
 def _is_inter_node(check: Check) -> bool:
-    """Whether the check moves data between nodes, and neither has a communicator per node nor compares only GPUs."""
+    """Whether the check moves data between nodes and can show slow nodes.
+
+    Not if it has a communicator per node, compares only GPUs, or is the search for slow nodes itself.
+    """
     compares_gpus = check.comparisons and not any(each.inter_node for each in check.comparisons.values())
     between_ranks = check.scope is Scope.CLUSTER and check.phase in (Phase.INTERCONNECT, Phase.DISTRIBUTED)
     return between_ranks and not check.per_node and not compares_gpus and not check.localizes
@@ -108,7 +113,10 @@ def localization_notes(
     findings: Sequence[Finding],
     checks: Mapping[str, Check],
 ) -> tuple[Insight, ...]:
-    """A note at the first check that was the reason: why the search has no result, or that it found no slow node."""
+    """A note on the first check that is a reason to search: why the search has no result, or that no node is slow.
+
+    No note without a search, without a reason, and if ``findings`` name what is slow.
+    """
     reasons = reasons_to_localize(verdicts, measurements, checks) if searches else {}
     if not reasons:
         return ()
@@ -145,8 +153,8 @@ def localization_findings(
 ) -> list[Finding]:
     """One finding for each slow rail, node, GPU and path of the searches, with the bad verdicts that it explains.
 
-    ``measurements``: of the trial, for settings of the slow node that differ from the others. ``causes``: findings at
-    the slow node are named as its likely cause. ``node_prefix``: see cause_findings.
+    The evidence names the likely cause of a slow node: findings in ``causes`` on this node, and settings of the node in
+    ``measurements`` of the trial that differ from other nodes. ``node_prefix``: see cause_findings.
     """
     performance = {name: PerformanceMetrics(check) for name, check in checks.items() if _is_inter_node(check)}
     search_checks = {search.check for search in searches}
@@ -306,6 +314,7 @@ class _FindingWriter:
         return _RDMA if uses_rdma else _TCP
 
     def _confidence(self, deficits: Sequence[float]) -> Confidence:
+        """High if all of several repetitions are slower than healthy pairs."""
         return "high" if min(deficits) > 0 and len(deficits) > 1 else "medium"
 
     def _subjects(self, node: str) -> list[str]:
@@ -314,7 +323,7 @@ class _FindingWriter:
         return [str(subject) for subject in subjects] if isinstance(subjects, list) else []
 
     def _node_rates(self, node: str) -> str:
-        """Up to six pairs of the node with their GB/s, from all bidirectional steps."""
+        """The pairs of the node, at most _MAX_NAMED, with their GB/s in bidirectional steps."""
         rates = _pair_rates(self.search)
         of_node = [rate for rate in rates if node in rate.pair and not rate.unidirectional]
         bidirectional = {rate.pair: median(rate.gb_s) for rate in of_node}
