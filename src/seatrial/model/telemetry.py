@@ -84,7 +84,7 @@ class Load(Frozen):
 
 
 class Span(Frozen):
-    """Begin and end of a check in seconds since the start of its phase; time at ``Dashboard.cuts`` does not count."""
+    """Begin and end of a check in seconds since the start of its phase, without the pauses between checks."""
 
     check: str
     begin: FiniteFloat
@@ -113,7 +113,7 @@ class Dashboard(Frozen):
     step_s: FiniteFloat = Field(gt=0)
     spans: tuple[Span, ...]
     cuts: tuple[FiniteFloat, ...] = Field(
-        default=(), description="positions in seconds at which the time of other phases is removed"
+        default=(), description="positions in seconds at which a pause between checks is omitted"
     )
     tracks: tuple[Track, ...]
 

@@ -15,7 +15,7 @@ class CauseView:
 
     finding: Finding
     groups: tuple[Group, ...]
-    explained_earlier: int  # number of keys (check, metric, subject) that an earlier cause already explains
+    explained_earlier: int  # number of its other verdicts, which an earlier cause explains too
 
 
 def causes(trial: Trial) -> list[CauseView]:
@@ -34,7 +34,7 @@ def causes(trial: Trial) -> list[CauseView]:
 
 
 def cause_of_each_verdict(trial: Trial) -> dict[VerdictKey, str]:
-    """Verdict → title and place of the first cause that explains it, as text; empty if no cause is known."""
+    """Verdict → title, place and confidence of the first cause that explains it, as text; only explained verdicts."""
     texts: dict[VerdictKey, str] = {}
     for finding in trial.findings:
         for key in finding.explains:
@@ -43,7 +43,10 @@ def cause_of_each_verdict(trial: Trial) -> dict[VerdictKey, str]:
 
 
 def cause_text(trial: Trial) -> str:
-    """The causes on one line, each with the number of failures first explained by it; empty if none is known."""
+    """The causes that explain FAILs on one line; empty if there are none.
+
+    Each has the number of FAILs that it, and no earlier cause, explains.
+    """
     failures = sum(verdict.outcome is Outcome.FAIL for verdict in trial.verdicts)
     texts = []
     for cause in causes(trial):

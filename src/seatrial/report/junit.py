@@ -1,9 +1,9 @@
 """JUnit XML for CI systems: one suite per check, one case per subject.
 
 FAIL is a failure; ERROR and UNJUDGED are errors with different types; SKIP is skipped; WARN passes, with its text in
-system-out. Where causes are known, the text of each verdict has its cause, or "unexplained". No check is omitted: an
-excluded check is skipped, and a check without verdicts is an error. A trial without GPUs that did not ask for it is an
-error of the suite ``decision``.
+system-out. If the trial has causes, the text of each verdict has its cause, or "unexplained". No check is omitted: an
+excluded check is skipped, and a check without verdicts is an error. If a trial used no GPU without --gpus-per-node 0,
+the suite ``decision`` has an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def render(trial: Trial) -> str:
 
 
 def _decision(decision: Decision) -> ET.Element:
-    """The suite of an INCOMPLETE decision whose reason is not in the verdicts."""
+    """The suite for a decision that is INCOMPLETE for a reason that no verdict has."""
     suite = ET.Element("testsuite", name="decision", time=_seconds(0))
     case = ET.SubElement(suite, "testcase", classname="decision", name=CLUSTER, time=_seconds(0))
     ET.SubElement(case, "error", message=single_line(decision.reason), type=str(decision.reason_code))

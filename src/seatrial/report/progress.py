@@ -28,9 +28,9 @@ STYLES = {
     Outcome.UNJUDGED: "cyan",
     Outcome.SKIP: "dim",
 }
-# The speed of finished checks scales the estimate of the remaining time when their typical durations sum up to this
+# Seconds: above this sum of their typical durations, the speed of finished checks scales the estimate of remaining time
 MIN_TYPICAL_DONE_S = 10.0
-WAITING_LINE_S = 60.0  # period of log lines about the same state of the scheduler
+WAITING_LINE_S = 60.0  # seconds between log lines about the same state of the scheduler
 
 
 class Live:
