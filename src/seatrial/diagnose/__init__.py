@@ -20,7 +20,7 @@ from seatrial.diagnose.log_origin import line_rank
 from seatrial.diagnose.log_search import search
 from seatrial.diagnose.missing_nodes import missing_node_causes, missing_node_findings
 from seatrial.diagnose.signatures import Match, search_lines
-from seatrial.diagnose.slow_nodes import localization_findings
+from seatrial.diagnose.slow_nodes import search_findings
 from seatrial.model import Finding, JobResult, JobState, Measurement, Outcome, Trial, Verdict, VerdictKey
 from seatrial.util.input_files import open_file
 
@@ -96,7 +96,7 @@ def _causes(
 ) -> tuple[Finding, ...]:
     """The causes of bad verdicts: those with high confidence, slow nodes, slow implementations, then other causes."""
     causes = cause_findings(verdicts, measurements, checks, node_prefix)
-    slow_nodes = localization_findings([*measurements, *searches], verdicts, measurements, checks, causes, node_prefix)
+    slow_nodes = search_findings([*measurements, *searches], verdicts, measurements, checks, causes, node_prefix)
     certain = [cause for cause in causes if cause.confidence == "high"]
     implementations = implementation_findings(verdicts, checks, causes)
     return (*certain, *slow_nodes, *implementations, *(cause for cause in causes if cause.confidence != "high"))

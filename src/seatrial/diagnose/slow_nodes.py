@@ -43,7 +43,7 @@ _DIRECTION_TEXTS: dict[Direction | None, str] = {
 }
 
 
-def reasons_to_localize(
+def reasons_to_search(
     verdicts: Sequence[Verdict],
     measurements: Sequence[Measurement],
     checks: Mapping[str, Check],
@@ -106,7 +106,7 @@ def _is_inter_node(check: Check) -> bool:
     return between_ranks and not check.per_node and not compares_gpus and not check.localizes
 
 
-def localization_notes(
+def search_notes(
     verdicts: Sequence[Verdict],
     measurements: Sequence[Measurement],
     searches: Sequence[Measurement],
@@ -117,7 +117,7 @@ def localization_notes(
 
     No note without a search, without a reason, and if ``findings`` name what is slow.
     """
-    reasons = reasons_to_localize(verdicts, measurements, checks) if searches else {}
+    reasons = reasons_to_search(verdicts, measurements, checks) if searches else {}
     if not reasons:
         return ()
     check, title = next(iter(reasons)), "search for slow nodes"
@@ -143,7 +143,7 @@ def localization_notes(
     return (Insight(check=check, title=title, text=text),)
 
 
-def localization_findings(
+def search_findings(
     searches: Sequence[Measurement],
     verdicts: Sequence[Verdict],
     measurements: Sequence[Measurement],
@@ -223,8 +223,6 @@ _TCP = _NetworkTexts(
 
 @dataclass(frozen=True)
 class _FindingWriter:
-    """Writes the findings of one search."""
-
     conclusion: Conclusion
     search: Measurement
     differences: Mapping[str, Mapping[str, str]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from seatrial.hardware.links import Links
-from seatrial.hardware.network_bounds import Link, NetworkBound, NodeLinks, default_algorithm, network_bound
+from seatrial.hardware.network_bounds import LinkKind, NetworkBound, NodeLinks, default_algorithm, network_bound
 from seatrial.hardware.network_limits import NetworkLimit, find_limit
 from seatrial.model import format_bytes, format_value, parse_bytes
 
@@ -83,7 +83,7 @@ def model_value(
     if not present or len(present) < len(bounds):
         return f"no formula for {operation} between nodes"
     lowest = min(present, key=lambda bound: bound.value)
-    if lowest.link is Link.PCIE:
+    if lowest.link is LinkKind.PCIE:
         value = format_value(lowest.value, "GB/s")
         return f"PCIe limits {operation} to {value}; no source states the share of it that good clusters reach"
     assumed = "" if logged or algorithm == "point to point" else " (assumed, not in the log)"

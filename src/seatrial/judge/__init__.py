@@ -149,5 +149,4 @@ def _judges(check: Check, setting: CheckSettings, trial: str, references: Refere
 
 
 def _uses_trial_threshold(verdict: Verdict) -> bool:
-    """Whether the verdict is based on a threshold of the trial."""
     return verdict.basis is not None and verdict.basis.kind is BasisKind.TRIAL

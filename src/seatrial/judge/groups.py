@@ -242,7 +242,6 @@ def fact_text(name: str, facts: Mapping[str, JsonValue], expected: str) -> str:
 
 
 def measured_node(measurement: Measurement) -> str:
-    """The node of a measurement."""
     return measurement.subject.partition("/")[0]
 
 

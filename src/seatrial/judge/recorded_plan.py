@@ -145,10 +145,8 @@ class RecordedPlan:
 
 
 def subject_names(measurements: Iterable[Measurement]) -> set[str]:
-    """The subjects of the measurements."""
     return {measurement.subject for measurement in measurements}
 
 
 def node_names(subjects: Iterable[str]) -> set[str]:
-    """The nodes of the subjects."""
     return {subject.partition("/")[0] for subject in subjects}

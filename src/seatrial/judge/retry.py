@@ -17,7 +17,7 @@ from seatrial.model import WORST_FIRST, Measurement, Metric, Outcome, Reason, Re
 
 CHANGE_FACT = "retry"  # fact of a retry: what differs from the first measurement
 MAX_RETRIES = 2
-Key = tuple[str, str]  # metric, subject
+MetricAndSubject = tuple[str, str]  # metric, subject
 Judge = Callable[[Sequence[Measurement]], Sequence[Verdict]]
 _FAIL, _PASS = Outcome.FAIL, Outcome.PASS  # looked up once, since enum member access is slow
 _GOOD = (Outcome.PASS, Outcome.WARN)
@@ -145,7 +145,7 @@ class _RetryResult:
 class _Attempts:
     """All measurements of the metric and subject in ``key``."""
 
-    key: Key
+    key: MetricAndSubject
     first: Sequence[Measurement]
     second: _RetryResult
     third: _RetryResult
@@ -175,11 +175,11 @@ class _Attempts:
         return min(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome), default=None)
 
 
-def _samples(measurement: Measurement) -> dict[Key, tuple[float, ...]]:
+def _samples(measurement: Measurement) -> dict[MetricAndSubject, tuple[float, ...]]:
     return {(metric.name, metric.subject): metric.samples or (metric.value,) for metric in measurement.metrics}
 
 
-def _with_samples(measurement: Measurement, more: Mapping[Key, tuple[float, ...]]) -> Measurement:
+def _with_samples(measurement: Measurement, more: Mapping[MetricAndSubject, tuple[float, ...]]) -> Measurement:
     """The measurement with ``more`` samples of each metric, and the median of all as its value."""
     metrics = []
     for metric in measurement.metrics:
@@ -270,7 +270,9 @@ def _moved_faults(
 ) -> Iterator[Verdict]:
     """A FAIL of each node on which a metric was bad on different subjects in the two measurements."""
     bad_second = {key: verdict for key, verdict in second.verdicts.items() if is_bad(verdict)}
-    bad_verdicts: dict[Key, tuple[list[Verdict], list[Verdict]]] = {}  # by metric and node, for both measurements
+    bad_verdicts: dict[
+        MetricAndSubject, tuple[list[Verdict], list[Verdict]]
+    ] = {}  # by metric and node, for both measurements
     for index, verdicts in enumerate((first_verdicts, bad_second.values())):
         for verdict in verdicts:
             if is_bad(verdict) and is_performance[verdict.metric] and "/" in verdict.subject:

@@ -36,7 +36,7 @@ from seatrial.util.text import and_more
 
 # Values of verdicts with these reasons can be learned, although the outcome is not PASS
 _LEARNABLE = ((Reason.NO_THRESHOLD,), (Reason.BASELINE_OF_THIS_RUN,), (Reason.BASELINE_OF_FEW_RUNS,))
-Key = tuple[str, str, int, int, str, str]  # reference key, GPU model, GPUs, nodes, unit, network class
+BaselineKey = tuple[str, str, int, int, str, str]  # reference key, GPU model, GPUs, nodes, unit, network class
 
 
 def load(path: Path, checks: Mapping[str, Check]) -> Baseline:
@@ -72,8 +72,8 @@ def learn(name: str, trials: Mapping[str, Trial], checks: Mapping[str, Check]) -
     ``trials``: path of a run → its record, with verdicts by this version of seatrial. Raises UsageError for rejected or
     unfinished runs, for two records of one run, and if no run has a usable value.
     """
-    values_by_key: dict[Key, list[float]] = defaultdict(list)
-    runs_by_key: dict[Key, set[str]] = defaultdict(set)
+    values_by_key: dict[BaselineKey, list[float]] = defaultdict(list)
+    runs_by_key: dict[BaselineKey, set[str]] = defaultdict(set)
     learned_from: list[LearnedRun] = []
     problems_of_values: list[str] = []
     for path, trial in trials.items():
@@ -183,7 +183,7 @@ def _problems(verdicts: Sequence[Verdict]) -> dict[tuple[str, str, str], str]:
     return problems
 
 
-def _network_problem(key: Key) -> str:
+def _network_problem(key: BaselineKey) -> str:
     """Why a value measured across nodes cannot be learned: the class of the network is unknown; else empty."""
     name, _, _, nodes, _, fabric = key
     if nodes == 1 or fabric:
@@ -193,7 +193,7 @@ def _network_problem(key: Key) -> str:
 
 def _metrics_with_key(
     measurement: Measurement, checks: Mapping[str, Check], fabric: str
-) -> Iterator[tuple[Metric, Key]]:
+) -> Iterator[tuple[Metric, BaselineKey]]:
     """The positive metrics with a reference key, if the measurement has the facts gpu, world_size and nodes."""
     check, facts = checks.get(measurement.check), measurement.facts
     gpu, gpus, nodes = facts.get("gpu"), facts.get("world_size"), facts.get("nodes")

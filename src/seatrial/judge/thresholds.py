@@ -248,7 +248,6 @@ class _ReferenceEvaluator:
         )
 
     def verdict(self, metric: Metric) -> Verdict:
-        """The verdict on ``metric``."""
         reference, fail_below, basis = self._reference, self._fail_below, self._basis
         ratio = metric.value / reference.value
         below_peers = (Reason.BELOW_PEERS,) if self._peers.is_low_outlier(metric.value) else ()
@@ -283,7 +282,7 @@ class _SiteEvaluator:
         self._comparisons = [_ReferenceEvaluator(evaluator, reference) for reference in applied]
 
     def verdict(self, metric: Metric) -> Verdict:
-        """The verdict on ``metric``; with a published value, the worse verdict of both comparisons."""
+        """With a published value too, the worse verdict of both comparisons."""
         verdicts = [comparison.verdict(metric) for comparison in self._comparisons]
         if len(verdicts) > 1:
             return min(verdicts, key=lambda verdict: (WORST_FIRST.index(verdict.outcome), verdict.ratio or 0.0))
@@ -310,7 +309,6 @@ class _ThresholdEvaluator:
         self._reference = evaluator.references.site_or_sku_reference(key, evaluator.facts) if key else ""
 
     def verdict(self, metric: Metric) -> Verdict:
-        """The verdict on ``metric``."""
         threshold, evaluator, basis = self._threshold, self._evaluator, self._basis
         if threshold.unit and threshold.unit != metric.unit:
             return self._make(metric, Outcome.UNJUDGED, Reason.UNIT_MISMATCH, detail=threshold.unit)

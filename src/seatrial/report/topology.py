@@ -22,7 +22,7 @@ class NodeGroup:
 
 
 @dataclass(frozen=True)
-class SlowPath:
+class SlowPathRow:
     """A pair of nodes, or a GPU, that did not pass a comparison of paths; ``switches``: as text, empty if unknown."""
 
     subject: str
@@ -45,13 +45,13 @@ def node_groups(trial: Trial) -> list[NodeGroup]:
     return [NodeGroup(name, tuple(nodes)) for name, nodes in groups.items()]
 
 
-def slow_paths(trial: Trial) -> list[SlowPath]:
+def slow_paths(trial: Trial) -> list[SlowPathRow]:
     """The pairs of nodes and the GPUs that did not pass a comparison of paths between nodes."""
     topology, checks = _recorded_topology(trial), catalog()
     if topology is None:
         return []
     return [
-        SlowPath(verdict.subject, verdict.metric, verdict.outcome, verdict.summary, _switches(verdict, topology))
+        SlowPathRow(verdict.subject, verdict.metric, verdict.outcome, verdict.summary, _switches(verdict, topology))
         for verdict in trial.verdicts
         if verdict.outcome in NOT_PASSED
         and verdict.check in checks
