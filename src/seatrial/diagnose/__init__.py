@@ -14,7 +14,7 @@ from seatrial.diagnose.failed_rank import RANK_FAILED, SIGTERM_SIGNATURES, faile
 from seatrial.diagnose.hangs import CAUSE as HANG
 from seatrial.diagnose.hangs import hang_findings
 from seatrial.diagnose.implementations import implementation_findings
-from seatrial.diagnose.job_failures import is_explained_by, job_failure_findings, under_causes
+from seatrial.diagnose.job_failures import assign_consequences, is_explained_by, job_failure_findings
 from seatrial.diagnose.localize import finding_source, localize
 from seatrial.diagnose.log_origin import line_rank
 from seatrial.diagnose.log_search import search
@@ -64,9 +64,9 @@ def diagnose(
         (finding.title, finding.subject): finding for finding in (*refused, *error_findings, *exit_code_findings)
     }
     hangs = [] if missing_nodes else list(hang_findings(results, verdicts, run_dir, node_prefix))
-    explained = {title for title, _ in findings}
+    reported_titles = {title for title, _ in findings}
     for finding in _findings_in_logs(results, run_dir):
-        if finding.title not in explained and not ((error_findings or hangs) and finding.cause in _RANK_CAUSES):
+        if finding.title not in reported_titles and not ((error_findings or hangs) and finding.cause in _RANK_CAUSES):
             findings.setdefault((finding.title, finding.subject), finding)
     failures, causes = _all_causes(failures, verdicts, measurements, searches, checks, node_prefix)
     jobs = frozenset(result.job for result in results)
@@ -84,7 +84,7 @@ def _all_causes(
 ) -> tuple[list[Finding], list[Finding]]:
     """The ``failures`` of jobs that no cause explains, and the causes of verdicts that no failure explains."""
     others = [verdict for verdict in verdicts if not is_explained_by(verdict, failures)]
-    return under_causes(failures, _causes(others, measurements, searches, checks, node_prefix))
+    return assign_consequences(failures, _causes(others, measurements, searches, checks, node_prefix))
 
 
 def _causes(

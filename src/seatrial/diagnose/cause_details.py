@@ -71,8 +71,8 @@ class Details:
         for node in dict.fromkeys(verdict.subject.partition("/")[0] for verdict in evidence):
             for entry in self._entries(cause.processes_fact).get(node, ()):
                 pid = entry.get("pid")
-                is_here = "gpu" not in entry or f"{node}/gpu{entry['gpu']}" in subjects
-                if type(pid) is int and is_here:
+                is_at_subject = "gpu" not in entry or f"{node}/gpu{entry['gpu']}" in subjects
+                if type(pid) is int and is_at_subject:
                     names.setdefault(pid, str(entry.get("name", "unknown")))
         return names
 

@@ -83,10 +83,10 @@ def cause_findings(
     explained = []
     for suspect in suspects:
         node = suspect.place.partition("/")[0]
-        near = bad if node == CLUSTER else [*bad_by_node.get(node, ()), *bad_by_node.get(CLUSTER, ())]
+        candidates = bad if node == CLUSTER else [*bad_by_node.get(node, ()), *bad_by_node.get(CLUSTER, ())]
         consequences = [
             verdict
-            for verdict in near
+            for verdict in candidates
             if _is_explained(verdict, suspect, performance, suspect_by_evidence.get(verdict))
         ]
         explained.append((suspect, consequences))

@@ -46,8 +46,8 @@ def without_quotes(
     others: Iterable[Finding], cause_findings: Sequence[Finding], measurements: Iterable[Measurement]
 ) -> list[Finding]:
     """``others`` without findings that quote the fact ``with_fact`` of a cause: this text is no second source."""
-    found = {finding.cause for finding in cause_findings}
-    facts = {cause.with_fact for cause in causes() if cause.with_fact and cause.id in found}
+    cause_ids = {finding.cause for finding in cause_findings}
+    facts = {cause.with_fact for cause in causes() if cause.with_fact and cause.id in cause_ids}
     values = {each.facts.get(fact) for fact in facts for each in measurements if isinstance(each.facts.get(fact), str)}
     texts = [str(value) for value in values if value]
     return [other for other in others if not any(text in other.evidence for text in texts)]

@@ -52,9 +52,9 @@ def hang_text(hang: CollectiveHang) -> str:
         texts.append(f"rank {rank} has not enqueued this collective: {last}{other}")
     if len(hang.absent) > _MAX_NAMED:
         texts.append(f"in all, {rank_list(hang.absent)} have not enqueued this collective")
-    for what, ranks in hang.differences.items():
+    for name, ranks in hang.differences.items():
         values = [f"{value or 'none'} on {rank_list(those)}" for value, those in ranks.items()]
-        texts.append(f"{what} differs: {and_more(values, _MAX_NAMED, separator='; ')}")
+        texts.append(f"{name} differs: {and_more(values, _MAX_NAMED, separator='; ')}")
         different = [hang.waiting[rank] for rank in hang.ranks_at_fault if rank in hang.waiting]
         if different and different[0].frame:
             texts.append(f"{rank_list(hang.ranks_at_fault)}{_called(different[0])}")
@@ -113,9 +113,9 @@ def hang_title(hang: CollectiveHang) -> tuple[str, str, Confidence]:
             "low",
         )
     if hang.differences:
-        what = next(iter(hang.differences))
+        name = next(iter(hang.differences))
         return (
-            f"Ranks differ in the {what} of the same collective",
+            f"Ranks differ in the {name} of the same collective",
             "All ranks must call the same collectives in the same order with the same sizes: look for a branch on the "
             "rank, an uneven last batch, unused parameters, or different versions of the program.",
             "high",

@@ -40,10 +40,12 @@ def job_failure_findings(
     return [_finding(by_id[identifier], members) for (identifier, _), members in groups.items()]
 
 
-def under_causes(failures: Sequence[Finding], found: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """``failures`` without those that are a consequence of a cause in ``found``, which then explains their verdicts."""
+def assign_consequences(
+    failures: Sequence[Finding], cause_findings: Sequence[Finding]
+) -> tuple[list[Finding], list[Finding]]:
+    """``failures`` that no cause explains, and ``cause_findings`` with the verdicts of the other failures added."""
     consequence_of = {cause.id: cause.consequence_of for cause in causes()}
-    kept, extended = [], list(found)
+    kept, extended = [], list(cause_findings)
     for failure in failures:
         names = consequence_of.get(failure.cause, ())
         root = next((index for index, each in enumerate(extended) if each.cause in names), None)

@@ -278,10 +278,10 @@ def rug(values: Sequence[float], not_passed: Sequence[bool]) -> Rug:
     scale = (RUG_WIDTH - 4) / ((high - low) or 1.0)
     positions = [(2 + (value - low) * scale, bad) for value, bad in zip(values, not_passed, strict=True)]
     passed = [x for x, bad in positions if not bad]
-    many = len(passed) > MAX_TICKS
+    uses_histogram = len(passed) > MAX_TICKS
     return Rug(
-        base=f"M0 {14.5 if many else 8}H{RUG_WIDTH:g}",
-        passed=_histogram(passed) if many else _ticks(passed, 4, 12),
+        base=f"M0 {14.5 if uses_histogram else 8}H{RUG_WIDTH:g}",
+        passed=_histogram(passed) if uses_histogram else _ticks(passed, 4, 12),
         not_passed=_ticks([x for x, bad in positions if bad], 1, 15),
     )
 

@@ -78,9 +78,9 @@ def missing_dashboards(trial: Trial, phase: str, checks: Sequence[CheckView]) ->
 
 def _view(dashboard: Dashboard, loads: tuple[Load, ...], not_sampled: str) -> DashboardView:
     x = _time_axis(_axis_seconds(dashboard))
-    many = any(track.role != "device" for track in dashboard.tracks)
+    has_band = any(track.role != "device" for track in dashboard.tracks)
     devices = {track.label for track in dashboard.tracks if track.role == "device" and track.gauge != THROTTLED}
-    labels = ["median"] if many else sorted(devices, key=natural_key)
+    labels = ["median"] if has_band else sorted(devices, key=natural_key)
     styles = {label: n % 8 for n, label in enumerate(labels)}
     devices_text = plural(dashboard.devices, _DEVICES[dashboard.kind])
     summary = f"{devices_text}, {dashboard.seconds:.0f} s, one point per {dashboard.step_s:.3g} s"
@@ -91,8 +91,8 @@ def _view(dashboard: Dashboard, loads: tuple[Load, ...], not_sampled: str) -> Da
         shades=tuple(_shade(number, span, x) for number, span in enumerate(dashboard.spans, 1)),
         panels=tuple(_panel(gauge, dashboard, x, styles) for gauge in _drawn_gauges(dashboard)),
         cuts=tuple(x.position(drawable(cut)) for cut in dashboard.cuts),
-        legend=tuple(Curve(label, n) for label, n in styles.items()) if many or len(styles) > 1 else (),
-        band_label=f"all {dashboard.devices}" if many else "",
+        legend=tuple(Curve(label, n) for label, n in styles.items()) if has_band or len(styles) > 1 else (),
+        band_label=f"all {dashboard.devices}" if has_band else "",
         loads=loads,
         not_sampled=not_sampled,
     )

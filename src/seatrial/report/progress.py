@@ -28,7 +28,7 @@ STYLES = {
     Outcome.UNJUDGED: "cyan",
     Outcome.SKIP: "dim",
 }
-# Seconds: above this sum of their typical durations, the speed of finished checks scales the estimate of remaining time
+# The speed of finished checks scales the estimate of the remaining time if their typical durations exceed this sum
 MIN_TYPICAL_DONE_S = 10.0
 WAITING_LINE_S = 60.0  # seconds between log lines about the same state of the scheduler
 
