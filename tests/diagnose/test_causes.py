@@ -1,4 +1,4 @@
-"""Causes of bad verdicts: what explains what, where, and with which confidence."""
+"""Causes of bad verdicts: their consequences, places and confidence."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_variable_on_one_node_explains_that_node() -> None:
     assert finding.first_command.startswith("srun --nodelist=n0 sh -c ")
 
 
-def test_variable_in_a_fact_of_all_ranks_is_not_said_to_be_on_one_node() -> None:
+def test_variable_in_a_fact_of_all_ranks_is_at_the_cluster() -> None:
     facts: dict[str, JsonValue] = {"settings": {"NCCL_P2P_DISABLE": "1"}}
     measurements = [
         Measurement(check="collectives.transport", subject="n0/gpu0", facts=facts),

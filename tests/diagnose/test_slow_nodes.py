@@ -143,7 +143,7 @@ def test_healthy_nodes_have_a_note_and_no_finding() -> None:
     assert search_notes([verdict()], [], [], (), catalog()) == ()
 
 
-def test_two_nodes_name_the_pair_and_say_that_it_does_not_tell_which_one_is_slow() -> None:
+def test_finding_of_two_nodes_names_the_pair_but_no_node() -> None:
     differing = {"n0001": {"speed": "200000 Mb/s, majority: 400000 Mb/s"}}
     connectivity = Measurement(check="nodes.connectivity", subject="n0000", facts={"network_minority": differing})
     search = searched(lambda a, _b, rail: 0.8 if a == "n0001" and rail == 2 else 1.0, count=2)

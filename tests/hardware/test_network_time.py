@@ -1,4 +1,4 @@
-"""Expected seconds of collectives over TCP, and the sizes that a slow network leaves out."""
+"""Expected seconds of collectives over TCP, and the sizes that are not timed on a slow network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the HTML report shows."""
+"""Parts that only the HTML report has."""
 
 from __future__ import annotations
 
