@@ -128,7 +128,7 @@ def needs_cause(verdict: Verdict) -> bool:
 def _is_explained(
     verdict: Verdict, suspect: _Suspect, performance: Mapping[str, PerformanceMetrics], shown_cause: _Suspect | None
 ) -> bool:
-    """Whether the verdict is a consequence of the suspect: of a check that it explains, at its place, of its kind.
+    """Whether the suspect explains the check and the kind of the verdict (slow or wrong), at the same place.
 
     ``shown_cause``: the suspect that has the verdict as evidence, if that suspect has ``consequence_of``; else None.
     """

@@ -49,7 +49,7 @@ def reasons_to_search(
     checks: Mapping[str, Check],
     nodes: int | None = None,
 ) -> dict[str, str]:
-    """Check that moves data between nodes → the reason to search for slow nodes with its communication.
+    """Check that moves data between nodes → why a search for slow nodes is needed; empty if none is needed.
 
     There are three reasons. First: a performance metric of the check has a WARN or FAIL. Second: a share that compares
     nodes or ranks has no verdict and is below UNJUDGED_SHARE. Third, if neither applies: no metric of the check has a

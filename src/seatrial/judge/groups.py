@@ -186,7 +186,7 @@ class PeerGroups:
         self._values[model][subject.partition("/")[0]].append(value)
 
     def peer_group(self, model: str, subject: str) -> PeerGroup:
-        """The peer group of ``subject``, which has this device ``model``: of all nodes, or of its own of two nodes."""
+        """The subjects with this device ``model`` on all nodes; with exactly two nodes, only those on the same node."""
         if (group := self._groups.get((model, ""))) is not None:
             return group
         nodes = self._values.get(model, {})

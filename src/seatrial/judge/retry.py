@@ -270,9 +270,8 @@ def _moved_faults(
 ) -> Iterator[Verdict]:
     """A FAIL of each node on which a metric was bad on different subjects in the two measurements."""
     bad_second = {key: verdict for key, verdict in second.verdicts.items() if is_bad(verdict)}
-    bad_verdicts: dict[
-        MetricAndSubject, tuple[list[Verdict], list[Verdict]]
-    ] = {}  # by metric and node, for both measurements
+    # (metric, node) → bad verdicts of the first measurement, bad verdicts of the retry
+    bad_verdicts: dict[tuple[str, str], tuple[list[Verdict], list[Verdict]]] = {}
     for index, verdicts in enumerate((first_verdicts, bad_second.values())):
         for verdict in verdicts:
             if is_bad(verdict) and is_performance[verdict.metric] and "/" in verdict.subject:

@@ -37,7 +37,7 @@ Action = Literal[
 
 
 class VerdictKey(Frozen):
-    """The fields that identify a verdict; ``metric`` is empty for a verdict on the whole check."""
+    """The check, subject and metric of verdicts; ``metric`` is empty for verdicts on the whole check."""
 
     check: str
     subject: str
