@@ -138,7 +138,7 @@ def test_healthy_nodes_have_a_note_and_no_finding() -> None:
     assert found(search, [verdict()]) == []
     (note,) = search_notes([verdict()], [], [search], (), catalog())
     assert note.check == ALL_REDUCE
-    assert note.text.startswith("no node, GPU, rail or path is slower")
+    assert note.text.startswith("no slow node, GPU, rail or path")
     assert search_notes([], [], [search], (), catalog()) == ()
     assert search_notes([verdict()], [], [], (), catalog()) == ()
 
@@ -155,7 +155,7 @@ def test_finding_of_two_nodes_names_the_pair_but_no_node() -> None:
     assert "On n0001: Likely cause: speed is 200000 Mb/s" in finding.evidence
 
 
-def test_two_nodes_that_are_slow_alike_have_a_note_and_no_finding() -> None:
+def test_two_equally_slow_nodes_have_a_note_and_no_finding() -> None:
     search = searched(slow("n0001", share=0.5), count=2)
     assert found(search, [verdict()]) == []
     (note,) = search_notes([verdict()], [], [search], (), catalog())

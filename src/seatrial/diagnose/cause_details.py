@@ -88,7 +88,7 @@ class Details:
         return self._entries_by_fact[fact]
 
     def _paths(self, cause: Cause, evidence: Sequence[Verdict]) -> list[str]:
-        """The absolute paths in the names of the metrics, such as write_single./home; else those in the cause's fact."""
+        """The absolute paths in the names of the metrics, such as write_single./home; else those in the fact."""
         named = [path for verdict in evidence if (path := verdict.metric.partition(".")[2]).startswith("/")]
         return list(dict.fromkeys(named or self._paths_in_facts(cause.paths_fact)))
 

@@ -131,14 +131,13 @@ def search_notes(
     last = conclusions[-1]
     if last.nodes == 2:
         text = (
-            f"all rails and both directions between the two nodes are alike ({last.healthy_gb_s:.3g} GB/s a rail). Two "
-            "nodes are one pair: a node that is slow on all rails is not visible. Search with a third node."
+            f"all rails and both directions between the two nodes are equally fast ({last.healthy_gb_s:.3g} GB/s per "
+            "rail). Two nodes are one pair: a node that is slow on all rails is not visible. Search with a third node."
         )
         return (Insight(check=check, title=title, text=text),)
     text = (
-        "no node, GPU, rail or path is slower with all of its partners: "
-        f"pairs of {last.nodes} nodes {_healthy_text(last)}. "
-        "The cause is common to all nodes, inside the nodes, or not the network."
+        f"no slow node, GPU, rail or path was found among {last.nodes} nodes; {_healthy_text(last)}. "
+        "The cause is common to all nodes, inside the nodes, or not in the network."
     )
     return (Insight(check=check, title=title, text=text),)
 
@@ -249,7 +248,7 @@ class _FindingWriter:
         subject = node if whole_node else ", ".join(slow)
         evidence = (
             f"{subject} is {_range_text(deficits)} slower in every pair{_direction_text(ranks)} "
-            f"({self._node_rates(node)}); all other pairs {_healthy_text(self.conclusion)}."
+            f"({self._node_rates(node)}); {_healthy_text(self.conclusion)}."
         )
         likely = self._likely_cause(node)
         title = f"{node} is slow to every other node" if whole_node else f"GPUs of {node} are slow to every other node"
@@ -264,7 +263,7 @@ class _FindingWriter:
         where = direction.get(directions.pop(), "") if len(directions) == 1 else ""
         slower = f"{_range_text(deficits)} slower with each other{where}"
         healthy = _healthy_text(self.conclusion)
-        evidence = f"{first} and {second} are {slower}, and not with other nodes; all other pairs {healthy}."
+        evidence = f"{first} and {second} are {slower}, but not with other nodes; {healthy}."
         title = f"the path between {first} and {second} is slow"
         if self.conclusion.nodes == 2:
             evidence = self._two_node_evidence(paths, slower)
@@ -355,8 +354,8 @@ def _healthy_text(conclusion: Conclusion) -> str:
     middle = conclusion.healthy_gb_s
     spread = max(middle - low, high - middle) / middle if middle else 0.0
     if spread < _NARROW:
-        return f"({conclusion.healthy_pairs}) are within {spread:.1%} of {middle:.3g} GB/s"
-    return f"({conclusion.healthy_pairs}) reach {low:.3g} to {high:.3g} GB/s"
+        return f"healthy pairs ({conclusion.healthy_pairs}): within {spread:.1%} of {middle:.3g} GB/s"
+    return f"healthy pairs ({conclusion.healthy_pairs}): {low:.3g} to {high:.3g} GB/s"
 
 
 def _direction_text(ranks: Sequence[SlowRank]) -> str:

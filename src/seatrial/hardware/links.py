@@ -171,8 +171,8 @@ def nvlink_to_busbw_ratio(operation: str, algorithm: str, ranks: int, nodes: int
 
     - Ring, and operations that only move data: 1, the definition of nccl-tests (doc/PERFORMANCE.md).
     - Tree sends each byte up and down: 2S for a bus bandwidth of 2(n−1)/n · S.
-    - NVLS: a GPU sends S for the reduction and S/h of the result, for the h GPUs of its node: (h+1)/h · S, from the
-      semantics of multimem.ld_reduce and multimem.st (PTX ISA).
+    - NVLS (NVLink SHARP): a GPU sends S for the reduction and S/h of the result, for the h GPUs of its node:
+      (h+1)/h · S, from the semantics of multimem.ld_reduce and multimem.st (PTX ISA).
     """
     if operation != "all_reduce" or algorithm not in ("Tree", "NVLSTree", "NVLS"):
         return 1.0

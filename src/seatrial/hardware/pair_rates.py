@@ -1,4 +1,7 @@
-"""The records of a search for slow nodes: limits, steps, rates, slow ranks, slow paths and the conclusion."""
+"""The records of a search for slow nodes: limits, steps, rates, slow ranks, slow paths and the conclusion.
+
+Rail i connects the ranks with index i of all nodes (GPUs with their NICs). A path is the network between two nodes.
+"""
 
 from __future__ import annotations
 
