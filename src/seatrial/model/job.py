@@ -56,7 +56,7 @@ class Job(Frozen):
 
     @property
     def retry_suffix(self) -> str:
-        """The suffix of the names of jobs and folders: empty, ``-retry`` or ``-retry2``."""
+        """The suffix of the names of jobs and directories: empty, ``-retry`` or ``-retry2``."""
         return {0: "", 1: "-retry"}.get(self.retry, f"-retry{self.retry}")
 
     @property

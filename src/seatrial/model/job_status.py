@@ -37,7 +37,7 @@ class TrainingSpeed(Frozen):
 
 
 class JobStatus(Frozen):
-    """The status of a job, a training folder or a run directory; ``notes``: why some part is missing."""
+    """The status of a job, a training directory or a run directory; ``notes``: why some part is missing."""
 
     target: str
     title: str
