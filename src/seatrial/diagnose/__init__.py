@@ -179,7 +179,7 @@ def _refusal(result: JobResult) -> Finding:
     return Finding(
         title="The rendezvous of the job fails on a node"
         if is_rendezvous
-        else "The node does not have what the trial needs",
+        else "The node does not meet the requirements of the trial",
         subject=result.failed_subject,
         cause=RENDEZVOUS_FAILS if is_rendezvous else NODE_UNFIT,
         confidence="high",

@@ -166,7 +166,7 @@ def _subject_errors(job: Job, plan: RecordedPlan, measured: Sequence[Measurement
         yield f"measured on {', '.join(sorted(nodes))}, but {plan.nodes_check} on other nodes: {first}"
     elif job.placement == "ranks" and (others := subjects ^ plan.ranks):
         names = and_more(sorted(others), _MAX_NAMED)
-        yield f"not measured on the same ranks as {plan.ranks_check}; only one of both has {names}"
+        yield f"not measured on the same ranks as {plan.ranks_check}; only one of both checks has {names}"
 
 
 def _world_size_errors(check: Check, job: Job, measured: Sequence[Measurement]) -> Iterator[str]:

@@ -21,7 +21,7 @@ def plan_lines(jobs: Sequence[Job], excluded_checks: Mapping[str, str], checks: 
         yield f"of unknown duration, counted with the time limit: {', '.join(unknown)}"
     too_slow_sizes = {name: reason for job in jobs for name, reason in job.left_out.items()}
     for name, reason in too_slow_sizes.items():
-        option = f"to measure it: --set checks.{name}.options.sizes=[1GiB, 8GiB]"
+        option = f"to measure the larger size too: --set checks.{name}.options.sizes=[1GiB, 8GiB]"
         yield f"{name} is judged at a smaller size, since {reason}; {option}"
     rights = [f"{name}: {checks[name].rights}" for name in names if name in checks and checks[name].rights]
     yield f"needs more rights: {'; '.join(rights)}" if rights else "no check needs root or other special rights"
