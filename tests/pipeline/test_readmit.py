@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seatrial.model import Decision, DecisionValue, Finding, Outcome, SeatrialError, Trial, Verdict
-from seatrial.model.trial import Explained
+from seatrial.model.trial import VerdictKey
 from seatrial.node_state.change import DRAIN, DRAIN_AGAIN, END_RESERVATION, Flags, NodeChange, NodeResult, Partner
 from seatrial.node_state.drain_limit import prepare
 from seatrial.pipeline import readmit
@@ -30,7 +30,7 @@ def failed(subject: str, check: str = "collectives.pairs") -> Verdict:
 
 
 def located(place: str, *verdicts: Verdict) -> Finding:
-    explains = tuple(Explained.key(verdict) for verdict in verdicts)
+    explains = tuple(VerdictKey.from_verdict(verdict) for verdict in verdicts)
     return Finding(title=f"{place} is slow", subject=place, confidence="high", evidence="", explains=explains)
 
 

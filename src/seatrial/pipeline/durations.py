@@ -129,7 +129,7 @@ def network_duration(check: Check, options: Mapping[str, JsonValue], network: Ne
         sizes = [size for sizes in sizes_by_mode.values() for size in sizes]
         seconds += sum(OPERATIONS_PER_SIZE * network.operation_s(check.operation, size) for size in sizes)
     for transfer in _transfers(check):
-        if transfer.can_be_left_out and network.left_out_sizes(transfer.operation, [transfer.size]):
+        if transfer.can_be_left_out and network.too_slow_sizes(transfer.operation, [transfer.size]):
             continue
         count = transfer.count * prod({"gpu": network.gpus, "node": network.nodes - 1}[unit] for unit in transfer.per)
         seconds += count * network.operation_s(transfer.operation, transfer.size)

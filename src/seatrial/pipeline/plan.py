@@ -344,5 +344,5 @@ def _left_out_sizes(
     for check in checks:
         if check.left_out_sizes is not None:
             sizes = check.left_out_sizes(check.options.model_validate(options[check.name]), network)
-            if reasons := [network.left_out_reason(check.operation, size) for size in sizes]:
+            if reasons := [network.too_slow_reason(check.operation, size) for size in sizes]:
                 yield check.name, "; ".join(reasons)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from seatrial.model import CLUSTER, DecisionValue, Frozen, Outcome, SeatrialError, Trial
-from seatrial.model.trial import Explained
+from seatrial.model.trial import VerdictKey
 from seatrial.node_state.change import TAKES_OUT, Candidates, ChangeOutcome, Flags, NodeChange, NodeResult, Partner
 from seatrial.node_state.drain_limit import DrainAnswer, DrainLimit, request_drain
 from seatrial.pipeline.planned_jobs import resolve
@@ -305,7 +305,7 @@ def nodes_at_fault(trial: Trial, nodes: Sequence[str]) -> dict[str, str]:
     """
     at_fault: dict[str, str] = {}
     for verdict in (each for each in trial.verdicts if each.outcome is Outcome.FAIL):
-        findings = [each for each in trial.findings if Explained.key(verdict) in each.explains]
+        findings = [each for each in trial.findings if VerdictKey.from_verdict(verdict) in each.explains]
         places = [(place, each.title) for each in findings for place in each.subject.split(", ")]
         places = [(node, title) for place, title in places if (node := _subject_node(place, nodes))]
         if not places and (node := _subject_node(verdict.subject, nodes)):

@@ -11,7 +11,7 @@ from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.config.schema import Config
 from seatrial.diagnose import refreshed_findings
-from seatrial.diagnose.slow_nodes import localization_notes
+from seatrial.diagnose.slow_nodes import search_notes
 from seatrial.judge import judge, plausibility, site_baseline
 from seatrial.judge.decision import decide, metrics_without_threshold
 from seatrial.judge.remedies import unknown_gpus
@@ -74,7 +74,7 @@ def rejudge(trial: Trial, baseline_file: Path | None = None) -> Trial:
     )
     insights = trial_insights(settings, trial.measurements, catalog(), baseline)
     findings = refreshed_findings(trial, verdicts, catalog(), node_prefix(settings))
-    notes = localization_notes(verdicts, trial.measurements, trial.localization, findings, catalog())
+    notes = search_notes(verdicts, trial.measurements, trial.localization, findings, catalog())
     return trial.model_copy(
         update={
             "verdicts": verdicts,

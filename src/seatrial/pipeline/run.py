@@ -15,7 +15,7 @@ from seatrial.analysis import trial_insights
 from seatrial.checks import catalog
 from seatrial.diagnose import diagnose
 from seatrial.diagnose.signatures import check_signatures
-from seatrial.diagnose.slow_nodes import localization_notes
+from seatrial.diagnose.slow_nodes import search_notes
 from seatrial.diagnose.throttling import throttling_findings
 from seatrial.judge import checks_to_retry, judge, plausibility
 from seatrial.judge.retry import MAX_RETRIES, complete_retries
@@ -154,7 +154,7 @@ def _assess(plan: Plan, results: TrialResults, baseline: Baseline | None) -> _As
             node_prefix(settings),
             results.localization,
         )
-        notes = localization_notes(verdicts, measurements, results.localization, findings, catalog())
+        notes = search_notes(verdicts, measurements, results.localization, findings, catalog())
     with results.timed("telemetry"):
         summary = _telemetry_summary(plan, results)
     return _Assessment(baseline, verdicts, (*insights, *notes), (*findings, *throttling_findings(summary)), summary)

@@ -28,7 +28,7 @@ SCOPES = (
 
 
 def print_inventory(facts: Mapping[str, Any], console: Console) -> None:
-    """Print facts, one line per component; ``unreadable`` lists failed reads with their reason.
+    """Print facts, one line per component.
 
     A list of records inside a record is printed as its length, and of many mounted filesystems only some are printed.
     ``--json`` prints all records.
@@ -130,7 +130,7 @@ def print_checks(checks: Mapping[str, Check], console: Console) -> None:
 
 
 def print_power(check: Check, console: Console) -> None:
-    """Print how many samples each limit of a check needs to reject a slowdown, by the noise of the samples."""
+    """Print how many samples each limit of a check needs to reject a slowdown, for several levels of noise."""
     metrics_by_limit: dict[float, list[str]] = {}
     for rule in check.rules:
         if rule.reference and not rule.compare_with_peers:

@@ -28,10 +28,10 @@ STYLES = {
     Outcome.UNJUDGED: "cyan",
     Outcome.SKIP: "dim",
 }
-# The speed of finished checks scales the estimate of the remaining time when their typical durations sum up to this
+# The speed of finished checks scales the estimate of the remaining time if their typical durations exceed this sum
 MIN_TYPICAL_DONE_S = 10.0
 SECONDS_BELOW_S = 90.0  # an estimate below this is shown in seconds, rounded up to tens
-WAITING_LINE_S = 60.0  # period of log lines about the same state of the scheduler
+WAITING_LINE_S = 60.0  # seconds between log lines about the same state of the scheduler
 
 
 class Live:

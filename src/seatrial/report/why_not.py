@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.model import TIME_LIMIT, DecisionValue, Explained, Outcome, Trial, Verdict
+from seatrial.model import TIME_LIMIT, DecisionValue, Outcome, Trial, Verdict, VerdictKey
 from seatrial.report.causes import CauseView, causes
 from seatrial.report.text import sanitized, single_line
 from seatrial.util.text import and_more, plural
@@ -128,7 +128,7 @@ def _by_reason(trial: Trial) -> list[list[Verdict]]:
     for outcome in _BLOCKING:
         for verdict in (verdict for verdict in trial.verdicts if verdict.outcome is outcome):
             is_blocking = outcome is Outcome.FAIL or _is_required(trial, verdict.check)
-            if is_blocking and Explained.key(verdict) not in explained:
+            if is_blocking and VerdictKey.from_verdict(verdict) not in explained:
                 reason: object = verdict.check
                 if outcome is not Outcome.FAIL:
                     reason = verdict.reasons, verdict.detail if outcome is Outcome.ERROR else ""

@@ -329,7 +329,7 @@ class _Modes:
         reason = f"the trial's options {f'request only sizes {sizes}' if requested else 'omit mode back_to_back'}"
         reasons = {size_label(size): reason for size in default if size not in requested}
         if network and left_out:
-            reasons |= {size_label(size): network.left_out_reason(name, size) for size in left_out}
+            reasons |= {size_label(size): network.too_slow_reason(name, size) for size in left_out}
             largest = size_label(max(size for size in default if size not in left_out))
             yield Fact(name=JUDGED_INSTEAD, value={size_label(size): largest for size in left_out})
         if reasons:

@@ -123,7 +123,7 @@ def default_sizes(name: str, nodes: int = 1, network: TcpNetwork | None = None) 
     """The default sizes of the operation ``name`` on this number of nodes, without those too slow for ``network``."""
     sizes = _SIZES_BY_OPERATION.get(name, DefaultSizes())
     gpu = sizes.gpu if nodes < MANY_NODES else tuple({*sizes.gpu, MANY_NODES_SIZE})
-    left_out = network.left_out_sizes(name, gpu) if network else []
+    left_out = network.too_slow_sizes(name, gpu) if network else []
     return replace(sizes, gpu=tuple(size for size in gpu if size not in left_out))
 
 
@@ -131,7 +131,7 @@ def left_out_sizes(name: str, options: CollectiveOptions, network: TcpNetwork | 
     """The default sizes that the network is too slow for, and that the trial's ``sizes`` do not have."""
     if network is None:
         return []
-    too_slow = network.left_out_sizes(name, default_sizes(name, network.nodes).gpu)
+    too_slow = network.too_slow_sizes(name, default_sizes(name, network.nodes).gpu)
     return [size for size in too_slow if size not in (options.sizes or ())]
 
 

@@ -168,7 +168,7 @@ def start_setting(
 def _left_out(context: Context, options: NcclSettingsOptions) -> list[int]:
     """The sizes among UNTIMED_SIZES that the network is too slow for; none if the trial sets ``untimed_sizes``."""
     is_default = options.untimed_sizes == UNTIMED_SIZES
-    return context.tcp_network.left_out_sizes("all_reduce", UNTIMED_SIZES) if context.tcp_network and is_default else []
+    return context.tcp_network.too_slow_sizes("all_reduce", UNTIMED_SIZES) if context.tcp_network and is_default else []
 
 
 def _child_log(result: ChildResult) -> NcclLog:
