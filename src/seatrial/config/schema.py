@@ -102,10 +102,10 @@ class CheckSettings(Frozen):
         default=False,
         description="the thresholds in `expect` replace the check's rules on the same metrics; the decision names them",
     )
-    # off by default: a check that cannot apply does not show that its thresholds are met
+    # off by default: if a check does not apply here, nothing proves that its thresholds are met
     may_skip: bool = Field(
         default=False,
-        description="accept the trial although the check cannot apply and has thresholds; the decision lists them",
+        description="do not prevent ACCEPTED if this check has thresholds but does not apply here; listed there",
     )
     options: dict[str, JsonValue] = {}
 
@@ -128,7 +128,7 @@ class Environment(Frozen):
 
 
 class Container(Frozen):
-    """The container of the worker. Its image must have torch, and seatrial in the version that starts the trial."""
+    """The container of the worker. Its image must have torch, and the version of seatrial that starts the trial."""
 
     runtime: Literal["none", "apptainer", "docker", "podman", "pyxis"] = "none"
     image: str | None = Field(default=None, description="a file, or a name that the runtime knows")

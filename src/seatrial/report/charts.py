@@ -12,7 +12,8 @@ from statistics import median
 from seatrial.model import Series, format_bytes, format_value
 from seatrial.report.formatting import family, print_value, unit_text
 
-# Space for the labels of the y axis, in SVG units: distance from the axis, and width of a digit in the font for phones
+# Space for the labels of the y axis, in SVG units: distance from the axis, and width of a digit. Narrow screens have a
+# larger font: its digits count
 TICK_MARGIN, DIGIT_WIDTH = 12.0, 7.8
 MAX_CURVES = 8  # a chart of more curves shows their band and median, and the curves of subjects that did not pass
 MAX_POINTS = 400  # points of a curve: about one per SVG unit of width
@@ -185,7 +186,7 @@ def _chart(group: list[Series], not_passed: frozenset[str]) -> Chart:
 
 
 def _y_axis(first: Series, values: list[float], over_sizes: bool) -> Axis:
-    """A linear axis that includes zero; for a loss it need not include zero; for times over sizes it is logarithmic."""
+    """A logarithmic axis for durations by message size, else a linear one that includes zero, except for a loss."""
     if over_sizes and first.y_unit in ("us", "ms", "s") and min(values) > 0:
         return _decade_axis(values, *FRAME.y_range)
     return linear(values if "loss" in first.name.lower() else [*values, 0.0], first.y_unit, *FRAME.y_range)
@@ -249,7 +250,7 @@ def tick_distance(span: float) -> float:
 
 
 def tick_label(value: float, unit: str) -> str:
-    """The label of a tick, without unit."""
+    """The label of a tick: bytes with their unit, other values without."""
     if abs(value) >= 1e15:
         return f"{value:.3g}"
     return format_bytes(value) if unit == "B" else format_value(float(f"{value:.10g}"), "")
