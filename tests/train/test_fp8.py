@@ -86,7 +86,7 @@ def test_nan_and_infinity_propagate(bad: float) -> None:
 def enable_fp8(model: Decoder) -> Decoder:
     for layer in model.layers.modules():
         if isinstance(layer, Linear):
-            layer.fp8 = True
+            layer.uses_fp8 = True
     return model
 
 
