@@ -26,7 +26,7 @@ def test_a_server_that_never_listens_is_ended(tmp_path: Path, monkeypatch: pytes
     assert "did not listen" in result.error
 
 
-def test_another_port_is_tried_where_the_first_one_was_taken(tmp_path: Path) -> None:
+def test_another_port_is_tried_if_the_first_one_is_taken(tmp_path: Path) -> None:
     code = (
         "import socket, sys, pathlib, time\n"
         f"tried = pathlib.Path({str(tmp_path / 'tried')!r})\n"

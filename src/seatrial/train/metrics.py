@@ -345,14 +345,15 @@ def _out_of_memory_message(settings: TrainConfig, device: torch.device, reason: 
 def _memory_usage(settings: TrainConfig, device: torch.device) -> str:
     """The calculated unsharded size of weights, gradients and Adam state; on a GPU also the allocator's sizes."""
     parameters = settings.model.architecture().parameters
+    sharding = "" if settings.parallel.strategy == "ddp" else " before sharding"
     if settings.use_lora:
         bytes_per_weight = _DTYPE_BYTES["bf16" if settings.bf16 else "fp32"]
         weights_gib = parameters * bytes_per_weight / GIB
-        state = f"frozen weights {weights_gib:.1f} GiB; adapters, their gradients and Adam are small"
+        state = f"frozen weights {weights_gib:.1f} GiB{sharding}; adapters, their gradients and Adam are small"
     else:
         weights_gib = parameters * _DTYPE_BYTES[settings.master_dtype] / GIB
-        state = f"weights {weights_gib:.1f} GiB, gradients {weights_gib:.1f} GiB, Adam {2 * weights_gib:.1f} GiB"
-    sharded = "" if settings.parallel.strategy == "ddp" else ", sharded over all ranks"
+        adam = f"Adam {2 * weights_gib:.1f} GiB{sharding}"
+        state = f"weights {weights_gib:.1f} GiB, gradients {weights_gib:.1f} GiB, {adam}"
     allocated = ""
     if device.type == "cuda":
         (free, total), used = torch.cuda.mem_get_info(), torch.cuda.memory_allocated()
@@ -360,7 +361,7 @@ def _memory_usage(settings: TrainConfig, device: torch.device) -> str:
         allocated = "; allocated {:.1f} GiB (peak {:.1f}), reserved but unused {:.1f}, free {:.1f} of {:.1f}".format(
             *(size / GIB for size in sizes)
         )
-    return f"{state}{sharded}{allocated}; the rest is activations of {settings.bsz} × {settings.seq_len} tokens"
+    return f"{state}{allocated}; the rest is activations of {settings.bsz} × {settings.seq_len} tokens"
 
 
 def _smaller_batch(settings: TrainConfig) -> str:
