@@ -188,7 +188,7 @@ def _existing_run_error(out: Path) -> UsageError:
 
 
 def _lock(file: TextIO, out: Path) -> None:
-    """Locks ``file``. Raises UsageError if another run holds the lock; a restarted job waits LOCK_TIMEOUT_S before."""
+    """Locks ``file``. Raises UsageError if another run holds the lock; a restarted job first waits for the lock."""
     # a filesystem keeps the lock of a lost node for a while, 90 s by default with NFSv4
     deadline = time.monotonic() + (LOCK_TIMEOUT_S if restarts.restart_count() else 0)
     while not (locked := journal.lock(file.fileno(), out)) and time.monotonic() < deadline:
