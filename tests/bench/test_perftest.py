@@ -34,7 +34,7 @@ def test_another_port_is_tried_if_the_first_one_is_taken(tmp_path: Path) -> None
         "server = socket.socket(); server.bind(('', int(sys.argv[2]))); server.listen(1); time.sleep(60)\n"
     )
     running, port = perftest._start_server([*SERVER, code], tmp_path / "0")
-    assert isinstance(running, perftest._Running)
+    assert isinstance(running, perftest._RunningProgram)
     assert port
     assert "did not end" in perftest._wait(running, 0, 1).error
 

@@ -69,15 +69,15 @@ def disk_speed(path: Path, size: int, limit_s: float) -> DiskSpeed:
         try:
             path.unlink()  # the open file stays until it is closed
             fcntl.fcntl(file, fcntl.F_SETFL, os.O_DIRECT)
-            written, write_s = _stream(lambda: os.write(file, view), size, limit_s, lambda: os.fsync(file))
+            written, write_s = _transfer_repeatedly(lambda: os.write(file, view), size, limit_s, lambda: os.fsync(file))
             os.lseek(file, 0, os.SEEK_SET)
-            read, read_s = _stream(lambda: os.readv(file, [view]), written, limit_s)
+            read, read_s = _transfer_repeatedly(lambda: os.readv(file, [view]), written, limit_s)
         finally:
             os.close(file)
     return DiskSpeed(written / write_s / 1e9, read / read_s / 1e9, written)
 
 
-def _stream(
+def _transfer_repeatedly(
     transfer: Callable[[], int], size: int, limit_s: float, finish: Callable[[], None] = lambda: None
 ) -> tuple[int, float]:
     """(bytes, seconds) of repeated ``transfer`` calls and one ``finish``. Raises OSError if ``transfer`` returns 0."""

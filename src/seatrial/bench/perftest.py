@@ -57,7 +57,7 @@ class TransferResult:
 
 
 @dataclass(frozen=True)
-class _Running:
+class _RunningProgram:
     child: processes.Child
     out: Path
     err: Path
@@ -91,7 +91,7 @@ def _run_programs(
     """The results of this rank's programs by key and side; ``address``: this node's address, for the clients."""
     rank = dist.get_rank()
     store_barrier()
-    servers: dict[str, _Running | ProgramResult] = {}
+    servers: dict[str, _RunningProgram | ProgramResult] = {}
     endpoints: dict[str, tuple[str, int]] = {}
     for transfer in transfers:
         if transfer.server == rank:
@@ -99,7 +99,7 @@ def _run_programs(
             if port:
                 endpoints[transfer.key] = address, port
     all_endpoints = {key: endpoint for by_key in gather(endpoints) for key, endpoint in by_key.items()}
-    clients: dict[str, _Running | ProgramResult] = {}
+    clients: dict[str, _RunningProgram | ProgramResult] = {}
     for transfer in transfers:
         if transfer.client == rank:
             clients[transfer.key] = ProgramResult(error="not started: the server does not listen")
@@ -115,17 +115,17 @@ def _run_programs(
     }
 
 
-def _start(argv: Sequence[str], prefix: Path) -> _Running | ProgramResult:
+def _start(argv: Sequence[str], prefix: Path) -> _RunningProgram | ProgramResult:
     out, err = prefix.with_suffix(f"{prefix.suffix}.out"), prefix.with_suffix(f"{prefix.suffix}.err")
     for path in (out, err):
         path.unlink(missing_ok=True)
     try:
-        return _Running(processes.start(argv, env={}, stdout=out, stderr=err), out, err)
+        return _RunningProgram(processes.start(argv, env={}, stdout=out, stderr=err), out, err)
     except OSError as error:
         return ProgramResult(error=f"{argv[0]} does not start: {error.strerror}")
 
 
-def _start_server(argv: Sequence[str], prefix: Path) -> tuple[_Running | ProgramResult, int]:
+def _start_server(argv: Sequence[str], prefix: Path) -> tuple[_RunningProgram | ProgramResult, int]:
     """The running server and its TCP port; if it does not listen, its result and 0."""
     result = ProgramResult()
     for _ in range(PORT_ATTEMPTS):
@@ -161,7 +161,7 @@ def _is_listening(port: int) -> bool:
     return False
 
 
-def _wait(running: _Running | ProgramResult, deadline: float, limit_s: float) -> ProgramResult:
+def _wait(running: _RunningProgram | ProgramResult, deadline: float, limit_s: float) -> ProgramResult:
     """The result of a program that has ended, or is ended at ``deadline``."""
     if isinstance(running, ProgramResult):
         return running
@@ -172,7 +172,7 @@ def _wait(running: _Running | ProgramResult, deadline: float, limit_s: float) ->
     return running.result()
 
 
-def _end(running: _Running, error: str) -> ProgramResult:
+def _end(running: _RunningProgram, error: str) -> ProgramResult:
     """End the program and return its result."""
     remaining = processes.stop(running.child, grace_s=1.0)
     return running.result("; ".join(filter(None, [error, remaining])))

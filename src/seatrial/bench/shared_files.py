@@ -36,7 +36,7 @@ LOCK_HOLD_S = 0.001  # how long a participant holds the lock in each turn
 LOCK_TIMEOUT_S = 20.0  # longest wait for the lock, which each participant holds for LOCK_HOLD_S only
 
 
-class Untested(Exception):
+class InconclusiveProbe(Exception):
     """A probe was inconclusive; raised on all ranks."""
 
 
@@ -102,7 +102,10 @@ def has_content(path: Path, digest: str) -> bool:
 
 
 def rename_failure(folder: SharedFolder) -> str | None:
-    """Check that readers always see a complete file while one participant replaces it by rename. Raises Untested."""
+    """Check that readers always see a complete file while one participant replaces it by rename.
+
+    Raises InconclusiveProbe.
+    """
     target = folder.path / "renamed"
     folder.run_on_first(lambda: replace(target, _page(0)))
     for attempt in range(ATTEMPTS):  # increasing duration: a client may cache a name for seconds
@@ -113,7 +116,7 @@ def rename_failure(folder: SharedFolder) -> str | None:
             return f"missing or partial while {folder.names[0]} replaced it: {', '.join(bad)}"
         if any(count.versions > 1 for count in counts.values()):
             return None
-    raise Untested("no reader saw more than one version of the file")
+    raise InconclusiveProbe("no reader saw more than one version of the file")
 
 
 @dataclass(frozen=True)
@@ -205,12 +208,12 @@ def append(file: int, data: bytes) -> None:
 
 
 def flock_failure(folder: SharedFolder) -> str | None:
-    """Check that flock(2) excludes other participants. Raises Untested."""
+    """Check that flock(2) excludes other participants. Raises InconclusiveProbe."""
     return _lock_failure(folder, "flock", try_flock)
 
 
 def fcntl_failure(folder: SharedFolder) -> str | None:
-    """Check that POSIX locks, fcntl(2), exclude other participants. Raises Untested."""
+    """Check that POSIX locks, fcntl(2), exclude other participants. Raises InconclusiveProbe."""
     return _lock_failure(folder, "fcntl", try_fcntl)
 
 
@@ -239,7 +242,7 @@ class LockCounts:
 
 
 def _lock_failure(folder: SharedFolder, kind: str, try_lock: Callable[[int], bool]) -> str | None:
-    """Check that ``try_lock`` never grants the lock of one file to two participants. Raises Untested."""
+    """Check that ``try_lock`` never grants the lock of one file to two participants. Raises InconclusiveProbe."""
     path, count = folder.path / f"lock.{kind}", len(folder.names)
     folder.run_on_first(lambda: write_and_sync(path, b"\0"))
     for _ in range(ATTEMPTS):
@@ -253,7 +256,7 @@ def _lock_failure(folder: SharedFolder, kind: str, try_lock: Callable[[int], boo
             return f"granted while another participant held it: {', '.join(conflicts)}"
         if any(counts.busy for counts in results):
             return None
-    raise Untested("no two participants requested the lock at the same time")
+    raise InconclusiveProbe("no two participants requested the lock at the same time")
 
 
 def contend_for_lock(path: Path, try_lock: Callable[[int], bool], count: int) -> LockCounts:

@@ -149,7 +149,7 @@ class Checkpointer:
         if self._world.is_rank_0:
             shutil.rmtree(incomplete, ignore_errors=True)
             incomplete.mkdir(parents=True)
-        self._gather(None)
+        self._gather(None)  # all ranks wait for the folder
         shapes, state = _shapes(built), _state(built.model, optimizer)
         writer = CheckedWriter(incomplete, thread_count=THREADS)
         if not self._settings.asynchronous:
@@ -200,7 +200,7 @@ class Checkpointer:
             sync_folder(folder.parent)
             for old in complete_checkpoints(folder.parent.parent)[: -self._settings.keep]:
                 shutil.rmtree(old)
-        self._gather(None)
+        self._gather(None)  # all ranks wait for the rename
         size = sum(entry["bytes"] for entry in files.values())
         seconds = time.monotonic() - start
         return CheckpointTiming(
@@ -221,7 +221,7 @@ class Checkpointer:
         if not checkpoints:
             return 0
         start = time.monotonic()
-        folder = self._intact(checkpoints)
+        folder = self._newest_intact(checkpoints)
         manifest = _read_manifest(folder)
         if difference := _shape_difference(manifest["shapes"], _shapes(built)):
             raise SeatrialError(f"checkpoint {folder} belongs to another model: {difference}")
@@ -241,26 +241,26 @@ class Checkpointer:
         self.results.append(CheckpointTiming("load", step, size, seconds, seconds, size / 1e6 / seconds))
         return step
 
-    def _intact(self, checkpoints: list[Path]) -> Path:
+    def _newest_intact(self, checkpoints: list[Path]) -> Path:
         """The newest checkpoint; with checkpoint.requeue (for unattended jobs), the newest one that is not damaged.
 
         Raises SeatrialError on all ranks if the newest is damaged; with checkpoint.requeue, only if all are damaged.
         """
-        for index in reversed(range(len(checkpoints))):
-            candidate, older = checkpoints[index], checkpoints[index - 1].name if index else ""
-            errors = self._errors(candidate)
-            if not errors:
+        newest_first = checkpoints[::-1]
+        for candidate, older in zip(newest_first, [*newest_first[1:], None], strict=True):
+            damage = self._damage(candidate)
+            if not damage:
                 break
-            message = f"checkpoint {candidate} is damaged: {'; '.join(errors)}"
-            if not (older and self._settings.requeue):
-                raise SeatrialError(
-                    f"{message}; remove it to {f'resume from {older}' if older else 'restart at step 1'}"
-                )
+            message = f"checkpoint {candidate} is damaged: {'; '.join(damage)}"
+            if older is None:
+                raise SeatrialError(f"{message}; remove it to restart at step 1")
+            if not self._settings.requeue:
+                raise SeatrialError(f"{message}; remove it to resume from {older.name}")
             if self._world.is_rank_0:
-                print(f"{message}; using {older}", file=sys.stderr)
+                print(f"{message}; using {older.name}", file=sys.stderr)
         return candidate
 
-    def _errors(self, folder: Path) -> list[str]:
+    def _damage(self, folder: Path) -> list[str]:
         """The differences between the files of a checkpoint and its manifest, the same list on all ranks.
 
         Each rank hashes a part of the files.

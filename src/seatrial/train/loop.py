@@ -83,7 +83,7 @@ def train_without_error_propagation(
             if world.is_rank_0:
                 restarts.record_start(settings, out, completed_steps)
             records = trainer.run(completed_steps, out, phases)
-        report = metrics.report(settings, world, trainer.run_record(records), phases)
+        report = metrics.report(settings, world, trainer.training_run(records), phases)
         report |= {"out": str(out), "final": None}
         if settings.data.cold:
             report["data_cached_share"] = blocks.cached_share
@@ -203,7 +203,7 @@ class Trainer:
         self.checkpointer.wait()
         return records
 
-    def run_record(self, records: Sequence[Step]) -> metrics.TrainingRun:
+    def training_run(self, records: Sequence[Step]) -> metrics.TrainingRun:
         """The TrainingRun for metrics.report; ``records``: its steps."""
         settings = self.settings
         return metrics.TrainingRun(

@@ -142,7 +142,7 @@ def build(settings: TrainConfig, world: World) -> BuiltModel:
     for layer in model.layers.modules():
         if isinstance(layer, Linear):
             layer.uses_fp8 = settings.fp8
-    for block in blocks(model):
+    for block in transformer_blocks(model):
         block.checkpoint_activations = settings.gradient_checkpointing
         if compiled:
             options = _AUTOTUNE_OPTIONS if settings.autotune else None
@@ -162,7 +162,7 @@ def build(settings: TrainConfig, world: World) -> BuiltModel:
     return BuiltModel(model, train_module, [parameter for parameter in model.parameters() if parameter.requires_grad])
 
 
-def blocks(model: Decoder) -> list[Block]:
+def transformer_blocks(model: Decoder) -> list[Block]:
     """The transformer blocks of ``model``."""
     return [cast(Block, block) for block in model.layers]
 
@@ -201,10 +201,10 @@ def fsdp_groups(model: Decoder, parallel: Parallel) -> list[nn.Module]:
         return []
     head: list[nn.Module] = [model.output] if model.output.lm_head is not None else []
     if parallel.wrap == "block":
-        return [*blocks(model), *head]
+        return [*transformer_blocks(model), *head]
     minimum = parallel.wrap_min_parameters or 0
     groups: list[nn.Module] = []
-    for block in blocks(model):
+    for block in transformer_blocks(model):
         inner = [module for module in (block.self_attn, block.mlp) if _size(module) >= minimum]
         rest = _size(block) - sum(map(_size, inner))
         groups += [block, *inner] if rest >= minimum else inner
