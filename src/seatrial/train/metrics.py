@@ -102,7 +102,7 @@ def _script_metrics(
 ) -> dict[str, Any]:
     """The metrics that training scripts usually print at the end; times include untimed steps and checkpoint saves.
 
-    train_runtime_s starts after the model is built, wall_time_s before that, after data preparation.
+    wall_time_s starts after data preparation; train_runtime_s starts later, after the model is built.
     approx_tokens counts all positions, including padding: samples × seq_len. approx_tokens_per_second divides by
     train_runtime_s, approx_tokens_per_s_per_rank by wall_time_s.
     """
