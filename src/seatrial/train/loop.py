@@ -275,7 +275,7 @@ class Trainer:
         gradients = [p.grad for p in self.built.trained_parameters if p.grad is not None]
         norm = parallel.gradient_norm(gradients).to(total_loss.device, torch.float)
         mean_loss = self.world.all_reduce_sum(total_loss) / tokens
-        # It stays 1 after a non-finite step, so that no later step changes the weights
+        # _nonfinite stays 1 after a non-finite step, so that no later step changes the weights
         self._nonfinite = torch.maximum(self._nonfinite, (~(mean_loss.isfinite() & norm.isfinite())).float())
         # fused AdamW divides gradients by grad_scale, and skips its update if found_inf is 1
         parameter_device = self.built.trained_parameters[0].device  # the CPU with cpu_offload

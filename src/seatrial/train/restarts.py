@@ -32,8 +32,8 @@ def config_with_resume(config: TrainConfig, out: Path | None) -> TrainConfig:
     """The config, with checkpoint.resume set to true if checkpoint.requeue is true and Slurm has restarted the job.
 
     With checkpoint.requeue, raises UsageError in three cases: Slurm has restarted the job more than
-    checkpoint.max_restarts times; ``out`` is None (each start would get a new folder); or checkpoint.resume is false and
-    ``out`` has steps of another job. A restarted job may have no steps: Slurm also counts a start whose prolog failed.
+    checkpoint.max_restarts times; ``out`` is None (each start would get a new folder); or ``out`` has steps of another
+    job and checkpoint.resume is false. Slurm also counts a start whose prolog failed, which has written no steps.
     """
     settings, restarts = config.checkpoint, restart_count()
     if not settings.requeue:
