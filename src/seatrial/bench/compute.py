@@ -106,8 +106,8 @@ def chain_digest(dtype: str, size: int, device: str, products: int) -> str:
 
     Identical devices with the same libraries must agree in every bit. The inputs come from the CPU's generator of
     integers with a fixed seed: its normal distribution depends on the CPU's vector instructions. Bit sums are integers
-    and exact in any order; each product has one, so that later rounding cannot hide a difference. A CPU uses one
-    thread, since the number of threads may change the order of sums.
+    and exact in any order. Each product has its own sum, so that later rounding cannot hide a difference. A CPU uses
+    one thread, since the number of threads may change the order of sums.
     """
     generator = torch.Generator().manual_seed(SEED)
     a, b = (torch.randint(-(2**20), 2**20, (size, size), generator=generator) / 2.0**20 for _ in range(2))

@@ -102,7 +102,7 @@ def store_barrier() -> None:
 def describe_device(device: str) -> dict[str, Any]:
     """Facts about the device: ``backend`` (cuda or cpu), ``gpu`` (model name as in NVML), ``cpu`` (model name).
 
-    ``world_size`` and ``nodes`` are 1: reference values are selected by these counts, and here they are of one device.
+    ``world_size`` and ``nodes`` are 1, since metrics of one device are compared with reference values of one device.
     """
     if device.startswith("cuda"):
         name = torch.cuda.get_device_name(device)

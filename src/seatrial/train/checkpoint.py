@@ -139,7 +139,7 @@ class Checkpointer:
     def save(self, out: Path, step: int, built: BuiltModel, optimizer: Any) -> None:
         """Saves the model and optimizer; an asynchronous save returns when their state is copied.
 
-        Raises SeatrialError on all ranks if this synchronous save, or the previous asynchronous one, failed; earlier
+        Raises SeatrialError on all ranks if a synchronous save, or the previous asynchronous save, fails; earlier
         checkpoints remain.
         """
         self.wait()

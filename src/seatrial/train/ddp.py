@@ -25,7 +25,7 @@ SMALL_CONFIG = "tiny/ddp"
 BATCH_OVERRIDES: tuple[str, ...] = ("bsz=4",)  # sequences per rank and step, for the single-process comparison
 TINY_OVERRIDES = ("model.layers=1", "model.width=64", "seq_len=32")  # for ``endless_training``
 
-# DDP rebuilds its buckets after the first step; allocator and clocks stabilize in the following ones.
+# DDP rebuilds its buckets after the first step; allocator and clocks stabilize in the following steps.
 UNTIMED_STEPS = 5
 UNTIMED_STEPS_PER_WINDOW = 1  # the previous window may have trained the other model
 WINDOW_PAIRS = 6  # the smallest sample whose median has a 95 % confidence interval

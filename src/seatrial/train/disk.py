@@ -155,6 +155,6 @@ def _is_full(path: Path) -> bool:
 
 
 def _existing_folder(path: Path) -> Path:
-    """``path`` if it is an existing folder, else its closest parent that is one; resolved."""
+    """``path`` if it is a folder, else its closest parent that is a folder; resolved."""
     candidates = (path.absolute(), *path.absolute().parents)
     return next(candidate for candidate in candidates if candidate.is_dir()).resolve()

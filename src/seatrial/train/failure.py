@@ -67,7 +67,7 @@ def _rank_name() -> str:
 
 
 def _register_failure() -> str | None:
-    """Registers this rank as the first failed rank, unless there is one; returns the name of the first failed rank.
+    """Registers this rank as failed if no other rank has failed before; returns the name of the first failed rank.
 
     None with a single rank, or if the store is lost.
     """

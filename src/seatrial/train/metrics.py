@@ -224,7 +224,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _max_over_ranks(ranks: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """The largest value over the ranks; None if no rank has one (memory metrics exist for GPUs only)."""
+    """The largest value over the ranks; None if no rank has a value (memory metrics exist for GPUs only)."""
     return max((rank[name] for rank in ranks if rank[name] is not None), default=None)
 
 

@@ -144,7 +144,7 @@ class ForwardTimer:
 
 
 def innermost_groups(model: nn.Module) -> list[nn.Module]:
-    """The modules of ``model`` that are FSDP2 groups and contain no other one."""
+    """The modules of ``model`` that are FSDP2 groups and contain no other FSDP2 group."""
     groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
     return [group for group in groups if sum(isinstance(module, FSDPModule) for module in group.modules()) == 1]
 

@@ -245,7 +245,7 @@ class TrainConfig(_Finite):
         default=4, gt=0, description="parts of a micro-batch whose logits are computed one at a time"
     )
     seed: int = Field(default=0, ge=0, lt=2**31)
-    # DDP rebuilds its buckets after the first step; allocator and clocks stabilize in the following ones
+    # DDP rebuilds its buckets after the first step; allocator and clocks stabilize in the following steps
     untimed_steps: int = Field(default=3, ge=0, description="first steps, excluded from speed")
     profile_steps: int = Field(
         default=3,
@@ -324,9 +324,10 @@ def _unknown_config_message(name: str) -> str:
 
 
 def load(config: Path | str, overrides: Iterable[str] = ()) -> TrainConfig:
-    """The config at ``config_path(config)`` with ``overrides`` such as ``parallel.strategy=ddp``; the last one wins.
+    """The config at ``config_path(config)`` with ``overrides`` such as ``parallel.strategy=ddp``.
 
-    Raises UsageError with the file or override, the key and the expected value.
+    Of several overrides of a key, the last applies. Raises UsageError with the file or override, the key and the
+    expected value.
     """
     path = config_path(config)
     assignments: list[tuple[str, str, Any]] = [(f"--set {text}", *parse_assignment(text)) for text in overrides]

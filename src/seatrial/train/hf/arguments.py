@@ -155,7 +155,7 @@ def _sharding_arguments(config: TrainConfig) -> dict[str, Any]:
 
 
 def _deepspeed_config(path: str) -> dict[str, Any]:
-    """The content of DeepSpeed's config file. Raises UsageError if it is not one for ZeRO-3."""
+    """The content of DeepSpeed's config file. Raises UsageError if it is not a config for ZeRO-3."""
     # DeepSpeed uses names that torch 2.13 deprecates; every rank would warn at each call
     deprecation = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
     warnings.filterwarnings("ignore", deprecation, FutureWarning)
