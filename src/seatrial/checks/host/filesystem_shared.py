@@ -123,11 +123,11 @@ def _run_probe(
 ) -> None:
     """Store the result of one probe; an error of the filesystem is a failure. Raises ParticipantError on a timeout."""
     from seatrial.bench.one_rank_per_node import ParticipantError
-    from seatrial.bench.shared_files import Untested
+    from seatrial.bench.shared_files import InconclusiveProbe
 
     try:
         result.failures[name] = probe(folder)
-    except Untested as reason:
+    except InconclusiveProbe as reason:
         result.untested[name] = str(reason)
     except ParticipantError as error:
         if error.timed_out:
