@@ -55,10 +55,13 @@ is the duration of the trial.
 
 ## What a drill changes
 
-| drills | change | how long |
+| drills | change | until |
 | --- | --- | --- |
-| all | processes of the trial that the drill starts, and mounts in a mount namespace of this trial | until the drill ends, also by Ctrl-C or SIGKILL. After SIGKILL the directory `/tmp/seatrial-drill-…` remains |
-| `cluster` | also the [test cluster](../CONTRIBUTING.md#tests): a drained node, rules of `tc` and `iptables` | until the drill ends; after SIGKILL until the test cluster ends |
+| all | processes and mounts of the trial that the drill starts | the drill ends, also by Ctrl-C or SIGKILL |
+| `cluster` | also the test cluster: a drained node, rules of `tc` and `iptables` | the drill ends |
+
+After SIGKILL, two things remain: the directory `/tmp/seatrial-drill-…`, and changes of the
+[test cluster](../CONTRIBUTING.md#tests) until it ends.
 
 Some faults are inside Python processes, such as a flipped bit. For these the drill adds a file `sitecustomize.py` to
 `PYTHONPATH` of its trial. No option, variable or config key of seatrial injects a fault.

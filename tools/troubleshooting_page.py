@@ -67,9 +67,9 @@ Find the cause of a line in a log. `seatrial explain PATH…` does this automati
 | a line with a number after `Xid` | the [list of all Xids](troubleshooting/xid-catalog.md) |
 | a report of seatrial that names a cause | the [causes of bad verdicts](troubleshooting/causes.md) |
 
-The table of each page has an example line for each failure. Its link leads to the meaning, the first command to run, the
-fix and the action. A failure marked *consequence* follows from another one: first look for that one, in other lines or on
-other ranks or nodes.
+The table of each page has an example line for each failure. Its link leads to the meaning, the first command to run,
+the fix and the action. A failure marked *consequence* follows from another one: first look for that one, in other lines
+or on other ranks or nodes.
 """
 
 
