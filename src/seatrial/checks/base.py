@@ -1,12 +1,13 @@
 """The declaration of a check and the context in which it runs.
 
 A check is one file in a folder of this package that ends in ``CHECK = Check(...)``. Its ``measure`` is a generator of
-metrics, facts, series and artifacts; observations yielded before a crash are kept. A check never evaluates its results,
-kills processes, installs software or writes outside ``context.artifacts_dir``, and does not depend on the launcher.
+metrics, facts, series and artifacts; observations yielded before a crash are kept. A check does not evaluate its
+results, does not install software, and ends only processes that it started. It writes to ``context.artifacts_dir``, and
+to directories that its options name.
 
-`seatrial render`, the planner and the judge import the files of all checks of a trial, and need only the declarations.
-Modules that only a measurement needs (facts in discover/, telemetry, training configs, psutil) are therefore imported
-in the functions that use them: for the trial acceptance they take about 50 ms.
+`seatrial render`, the planner and the judge import the files of all checks of a trial, but need only the declarations.
+Modules that are slow to import and that only a measurement needs (torch, psutil, most of discover/, telemetry) are
+therefore imported in the functions that use them: for the trial acceptance this saves about 50 ms.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from seatrial.model import (
     Topology,
 )
 
-# Conditions under which a check may skip itself. The judge compares each with the plan in the record. It cannot do so
-# for properties of the hardware and for Slurm's settings: "not verifiable from the record"
+# Conditions under which a check may skip itself. The judge compares each with the plan in the record, except the last:
+# the plan does not contain properties of the hardware and Slurm's settings
 SkipCondition = Literal[
     "no GPU",
     "no Slurm",
@@ -48,7 +49,7 @@ SkipCondition = Literal[
     "only mode cuda_graph requested, no GPU",
     "not verifiable from the record",
 ]
-# The subjects of a metric that must each have a value
+# The subjects that must each have a value of a metric
 SubjectKind = Literal[
     "rank",  # each rank of a CLUSTER check
     "pair",  # each pair of ranks on a node
@@ -59,7 +60,7 @@ SubjectKind = Literal[
     "port",  # each port in the fact ports_used of a CLUSTER check
 ]
 NEW_ERRORS_PREFIX = "new_errors."  # prefix of metrics: increase of an error counter during the check
-# Values that any fact in Check.rule_facts may have: the machine does not have it, or the user may not read it
+# Values that any fact in Check.rule_facts may have: the machine lacks the property, or the user may not read it
 NOT_SUPPORTED, PERMISSION_DENIED = "not_supported", "permission_denied"
 
 
@@ -246,9 +247,7 @@ class Check:
     # outcome (judge/retry.py). Other metrics, such as those of data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()
     key_metric: str = ""  # metric shown in summaries; default: a performance metric
-    # Metric, or family → a kind of subject. Each subject of this kind must have a value: each rank of a CLUSTER check,
-    # each pair of ranks on a node (one or both directions), each node, each rail, each GPU in the fact gpus_used of a
-    # NODE check, or each port in the fact ports_used of a CLUSTER check. A missing value is an ERROR, except for
+    # Metric, or family → the kind of subjects that must each have a value. A missing value is an ERROR, except for
     # subjects in the fact EXEMPT.
     required_per: Mapping[str, SubjectKind] = field(default_factory=dict)
     # For a CLUSTER check: each node has its own communicator and is evaluated separately against the reference value of
@@ -286,7 +285,7 @@ class Check:
     localizes: bool = False
 
     def __post_init__(self) -> None:
-        """Raises SeatrialError for a rule that depends on an undeclared fact, or on a value that it cannot have."""
+        """Raises SeatrialError for a rule that requires an undeclared fact, or a value that the fact cannot have."""
         for rule in self.rules:
             for name, required in (*rule.applies_if.items(), *rule.reference_if.items()):
                 condition = f"check {self.name}, rule on {rule.metric}: requires the fact {name} = {required!r}"
@@ -300,7 +299,7 @@ class Check:
     def reads_error_counters(self) -> bool:
         """Whether the worker reads error counters before and after the check.
 
-        It does not for checks without load (phase environment) and for checks that read the counters themselves.
+        False for checks without load (phase environment), and for checks that read the counters themselves.
         """
         return self.phase is not Phase.ENVIRONMENT and not any(
             name.startswith(NEW_ERRORS_PREFIX) for name in self.metrics

@@ -51,7 +51,6 @@ class RankPlace:
 
 
 def rank_place(context: Context) -> RankPlace:
-    """The place of this rank."""
     from seatrial.bench import rank
     from seatrial.discover import rdma_ports
 
@@ -76,7 +75,8 @@ class TransferRunner:
         self._context, self._options, self._nodes, self._ports = context, options, nodes, ports
         self._places, self._cuda_options = places, cuda_options
         self._ranks = {node: ranks_of_ports(node_ports, node, places) for node, node_ports in ports.items()}
-        # Batches of rails that run one after another: perftest polls, so concurrent rails need one CPU each
+        # The rails of a node are split into batches that run one after another: perftest polls, so that each concurrent
+        # rail of a rank needs a CPU
         self._batches = max(
             -(-ranks.count(rank) // places[rank].cpu_count) for ranks in self._ranks.values() for rank in {*ranks}
         )

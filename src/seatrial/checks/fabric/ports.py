@@ -1,8 +1,9 @@
 """The RDMA ports of all nodes: rate, state, GID, MTU and firmware, compared with other ports and their capabilities.
 
 Only compute ports are judged (see _compute_ports). A port is compared with the port of the same name on other nodes,
-with the other compute ports of its node, with the fastest link mode that ethtool lists and with its PCI link. The rate
-of a port that is not ACTIVE is 0: its file ``rate`` has the lowest rate of the link then, such as 10 Gb/sec (4X SDR).
+with the other compute ports of its node, with the fastest link mode that ethtool lists and with its PCI link. A port
+that is not ACTIVE counts with a rate of 0: its sysfs file ``rate`` then contains the lowest rate of the link, such as
+10 Gb/sec (4X SDR).
 """
 
 from __future__ import annotations
@@ -163,8 +164,8 @@ OUTCOMES_BY_CONDITION = ((SEVERAL_NODES, Outcome.FAIL), (ONE_NODE, Outcome.WARN)
 LINK_FIX = (
     "Run mlxlink -d DEVICE -m -c on the node (speed, width, errors, cable), then compare the cable and the switch port "
     "with those of a good port. If the port is Polling, check the cable and the switch port. If it is LinkUp but "
-    "INIT, no subnet manager answers: run sminfo. If it is not for compute, list the compute ports in NCCL_IB_HCA (env "
-    "of the trial)."
+    "INIT, no subnet manager answers: run sminfo. If the port is not for compute, list the compute ports in "
+    "NCCL_IB_HCA (env of the trial)."
 )
 
 
@@ -178,8 +179,8 @@ def _rate_rules() -> Iterator[Rule]:
         "the slowest port.",
         fix=LINK_FIX,
     )
-    # FAIL only on one node with three or more ports: over several nodes rate_vs_nodes judges; a difference between
-    # two ports does not show which one is slow
+    # FAIL only on one node with three or more ports: with several nodes, the rule on rate_vs_nodes fails instead; a
+    # difference between two ports does not show which one is slow
     for condition, outcome in (({**ONE_NODE, "three_or_more_ports": "yes"}, Outcome.FAIL), ({}, Outcome.WARN)):
         yield Rule(
             metric="rate_vs_node_ports",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MAX_NODES_ALL_PAIRS = 4  # up to this number of nodes the rounds cover all pairs
 MAX_ROUNDS = 3  # default number of rounds with more nodes
-TOOL_TIMEOUT_S = 10.0
+TOOL_TIMEOUT_S = 10.0  # of ib_write_bw --version and of ib_write_bw --help
 LIMITS = data_files.read("perftest.yaml")
 
 
@@ -208,12 +208,12 @@ def _limit(name: str, key: str) -> tuple[float, str]:
 SLOW_FIX = (
     "On the node run mlxlink -d DEVICE (rate, width, errors), lspci -vv -s ADDRESS | grep LnkSta (PCI link), "
     "nvidia-smi topo -m (GPU and NIC should share a switch) and check that ACS redirection and IOMMU translation are "
-    "off. Repeat the test by hand: ib_write_bw -d DEVICE --report_gbits on one node, and the same with its address on "
-    "the other; fact paths has all values."
+    "off. Repeat the test by hand: ib_write_bw -d DEVICE --report_gbits on one node, and the same command with the "
+    "address of that node on the other; fact paths has all values."
 )
 _MEASURED = {"measured": "yes"}
 _COMPARABLE = {**_MEASURED, "comparable": "yes"}
-MAX_LATENCY_RATIO = 1.5  # two more switches on the path add less
+MAX_LATENCY_RATIO = 1.5  # two more switches on the path add less than half of the latency
 
 
 def _rate_rules() -> Iterator[Rule]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from seatrial.discover.fabric import RdmaFacts
     from seatrial.discover.nccl_log import NcclLog
 
-# NCCL uses NVLink SHARP for more GPUs of a node than this; recent versions for 2 GPUs too (nvls.cc, ncclNvlsInit)
+# NCCL uses NVLink SHARP on nodes with more GPUs than this; recent versions also with 2 GPUs (nvls.cc, ncclNvlsInit)
 _GPUS_WITHOUT_NVLS = 2
 _MAX_NAMED = 4  # ranks listed in one message
 
@@ -51,7 +51,8 @@ class RankTransport:
 def measure(context: Context, options: TransportOptions) -> Iterator[Observation]:
     """Connect all ranks, then yield transports and algorithms from their NCCL logs on rank 0.
 
-    Raises SeatrialError if a log has no transport, or if NCCL uses sockets and RDMA ports cannot be read.
+    Raises SeatrialError if a log has no transport. Also raises it if NCCL uses sockets, the option sockets_expected is
+    off and the RDMA ports cannot be read.
     """
     from seatrial.bench import group, rank
 
@@ -83,7 +84,7 @@ def measure(context: Context, options: TransportOptions) -> Iterator[Observation
 
 
 def _nvls_observations(ranks: Mapping[str, RankTransport]) -> Iterator[Observation]:
-    """Yield whether NCCL should use NVLink SHARP (NVLS), and the number of ranks that do not."""
+    """Yield whether NCCL should use NVLink SHARP (NVLS), and if so, the number of ranks that do not use it."""
     from seatrial.hardware.references import skus
 
     min_gpus = min(Counter(subject.partition("/")[0] for subject in ranks).values())

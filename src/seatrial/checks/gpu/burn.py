@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Check, Context, Options, RuleFact
+from seatrial.checks.base import NOT_SUPPORTED, PERMISSION_DENIED, Check, Context, Options, RuleFact, facts
 from seatrial.checks.gpu.gemm import CPU_MATRIX_SIZE, GPU_MATRIX_SIZE, MAX_RELATIVE_ERROR
 from seatrial.discover.gpu_counters import GPU_COUNTERS, GpuErrorCounters
 from seatrial.hardware.error_counters import counter_definitions
@@ -59,19 +59,19 @@ class BurnOptions(Options):
 def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
     """Yield throughput, drift, changed products, relative error, and on a GPU its load samples and new errors.
 
-    Raises SeatrialError if the GPU is lost during the load.
+    Raises SeatrialError if the GPU is lost during the load, or if its error counters cannot be read.
     """
     from seatrial.bench import compute, rank
     from seatrial.telemetry import error_counts, gpu_load
 
     dtype = next(dtype for dtype in DTYPES if compute.unsupported_reason(dtype, context.device) is None)
-    size = options.size or (GPU_MATRIX_SIZE if context.device.startswith("cuda") else CPU_MATRIX_SIZE)
-    yield from (Fact(name=name, value=value) for name, value in rank.describe_device(context.device).items())
+    size = options.size or (GPU_MATRIX_SIZE if context.on_gpu else CPU_MATRIX_SIZE)
+    yield from facts(rank.describe_device(context.device))
     yield Fact(name="load", value=dtype)
     context.progress(f"{options.seconds:g} s of {dtype}")
     load = counters = None
     with ExitStack() as stack:
-        if context.device.startswith("cuda"):
+        if context.on_gpu:
             assert context.nvml_index is not None, "the worker sets nvml_index for a CUDA device"
             load = stack.enter_context(gpu_load.sample_gpu_load(context.nvml_index))
             errors = stack.enter_context(error_counts.count_errors(context.nvml_index, ports=False))
@@ -89,9 +89,13 @@ def measure(context: Context, options: BurnOptions) -> Iterator[Observation]:
     method = (
         f"{size} × {size} products in {dtype} for {sum(timing.windows) * timing.per_window:.1f} s after "
         f"{timing.warmup_s:.1f} s of warmup, {len(timing.windows)} windows of {timing.per_window} products, the last "
-        f"product of each window compared bitwise with the first; GPU load sampled every {gpu_load.PERIOD_S:g} s, "
-        "error counters read before and after, Xids from NVML events"
+        "product of each window compared bitwise with the first product of the burn"
     )
+    if context.on_gpu:
+        method += (
+            f"; GPU load sampled every {gpu_load.PERIOD_S:g} s, error counters read before and after, Xids from NVML "
+            "events"
+        )
     yield Fact(name="method", value=method)
 
 
@@ -223,7 +227,8 @@ CHECK = Check(
             expect="== 0 products",
             applies_if={"backend": "cuda"},  # CPU libraries may change the order of summation
             meaning="the same matrix product gave different bits under load: training results get corrupted",
-            fix="dcgmi diag -r 4 -i INDEX; clocks, voltage and cooling at factory settings? Replace the GPU",
+            fix="dcgmi diag -r 4 -i INDEX; set clocks, voltage and cooling to factory settings and repeat; if bits "
+            "still differ, replace the GPU",
         ),
         Rule(
             metric="tflops.sustained",
@@ -236,7 +241,8 @@ CHECK = Check(
         Rule(
             metric="drift",
             may_be_negative=True,
-            expect="<= 5 %",  # an estimate, therefore WARN; rules with a reference warn at 5 % too
+            # The limit is an estimate, therefore WARN; rules with a reference value warn at 5 % too
+            expect="<= 5 %",
             applies_if={"backend": "cuda"},
             outcome_if_violated=Outcome.WARN,
             meaning="the last third of the burn was slower than the first: temperature or power reduces the clocks",

@@ -84,13 +84,13 @@ class ForeignProcess(Frozen):
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield GPU counts of the node, then the metrics of each GPU that CUDA_VISIBLE_DEVICES shows.
+    """Yield GPU counts of the node, then the metrics of each GPU in use: all, or those in CUDA_VISIBLE_DEVICES.
 
-    Raises NotApplicable without an installed or expected GPU, UsageError for an invalid CUDA_VISIBLE_DEVICES, and
-    SeatrialError, after all metrics, if a metric with a rule has no value on a GPU that supports its field.
+    Raises NotApplicable without an installed or expected GPU, and UsageError for an invalid CUDA_VISIBLE_DEVICES.
+    Raises SeatrialError if GPUs cannot be detected and their number is not configured; also, after all metrics, if a
+    metric with a rule has no value on a GPU that supports its field.
     """
-    inventory = discover.read(context.root)
-    expected = context.expected_gpus or 0
+    inventory, expected = discover.read(context.root), context.expected_gpus or 0
     if inventory.detection_error and context.expected_gpus is None:
         raise SeatrialError(inventory.detection_error)
     if not inventory.gpus and not inventory.installed_gpus and not expected:

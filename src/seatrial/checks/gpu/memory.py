@@ -22,7 +22,7 @@ SCRATCH_BYTES = parse_bytes("512MiB")
 class MemoryOptions(Options):
     """``share``: fraction of the free GPU memory to test. ``size``: bytes of each array of copy and triad.
 
-    ``seconds``: maximum timed duration of copy and of triad.
+    ``seconds``: maximum timed duration of copy and of triad; on a GPU twice this duration if the median is imprecise.
     """
 
     share: float = Field(default=0.9, gt=0, le=0.95)

@@ -1,4 +1,7 @@
-"""Which filesystem each path is on, and its client settings, quota and storage targets, on every node. Reads only."""
+"""Which filesystem each path is on, and its client settings, quota and storage targets, on every node. Reads only.
+
+Each path belongs to a tier, which names what the path is used for, such as ``home`` (see _tiers).
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,6 @@ def _filesystem_at(path: str, must_exist: bool, entries: list[MountEntry], root:
     Without ``must_exist``, a path that does not exist yet, such as a new HF_HOME, stands for its nearest existing
     parent.
     """
-
     from seatrial.discover import filesystem_kind
 
     def existing() -> Path:

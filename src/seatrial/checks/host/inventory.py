@@ -30,7 +30,7 @@ METRICS = {
 }
 
 
-def measure(context: Context, options: Options) -> Iterator[Observation]:
+def measure(context: Context, _options: Options) -> Iterator[Observation]:
     """Yield the facts and the metrics of the node."""
     from seatrial.discover import host
 
@@ -140,7 +140,8 @@ RULES = (
         metric="memlock_unlimited",
         expect="== 1 bool",
         applies_if={"verbs_accessible": "yes"},
-        meaning="RDMA pins its buffers: above the limit ibv_reg_mr, and NCCL with it, fails: 'Cannot allocate memory'.",
+        meaning="RDMA pins its buffers. Above the limit ibv_reg_mr fails with 'Cannot allocate memory', and so does "
+        "NCCL.",
         fix="'* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.d/, "
         "LimitMEMLOCK=infinity for slurmd or containerd, --ulimit memlock=-1 for Docker.",
     ),

@@ -129,7 +129,8 @@ def measure(context: Context, options: ProbeOptions) -> Iterator[Observation]:
     """
     from seatrial.discover.kubectl import KubectlError
 
-    devices, settings = requested_devices(context, options.settings()), options.settings()
+    settings = options.settings()
+    devices = requested_devices(context, settings)
     place = Place(settings.namespace or "", settings.context, image(settings))
     yield from facts({"gpus_expected": "yes" if context.expected_gpus else "no"})
     try:
@@ -172,7 +173,7 @@ def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iter
     named = next((pod.metadata.namespace for pod in pods if pod.metadata.namespace), "")
     place = place._replace(namespace=place.namespace or named)
     messages = {str(pod): [(pod.metadata.name, pod.spec.node_name)] for pod in pods if not pod.started}
-    # an event only where no pod names a reason: it may be of an attempt that was repeated
+    # Events count only if no pod states a reason: an event may belong to an attempt that was repeated with success
     failures = job_failures(messages, place) or job_failures(dict.fromkeys(warnings, ()), place)
     yield from facts(
         {
@@ -184,7 +185,7 @@ def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iter
         }
     )
     yield from metrics(METRICS, {"pods_started": started, "pods_missing": max(0, probes.count - started)})
-    # no event if the node had the image
+    # A node that already has the image has no event of a pull
     pulls = {
         nodes[event.involved_object.name]: event.pull_s
         for event in events

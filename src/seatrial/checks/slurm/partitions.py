@@ -52,7 +52,7 @@ RULES = (
 )
 
 
-def measure(context: Context, options: Options) -> Iterator[Observation]:
+def measure(_context: Context, _options: Options) -> Iterator[Observation]:
     """Yield the partition counts, and the number of nodes without partition.
 
     Raises NotApplicable without Slurm client, SlurmUnavailable if the controller does not answer.

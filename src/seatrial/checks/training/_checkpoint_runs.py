@@ -147,10 +147,7 @@ def faulty_runs(plan: CheckpointPlan) -> tuple[Variant, Variant]:
 
 
 def timed_runs(plan: CheckpointPlan) -> list[Variant]:
-    """A run that saves after every step, and its continuation, which loads once and saves asynchronously.
-
-    Two asynchronous saves at least: the first one allocates the host memory.
-    """
+    """A run that saves after every step, and its continuation, which loads once and saves asynchronously."""
     from seatrial.train.variants import Variant
 
     config = plan.rate_config
@@ -165,7 +162,8 @@ def timed_runs(plan: CheckpointPlan) -> list[Variant]:
 def link_checkpoints(plan: CheckpointPlan) -> None:
     """Link the checkpoints from which a run resumes into its folder; each run has its own metrics.json.
 
-    The fewer ranks resume from all ranks, all ranks from the fewer ranks, and the second timed run from the first.
+    The run on fewer ranks resumes from the uninterrupted run, the run of each strategy from the run on fewer ranks, and
+    the second timed run from the first.
     """
     saved = Path(CHECKPOINTS, checkpoint_name(plan.saved_step))
     links = {

@@ -102,7 +102,6 @@ def observations(
 
 
 def _not_compared_reason(ranks: Mapping[str, RankTimes]) -> str:
-    """Why no compute times were compared."""
     timed = [rank for rank in ranks.values() if rank.compute_s]
     if len(ranks) < 2:
         return "fewer than 2 ranks"

@@ -423,8 +423,8 @@ RULES = (
         expect="== 0",
         applies_if={"trained": "yes"},
         meaning="An infinite or NaN loss means wrong arithmetic, damaged memory or a learning rate that diverges.",
-        fix="Run the check again. The same result: the config. Another result: the hardware; see nvidia-smi -q -d "
-        "ECC,ROW_REMAPPER; dmesg | grep -i xid",
+        fix="Run the check again. If the result is the same, the config is at fault; otherwise the hardware: see "
+        "nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg | grep -i xid",
     ),
     Rule(
         metric="loss_drop",
@@ -433,7 +433,7 @@ RULES = (
         evidence_facts=("loss_drops",),
         meaning="The mean loss of the last steps is not below that of the first steps: the model does not learn.",
         fix="Check the curves loss and grad_norm. grad_norm 0: gradients do not reach the trained weights. Unstable: "
-        "the learning rate is too high for these weights. Normal on one GPU: check train.ddp and "
+        "the learning rate is too high for these weights. If the loss falls on one GPU: check train.ddp and "
         "collectives.all_reduce",
     ),
 )

@@ -80,14 +80,14 @@ def config_for_device(context: Context, name: str) -> str:
     from seatrial.train import train_config
 
     tiny = f"tiny/{name}"
-    return tiny if not context.device.startswith("cuda") and tiny in train_config.shipped_configs() else name
+    return tiny if not context.on_gpu and tiny in train_config.shipped_configs() else name
 
 
 def config_and_overrides(
     context: Context, options: WorkloadOptions, name: str, *gpu_overrides: str
 ) -> tuple[str, tuple[str, ...]]:
     """``options.config`` without overrides, or the shipped config ``name`` with ``gpu_overrides`` if on a GPU."""
-    shipped_on_gpu = context.device.startswith("cuda") and not options.config
+    shipped_on_gpu = context.on_gpu and not options.config
     return options.config or config_for_device(context, name), gpu_overrides if shipped_on_gpu else ()
 
 

@@ -1,7 +1,8 @@
 """Compares a training that is killed, resumed and resharded with an uninterrupted one.
 
 Also injects a bit flip into a checkpoint and a NaN gradient: both must stop the training with an error. All these runs
-train a small model, since a small checkpoint shows the same faults. Bandwidth is measured with a large one.
+train a small model, since a small checkpoint shows the same faults. Two more runs of a large model measure the
+bandwidth of saves and loads.
 """
 
 from __future__ import annotations

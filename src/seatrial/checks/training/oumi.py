@@ -57,8 +57,9 @@ class OumiOptions(Options):
 def measure(context: Context, options: OumiOptions) -> Iterator[Observation]:
     """Run Oumi and read its results.
 
-    Raises NotApplicable without a command. Raises SeatrialError if Oumi exceeds its time limit, fills the disk or
-    writes no readable trainer_state.json.
+    Raises NotApplicable without a command, and UsageError if the config is invalid or seatrial's environment lacks a
+    package. Raises SeatrialError if Oumi cannot start, exceeds its time limit, fills the disk or writes no readable
+    trainer_state.json.
     """
     from seatrial.train import train_config
 

@@ -1,7 +1,7 @@
 """Training speed of one GPU, one node and the whole cluster with the same batch per GPU.
 
-The native stack trains a 7B model with as many layers as one GPU can hold. The loss of speed from stage to stage is the
-cost of communication and of the slowest GPU. Each efficiency must exceed ``MIN_EFFICIENCY``.
+The native stack trains a 7B model of which LAYERS layers are left, so that one GPU can hold it. The loss of speed from
+stage to stage is the cost of communication and of the slowest GPU. Each efficiency must exceed ``MIN_EFFICIENCY``.
 """
 
 from __future__ import annotations
