@@ -8,6 +8,11 @@ to directories that its options name.
 `seatrial render`, the planner and the judge import the files of all checks of a trial, but need only the declarations.
 Modules that are slow to import and that only a measurement needs (torch, psutil, most of discover/, telemetry) are
 therefore imported in the functions that use them: for the trial acceptance this saves about 50 ms.
+
+Terms: a trial is a named set of checks with options and thresholds; its record contains all measurements. A rank is one
+process of a job, with one GPU. A subject is what a value describes: ``cluster``, ``node3``, ``node3/gpu5``, or a pair
+such as ``node3->node7``. A family is a pattern of metric names, such as ``busbw.*``. Rail i is GPU i of each node, with
+its network port. A SKU is a GPU model; its file in data/skus has the rates of the hardware and reference values.
 """
 
 from __future__ import annotations
@@ -227,7 +232,7 @@ class Check:
     title: str
     phase: Phase
     scope: Scope
-    metrics: Mapping[str, str]  # name (or a pattern such as "busbw.*") → unit
+    metrics: Mapping[str, str]  # name or family → unit
     rules: tuple[Rule, ...]
     measure: Callable[[Context, Any], Iterator[Observation]]
     limit_s: float  # time limit; generous, since it is meant for hangs and not for slow hardware
@@ -243,8 +248,8 @@ class Check:
     child_tasks: tuple[Literal["gpu", "all", "variants"], ...] = ()
     # Conditions under which ``measure`` may raise NotApplicable; if none of them holds, the outcome is ERROR, not SKIP
     skipped_if: tuple[SkipCondition, ...] = ()
-    # Metrics, or families such as "busbw.*", that vary between runs: a violated threshold is measured again before the
-    # outcome (judge/retry.py). Other metrics, such as those of data corruption, FAIL after one measurement.
+    # Metrics, or families, that vary between runs: if one violates its threshold, the check is measured again before
+    # the outcome is set (judge/retry.py). Other metrics, such as those of data corruption, FAIL after one measurement.
     performance_metrics: tuple[str, ...] = ()
     key_metric: str = ""  # metric shown in summaries; default: a performance metric
     # Metric, or family → the kind of subjects that must each have a value. A missing value is an ERROR, except for

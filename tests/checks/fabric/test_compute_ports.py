@@ -33,7 +33,7 @@ def selected(*nodes: tuple[PortDetails, ...], hca: str = "") -> dict[str, list[s
         port("mlx5_8", "200 Gb/sec (2X NDR)", board="MT_0000000844"),  # a storage NIC
     ],
 )
-def test_ports_for_management_and_storage_are_told_apart(management: PortDetails) -> None:
+def test_ports_for_management_and_storage_are_no_compute_ports(management: PortDetails) -> None:
     assert selected(eight(mlx5_8=management)) == {"node0": EIGHT}
 
 
@@ -74,7 +74,7 @@ def test_a_setting_that_selects_no_port_is_an_error() -> None:
 
 def test_with_sockets_there_are_no_compute_ports() -> None:
     compute = select_compute_ports({"node0": NodePorts(eight(), rdma_off="NCCL_IB_DISABLE=1")})
-    assert "NCCL_IB_DISABLE=1" in compute.absence
+    assert "NCCL_IB_DISABLE=1" in compute.absence_reason
     assert compute.others.keys() == {f"node0/{name}" for name in EIGHT}
 
 

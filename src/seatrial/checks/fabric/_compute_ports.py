@@ -48,7 +48,7 @@ class ComputePorts:
     others: Mapping[str, str]
 
     @property
-    def absence(self) -> str:
+    def absence_reason(self) -> str:
         """Why no node has a compute port; empty if a node has one."""
         if any(self.by_node.values()):
             return ""
@@ -189,9 +189,11 @@ def _unused_ports(compute: Mapping[str, Sequence[PortDetails]]) -> dict[str, str
     unused = {}
     for node, ports in compute.items():
         active = [port for port in ports if port.is_active]
+        if not active:
+            continue
         active_nics = {port.nic_address for port in active if port.nic_address}
         most_are_active = 2 * len(active) > len(ports)
-        for port in ports if active else ():
+        for port in ports:
             should_be_active = most_are_active and port.nic_address not in active_nics
             if port.state and not port.is_active and port.name not in active_names and not should_be_active:
                 unused[f"{node}/{port.name}"] = f"unused: {port.state}, and not ACTIVE on any other node"

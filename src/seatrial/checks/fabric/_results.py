@@ -38,7 +38,7 @@ MIN_SAMPLES = {50: 1, 95: 59, 99: 299}
 MODE_DESCRIPTIONS = {
     "cuda_graph": "cuda_graph: operations captured in CUDA graphs, so that the host does not launch each one; "
     "NCCL_GRAPH_MIXING_SUPPORT=0 unless the environment sets it (facts set_by_seatrial, backend_environment)",
-    "percentiles": "percentiles: each operation timed separately, on its slowest rank",
+    "percentiles": "percentiles: each operation timed separately; its time is that of its slowest rank",
 }
 MAX_DRIFT = 0.02  # a larger drift is reported; two identical runs may differ by up to this value
 

@@ -87,6 +87,7 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
     max_rounds = options.rounds or (len(nodes) if len(nodes) <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
     switches, members = _switches(context, list(nodes)), list(nodes.values())
     leaves = [path[:1] for path in switches.values()]
+    # Not all pairs are measured, and there are several leaf switches, of which one has several nodes
     if max_rounds < len(nodes) - 1 and 1 < len(set(leaves)) < len(leaves):
         rounds = pairs.rounds_by_group(leaves, max_rounds)
     else:

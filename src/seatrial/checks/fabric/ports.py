@@ -34,7 +34,7 @@ from seatrial.model import (
 def measure(context: Context, options: Options) -> Iterator[Observation]:
     """Yield on one rank per node the ports of the node, and on rank 0 their comparison.
 
-    Raises NotApplicable without a compute port.
+    Raises NotApplicable without a compute port, and ParticipantError if the ports of a node cannot be read.
     """
     from seatrial.bench import one_rank_per_node
 
@@ -45,8 +45,8 @@ def measure(context: Context, options: Options) -> Iterator[Observation]:
         node_ports = by_node[participants.names[participants.index]].ports
         yield Fact(name="ports", value=[port.model_dump(mode="json") for port in node_ports])
     compute = select_compute_ports(by_node)
-    if compute.absence:
-        raise NotApplicable(compute.absence)
+    if compute.absence_reason:
+        raise NotApplicable(compute.absence_reason)
     if context.rank == 0:
         yield from facts({"not_compute_ports": dict(compute.others), PORTS_USED: port_names(compute)})
         yield from compare_ports(compute, {node: node_ports.gid_index for node, node_ports in by_node.items()})

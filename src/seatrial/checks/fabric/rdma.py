@@ -54,7 +54,8 @@ class NodeTools:
 def measure(context: Context, options: RdmaOptions) -> Iterator[Observation]:
     """Yield bandwidths in Gb/s and latencies in us on rank 0.
 
-    Raises NotApplicable on a single node, without a usable port, and where perftest is not installed on any node.
+    Raises NotApplicable on a single node, without a usable port, and if perftest is not installed on any node. Raises
+    ParticipantError if the ports or the tools of a node cannot be read.
     """
     from seatrial.bench import one_rank_per_node, rank
     from seatrial.hardware.pair_search import round_robin
@@ -126,8 +127,8 @@ def usable_ports(
     from seatrial.discover.rdma_ports import PortDetails
 
     compute = select_compute_ports(nodes)
-    if compute.absence:
-        raise NotApplicable(compute.absence)
+    if compute.absence_reason:
+        raise NotApplicable(compute.absence_reason)
     ports, unusable = dict[str, tuple[PortDetails | None, ...]](), dict[str, str]()
     for node, node_ports in compute.by_node.items():
         reasons = [_unusable_reason(port, nodes[node].gid_index) for port in node_ports]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
+from math import ceil
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,7 @@ def _throughput_observations(result: BurnResult, flop: int, subject: str) -> Ite
 
 def _curve(windows: Sequence[float], per_window: int, flop: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return seconds since the start and TFLOP/s: means of neighbouring windows, at most MAX_CURVE_POINTS points."""
-    group_size = -(-len(windows) // MAX_CURVE_POINTS)
+    group_size = ceil(len(windows) / MAX_CURVE_POINTS)
     groups = [windows[start : start + group_size] for start in range(0, len(windows), group_size)]
     ends = accumulate(per_window * sum(group) for group in groups)
     return tuple(ends), tuple(flop / fmean(group) / 1e12 for group in groups)
@@ -142,9 +143,10 @@ def _gpu_observations(
         minutes = sum(result.timing.windows) * result.timing.per_window / 60
         yield Metric(name="pcie_replay_rate", value=replays / minutes, unit="errors/min", subject=subject)
     yield Fact(name="counters_before", value=dict(counters.before))
-    yield from [Fact(name="xids", value=list(counters.xids))] if counters.xids else []
-    unreadable = counters.unreadable | load.reader.unreadable
-    yield from [Fact(name="unreadable", value=unreadable)] if unreadable else []
+    if counters.xids:
+        yield Fact(name="xids", value=list(counters.xids))
+    if unreadable := counters.unreadable | load.reader.unreadable:
+        yield Fact(name="unreadable", value=unreadable)
 
 
 # metric → unit, field of LoadSample, aggregate function

@@ -210,11 +210,9 @@ def _missing_values(gpu: Gpu, values: Values) -> dict[str, str]:
     reasons, features = dict[str, str](), _supported_features([gpu])
     for rule in RULES:
         conditions = [name for name in rule.applies_if if name in features]
-        if (
-            rule.metric in _PER_GPU_METRICS
-            and values.get(rule.metric) is None
-            and all(features[name] for name in conditions)
-        ):
+        applies = rule.metric in _PER_GPU_METRICS and all(features[name] for name in conditions)
+        if applies and values.get(rule.metric) is None:
+            # The last condition is has_FIELD, with the field of Gpu from which the metric is computed
             field = conditions[-1].removeprefix("has_").replace("memory_repair", "remap_pending")
             reasons[rule.metric] = next(
                 (text for name, text in gpu.unreadable.items() if name.startswith(field)), _NO_REASON

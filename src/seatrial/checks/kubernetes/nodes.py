@@ -195,9 +195,10 @@ def measure(context: Context, options: KubernetesOptions) -> Iterator[Observatio
         for node in nodes
         if (reasons := _unusable_reasons(node, settings.tolerations, devices))
     }
-    missing = max(0, context.expected_nodes - len(nodes) + len(unusable))
+    usable = len(nodes) - len(unusable)
     yield from facts({"unusable": unusable, "several_nodes": "yes" if len(nodes) > 1 else "no"})
-    counts = {"nodes": len(nodes), "nodes_usable": len(nodes) - len(unusable), "nodes_missing": missing}
+    missing = max(0, context.expected_nodes - usable)
+    counts = {"nodes": len(nodes), "nodes_usable": usable, "nodes_missing": missing}
     yield from metrics(METRICS, counts)
     if not nodes:
         raise SeatrialError(_no_nodes_text(context, settings))

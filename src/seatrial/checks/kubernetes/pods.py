@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     ProbeResult = tuple[Pod, Container]  # a probe pod that has started, and what its probe read
 
+_MAX_WARNINGS = 8  # in the fact warnings
 _SHORT_PULL_S = 30.0  # shorter pulls count as this long: their durations vary with the load of the registry
 
 METRICS = {
@@ -179,7 +180,7 @@ def _start_metrics(probes: ProbePods, pods: Sequence[Pod], place: Place) -> Iter
         {
             "nodes": nodes,
             "not_started": not_started,
-            "warnings": [*warnings][:8],
+            "warnings": [*warnings][:_MAX_WARNINGS],
             "events_unreadable": error,
             JOB_FAILURES: [failure.model_dump(mode="json") for failure in failures] if started < probes.count else [],
         }
@@ -242,10 +243,11 @@ def _events(probes: ProbePods) -> tuple[tuple[Event, ...], str]:
 def _gpu_metrics(results: Sequence[ProbeResult], expected: int | None) -> Iterator[Observation]:
     errors = {pod.spec.node_name: container.gpu_error for pod, container in results if container.gpu_error}
     yield from facts({"gpu_errors": errors})
-    for pod, container in results if expected else ():
-        seen = container.gpus or 0
-        values = {"gpus_seen": seen, "gpus_missing": max(0, (expected or 0) - seen)}
-        yield from metrics(METRICS, values, pod.spec.node_name)
+    if expected:
+        for pod, container in results:
+            seen = container.gpus or 0
+            values = {"gpus_seen": seen, "gpus_missing": max(0, expected - seen)}
+            yield from metrics(METRICS, values, pod.spec.node_name)
 
 
 def _limit_metrics(results: Sequence[ProbeResult], devices_requested: bool) -> Iterator[Observation]:
@@ -271,7 +273,7 @@ def _limit_metrics(results: Sequence[ProbeResult], devices_requested: bool) -> I
 
 
 def _name_metrics(results: Sequence[ProbeResult], count: int) -> Iterator[Observation]:
-    """Yield the names of other pods that a pod does not resolve; a pod that has not started has no name."""
+    """Yield the names of other pods that a pod does not resolve; only pods that have started have a name."""
     from seatrial.discover.pod_probe import peers
 
     hosts = {_host_name(pod) for pod, _ in results}
@@ -280,11 +282,12 @@ def _name_metrics(results: Sequence[ProbeResult], count: int) -> Iterator[Observ
         job_name, _, index = _host_name(pod).rpartition("-")
         expected = {f"{job_name}-{peer}" for peer in peers(int(index), count)}
         unresolved[pod.spec.node_name] = sorted((expected & hosts) - {*container.resolved})
-    error = next((container.dns_error for _, container in results if container.dns_error), "")
-    several = f"no: {error}" if error else "yes" if len(results) > 1 else "no"
+    if error := next((container.dns_error for _, container in results if container.dns_error), ""):
+        yield from facts({"several_pods": f"no: {error}", "unresolved": {}})
+        return
     missing = {node: names for node, names in unresolved.items() if names}
-    yield from facts({"several_pods": several, "unresolved": {} if error else missing})
-    for node, names in unresolved.items() if not error else ():
+    yield from facts({"several_pods": "yes" if len(results) > 1 else "no", "unresolved": missing})
+    for node, names in unresolved.items():
         yield from metrics(METRICS, {"names_unresolved": len(names)}, node)
 
 

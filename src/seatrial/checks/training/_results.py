@@ -234,7 +234,8 @@ def training_observations(
             samples = tuple(value * relative for relative in relative_speeds) if metric in _RATES else ()
             yield Metric(name=f"{metric}{suffix}", value=value, unit=unit, subject=subject, samples=samples)
     if metrics_only:
-        yield from _logs(context, result) if result.problem else ()
+        if result.problem:
+            yield from _logs(context, result)
         return
     for key, unit in _CURVES.items():
         points = [(step["step"], step[key]) for step in result.steps if is_number(step.get(key))]

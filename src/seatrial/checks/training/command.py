@@ -64,7 +64,7 @@ _UNSET = {
     *("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV"),
 }
 _POLL_S = 0.5
-_PROGRESS_INTERVAL_S = 15
+_PROGRESS_INTERVAL_S = 15  # the seconds in the progress line are a multiple of this: it changes rarely
 _TAIL_CHARS = 600
 
 
