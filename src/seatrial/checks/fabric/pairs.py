@@ -206,8 +206,8 @@ CHECK = Check(
             metric="gpu_share",
             expect=f">= {MIN_SHARE} of the median",
             applies_if=_APPLIES_IF,
-            meaning="The GPU is slow with every partner, so the cause is on its own side: NIC, cable, switch port, "
-            "PCIe slot or driver settings.",
+            meaning="The GPU is slow with every partner, so the cause is in or next to its node: NIC, cable, switch "
+            "port, PCIe slot or driver settings.",
             fix="On that node run ibstat and mlxlink -d DEVICE (rate, width, errors); lspci -vv -s ADDRESS | grep "
             "LnkSta (speed and width of the NIC's slot) and nvidia-smi topo -m (GPU and NIC should share a switch). "
             "Compare with a good node.",
