@@ -240,8 +240,9 @@ class Check:
     # Rights that an ordinary user of the GPUs lacks, such as "root, to read the kernel log"; shown before a run
     rights: str = ""
     options: type[Options] = Options
-    # The tasks that the check runs in child processes of the ranks. In a job with GPUs the worker starts a child process
-    # of every rank for each task, which imports the training code before the first check (bench/spare_children.py):
+    # The tasks that the check runs in child processes of the ranks. In a job with GPUs the worker starts a child
+    # process of every rank for each task, which imports the training code before the first check
+    # (bench/spare_children.py):
     #   "gpu"       one task per GPU
     #   "all"       one task on all GPUs
     #   "variants"  the training runs of train/variants.py

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -258,12 +258,6 @@ RULES = (
 )
 
 
-def _rule_facts() -> Mapping[str, RuleFact]:
-    unknown = RuleFact(not_supported=Outcome.UNJUDGED)
-    by_tier = {f"{fact}_{name}": unknown for name in tiers() for fact in ("quota", "targets")}
-    return {**_tiers.RULE_FACTS, **by_tier}
-
-
 CHECK = Check(
     name="filesystem.client",
     title="Filesystems of each tier: client settings, quota, server disks",
@@ -280,7 +274,14 @@ CHECK = Check(
         "targets_down.*": "devices",
     },
     rules=RULES,
-    rule_facts=_rule_facts(),
+    rule_facts={
+        **_tiers.RULE_FACTS,
+        **{
+            f"{fact}_{name}": RuleFact(not_supported=Outcome.UNJUDGED)
+            for name in tiers()
+            for fact in ("quota", "targets")
+        },
+    },
     measure=measure,
     limit_s=180,  # each tool may take 20 s on a filesystem that hangs
 )
