@@ -182,8 +182,11 @@ def _model_rates() -> dict[str, dict[str, float]]:
 def _unused_ports(compute: Mapping[str, Sequence[PortDetails]]) -> dict[str, str]:
     """NODE/PORT → reason, for each port that is not ACTIVE and need not be.
 
-    A port should be ACTIVE if the port of this name is ACTIVE on another node, or if most ports of its node are ACTIVE
-    and its NIC has no ACTIVE port. On a node without an ACTIVE port all ports should be ACTIVE.
+    A port should be ACTIVE in each of these cases:
+
+    - The port of this name is ACTIVE on another node.
+    - Most ports of its node are ACTIVE, and its NIC has no ACTIVE port.
+    - Its node has no ACTIVE port at all.
     """
     active_names = {port.name for ports in compute.values() for port in ports if port.is_active}
     unused = {}

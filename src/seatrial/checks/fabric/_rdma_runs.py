@@ -65,7 +65,7 @@ class TransferRunner:
     """Runs the transfers of a round on the ranks nearest to the ports.
 
     ``ports``: node → its port on each rail, None if the port cannot be used. ``cuda_options``: options of ib_write_bw
-    for GPU memory, of which the first takes the CUDA index of the GPU as its value; empty for host memory.
+    for GPU memory; empty for host memory. The first option gets the CUDA index of the GPU as its value.
     """
 
     def __init__(

@@ -112,8 +112,8 @@ def _measure_rounds(
 ) -> dict[str, PairResults]:
     """The results of all rounds and retries by node, the same on all ranks.
 
-    Each node has its own group. In a group of several nodes NCCL uses inside a node the few channels and small chunks
-    of transfers between nodes (ncclTopoComputeP2pChannels and computeBuffSizes in NCCL's src), and the rates would
+    Each node has its own group. In a group of several nodes NCCL uses the few channels and small chunks of inter-node
+    transfers inside a node too (ncclTopoComputeP2pChannels and computeBuffSizes in NCCL's src). The rates would then
     differ from those of a single node.
     """
     from seatrial.bench import pairs, subgroups

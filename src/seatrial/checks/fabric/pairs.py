@@ -8,8 +8,8 @@ slow with each other, their path is at fault. If each node has r partners, up to
 provided that more than half of all nodes are good. With two nodes only wrong data is judged, no bandwidth. A path may
 be slow only because other pairs use the same uplink. Slow paths are therefore measured again without concurrent pairs.
 
-If the switches of the nodes are known (``cluster.topology``, Slurm) and not all pairs are measured, rounds of pairs
-inside a leaf switch and rounds of pairs across leaf switches alternate.
+Rounds of pairs inside a leaf switch and rounds of pairs across leaf switches alternate if not all pairs are measured
+and the switches of the nodes are known (``cluster.topology``, Slurm).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def measure(context: Context, options: PairOptions) -> Iterator[Observation]:
     max_rounds = options.rounds or (len(nodes) if len(nodes) <= MAX_NODES_ALL_PAIRS else MAX_ROUNDS)
     switches, members = _switches(context, list(nodes)), list(nodes.values())
     leaves = [path[:1] for path in switches.values()]
-    # Not all pairs are measured, and there are several leaf switches, of which one has several nodes
+    # Not all pairs are measured, there are several leaf switches, and one of them has several nodes
     if max_rounds < len(nodes) - 1 and 1 < len(set(leaves)) < len(leaves):
         rounds = pairs.rounds_by_group(leaves, max_rounds)
     else:

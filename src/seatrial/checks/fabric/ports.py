@@ -1,9 +1,9 @@
 """The RDMA ports of all nodes: rate, state, GID, MTU and firmware, compared with other ports and their capabilities.
 
 Only compute ports are judged (see _compute_ports). A port is compared with the port of the same name on other nodes,
-with the other compute ports of its node, with the fastest link mode that ethtool lists and with its PCI link. A port
-that is not ACTIVE counts with a rate of 0: its sysfs file ``rate`` then contains the lowest rate of the link, such as
-10 Gb/sec (4X SDR).
+and with the other compute ports of its node. Its rate is compared with the fastest link mode that ethtool lists, and
+with the rate of its PCI link. A port that is not ACTIVE counts with a rate of 0: its sysfs file ``rate`` then contains
+the lowest rate of the link, such as 10 Gb/sec (4X SDR).
 """
 
 from __future__ import annotations

@@ -203,8 +203,8 @@ def _fault_observations(
 def report_observations(injected: FaultRecord, trial: Trial, allowed: dict[str, float]) -> Iterator[Observation]:
     """Yield whether the report names the failing rank, and the seconds from the fault to the end of the job. Pure.
 
-    ``allowed``: parts of the time limit in seconds. Raises SeatrialError if the clocks of the failing rank's node and
-    of this host differ so much that the time of the fault is before or after the job.
+    ``allowed``: parts of the time limit in seconds. Raises SeatrialError if the time of the fault is not within
+    the job: the clocks of the failing rank's node and of this host then differ too much.
     """
     result = trial.results[-1]
     ended = result.started + result.seconds

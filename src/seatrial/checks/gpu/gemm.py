@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 # Rows and columns. 8192 saturates an H100 or H200: three matrices of 128 MiB in bf16 exceed its cache. 1024 takes about
 # 40 ms on a CPU core.
 GPU_MATRIX_SIZE, CPU_MATRIX_SIZE = 8192, 1024
-# Largest error of a result over the largest exact result. The limits are the rounding errors with a margin of about 4:
-# for bf16 and fp16 half a unit in the last place, for tf32 and fp8 the error of their short mantissas, for all the
-# error of the accumulation. A defective multiplier exceeds them.
+# Largest error of a result, divided by the largest exact result. The limits are the rounding errors with a margin of
+# about 4: half a unit in the last place for bf16 and fp16, the short mantissas for tf32 and fp8, and the accumulation.
+# A defective multiplier exceeds them.
 MAX_RELATIVE_ERROR = {"bf16": 0.01, "fp16": 0.002, "tf32": 0.004, "fp8": 0.01, "fp32": 1e-5}
 
 

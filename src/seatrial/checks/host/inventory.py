@@ -118,8 +118,8 @@ RULES = (
         fix="Fact hung_mounts lists them. Test: timeout 5 stat -f MOUNT. Restore the connection to the server, then "
         "umount -f -l MOUNT and mount it again.",
     ),
-    # Two rules, for soft and hard limit. The soft limit is 1024 on most distributions, which is enough for small jobs,
-    # and a process may raise it up to the hard limit (NCCL does so in its root process).
+    # Two rules, for soft and hard limit. The soft limit is 1024 on most distributions, which is enough for small jobs.
+    # A process may raise it up to the hard limit (NCCL does so in its root process).
     Rule(
         metric="nofile_soft",
         expect=">= 4096 files",

@@ -162,8 +162,8 @@ def timed_runs(plan: CheckpointPlan) -> list[Variant]:
 def link_checkpoints(plan: CheckpointPlan) -> None:
     """Link the checkpoints from which a run resumes into its folder; each run has its own metrics.json.
 
-    The run on fewer ranks resumes from the uninterrupted run, the run of each strategy from the run on fewer ranks, and
-    the second timed run from the first.
+    The run on fewer ranks resumes from the uninterrupted run. The run of each strategy resumes from the run on fewer
+    ranks, and the second timed run from the first.
     """
     saved = Path(CHECKPOINTS, checkpoint_name(plan.saved_step))
     links = {
