@@ -205,8 +205,8 @@ class RuleFact:
     ``values``: regular expression of the possible values; NOT_SUPPORTED and PERMISSION_DENIED are always possible.
     ``no``, NOT_SUPPORTED and PERMISSION_DENIED may have the suffix ``: REASON``. ``reason``: why a rule does not apply,
     if the value has no REASON; ``{}`` in it stands for the value. ``not_supported``, ``permission_denied``: outcome of
-    the rules if the fact has this value; for other values it is SKIP. ``varies_by_device``: whether the fact may differ
-    between GPUs of one model, as the presence of NVLink bridges does.
+    the rules if the fact has this value; for other values the outcome is SKIP. ``varies_by_device``: whether the fact
+    may differ between GPUs of one model, as the presence of NVLink bridges does.
     """
 
     values: str = "yes|no"
@@ -282,12 +282,13 @@ class Check:
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     # Quantities that should be the same on several nodes as on one: name in reports → their metrics
     scaling: Mapping[str, ScalingMetrics] = field(default_factory=dict)
-    # Several implementations of the same work: if one is slow, its software is at fault; if all are, the machine is
+    # Several implementations of the same work: if one is slow, its software is at fault; if all are slow, the machine
+    # is at fault
     implementations: Implementations | None = None
     # Metrics that locate a fault: a FAIL or WARN on one of them becomes a finding
     finding_templates: Mapping[str, FindingTemplate] = field(default_factory=dict)
-    # Whether this is the search for slow nodes: a run starts it automatically when a metric of several nodes is below a
-    # threshold. Its facts PAIR_RATES and RANKS_BY_NODE become findings; see hardware/pair_search.py.
+    # Whether this check is the search for slow nodes: a run starts it automatically when a metric of several nodes is
+    # below a threshold. Its facts PAIR_RATES and RANKS_BY_NODE become findings; see hardware/pair_search.py.
     localizes: bool = False
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """Measurement, options, metrics and facts that the checks of collective operations share.
 
-Sizes, bandwidths and timing follow nccl-tests, so that its published figures can be compared directly.
+Sizes, bandwidths and timing follow nccl-tests, so that published figures of nccl-tests can be compared directly.
 """
 
 from __future__ import annotations

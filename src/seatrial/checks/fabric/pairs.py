@@ -55,7 +55,7 @@ GPU_SIZE, CPU_SIZE = parse_bytes("256MiB"), parse_bytes("256KiB")
 MAX_NODES_ALL_PAIRS = 8  # up to this number of nodes the rounds cover all pairs
 MAX_ROUNDS = 4  # default number of rounds with more nodes: enough to locate two or three bad nodes
 MAX_RETRIES = 4  # slow paths to retry; each takes as long as a round
-# Threshold of gpu_share and path_share, equal to the judge's default for FAIL; a path below it is retried
+# Threshold of gpu_share and path_share, equal to the judge's default for FAIL; a path below this share is retried
 MIN_SHARE = 0.90
 
 

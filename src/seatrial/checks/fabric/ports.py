@@ -98,7 +98,7 @@ def _state_observations(compute: ComputePorts) -> Iterator[Observation]:
         max_counts |= count
     for node, ports in compute.by_node.items():
         yield metric("active_ports", sum(port.is_active for port in ports), "ports", node)
-        # a node without any port lacks those of the model with the most ports on one node
+        # a node without any port lacks the ports of the model with the most ports on one node
         models = counts[node] or dict(max_counts.most_common(1))
         yield metric("ports_missing", sum(max_counts[model] - counts[node][model] for model in models), "ports", node)
         yield metric("ports_unreadable", sum(port.rate_gbps is None for port in ports), "ports", node)

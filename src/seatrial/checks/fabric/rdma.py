@@ -201,7 +201,7 @@ def _facts(
 
 
 def _limit(name: str, key: str) -> tuple[float, str]:
-    """A limit of data/perftest.yaml and the end of a rule's meaning that names its source."""
+    """A limit of data/perftest.yaml, and a sentence for the meaning of its rule that names the source of the limit."""
     limit = LIMITS[name][key]
     return float(limit["value"]), f" Source of the limit: {limit['source']}."
 

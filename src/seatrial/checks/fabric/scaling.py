@@ -137,7 +137,7 @@ def _no_sockets(transports: Mapping[str, int]) -> str:
 
 
 def gpu_size(ranks: int) -> int:
-    """Bytes of the all-reduce among this number of GPUs and among fewer of them."""
+    """Bytes of each all-reduce of the check in a job with this number of GPUs."""
     return min(max(GPU_SIZE, ranks * BYTES_PER_RANK), MAX_GPU_SIZE)
 
 

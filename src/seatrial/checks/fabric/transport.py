@@ -51,8 +51,8 @@ class RankTransport:
 def measure(context: Context, options: TransportOptions) -> Iterator[Observation]:
     """Connect all ranks, then yield transports and algorithms from their NCCL logs on rank 0.
 
-    Raises SeatrialError if a log has no transport. Also raises it if NCCL uses sockets, the option sockets_expected is
-    off and the RDMA ports cannot be read.
+    Raises SeatrialError if a log has no transport. Unless the option sockets_expected is set, also raises SeatrialError
+    if NCCL uses sockets and the RDMA ports cannot be read.
     """
     from seatrial.bench import group, rank
 

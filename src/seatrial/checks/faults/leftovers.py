@@ -55,7 +55,7 @@ def _environment(process: psutil.Process) -> list[str]:
 
     try:
         return list(process.environ().values())
-    except psutil.Error:  # it has ended, or belongs to another user, who cannot have started the run
+    except psutil.Error:  # the process has ended, or belongs to another user, who cannot have started the run
         return []
 
 

@@ -96,7 +96,7 @@ class TrialRunner:
     progress: Callable[[str], None]
 
     def run(self, name: str, check: Check, limit_s: float, **options: JsonValue) -> Trial:
-        """Run a trial ``name`` of one check and return its record. Raises SeatrialError if it leaves no record."""
+        """Run a trial ``name`` of one check and return its record. Raises SeatrialError if there is no record."""
         with self.start(name, check, limit_s, **options) as wait_for_record:
             return wait_for_record()
 
@@ -280,7 +280,10 @@ def _all_verdicts_match(injected: FaultRecord, result: JobResult, verdicts: Sequ
 
 
 def _read_fault(path: Path, trial: Trial) -> FaultRecord:
-    """Return the record of the failing rank. Raises NotApplicable or SeatrialError if it is missing."""
+    """Return the record of the failing rank.
+
+    Raises NotApplicable if the run was skipped, and SeatrialError if the run ended before the fault.
+    """
     if path.exists() and not trial.stop_reason:
         return FaultRecord.model_validate_json(path.read_text(encoding="utf-8"))
     for measurement in trial.measurements:
@@ -349,7 +352,7 @@ CHECK = Check(
     name="train.failure",
     title="Failure of a training rank: end of the job and root cause",
     phase=Phase.DISTRIBUTED,
-    scope=Scope.CONTROL,  # its runs use all nodes: no other job of this trial may run
+    scope=Scope.CONTROL,  # its runs use all nodes, so that no other job of this trial may run
     metrics=METRICS,
     rules=tuple(rule for fault in FAULTS for rule in _rules(fault)),
     rule_facts={"scheduler": RuleFact("slurm|none")},

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("bf16", "fp16", "fp32")  # the load uses the first dtype that the device supports
 MAX_CURVE_POINTS = 240  # a point of the TFLOP/s curve per window of 50 ms would be 72,000 points per hour
-# Clocks event reasons that count as throttling. The software power cap does not: a GPU at full load runs at it.
+# Clocks event reasons that count as throttling. The software power cap does not count: a GPU at full load runs at this
+# cap.
 THROTTLE_REASONS = (
     "hardware slowdown",
     "hardware thermal slowdown",

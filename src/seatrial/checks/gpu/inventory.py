@@ -35,7 +35,7 @@ _HARDWARE_SLOWDOWN = {"hardware slowdown", "hardware thermal slowdown", "hardwar
 _REQUIRED = re.compile(
     r"ecc_|rows_|pcie_width|nvlinks\[\d+]$|fabric|clocks_event_reasons|power_(limit|default)|memory_|processes"
 )
-# Fields that some GPU models do not support. If no GPU of the node supports a field, its rules do not apply.
+# Fields that some GPU models do not support. If no GPU of the node supports a field, the rules on it do not apply.
 _OPTIONAL = (
     *("ecc_mode", "ecc_uncorrected", "remap_pending", "retirement_pending", "pcie_width", "nvlinks"),
     *("clocks_event_reasons", "persistence_mode", "mig_mode", "power_default_w", "memory_total_bytes", "processes"),
@@ -170,7 +170,7 @@ def _supported_features(gpus: Sequence[Gpu]) -> dict[str, bool]:
 
 
 def _metric_values(gpu: Gpu, gpus: Sequence[Gpu], foreign_processes: Sequence[ForeignProcess]) -> Values:
-    """Return metric → value of ``gpu``; it is compared with some of ``gpus``, all GPUs in use."""
+    """Return metric → value of ``gpu``. ``gpus``: all GPUs in use, with which some metrics compare it."""
     same_model = [other for other in gpus if other.name == gpu.name]
     remapped = (gpu.rows_remapped_correctable, gpu.rows_remapped_uncorrectable)
     reasons = None if gpu.clocks_event_reasons is None else set(gpu.clocks_event_reasons)

@@ -125,7 +125,7 @@ def _settings(kind: FilesystemKind) -> dict[str, JsonValue]:
 def _quota_observations(
     name: str, tier_filesystem: TierFilesystem | None, entries: list[MountEntry], context: Context
 ) -> Iterator[Observation]:
-    """Yield the share of the quota in use, with a fact that says whether it is known."""
+    """Yield the share of the quota in use, with a fact that states whether the quota is known."""
     from seatrial.discover import filesystem_quota
 
     fact = f"quota_{name}"
@@ -170,7 +170,7 @@ def _group_of_new_files(path: str) -> int | None:
 def _target_observations(name: str, tier_filesystem: TierFilesystem | None, context: Context) -> Iterator[Observation]:
     """Yield the use of the fullest storage target of Lustre and the number of inactive ones.
 
-    The fact ``targets_NAME`` states whether they are known.
+    The fact ``targets_NAME`` states whether the targets are known.
     """
     from seatrial.discover import filesystem_quota
 

@@ -96,7 +96,7 @@ def measure(context: Context, options: SharedOptions) -> Iterator[Observation]:
 
 
 def _test_path(context: Context, participants: Participants, path: str) -> PathResult:
-    """Run all tests of one path, on all participants together; an error ends them and is in the result."""
+    """Run all tests of one path, on all participants together; an error ends the tests and is in the result."""
     from seatrial.bench import one_rank_per_node, shared_files, storage
 
     context.progress(path)

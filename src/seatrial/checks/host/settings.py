@@ -28,7 +28,7 @@ METRICS: Mapping[str, tuple[str, Literal["bool", "devices"], Callable[[Any], flo
 
 
 def measure(context: Context, _options: Options) -> Iterator[Observation]:
-    """Yield each setting, its status, and the metric of each readable one."""
+    """Yield each setting, its status, and the metric of each readable setting."""
     from seatrial.discover import fabric, settings
     from seatrial.discover.settings import Setting
 

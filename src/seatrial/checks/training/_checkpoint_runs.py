@@ -121,7 +121,7 @@ def run_on_fewer_ranks(plan: CheckpointPlan, settings: ChildSettings) -> Abstrac
 
 
 def resumed_runs(plan: CheckpointPlan) -> list[Variant]:
-    """The killed run from its checkpoint, and a run per strategy from the checkpoint of the fewer ranks."""
+    """The killed run from its checkpoint, and a run per strategy from the checkpoint of the run on fewer ranks."""
     from seatrial.train.variants import Variant
 
     resumed = plan.run_config(plan.steps, plan.handover_step, resume=True, asynchronous=True)

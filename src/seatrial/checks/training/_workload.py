@@ -217,7 +217,7 @@ def last_step(out: Path) -> int:
 
 
 def _read_steps(out: Path) -> tuple[dict[str, Any], ...]:
-    """The complete lines of steps.jsonl; empty if the file does not exist. Raises SeatrialError if one is invalid."""
+    """The complete lines of steps.jsonl; empty without the file. Raises SeatrialError if a line is invalid."""
     path = out / "steps.jsonl"
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []

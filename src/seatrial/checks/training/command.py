@@ -155,7 +155,7 @@ def measure(context: Context, options: CommandOptions) -> Iterator[Observation]:
     """Run the command and read its results.
 
     Raises NotApplicable without a command. Raises SeatrialError if the command cannot start, exceeds its time limit or
-    fills the disk, or if its log or trainer_state.json cannot be read.
+    fills the disk, or if the log or trainer_state.json cannot be read.
     """
     if not options.command:
         raise NotApplicable(NO_COMMAND)

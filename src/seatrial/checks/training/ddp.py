@@ -208,7 +208,7 @@ def _loss_curve(name: str, steps: Sequence[Step]) -> Iterator[Series]:
 def _step_times(context: Context, speed: Speed) -> Iterator[Metric]:
     """Step times of this rank, seconds, as the mean of each window.
 
-    With DDP all ranks wait for the slowest; the time without communication identifies it.
+    With DDP all ranks wait for the slowest rank; the time without communication identifies that rank.
     """
     ddp, independent = (
         [fmean(window) for window in windows[context.rank]]
@@ -249,7 +249,11 @@ def _precision(speed: Speed) -> str:
 
 
 def _scaling_observations(percent: Sequence[float]) -> Iterator[Observation]:
-    """Scaling efficiency and its uncertainty; the efficiency is not reported if it is above 100 % or too noisy."""
+    """Scaling efficiency and its uncertainty.
+
+    The efficiency is not reported if the half-width of its 95 % interval exceeds MAX_NOISE, or if the lower end of this
+    interval exceeds 100 % by more than MAX_ABOVE_LIMIT.
+    """
     confidence = median_interval(percent)  # None with too few samples
     low, high = confidence or (min(percent), max(percent))
     above_limit, noise = max(0.0, low - 100), (high - low) / 2

@@ -151,7 +151,7 @@ def _evaluate(context: Context, task: TrainingTask, out: Path, limit_s: float) -
 
 
 def _report_progress(context: Context) -> None:
-    """Report the newest progress line of the evaluation; it is not readable if the first rank is on another node."""
+    """Report the newest progress line of the evaluation from rank 0, if its log is readable."""
     try:
         lines = (context.artifacts_dir / "evaluation.rank0.err").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
 """Fine-tunes SmolLM-135M on 1,000 instructions with Oumi, on one GPU of each node.
 
-A special case of train.command: it runs ``COMMAND train -c FILE`` with a generated config and reads steps and losses
-from Oumi's trainer_state.json. Oumi pins versions of torch and transformers and needs its own environment.
+A special case of train.command: the check runs ``COMMAND train -c FILE`` with a generated config and reads steps and
+losses from Oumi's trainer_state.json. Oumi pins versions of torch and transformers and needs its own environment.
 """
 
 from __future__ import annotations
