@@ -83,7 +83,7 @@ CHECK = Check(
             outcome_if_violated=Outcome.WARN,
             applies_if=_APPLIES_IF,
             evidence_facts=("split_nodes", "domains"),
-            meaning="GPUs of one node are in different NVLink domains: no NVLink between them.",
+            meaning="GPUs of one node are in different NVLink domains and have no NVLink between them.",
             fix=_FIX,
         ),
         Rule(

@@ -163,8 +163,8 @@ SEVERAL_NODES, ONE_NODE = {"several_nodes": "yes"}, {"several_nodes": "no"}
 OUTCOMES_BY_CONDITION = ((SEVERAL_NODES, Outcome.FAIL), (ONE_NODE, Outcome.WARN))
 LINK_FIX = (
     "Run mlxlink -d DEVICE -m -c on the node (speed, width, errors, cable), then compare the cable and the switch port "
-    "with those of a good port. If the port is Polling, check the cable and the switch port. If it is LinkUp but "
-    "INIT, no subnet manager answers: run sminfo. If the port is not for compute, list the compute ports in "
+    "with those of a good port. If the port is Polling, check the cable and the switch port. If the port is "
+    "LinkUp but INIT, no subnet manager answers: run sminfo. If the port is not for compute, list the compute ports in "
     "NCCL_IB_HCA (env of the trial)."
 )
 
@@ -262,8 +262,8 @@ RULES = (
             meaning="NCCL finds no RoCE v2 GID with a routable address at the index that it uses: connections fail or "
             "time out.",
             fix="Run show_gids on the node. If the interface has no IP address (ip addr), assign one. If the index is "
-            "wrong, set NCCL_IB_GID_INDEX to that of the RoCE v2 GID with an IPv4 address, or unset it (NCCL 2.21 and "
-            "newer choose it themselves). If NCCL should use TCP, set NCCL_NET=Socket.",
+            "wrong, set NCCL_IB_GID_INDEX to the index of the RoCE v2 GID with an IPv4 address, or unset this variable "
+            "(NCCL 2.21 and newer choose the index themselves). If NCCL should use TCP, set NCCL_NET=Socket.",
         )
         for condition, outcome in OUTCOMES_BY_CONDITION
     ),

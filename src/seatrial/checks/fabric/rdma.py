@@ -295,7 +295,7 @@ RULES = (
         evidence_facts=("nodes_not_measured",),
         meaning="These nodes cannot be measured, although others can.",
         fix="Fact nodes_not_measured has the reasons. Install perftest on all nodes (apt or dnf install perftest), or "
-        "in the container; pass /dev/infiniband into it; see fabric.ports for ports that are down.",
+        "in the container; pass /dev/infiniband into the container; see fabric.ports for ports that are down.",
     ),
     Rule(
         metric="perftest_versions",

@@ -247,8 +247,8 @@ CHECK = Check(
             metric="link_efficiency",
             expect=f"> {MIN_LINK_EFFICIENCY} of the base",
             applies_if={"backend": "nccl", "no_sockets": "yes"},
-            meaning="The all-reduce of two nodes is much slower than the all-reduce of one node, and than their NICs "
-            "when each GPU exchanges data with the same GPU of the other node.",
+            meaning="The all-reduce of two nodes is much slower than the all-reduce of one node, and than the "
+            "transfers of their NICs when each GPU exchanges data with the same GPU of the other node.",
             fix="Compare busbw.1node, busbw.2nodes and network_busbw. Unset NCCL_* variables and run with "
             "NCCL_DEBUG=INFO: each GPU should use the NIC next to it (nvidia-smi topo -m) with GDRDMA. "
             "collectives.nccl_settings shows whether another algorithm is faster.",
@@ -257,8 +257,8 @@ CHECK = Check(
             metric="ring_efficiency",
             expect=f"> {MIN_RING_EFFICIENCY} of the base",
             applies_if={"backend": "nccl", "beyond_two_nodes": "yes"},
-            meaning="A ring over all nodes is slower than a ring over two, although it sends the same over each NIC: a "
-            "node or a path between other nodes is slow, or the fabric is congested.",
+            meaning="A ring over all nodes is slower than a ring over two, although both send the same over each NIC: "
+            "a node or a path between other nodes is slow, or the fabric is congested.",
             fix="Run collectives.pairs to locate a slow node or path, collectives.rails for a slow rail. If both are "
             "good, check congestion: adaptive routing, PFC and ECN counters of the switches, oversubscribed uplinks.",
         ),

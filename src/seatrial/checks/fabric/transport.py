@@ -204,8 +204,8 @@ CHECK = Check(
             expect="== 0 ranks",
             applies_if={"sockets_expected": "no"},
             evidence_facts=("transports_by_rank", "active_rdma_ports", "settings"),
-            meaning="NCCL uses TCP sockets although the node has an active RDMA port: they reach a small part of its "
-            "bandwidth.",
+            meaning="NCCL uses TCP sockets although the node has an active RDMA port: sockets reach a small part of "
+            "the port's bandwidth.",
             fix="Run ibstat and ls -l /dev/infiniband (in the container too); ulimit -l must be unlimited. Look for "
             "NET/IB in the rank's nccl.*.log, and for NCCL_IB_DISABLE, NCCL_NET or NCCL_IB_HCA in the settings. If "
             "sockets are intended: --set checks.collectives.transport.options.sockets_expected=true",

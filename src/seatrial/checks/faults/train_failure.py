@@ -327,7 +327,7 @@ def _rules(fault: Fault) -> tuple[Rule, ...]:
             expect="== 1 bool",
             meaning="the job did not end in time after a rank failed: it holds its nodes without progress",
             fix="scontrol show config | grep -E 'KillWait|UnkillableStep|Epilog|ProctrackType'; measure the time of "
-            "the Epilog; raise teardown_s if it needs more",
+            "the Epilog; raise teardown_s if the Epilog needs more",
         ),
         Rule(
             metric=f"leftover_jobs.{fault}",
@@ -335,8 +335,8 @@ def _rules(fault: Fault) -> tuple[Rule, ...]:
             expect="== 0",
             applies_if={"scheduler": "slurm"},
             meaning="the allocation was not released: its nodes are not available to other jobs",
-            fix="squeue --all --states=all; scancel ID. If it stays COMPLETING, on its nodes: journalctl -u slurmd "
-            "-n 50, and ps -eo pid,stat,wchan,cmd | grep ' D'",
+            fix="squeue --all --states=all; scancel ID. If the job stays COMPLETING, on its nodes: journalctl -u "
+            "slurmd -n 50, and ps -eo pid,stat,wchan,cmd | grep ' D'",
         ),
         Rule(
             metric=f"leftover_processes.{fault}",

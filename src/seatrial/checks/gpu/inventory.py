@@ -273,10 +273,10 @@ RULES = (
         metric="gpus_missing",
         evidence_facts=("nvml_unavailable", "gpus_lost", "pci_gpus_not_usable"),
         expect="== 0 GPUs",
-        meaning="an expected GPU, or a GPU on the PCI bus, is not usable; the facts name it with NVML's error",
+        meaning="an expected GPU, or a GPU on the PCI bus, is not usable; the facts name the GPU and NVML's error",
         fix="nvidia-smi -L; lspci -d 10de:; dmesg | grep -iE 'NVRM|Xid'. Driver not loaded, or version mismatch: "
         "reinstall or reboot. Xid 79, lost or failed to start: power-cycle the node, then reseat or replace the GPU. "
-        "In a container: start it with --gpus all",
+        "In a container: start the container with --gpus all",
     ),
     Rule(
         metric="gpus_hidden",

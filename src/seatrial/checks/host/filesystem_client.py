@@ -234,7 +234,7 @@ RULES = (
         metric="paths_not_found",
         expect="== 0 paths",
         evidence_facts=("not_found",),
-        meaning="A path does not exist on this node, its filesystem is not mounted, or does not answer.",
+        meaning="A path does not exist on this node, or its filesystem is not mounted or does not answer.",
         fix="The fact not_found lists path and reason. On the node: timeout 5 stat -f PATH; findmnt -T PATH",
     ),
     Rule(
@@ -243,14 +243,15 @@ RULES = (
         outcome_if_violated=Outcome.WARN,
         evidence_facts=("unwise_settings",),
         meaning="A client setting of the filesystem makes training I/O slow, or loses locks or data.",
-        fix="The fact unwise_settings lists them with the value to use instead; see docs/filesystems.md.",
+        fix="The fact unwise_settings lists each setting with the value to use instead; see docs/filesystems.md.",
     ),
     Rule(
         metric="paths_misplaced",
         expect="== 0 paths",
         outcome_if_violated=Outcome.WARN,
         evidence_facts=("misplaced",),
-        meaning="Temporary files and compile caches are on a network filesystem: processes of the node wait for it.",
+        meaning="Temporary files and compile caches are on a network filesystem: processes of the node wait for the "
+        "network.",
         fix="Set TMPDIR to a directory on a disk of the node.",
     ),
     _tiers.RULE,

@@ -86,7 +86,7 @@ RULES = (
         meaning="GPUs in the node's capacity are not allocatable: the device plugin marks them unhealthy, for example "
         "after an Xid error, or it has lost its connection to the kubelet",
         fix="kubectl logs -n gpu-operator -l app=nvidia-device-plugin-daemonset; on the node: nvidia-smi -L; dmesg | "
-        "grep -i xid. Until it is repaired: kubectl cordon NODE",
+        "grep -i xid. Until the repair: kubectl cordon NODE",
     ),
     Rule(
         metric="gpus_below_expected",
@@ -114,7 +114,7 @@ RULES = (
         expect="== 0 resources",
         outcome_if_violated=Outcome.WARN,
         meaning="the node lacks devices that the trial's pods request or that most other nodes have, such as rdma/…: "
-        "its device plugin does not run, or finds no NIC",
+        "the device plugin does not run, or finds no NIC",
         fix="kubectl get node NODE -o jsonpath='{.status.allocatable}'; kubectl get pods -A -o wide --field-selector "
         "spec.nodeName=NODE | grep -iE 'rdma|sriov|mofed|device-plugin'; on the node: ibstat; lspci | grep -i mellanox",
     ),
@@ -125,7 +125,7 @@ RULES = (
         outcome_if_violated=Outcome.WARN,
         applies_if=_PEERS,
         meaning="the node lacks a topology label that most other nodes have: schedulers cannot place it near its "
-        "peers. Without nvidia.com/gpu.clique on NVL72, its NVLink fabric is not initialised",
+        "peers. A node of an NVL72 without the label nvidia.com/gpu.clique has no initialised NVLink fabric",
         fix="kubectl get nodes --show-labels; nvidia.com/gpu.clique: on the node nvidia-smi -q | grep -A4 Fabric; "
         "other labels: the logs of the pod that writes them, such as Topograph",
     ),

@@ -65,8 +65,8 @@ RULES = (
         outcome_if_violated=Outcome.WARN,
         applies_if={"pulls_compared": "yes"},
         meaning="the pull of the image takes far longer than on the other nodes: a job of all nodes waits for it",
-        fix="on the node: crictl pull IMAGE; df -h /var/lib/containerd; compare its disk, its network and its registry "
-        "mirror (/etc/containerd/certs.d) with those of another node",
+        fix="on the node: crictl pull IMAGE; df -h /var/lib/containerd; compare disk, network and registry mirror "
+        "(/etc/containerd/certs.d) of the node with those of another node",
     ),
     Rule(
         metric="image_digests",
@@ -84,7 +84,7 @@ RULES = (
         expect="== 0 GPUs",
         applies_if={"gpus_expected": "yes"},
         meaning="nvidia-smi in the pod lists fewer GPUs than the pod requests: the container runtime does not pass "
-        "them on, or a GPU is lost",
+        "all GPUs on, or a GPU is lost",
         fix="kubectl exec POD -- nvidia-smi -L; on the node: nvidia-smi -L; nvidia-ctk cdi list. With a runtime class: "
         "--set kubernetes.overlay.runtime_class=nvidia",
     ),

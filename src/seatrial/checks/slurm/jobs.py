@@ -44,7 +44,8 @@ _ENVIRONMENT_MEANING = (
     "environment variables of the submit host are not set in the job: NCCL_*, HF_HOME and a venv get lost too"
 )
 _ENVIRONMENT_FIX = (
-    "env | grep -E '^(SBATCH|SRUN|SLURM)_EXPORT', and unset it; scontrol show config | grep -iE 'TaskProlog|CliFilter'"
+    "env | grep -E '^(SBATCH|SRUN|SLURM)_EXPORT', and unset this variable; scontrol show config | grep -iE "
+    "'TaskProlog|CliFilter'"
 )
 _DIRECTORY_MEANING = "the job does not start in the submit directory: relative paths of scripts and data are wrong"
 _DIRECTORY_FIX = (

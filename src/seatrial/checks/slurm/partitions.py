@@ -38,7 +38,7 @@ RULES = (
         expect="== 0 nodes",
         outcome_if_violated=Outcome.WARN,
         meaning="nodes that belong to no partition in state UP: no job can run there",
-        fix="add them to Nodes= of a partition in slurm.conf, then: scontrol reconfigure",
+        fix="add these nodes to Nodes= of a partition in slurm.conf, then: scontrol reconfigure",
     ),
     Rule(
         metric="partitions_without_limit",

@@ -326,8 +326,8 @@ CHECK = Check(
             evidence_facts=("nan_message",),
             expect="== 1 bool",
             meaning="One rank's gradient was NaN; the training must stop with an error that names only that rank.",
-            fix="Check collectives.all_reduce: loss and gradient norm of all ranks go through it. If it passes, report "
-            "this defect of seatrial with the version",
+            fix="Check collectives.all_reduce: loss and gradient norm of all ranks go through it. If that check "
+            "passes, report this defect of seatrial with the version",
         ),
         *(
             Rule(

@@ -370,8 +370,8 @@ CHECK = Check(
             expect="< 1e-5",
             meaning="All ranks must compute the same as one process on the same batches; a difference above rounding "
             "means that gradients are lost or averaged wrongly.",
-            fix="Check collectives.all_reduce: wrong_elements names the rank with damaged data. If it passes, compare "
-            "torch and NCCL versions on all nodes and unset all NCCL_* variables.",
+            fix="Check collectives.all_reduce: wrong_elements names the rank with damaged data. If that check passes, "
+            "compare torch and NCCL versions on all nodes and unset all NCCL_* variables.",
         ),
         *_ranks.RULES,
         _results.peak_rule("tokens_per_second_per_gpu", "batch", "seq_len", "dim", "layers"),
@@ -390,8 +390,8 @@ CHECK = Check(
             evidence_facts=("scaling_interval",),
             expect=f"<= {MAX_NOISE} %",
             outcome_if_violated=Outcome.WARN,
-            meaning="Scaling efficiency is too noisy and is not reported: it differs too much between pairs of "
-            "windows.",
+            meaning="Scaling efficiency is too noisy and is not reported: its values for pairs of windows "
+            "differ too much.",
             fix=REDUCE_NOISE,
         ),
         Rule(
@@ -399,7 +399,7 @@ CHECK = Check(
             evidence_facts=("differing_ranks",),
             expect="== 0",
             meaning="All ranks apply the same gradients to the same weights: one different bit is silent corruption.",
-            fix="The fact differing_ranks names the GPUs. Take them out of service and check "
+            fix="The fact differing_ranks names the GPUs. Take these GPUs out of service and check "
             "`nvidia-smi -q -d ECC,ROW_REMAPPER` and `dmesg | grep -i xid` on their nodes.",
         ),
     ),

@@ -252,7 +252,7 @@ CHECK = Check(
             expect="== 1 bool",
             applies_if=_TRAINED,
             meaning="final/ is the result of the training: it must exist and load with the trained weights.",
-            fix="The fact final_model has the result of loading it. Check the free space of the run directory (df -h) "
+            fix="The fact final_model has the result of the load. Check the free space of the run directory (df -h) "
             "and filesystem.shared",
         ),
         Rule(
@@ -283,8 +283,8 @@ CHECK = Check(
             expect="< 0.5 nats",  # success criterion of the workload on glaive-function-calling-v2
             applies_if=_PRETRAINED,
             meaning="Pretrained weights reach this loss on these rows. The rule does not apply to random weights.",
-            fix="Check the curve loss. If it still falls, increase max_steps. If it is flat, check learning_rate.peak "
-            "and the fact rejected_by_reason",
+            fix="Check the curve loss. If the loss still falls, increase max_steps. If it is flat, check "
+            "learning_rate.peak and the fact rejected_by_reason",
         ),
         Rule(
             metric="rows_unaccounted",
@@ -300,8 +300,8 @@ CHECK = Check(
             expect="== 0",
             applies_if=_TRAINED,
             meaning="The evaluation of the trained model failed.",
-            fix="The fact evaluation_problem has the end of its log. Run it manually: seatrial evaluate CONFIG --out "
-            "DIR. Out of memory: reduce evaluation.bsz",
+            fix="The fact evaluation_problem has the end of its log. Run the evaluation manually: seatrial evaluate "
+            "CONFIG --out DIR. Out of memory: reduce evaluation.bsz",
         ),
         Rule(
             metric="cases",
